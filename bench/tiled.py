@@ -15,7 +15,7 @@ from mcu.boards import BOARD, BoardRun, captured, network
 from poetmodel.budgets import TileChoice
 from poetmodel.device import Costs, Device
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
-from poetmodel.tiling.choice import chosen_tiles
+from poetmodel.tiling.choice import choose_tiles
 from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class TiledRun(RecordedRun):
         board = BoardRun(part=BOARD, network=self.network, board=DEVICE, ram=self.ram)
         step, device = captured(board, network(board)), Device.load(DEVICE)
         room = parse_size(self.ram, field="ram") - reserved_bytes(step, STACK_BYTES)
-        tile_bytes, step = chosen_tiles(step, TileChoice.AUTO, device, room_bytes=room, paging=True)
+        tile_bytes, step = choose_tiles(step, TileChoice.AUTO, device, ram_bytes=room, paging=True)
         return tile_bytes, pm.Problem(step.graph, Costs.estimate(step.graph, device), ram=room)
 
 

@@ -9,7 +9,7 @@ import poetmodel as pm
 from kit.commands import invoke
 from kit.digits import linear_step
 from poetmodel.budgets import Budget, TileChoice
-from poetmodel.cli.explore import starting
+from poetmodel.cli.explore import initial_state
 from poetmodel.cli.options import CostOptions, GraphOptions, LimitOptions
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.deployment import reserved_bytes, stack_bytes
@@ -18,7 +18,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import Variant
 from poetmodel.lowered.io import save_step
 from poetmodel.sweeps.runs import grid
-from poetmodel.tiling.choice import in_tiles, parse_tile
+from poetmodel.tiling.choice import divide_step, parse_tile
 
 BOARD = "nrf52840"
 GAP = 0.5
@@ -97,13 +97,13 @@ def test_a_share_is_the_same_bytes_at_every_door(text, tile, step, tmp_path):
     shapes = [Variant(tile=tile)]
     (run,) = grid([str(step)], [BOARD], ram=[text], shapes=shapes)
     found["sweep"] = run.problem().ram_budget_bytes
-    *_, first = starting(
+    *_, first = initial_state(
         GraphOptions(model=str(step), tile=tile), CostOptions(device=BOARD), LimitOptions(ram=text)
     )
     found["explore"] = first["ram_bytes"]
     made = export_step(whole, tmp_path / "c", device=BOARD, ram=text, tile=tile, gap=GAP)
     found["export"] = made.result.problem.ram_budget_bytes
-    assert made.step.graph == in_tiles(whole, tile).graph
+    assert made.step.graph == divide_step(whole, tile).graph
     assert made.ram_bytes == bytes_ + reserved_bytes(whole, stack_bytes(None, commit=False))
     assert found == dict.fromkeys(found, bytes_)
 

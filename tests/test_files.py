@@ -31,7 +31,7 @@ from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all
 def test_shipped_refuses_other_folders():
     """Only the two kinds can be asked for, whatever folder lies beside them."""
     with pytest.raises(InputError, match="has no tests"):
-        files.shipped("tests")
+        files.shipped_folder("tests")
 
 
 def test_read_text_returns_what_was_written(tmp_path):
@@ -154,7 +154,7 @@ def test_bytes_are_written_and_read_as_they_are(tmp_path):
     with pytest.raises(InputError, match="at most 2 bytes"):
         files.read_bytes(path, limit_bytes=2)
     with pytest.raises(InputError, match=r"x\.bin: expected UTF-8 text, found a binary file"):
-        files.as_text(files.read_bytes(path), source=str(path))
+        files.decode_text(files.read_bytes(path), source=str(path))
 
 
 # -- documents -----------------------------------------------------------------------------------

@@ -14,12 +14,12 @@ from kit import jobs
 from kit.patience import PATIENCE_S, gone, until
 from poetmodel import clock as home
 from poetmodel.clock import (
-    ALLOCATIONS,
+    GC_ALLOCATIONS,
     check_time_limit,
+    infrequent_gc,
+    iterate_in_time,
     processor_clock,
-    rare_collections,
     time_limit,
-    watched,
 )
 from poetmodel.errors import InputError, PoetModelError, TimeLimitError
 from poetmodel.process import ProcessEndedError, WorkerProcess
@@ -46,7 +46,7 @@ def test_jobs_come_and_go(process):
     assert process.call(jobs.number).result(PATIENCE_S) == process.pid != os.getpid()
     for given in ((1, "two"), (b"\n" * 300_000,), ()):  # more than a pipe holds
         news = []
-        assert process.call(jobs.echo, *given, on_news=news.append).result(PATIENCE_S) == given
+        assert process.call(jobs.echo, *given, on_progress=news.append).result(PATIENCE_S) == given
         assert news == list(given)
         assert process.call(jobs.noisy).result(PATIENCE_S) == "done"
     assert not process.is_busy
@@ -55,13 +55,13 @@ def test_jobs_come_and_go(process):
 def test_messages_reach_the_job(process):
     """In their order; those that nobody has read are those of a job that is over."""
     news = []
-    job = process.call(jobs.answering, on_news=news.append)
+    job = process.call(jobs.answering, on_progress=news.append)
     assert process.is_busy
     for message in (1, 2, "end", 3):
         process.send(message)
     job.result(PATIENCE_S)
-    assert until(lambda: process.has_read)
-    again = process.call(jobs.answering, on_news=news.append)
+    assert until(lambda: process.has_sent_all)
+    again = process.call(jobs.answering, on_progress=news.append)
     process.send("end")
     again.result(PATIENCE_S)
     assert news == [1, 2]
@@ -96,14 +96,14 @@ def unheard(_):
 def test_a_result_or_listener_that_fails_ends_the_process(process, call, error, words):
     """The job is an error, not one that is waited for."""
     with pytest.raises(error, match=words):
-        process.call(*call, on_news=unheard).result(PATIENCE_S)
+        process.call(*call, on_progress=unheard).result(PATIENCE_S)
     assert until(lambda: not process.is_alive)
 
 
 def test_a_job_that_nobody_wants_ends(process):
     """By itself, or interrupted; the next one is done, and not interrupted."""
     begun = []
-    noticed = process.call(jobs.attentive, on_news=begun.append)
+    noticed = process.call(jobs.attentive, on_progress=begun.append)
     assert until(lambda: begun)
     process.cancel()
     assert noticed.result(PATIENCE_S) == "noticed"
@@ -263,7 +263,7 @@ def test_limit_ends_what_runs_in_it_and_nothing_after(clock):
             check_time_limit()
     clock.now_s = 1e9
     check_time_limit()
-    assert list(watched(range(3))) == [0, 1, 2]
+    assert list(iterate_in_time(range(3))) == [0, 1, 2]
 
 
 def test_inner_limit_cannot_be_later_than_the_outer_one(clock):
@@ -303,7 +303,7 @@ def test_many_items_are_watched_while_they_are_read(clock, monkeypatch):
     seen = []
 
     def walk():
-        for item in watched(range(100)):
+        for item in iterate_in_time(range(100)):
             seen.append(item)
             clock.now_s = item / 20
 
@@ -322,20 +322,20 @@ def _thresholds():
 def test_rare_collections_end_with_the_outermost_solve():
     """Two solves at once: the thresholds return when the last one ends, with an error, say."""
     gc.set_threshold(700, 11, 12)
-    with rare_collections():
-        with pytest.raises(KeyboardInterrupt), rare_collections():
+    with infrequent_gc():
+        with pytest.raises(KeyboardInterrupt), infrequent_gc():
             raise KeyboardInterrupt
-        assert gc.get_threshold() == (ALLOCATIONS, 11, 12)
+        assert gc.get_threshold() == (GC_ALLOCATIONS, 11, 12)
     assert gc.get_threshold() == (700, 11, 12)
-    with pytest.raises(KeyboardInterrupt), rare_collections():
+    with pytest.raises(KeyboardInterrupt), infrequent_gc():
         raise KeyboardInterrupt
     assert gc.get_threshold() == (700, 11, 12)
 
 
-@pytest.mark.parametrize("first", [0, 2 * ALLOCATIONS])
+@pytest.mark.parametrize("first", [0, 2 * GC_ALLOCATIONS])
 def test_rare_collections_leave_rarer_ones_alone(first):
     """Where collections are off or rarer still, nothing is changed."""
     gc.set_threshold(first, 11, 12)
-    with rare_collections():
+    with infrequent_gc():
         assert gc.get_threshold() == (first, 11, 12)
     assert gc.get_threshold() == (first, 11, 12)

@@ -25,7 +25,7 @@ from mcu.networks import parameters, step_macs
 from mcu.small_networks import NETWORKS, training
 from poetmodel import torch as pmt
 from poetmodel.errors import InputError
-from poetmodel.export.board import Target, ToolchainError, build, require, run
+from poetmodel.export.board import Target, ToolchainError, build, require_programs, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -208,7 +208,7 @@ def ran(folder: Path, data: bytes, stack_bytes: int, *settings: str) -> ProgramR
 
 def our_program(folder: Path, data: bytes) -> ProgramRun:
     """Return what an exported step does with as much stack as it needs."""
-    return ran(folder, data, ran(folder, data, ROOMY_BYTES).figures["stack_bytes"])
+    return ran(folder, data, ran(folder, data, ROOMY_BYTES).metrics["stack_bytes"])
 
 
 def aifes_program(source: Path, folder: Path, made: Training, data: bytes) -> ProgramRun:
@@ -225,7 +225,7 @@ def aifes_program(source: Path, folder: Path, made: Training, data: bytes) -> Pr
         files += [path.relative_to(folder).as_posix() for path in below]
     settings = (f"SOURCES={' '.join(files)}", "EXTRA=-w -I. -Ihost -Iaifes")
     header.write_text(network_header(made, ROOMY_BYTES, ROOMY_BYTES))
-    asked = ran(folder, data, ROOMY_BYTES, *settings).figures
+    asked = ran(folder, data, ROOMY_BYTES, *settings).metrics
     header.write_text(network_header(made, asked["parameter_bytes"], asked["training_bytes"]))
     return ran(folder, data, asked["stack_bytes"], *settings)
 
@@ -233,9 +233,9 @@ def aifes_program(source: Path, folder: Path, made: Training, data: bytes) -> Pr
 def program_facts(found: ProgramRun) -> dict[str, Any]:
     """Return what is recorded of a program."""
     names = ("ram_bytes", "stack_bytes", "flash_bytes")
-    facts = {name: found.figures[name] for name in names}
+    facts = {name: found.metrics[name] for name in names}
     losses = list(found.losses.values())
-    return {"instructions": found.figures["step_instructions"], **facts, "losses": losses}
+    return {"instructions": found.metrics["step_instructions"], **facts, "losses": losses}
 
 
 def exported_facts(deployment: Deployment, found: ProgramRun) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def measure(fields: dict[str, Any], folder: str) -> Record:
 def runs(networks: tuple[str, ...] = tuple(NETWORKS), source: str = REQUIRED) -> Iterator[Cell]:
     """Yield the networks, where AIfES's source and the programs are at hand."""
     version_of(Path(source))
-    require(Target.M4)
+    require_programs(Target.M4)
     for network in networks:
         yield Cell(network, {"network": network})
 

@@ -29,7 +29,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.step import Weights
 from poetmodel.result import Status
 from poetmodel.sweeps.measurement import FAILED
-from poetmodel.tiling.choice import in_tiles
+from poetmodel.tiling.choice import divide_step
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ def _first_fitting_deployment(
             outcome["reason"] = str(error)
             ended = not in_place  # smaller tiles take more code
         except BudgetError as error:
-            found = step if tile == "auto" else in_tiles(step, tile)
+            found = step if tile == "auto" else divide_step(step, tile)
             outcome |= {"reason": str(error), **_largest(found, wanted.board)}
         except NoScheduleError as error:
             reason = _homeless(step, error.result.problem)
@@ -381,7 +381,7 @@ def _measurement_record(
     second = SECOND_TOLERANCES.get(deployment.step.graph.name, LOSS_TOLERANCE)
     if len(board.losses) != STEPS or apart[0] > LOSS_TOLERANCE or not max(apart) <= second:
         raise ToolchainError(f"losses: expected {host.losses}, and the board has {board.losses}")
-    figures = board.figures
+    figures = board.metrics
     inputs = deployment.ram_map()["inputs"]
     runtime = figures["ram_bytes"] - deployment.arena.bytes - inputs - figures["stack_limit_bytes"]
     device = deployment.device

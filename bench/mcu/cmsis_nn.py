@@ -22,7 +22,7 @@ from harness import REQUIRED, Cell, Study, record
 from mcu.boards import tools
 from mcu.quantized import INT8, Layers, mobilenet_layers, pool_sizes, square
 from poetmodel.errors import InputError
-from poetmodel.export.board import Target, ToolchainError, build, require, run
+from poetmodel.export.board import Target, ToolchainError, build, require_programs, run
 from poetmodel.export.exporting import export_step
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def checked(found: ProgramRun) -> dict[str, int]:
         If CMSIS-NN and the kernels do not compute the same.
     """
     names = ("elements", "apart", "most", "scratch_bytes")
-    figures = {name: found.figures[name] for name in names}
+    figures = {name: found.metrics[name] for name in names}
     if figures["most"] > 1 or figures["apart"] > APART * figures["elements"]:
         raise ToolchainError(f"CMSIS-NN and ours compute other results: {figures}")
     return figures
@@ -291,7 +291,7 @@ def measure(fields: dict[str, Any], folder: str) -> Record:
 def runs(source: str = REQUIRED) -> Iterator[Cell]:
     """Yield the run, where CMSIS-NN's clone and the programs are at hand."""
     commit_of(Path(source))
-    require(Target.M4)
+    require_programs(Target.M4)
     yield Cell(NAME, {"network": NAME})
 
 

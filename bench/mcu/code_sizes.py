@@ -35,8 +35,8 @@ from mcu.networks import NETWORKS
 from poetmodel.device import Device
 from poetmodel.errors import PoetModelError
 from poetmodel.export.exporting import export_step
-from poetmodel.export.flash import TABLE, repeated, table_bytes
-from poetmodel.export.kernels import prototypes
+from poetmodel.export.flash import TABLE, count_elements, table_bytes
+from poetmodel.export.kernels import kernel_header
 from poetmodel.export.source import StepSource
 from poetmodel.lowered import kernels as our
 from poetmodel.lowered.step import Weights
@@ -101,7 +101,7 @@ def kernel_sizes(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
     kernels: dict[str, Any] = {}
     library: dict[str, int] = {}
     names = sorted(our.kernel_names())
-    header = prototypes({name: our.kernel_source(name) for name in names})
+    header = kernel_header({name: our.kernel_source(name) for name in names})
     (folder / "pm_kernels.h").write_text(header, encoding="utf-8")
     random = folder / "random.c"
     step = "#include <stdint.h>\nextern uint32_t pm_random_step;\nuint32_t pm_random_step;\n"
@@ -201,7 +201,7 @@ def measured(deployment: Deployment, folder: Path) -> tuple[Counter[str], int, C
     library = Counter({part: size for part, size in sizes.items() if part.endswith(".o")})
     others = library.keys() | set(source.kernels)
     own = sum(size for part, size in sizes.items() if part not in others)
-    counts = repeated(deployment, source.statements)
+    counts = count_elements(deployment, source.statements)
     return counts, own - table_bytes(deployment, source), library
 
 

@@ -31,7 +31,7 @@ from poetmodel.export.exporting import export_step
 from poetmodel.graph import floor
 from poetmodel.lowered.step import Weights
 from poetmodel.sweeps.measurement import FAILED
-from poetmodel.tiling.choice import in_tiles
+from poetmodel.tiling.choice import divide_step
 from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _step_record(wanted: FrontRun) -> dict[str, Any]:
 
 def _least(step: LoweredStep) -> dict[str, Any]:
     """Return what a node needs at least, whole and in tiles, and what is taken beside it [B]."""
-    tiles = in_tiles(step, "32KiB")
+    tiles = divide_step(step, "32KiB")
     return {
         "floor_bytes": floor(step.graph).bytes,
         "tiled_floor_bytes": floor(tiles.graph).bytes,
@@ -229,7 +229,7 @@ def _ran(step: LoweredStep, inputs: tuple[torch.Tensor, ...]) -> dict[str, Any]:
     apart = [abs(board.losses[k] - host.losses[k]) / abs(host.losses[k]) for k in host.losses]
     if max(apart) > LOSS_TOLERANCE or device is None:
         raise ToolchainError(f"losses: expected {host.losses}, and the board has {board.losses}")
-    figures = board.figures
+    figures = board.metrics
     return {
         "ram_bytes": figures["ram_bytes"],
         "flash_bytes": figures["flash_bytes"],
@@ -275,8 +275,8 @@ def _of_replay(wanted: FrontRun) -> dict[str, Any]:
         "image_bytes": inputs[0].numel(),
         "ram_bytes": said["step"]["ram_bytes"],
         "stored_ram_bytes": said["stored_step"]["ram_bytes"],
-        "instructions": whole.figures["step_instructions"],
-        "stored_instructions": stored.figures["step_instructions"],
+        "instructions": whole.metrics["step_instructions"],
+        "stored_instructions": stored.metrics["step_instructions"],
         "tools": tools(),
     }
 
@@ -328,7 +328,7 @@ def steps_apart(
 
     apart = {}
     for wire in front.wires[:-1]:  # the last one dequantizes
-        operands = [value(front.wires[n - 1].node) if n else x for n in wire.takes]
+        operands = [value(front.wires[n - 1].node) if n else x for n in wire.inputs]
         with torch.no_grad():
             found = front.get_submodule(wire.layer)(*operands)
         apart[wire.layer] = (found.flatten(1).int() - value(wire.node).flatten(1).int()).abs()

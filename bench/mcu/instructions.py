@@ -29,7 +29,7 @@ from mcu.quantized import INT8, Layers, square
 from poetmodel.device import Device
 from poetmodel.export.measuring import emulated_profile
 from poetmodel.lowered.instructions import OTHER, TABLE, computing, counted
-from poetmodel.tiling.choice import in_tiles
+from poetmodel.tiling.choice import divide_step
 from poetmodel.torch import QuantizedSGD
 from poetmodel.torch import quantized as quantize
 from poetmodel.torch.lowering.step import lower
@@ -159,7 +159,7 @@ def steps() -> Iterator[LoweredStep]:
     for batch in (1, 6):
         model = perceptron(37, 300, 9)
         inputs = (torch.randn(batch, 37), torch.randint(0, 9, (batch,)))
-        yield in_tiles(lowered(model, entropy, inputs), "1KiB")
+        yield divide_step(lowered(model, entropy, inputs), "1KiB")
         for optimizer in optimizers(list(model.parameters())):
             yield lowered(model, entropy, inputs, optimizer)
     for name, make in NETWORKS.items():
@@ -169,7 +169,7 @@ def steps() -> Iterator[LoweredStep]:
         step = lowered(*make())
         yield step
         if name in ("ds-cnn", "autoencoder", "resnet8-thin"):
-            yield in_tiles(step, "4KiB")
+            yield divide_step(step, "4KiB")
     yield quantized().step()
     yield from int8_training()
 
@@ -185,7 +185,7 @@ def int8_training() -> Iterator[LoweredStep]:
             rule = QuantizedSGD(model, lr=0.1, weight_decay=decay)
             step = lower(model, functional.cross_entropy, inputs, optimizer=rule)
             yield step
-            yield in_tiles(step, "1KiB" if decay else "4KiB")
+            yield divide_step(step, "1KiB" if decay else "4KiB")
         yield lower(model, functional.cross_entropy, inputs)
         rounded = quantize(every_layer(width).eval(), [given], train="all", rounding="stochastic")
         for each in (model, rounded):

@@ -1,6 +1,6 @@
-"""poetmodel: train neural networks on devices with too little memory, provably at least energy.
+"""poetmodel: train neural networks on devices with little memory, with provably minimal energy.
 
-Names load on first use (PEP 562), so that ``import poetmodel`` is quick and needs no extra.
+Names are imported on first use (PEP 562), so that ``import poetmodel`` is fast and needs no extra.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule, Simulation, simulate
     from poetmodel.solver import fit_arena, solve
 
-_NAMES = {
+_NAMES_OF_MODULE = {
     "poetmodel.baselines.own": ("method",),
     "poetmodel.device": ("Costs", "Device"),
     "poetmodel.graph": ("Graph", "Node", "Tensor", "operation"),
@@ -36,7 +36,7 @@ _NAMES = {
     "poetmodel.schedule": ("Schedule", "Simulation", "simulate"),
     "poetmodel.solver": ("fit_arena", "solve"),
 }
-_HOMES = {name: home for home, names in _NAMES.items() for name in names}
+_MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
 __all__ = [
     "Arena",
@@ -70,8 +70,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "zoo":
         return import_module("poetmodel.graph.zoo")
-    if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
+    if name in _MODULE_OF_NAME:
+        value = getattr(import_module(_MODULE_OF_NAME[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,6 +6,6 @@ if __name__ == "__main__":
     try:
         main()
     finally:
-        # Python ends by the signal, not with the status, where Ctrl-C came inside of code that was
-        # made of text, as dataclasses are, and none was run after it.
+        # If Ctrl-C comes inside code compiled from a string, such as a dataclass method, Python
+        # exits by the signal instead of the status, unless such code is executed again.
         exec("")  # noqa: S102

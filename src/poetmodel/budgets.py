@@ -1,8 +1,8 @@
-"""The meaning of ``--ram`` and ``--tile``, in every command and function alike.
+"""Parsing of ``--ram`` and ``--tile``, for all commands and functions.
 
-A percentage of RAM is a share of the *keep-all peak*: the peak of the tensors and workspaces that
-the budget counts when everything is kept, for a step in tiles that of the whole step. What else
-takes RAM beside them, such as the stack of exported C, comes on top of the share.
+A percentage of RAM refers to the *keep-all peak*: the peak of the tensors and workspaces that the
+budget counts when all tensors are kept; for a step in tiles, that of the whole step. Other RAM,
+such as the stack of exported C, is not part of the percentage.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from poetmodel.errors import InputError
-from poetmodel.units import parse_share, parse_size
+from poetmodel.units import parse_fraction, parse_size
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -22,32 +22,32 @@ _AUTO: Final = "auto"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """A RAM budget as stated: a size, or a share of the keep-all peak."""
+    """A RAM budget: a size, or a fraction of the keep-all peak."""
 
     stated: str | int
-    """The text or number."""
+    """The text or number that it was parsed from."""
     share: Fraction | None
-    """The fraction of the keep-all peak; None for a size."""
+    """Fraction of the keep-all peak; None for a size."""
     field: str
     """Name of the budget in errors."""
 
     @classmethod
     def parse(cls, value: str | int | Budget, *, field: str = "ram") -> Budget:
-        """Return the budget that a text or a number of bytes states.
+        """Parse a budget from a text or a number of bytes.
 
         Raises
         ------
         BudgetError
-            If `value` is no size, such as ``256KiB``, 262144 or ``50%``.
+            If `value` is no size or percentage, such as ``256KiB``, 262144 or ``50%``.
         """
         if isinstance(value, Budget):
             return value
         parse_size(value, field=field, whole_bytes=1)
-        return cls(stated=value, share=parse_share(value), field=field)
+        return cls(stated=value, share=parse_fraction(value), field=field)
 
     @classmethod
-    def of_bytes(cls, size_bytes: int) -> Budget:
-        """Return the budget of a size [B]."""
+    def from_bytes(cls, size_bytes: int) -> Budget:
+        """Make a budget from a size [B]."""
         return cls(stated=f"{size_bytes}B", share=None, field="ram")
 
     def __str__(self) -> str:
@@ -55,48 +55,55 @@ class Budget:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether it is a share of at least 100 %: there is room to keep everything."""
+        """Whether it is at least 100 % of the keep-all peak."""
         return self.share is not None and self.share >= 1
 
     @property
     def size_bytes(self) -> int | None:
-        """The size [B]; None for a share."""
+        """The size [B]; None for a fraction."""
         return None if self.share is not None else self.resolve(0)
 
     def in_bytes(self, keep_all_bytes: int) -> Budget:
-        """Return the same budget as a size; a share is one of the keep-all peak [B]."""
-        return self if self.share is None else Budget.of_bytes(self.resolve(keep_all_bytes))
+        """Return the budget as a size.
+
+        A fraction refers to `keep_all_bytes`, the keep-all peak [B].
+        """
+        return self if self.share is None else Budget.from_bytes(self.resolve(keep_all_bytes))
 
     def resolve(self, keep_all_bytes: int) -> int:
-        """Return the budget rounded down [B]; a share is one of the keep-all peak [B]."""
+        """Return the size, rounded down [B].
+
+        A fraction refers to `keep_all_bytes`, the keep-all peak [B].
+        """
         return parse_size(self.stated, field=self.field, whole_bytes=keep_all_bytes)
 
     def tensor_bytes(self, keep_all_bytes: int, *, reserved_bytes: int) -> int:
-        """Return the RAM for what the keep-all peak counts [B], below 0 if there is none.
+        """Return the RAM for tensors and workspaces [B]; negative if the budget is too small.
 
-        `reserved_bytes` are for what it does not count [B]: a size has them in it, a share has not.
+        `reserved_bytes` is RAM that the keep-all peak excludes [B]. It is subtracted from a size; a
+        fraction of the keep-all peak excludes it already.
         """
-        beside = 0 if self.share is not None else reserved_bytes
-        return self.resolve(keep_all_bytes) - beside
+        excluded_bytes = 0 if self.share is not None else reserved_bytes
+        return self.resolve(keep_all_bytes) - excluded_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileChoice:
-    """The tiles of a step as stated: of a size, of the best size that fits a device, or none."""
+    """The tiles of a step: of a given size, of an automatic size, or none."""
 
     size_bytes: int | None = None
-    """The largest tile [B]; None for another choice."""
+    """Maximum size of a tile [B]; None for the other choices."""
     is_auto: bool = False
-    """Whether the size is chosen for the RAM of a device."""
+    """Whether the size is chosen so that the step fits a device."""
 
     WHOLE: ClassVar[TileChoice]
     """No tiles."""
     AUTO: ClassVar[TileChoice]
-    """Tiles of a size that fits a device."""
+    """Tiles of an automatic size."""
 
     @classmethod
     def parse(cls, value: str | int | TileChoice | None) -> TileChoice:
-        """Return the choice that a text or a number of bytes states; None is ``none``.
+        """Parse a choice from a text or a number of bytes; None means ``none``.
 
         Raises
         ------
@@ -125,7 +132,7 @@ class TileChoice:
         return self == TileChoice.WHOLE
 
     def require_size(self) -> int | None:
-        """Return the size [B], None without tiles; raise `InputError` for ``auto``."""
+        """Return the size [B], or None without tiles; raise `InputError` for ``auto``."""
         if self.is_auto:
             raise InputError(
                 "tile: auto is chosen for the RAM of a device; give the size that 'poetmodel "

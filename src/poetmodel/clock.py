@@ -1,9 +1,8 @@
-"""Surroundings of a long computation: a limit on its time, rarer collections, and no Ctrl-C.
+"""Context managers for long computations: time limits, fewer garbage collections, blocked Ctrl-C.
 
-Whoever starts a computation opens the limit, and every loop inside that may be long calls
-`check_time_limit`, which raises once the time is over: one clock for all that runs within it. The
-limit belongs to the context, as a cancel scope does, so that a loop need not know who is in a
-hurry; without one nothing happens.
+A caller opens a time limit; loops that may be long call `check_time_limit`, which raises once the
+limit has passed. The limit is a context variable, so functions need no parameter for it. Without a
+limit, the check has no effect.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHUNK: Final = 65_536
-"""Items between two looks at the clock."""
+"""Number of items between two checks of the time limit."""
 _END_S: Final[ContextVar[float | None]] = ContextVar("end_s", default=None)
-"""When the time is over, on the clock of `now_s` [s]."""
+"""End of the time limit on the clock of `now_s` [s]; None without a limit."""
 _WALL_END_S: Final[ContextVar[float | None]] = ContextVar("wall_end_s", default=None)
-"""Where limits are of processor time: when the wall time is over, on the monotonic clock [s]."""
+"""If limits count processor time, the end of the wall time on the monotonic clock [s]."""
 
 
 @contextmanager
 def processor_clock(wall_s: float) -> Iterator[None]:
-    """Count processor time of this process in all time limits inside, until a wall time is over.
+    """Context manager: time limits inside count processor time, for at most `wall_s` of wall time.
 
-    What a solve finds within them does not depend on what else the machine does, as long as that
-    leaves it time: after `wall_s` everything ends as by its own limit.
+    The result of a solve then does not depend on the load of the machine, unless `wall_s` passes
+    first; then every limit inside ends.
     """
     end_s = time.monotonic() + min(wall_s, time_left_s())
     tokens = _WALL_END_S.set(end_s), _END_S.set(None)
@@ -51,18 +50,18 @@ def processor_clock(wall_s: float) -> Iterator[None]:
 
 
 def wall_end_s() -> float | None:
-    """Return when the wall time is over [s]; None where limits are of wall time themselves."""
+    """Return the end of the wall time [s]; None if limits count wall time."""
     return _WALL_END_S.get()
 
 
 def now_s(*, of_processor: bool | None = None) -> float:
-    """Return the time on the clock that limits count here, or on a given one [s].
+    """Return the time on the clock that limits count, or on a given clock [s].
 
     Parameters
     ----------
     of_processor : bool, optional
-        Whether to read the processor time of this process, not the monotonic clock. By default the
-        context decides (`processor_clock`); a thread of its own has another context.
+        Whether to read the processor time of this process instead of the monotonic clock. Default:
+        by the context (`processor_clock`); another thread has another context.
     """
     if of_processor is None:
         of_processor = _WALL_END_S.get() is not None
@@ -71,9 +70,9 @@ def now_s(*, of_processor: bool | None = None) -> float:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Let what runs inside take so many seconds from now on, no longer than a limit around it."""
-    end_s, around_s = now_s() + seconds, _END_S.get()
-    token = _END_S.set(end_s if around_s is None else min(end_s, around_s))
+    """Context manager: limit the time of the code inside, which cannot exceed an outer limit."""
+    end_s, outer_end_s = now_s() + seconds, _END_S.get()
+    token = _END_S.set(end_s if outer_end_s is None else min(end_s, outer_end_s))
     try:
         yield
     finally:
@@ -81,9 +80,9 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def check_time_limit() -> None:
-    """Raise `TimeLimitError` if the time is over.
+    """Raise `TimeLimitError` if the time limit has passed.
 
-    It takes a fraction of a microsecond, and a whole one where processor time counts.
+    A check takes a fraction of a microsecond; with processor time, about one microsecond.
     """
     end_s, until_s = _END_S.get(), _WALL_END_S.get()
     is_over = until_s is not None and time.monotonic() > until_s
@@ -92,13 +91,13 @@ def check_time_limit() -> None:
 
 
 def time_left_s() -> float:
-    """Return the rest of the time, infinite without a limit [s]."""
+    """Return the remaining time [s]; infinite without a limit."""
     end_s = _END_S.get()
     return math.inf if end_s is None else max(0.0, end_s - now_s())
 
 
-def watched(items: Sequence[T]) -> Iterator[T]:
-    """Iterate as quickly as without a limit, which is looked at every `CHUNK` items."""
+def iterate_in_time(items: Sequence[T]) -> Iterator[T]:
+    """Iterate over items, checking the time limit every `CHUNK` items, at almost no cost."""
     return chain.from_iterable(_chunks(items))
 
 
@@ -109,10 +108,10 @@ def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 @contextmanager
-def ctrl_c_blocked() -> Iterator[None]:
-    """Keep Ctrl-C from this thread for a moment, and for good from what it starts meanwhile.
+def block_ctrl_c() -> Iterator[None]:
+    """Context manager: block Ctrl-C in this thread, and permanently in processes started inside.
 
-    On Windows no process started here has a console that it could come from.
+    Has no effect on Windows, where the processes started here have no console.
     """
     if sys.platform == "win32":
         yield
@@ -124,33 +123,33 @@ def ctrl_c_blocked() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-ALLOCATIONS: Final = 20_000
-"""Allocations between two collections of the youngest objects; Python's own number is 700."""
+GC_ALLOCATIONS: Final = 20_000
+"""Allocations between two collections of the youngest generation; Python's default is 700."""
 
 _lock = threading.Lock()
-_before: list[tuple[int, int, int]] = []
-"""Thresholds to return to, one entry for each solve that runs."""
+_saved_thresholds: list[tuple[int, int, int]] = []
+"""Thresholds to restore, one entry per active `infrequent_gc`."""
 
 
 @contextmanager
-def rare_collections() -> Iterator[None]:
-    """Let Python collect garbage less often, until the last solve that runs within it has ended.
+def infrequent_gc() -> Iterator[None]:
+    """Context manager: collect garbage less often, until the last concurrent use ends.
 
     Notes
     -----
-    A model or a schedule of a large graph is hundreds of thousands of small objects, which Python
-    would look through again and again while they are made: up to a third of the time around the
-    solver. Nothing is changed where collections are off, or rarer still.
+    A model or schedule of a large graph consists of hundreds of thousands of small objects. With
+    default thresholds, collections while they are created take up to a third of the time outside
+    the solver. Has no effect if collections are disabled or less frequent already.
     """
     with _lock:
         before = gc.get_threshold()
-        _before.append(_before[0] if _before else before)
-        if 0 < before[0] < ALLOCATIONS:
-            gc.set_threshold(ALLOCATIONS, *before[1:])
+        _saved_thresholds.append(_saved_thresholds[0] if _saved_thresholds else before)
+        if 0 < before[0] < GC_ALLOCATIONS:
+            gc.set_threshold(GC_ALLOCATIONS, *before[1:])
     try:
         yield
     finally:
         with _lock:
-            thresholds = _before.pop()
-            if not _before:
+            thresholds = _saved_thresholds.pop()
+            if not _saved_thresholds:
                 gc.set_threshold(*thresholds)

@@ -1,6 +1,6 @@
-"""The exceptions of poetmodel, one tree with one root.
+"""The exceptions of poetmodel, with one root class, and formatting of their messages.
 
-Every message is written for people: *subject: what was expected, what came, what to do*.
+Messages have the form *subject: what was expected, what came, what to do*.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 INTERRUPTED: Final = 130
-"""Exit status of Ctrl-C before there is a result."""
+"""Exit status after Ctrl-C without a result."""
 _SHOWN_CHARACTERS: Final = 60
 _SHOWN_INTEGER: Final = 10**20
 
 
 def shown(value: object) -> str:
-    """Return a value as an error message shows it: short, and in the words of files.
+    """Format a value for an error message: shortened, with the names of JSON types.
 
     Examples
     --------
@@ -44,54 +44,54 @@ def shown(value: object) -> str:
     return text
 
 
-def listed(names: Iterable[str], *, most: int = 5) -> str:
-    """Return the first few of some names, and how many more there are.
+def listed(names: Iterable[str], *, max_names: int = 5) -> str:
+    """Join the first `max_names` names, and append the number of further ones.
 
     Examples
     --------
-    >>> listed(["a", "b"]), listed("abcdefgh", most=3)
+    >>> listed(["a", "b"]), listed("abcdefgh", max_names=3)
     ('a, b', 'a, b, c and 5 more')
     """
-    known = list(names)
-    more = len(known) - most
-    # One name takes no more room than "and 1 more".
-    if more <= 1:
-        return ", ".join(known)
-    return f"{', '.join(known[:most])} and {more:,} more"
+    all_names = list(names)
+    n_omitted = len(all_names) - max_names
+    # "and 1 more" is no shorter than a name.
+    if n_omitted <= 1:
+        return ", ".join(all_names)
+    return f"{', '.join(all_names[:max_names])} and {n_omitted:,} more"
 
 
-def did_you_mean(typed: str, names: Iterable[str], *, most: int = 1) -> str:
-    """Return a question with the names that are most like one that nobody knows; empty without."""
-    close = get_close_matches(typed, tuple(names), n=most)
+def did_you_mean(typed: str, names: Iterable[str], *, max_names: int = 1) -> str:
+    """Return a question that suggests the names most similar to `typed`; "" if none is similar."""
+    close = get_close_matches(typed, tuple(names), n=max_names)
     return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 class PoetModelError(Exception):
-    """Root of all errors that poetmodel raises on purpose."""
+    """Root of all errors that poetmodel raises deliberately."""
 
 
 class InputError(PoetModelError, ValueError):
-    """Something that the user gave is not acceptable.
+    """An input of the user is invalid.
 
     Parameters
     ----------
     faults : str or iterable of str
-        Every fault found, each a sentence; all of them are reported at once.
+        Messages of all errors found; all are reported together.
     """
 
     def __init__(self, faults: str | Iterable[str]) -> None:
         self.faults: tuple[str, ...] = (faults,) if isinstance(faults, str) else tuple(faults)
-        """Every fault found, in the order of the input."""
+        """Messages of all errors found, in the order of the input."""
         super().__init__("; ".join(self.faults))
 
     def within(self, where: str) -> InputError:
-        """Return the same error with where it is (a file name, say) before every fault."""
+        """Return the same error with `where`, such as a file name, before every message."""
         return type(self)(f"{where}: {fault}" if where else fault for fault in self.faults)
 
 
 @contextmanager
 def raised_as(error: type[InputError], where: str = "") -> Iterator[None]:
-    """Raise input errors from inside as another class, with where it is before every fault."""
+    """Context manager: convert input errors to class `error`, with `where` before every message."""
     try:
         yield
     except InputError as raised:
@@ -99,23 +99,23 @@ def raised_as(error: type[InputError], where: str = "") -> Iterator[None]:
 
 
 class GraphError(InputError):
-    """A training graph breaks an invariant or cannot be read."""
+    """A training graph violates an invariant or cannot be read."""
 
 
 class DeviceError(InputError):
-    """A device description breaks an invariant or cannot be read."""
+    """A device description violates an invariant or cannot be read."""
 
 
 class CostError(InputError):
-    """A profile is malformed or does not fit the graph."""
+    """A profile is malformed or does not match the graph."""
 
 
 class BudgetError(InputError):
-    """A limit (RAM, time, energy, storage) is not usable."""
+    """A limit (RAM, time, energy, storage) is invalid or too small."""
 
 
 class FlashError(BudgetError):
-    """Export that does not fit the flash of its device."""
+    """An export does not fit the flash of its device."""
 
 
 class ScheduleError(InputError):
@@ -123,19 +123,19 @@ class ScheduleError(InputError):
 
 
 class PlanError(InputError):
-    """A plan file is malformed, damaged, or belongs to another graph; or no plan can be made."""
+    """A plan file is malformed, corrupt, or belongs to another graph; or there is no plan."""
 
 
 class MissingExtraError(InputError):
-    """Something was asked for that needs an optional part of poetmodel, which is not installed."""
+    """An operation requires an optional dependency that is not installed."""
 
 
 class ModelError(InputError):
-    """A model holds something that cannot be handed to a linear solver."""
+    """A model contains an element that linear solvers do not accept."""
 
 
 def check_docstrings() -> None:
-    """Raise where the interpreter strips docstrings, without which Pyomo cannot be imported."""
+    """Raise `ModelError` if the interpreter strips docstrings: then Pyomo cannot be imported."""
     if sys.flags.optimize > 1:
         raise ModelError(
             "Python strips docstrings here (-OO or PYTHONOPTIMIZE=2), and Pyomo cannot be imported "
@@ -144,7 +144,7 @@ def check_docstrings() -> None:
 
 
 class BackendError(PoetModelError, RuntimeError):
-    """A solver failed in a way that it should not."""
+    """A solver failed unexpectedly."""
 
 
 class BackendUnavailableError(BackendError):
@@ -152,37 +152,37 @@ class BackendUnavailableError(BackendError):
 
 
 class LicenceError(BackendUnavailableError):
-    """The licence of a back end refuses the model, or any."""
+    """The licence of a back end is missing or refuses the model."""
 
 
 class UnknownOptionError(BackendError):
-    """A solver does not know an option, or refuses its value."""
+    """A solver has no such option, or refuses its value."""
 
 
 class NoScheduleError(PoetModelError):
-    """A schedule was requested, but the solve ended without one.
+    """A schedule was required, but the solve found none.
 
     Parameters
     ----------
     result : SolveResult
-        What the solve did find: why it stopped, and its bound.
+        The result without a schedule: termination and bound.
     """
 
     def __init__(self, result: Any) -> None:
         self.result = result
-        """Findings of the solve."""
+        """The result of the solve."""
         super().__init__(result.summary())
 
 
 class MethodNotApplicableError(PoetModelError):
-    """A method cannot treat this graph, or the schedule that it makes breaks a limit.
+    """A method does not apply to this graph, or its schedule violates a limit.
 
     Parameters
     ----------
     message : str
-        Why, in words.
+        The reason.
     result : SolveResult, optional
-        The result without a schedule that says so; what `poetmodel.baselines.run` raises has one.
+        The result without a schedule; always set by `poetmodel.baselines.run`.
     """
 
     def __init__(self, message: str, result: Any = None) -> None:
@@ -192,44 +192,44 @@ class MethodNotApplicableError(PoetModelError):
 
 
 class OwnMethodError(PoetModelError):
-    """A method of the user's own raised an exception, or its schedule is refused.
+    """A user-defined method raised an exception, or its schedule is invalid.
 
     Parameters
     ----------
     message : str
-        What it did, in one sentence, with its file and line where it raised something.
+        One sentence about the error, with file and line if the method raised.
     refused : bool, optional
-        Whether it returned a schedule, which the verifier does not accept.
+        Whether the method returned a schedule that the verifier refused.
     """
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
         self.refused = refused
-        """Whether it returned a schedule, which the verifier does not accept."""
+        """Whether the method returned a schedule that the verifier refused."""
         super().__init__(message)
 
 
 class TimeLimitError(PoetModelError):
-    """A computation was not done when its time limit had passed."""
+    """A computation did not finish within its time limit."""
 
 
 class TooLargeError(PoetModelError):
-    """A schedule or a model would have more entries than memory is meant to hold."""
+    """A schedule or a model would exceed the maximum number of entries in memory."""
 
 
 class WorkersLostError(PoetModelError, RuntimeError):
-    """The workers of a sweep cannot take runs any more; what was recorded stays."""
+    """The workers of a sweep accept no more runs; recorded runs are retained."""
 
 
 class VerificationError(PoetModelError):
-    """The verifier rejected a schedule that a solver called feasible.
+    """The verifier refused a schedule that a solver called feasible.
 
     Parameters
     ----------
     violations : iterable of str
-        Every rule that the schedule breaks, in words.
+        A message for every violated rule.
     """
 
     def __init__(self, violations: Iterable[str]) -> None:
         self.violations: tuple[str, ...] = tuple(violations)
-        """Every rule that the schedule breaks."""
+        """A message for every violated rule."""
         super().__init__("the schedule is not valid: " + "; ".join(self.violations))

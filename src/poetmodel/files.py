@@ -1,4 +1,4 @@
-"""Installed and shipped files, and safe reading and writing."""
+"""Access to files: shipped data, installed packages, safe reading, atomic writing."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 _KINDS: Final = ("graphs", "devices")
 
 
-def shipped(kind: str) -> Path:
-    """Return the folder of shipped files of one kind.
+def shipped_folder(kind: str) -> Path:
+    """Return the folder of shipped files of one kind, ``graphs`` or ``devices``.
 
-    It lies inside the installed package, or in the checkout of an editable install.
+    It is inside the installed package, or in the checkout of an editable install.
     """
     package = Path(str(files("poetmodel")))
     for folder in (package / "_data" / kind, package.parents[1] / kind):
@@ -34,8 +34,11 @@ def shipped(kind: str) -> Path:
     raise InputError(f"the installation of poetmodel has no {kind}; install it again")
 
 
-def installed(package: str) -> str | None:
-    """Return the version of an installed package, without importing it."""
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package without importing it.
+
+    None if it is not installed.
+    """
     try:
         return version(package)
     except PackageNotFoundError:
@@ -48,13 +51,16 @@ def licence(package: str) -> str:
         facts = metadata(package)
     except PackageNotFoundError:
         return ""
-    stated = (facts[key] for key in ("License-Expression", "License") if key in facts)
-    return next((str(text) for text in stated if text), "")
+    licences = (facts[key] for key in ("License-Expression", "License") if key in facts)
+    return next((str(text) for text in licences if text), "")
 
 
 @cache
-def processor(*keys: str) -> str:
-    """Return the line of ``/proc/cpuinfo`` that begins with a key, else Python's own name."""
+def processor_line(*keys: str) -> str:
+    """Return the first line of ``/proc/cpuinfo`` that starts with one of the keys.
+
+    Falls back to the processor name of the `platform` module.
+    """
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             if line.startswith(keys):
@@ -63,7 +69,13 @@ def processor(*keys: str) -> str:
 
 
 def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) -> bytes:
-    """Return the content of a file from byte `begin` on; at most `limit_bytes` are accepted."""
+    """Read a file from byte `begin` on.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read or has more than `limit_bytes` bytes after `begin`.
+    """
     path = Path(path)
     try:
         with path.open("rb") as stream:
@@ -84,12 +96,12 @@ def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) ->
 
 
 def read_text(path: str | Path, *, limit_bytes: int = 2**30) -> str:
-    """Return the text of a UTF-8 file of at most so many bytes."""
-    return as_text(read_bytes(path, limit_bytes=limit_bytes), source=str(path))
+    """Read a UTF-8 text file of at most `limit_bytes`; raise `InputError` if that fails."""
+    return decode_text(read_bytes(path, limit_bytes=limit_bytes), source=str(path))
 
 
-def as_text(content: bytes, *, source: str) -> str:
-    """Return the text that UTF-8 bytes spell; `source` names them in errors."""
+def decode_text(content: bytes, *, source: str) -> str:
+    """Decode UTF-8 bytes; `source` names them in errors."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -99,24 +111,24 @@ def as_text(content: bytes, *, source: str) -> str:
 
 
 def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -> object:
-    """Return the JSON value in a text; NaN and infinities become floats, which no key accepts.
+    """Parse JSON; NaN and infinities become floats, which no key accepts.
 
-    `expected` names the format in messages. `repeated` takes a fault for every key that comes twice
-    in one object; without it they are raised.
+    `expected` names the format in messages. An error for each key that is repeated in one object is
+    appended to `repeated` if given, else raised.
     """
     if not text.strip():
         raise InputError(f"expected a {expected} file (a JSON object), got an empty file")
-    twice: list[str] = []
+    repeated_keys: list[str] = []
 
-    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)
         if len(values) < len(pairs):
             counts = Counter(key for key, _ in pairs)
-            twice.extend(key for key, count in counts.items() if count > 1)
+            repeated_keys.extend(key for key, count in counts.items() if count > 1)
         return values
 
     try:
-        document = json.loads(text, object_pairs_hook=object_of)
+        document = json.loads(text, object_pairs_hook=make_object)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
@@ -128,7 +140,7 @@ def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -
         raise InputError(f"its JSON is nested too deeply to be a {expected} file") from None
     except ValueError:  # an integer with more digits than Python reads
         raise InputError("it holds a number with too many digits") from None
-    faults = [f"{key}: the key comes twice in one object" for key in twice]
+    faults = [f"{key}: the key comes twice in one object" for key in repeated_keys]
     if repeated is not None:
         repeated += faults
     elif faults:
@@ -137,7 +149,7 @@ def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -
 
 
 def parse_toml(text: str, *, expected: str) -> dict[str, Any]:
-    """Return the tables of a TOML text; `expected` names the kind of file in messages."""
+    """Parse TOML; `expected` names the kind of file in messages."""
     import tomllib
 
     try:
@@ -150,43 +162,46 @@ def parse_toml(text: str, *, expected: str) -> dict[str, Any]:
         raise InputError("it holds a number with too many digits") from None
 
 
-def place(path: Sequence[str | int], document: object = None) -> str:
-    """Return the name of a document's part in messages: ``nodes[3] ('conv1').inputs[0]``."""
-    words = ""
+def format_location(path: Sequence[str | int], document: object = None) -> str:
+    """Format a path into a document for messages: ``nodes[3] ('conv1').inputs[0]``.
+
+    With `document`, the location includes the name of an item of a top-level list.
+    """
+    location = ""
     value: Any = document
     for depth, part in enumerate(path):
         if isinstance(part, str):
-            words += f".{part}" if words else part
+            location += f".{part}" if location else part
         else:
-            words += f"[{part}]"
+            location += f"[{part}]"
         try:
             value = value[part]
         except (KeyError, IndexError, TypeError):
             value = None
-        # The items of a list at the top have names that people know.
+        # Items of top-level lists have names that users recognize.
         if depth == 1 and isinstance(value, dict) and isinstance(value.get("name"), str):
-            words += f" ({shown(value['name'])})" if isinstance(part, int) else ""
-    return words
+            location += f" ({shown(value['name'])})" if isinstance(part, int) else ""
+    return location
 
 
 def unknown_key(key: object, known: Iterable[str]) -> str:
-    """Return a sentence on a key that no file of its kind has."""
+    """Return a message on an unknown key, with a suggestion or the known keys."""
     accepted = tuple(known)
     hint = did_you_mean(str(key), accepted) or f"accepted are {', '.join(accepted)}"
     return f"unknown key; {hint}"
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise unless a file could be written at `path`; touches nothing that exists."""
-    path = _target(path)
+    """Raise `InputError` if no file can be written at `path`; an existing file is not changed."""
+    path = _resolve_target(path)
     if not _is_special(path):
-        _temporary(path).unlink()
+        _create_temporary(path).unlink()
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file in one step: readers see the old content or the new, never a part.
+    """Write a file atomically: readers see either the old or the new content.
 
-    A link is followed, not replaced; a device or pipe (``/dev/stdout``) is written to as it is.
+    The target of a link is written; a device or pipe (``/dev/stdout``) is written directly.
     """
     try:
         content = text.encode("utf-8")
@@ -199,13 +214,13 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file in one step, as `write_text` does."""
-    path = _target(path)
-    with writing(path):
+    """Write a file atomically; see `write_text`."""
+    path = _resolve_target(path)
+    with raise_write_errors(path):
         if _is_special(path):
             path.write_bytes(content)
             return
-        draft = _temporary(path)
+        draft = _create_temporary(path)
         try:
             with draft.open("wb") as stream:
                 stream.write(content)
@@ -217,16 +232,16 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 
 @contextmanager
-def writing(path: Path, failure: str = "cannot be written") -> Iterator[None]:
-    """Raise errors of the system from inside as `InputError`, in words about a file or folder."""
+def raise_write_errors(path: Path, failure: str = "cannot be written") -> Iterator[None]:
+    """Context manager: convert `OSError` to `InputError` with the path and `failure`."""
     try:
         yield
     except OSError as error:
         raise InputError(f"{path}: {failure} ({error.strerror or error})") from error
 
 
-def _target(path: str | Path) -> Path:
-    """Return the place to write to, links to files followed; refuse a folder."""
+def _resolve_target(path: str | Path) -> Path:
+    """Return the path to write to, following links to files; raise for a folder."""
     path = Path(path)
     try:
         if path.is_dir():
@@ -242,8 +257,8 @@ def _is_special(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
-def _temporary(path: Path) -> Path:
-    """Create an empty file beside `path`, with the rights a new file would get."""
+def _create_temporary(path: Path) -> Path:
+    """Create an empty temporary file beside `path`, with the permissions of a new file."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Work in another Python process: jobs and messages one way, news and results the other.
+"""Worker processes: a separate Python process that executes jobs, with messages in both directions.
 
-They go as pickles through two pipes that nobody else writes to. Whoever sends is neither kept
-waiting nor interrupted in the middle of a word: each pipe has a thread on either side. A process
-ends when it is ended, and when the one that started it is gone, however that died.
+Jobs, messages and results are pickled and sent through two pipes. On both sides, threads read and
+write the pipes, so that senders are never blocked and an interrupt never truncates a frame. A
+process ends when it is killed, or when its parent process has ended for any reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from poetmodel.clock import ctrl_c_blocked
+from poetmodel.clock import block_ctrl_c
 from poetmodel.errors import PoetModelError
 
 if TYPE_CHECKING:
@@ -34,39 +34,40 @@ sys.path[:] = pickle.load(sys.stdin.buffer)
 from poetmodel.process import serve
 serve()
 """
-"""Program of the process: it finds modules where the parent does."""
-PATIENCE_S: Final = 0.2
-"""How long a cancelled job may take to notice, before it is interrupted [s]."""
+"""Program of the process; it has the parent's module search path."""
+CANCEL_GRACE_S: Final = 0.2
+"""Time until a cancelled job is interrupted [s]."""
 
 
 class ProcessEndedError(BrokenExecutor):
-    """A job whose process has ended before it."""
+    """The process of a job ended before the job did."""
 
 
-# -- the one that starts it ------------------------------------------------------------------------
+# -- parent process --------------------------------------------------------------------------------
 
 
 class _Call(NamedTuple):
-    """A job as whoever gave it sees it."""
+    """A job from the caller's side."""
 
     number: int
     future: Future[Any]
-    on_news: Callable[[Any], None] | None
+    on_progress: Callable[[Any], None] | None
 
 
 class WorkerProcess:
-    """A Python process that does jobs, one at a time, for the one that started it.
+    """A Python process that executes jobs, one at a time.
 
-    Ctrl-C in a terminal does not reach it, and what it prints nobody sees. A fork of the process
-    that started it has no part in it.
+    Ctrl-C in a terminal does not reach it, and its output is discarded. It cannot be used from a
+    fork of the process that started it.
 
     Raises
     ------
     OSError
-        If there is no Python to start, or no room for it.
+        If there is no Python interpreter, or no process or thread can be started.
     """
 
     def __init__(self) -> None:
+        """Start the process, and the threads that read and write its pipes."""
         if not sys.executable or getattr(sys, "frozen", False):
             msg = "no Python interpreter is known"
             raise OSError(msg)
@@ -76,7 +77,7 @@ class WorkerProcess:
         self._lock = threading.Lock()
         self._call: _Call | None = None
         self._status: int | None = None
-        with ctrl_c_blocked():
+        with block_ctrl_c():
             self._process = subprocess.Popen(  # noqa: S603 - Python itself
                 [sys.executable, "-P", "-c", PROGRAM],
                 stdin=subprocess.PIPE,
@@ -84,10 +85,10 @@ class WorkerProcess:
                 stderr=subprocess.DEVNULL,
                 creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
             )
-            self._reader = threading.Thread(target=self._read, daemon=True)
+            self._reader = threading.Thread(target=self._read_frames, daemon=True)
             try:
                 self._reader.start()
-                threading.Thread(target=self._write, daemon=True).start()
+                threading.Thread(target=self._write_frames, daemon=True).start()
             except RuntimeError as error:
                 with self._process:
                     self.end()
@@ -97,62 +98,62 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """Process id."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process has not ended."""
         return self._status is None
 
     @property
     def is_busy(self) -> bool:
-        """Whether it does a job."""
+        """Whether a job is in progress."""
         return self._call is not None and not self._call.future.done()
 
     @property
-    def has_read(self) -> bool:
-        """Whether nothing that was sent waits to be written."""
+    def has_sent_all(self) -> bool:
+        """Whether no frame is waiting to be written."""
         return self._outbox.empty()
 
     def call(
         self,
         function: Callable[..., Any],
         *arguments: Any,
-        on_news: Callable[[Any], None] | None = None,
+        on_progress: Callable[[Any], None] | None = None,
     ) -> Future[Any]:
-        """Call a function in the process, with a `WorkerJob` and the arguments.
+        """Call a function in the process with a `WorkerJob` and the arguments.
 
-        The future has what it returns or raises, with the traceback as a note, or
-        `ProcessEndedError`. `on_news` gets what the job tells, in a thread of its own; what it
-        raises ends the process and is in the future.
+        The future gets the function's result, its exception with the traceback as a note, or
+        `ProcessEndedError`. `on_progress` is called with each progress message of the job, in
+        another thread. An exception of `on_progress` ends the process and is set in the future.
         """
-        what = pickle.dumps((function, arguments))
+        payload = pickle.dumps((function, arguments))
         with self._lock:
             number = 1 if self._call is None else self._call.number + 1
             future: Future[Any] = Future()
             future.set_running_or_notify_cancel()
-            self._call = _Call(number, future, on_news)
+            self._call = _Call(number, future, on_progress)
             if self._status is not None:
-                future.set_exception(self._ended())
-        self._send("call", number, what)
+                future.set_exception(self._ended_error())
+        self._send("call", number, payload)
         return future
 
     def send(self, message: Any) -> None:
-        """Send a message to the job."""
+        """Send a message to the current job."""
         self._send("message", 0, pickle.dumps(message))
 
     def cancel(self) -> None:
-        """Tell the job that nobody wants it any more; soon after it is interrupted."""
+        """Request cancellation of the current job; it is interrupted after `CANCEL_GRACE_S`."""
         self._send("cancel", 0, b"")
 
     def end(self) -> None:
-        """End the process, whatever it does; it takes a moment until it is gone."""
+        """Kill the process, without waiting for its end."""
         if os.getpid() == self._owner:
             self._process.kill()
 
     def close(self) -> None:
-        """End the process, and wait until it is gone."""
+        """Kill the process and wait for its end."""
         self.end()
         if os.getpid() == self._owner and threading.current_thread() is not self._reader:
             self._reader.join()
@@ -160,20 +161,23 @@ class WorkerProcess:
     def _send(self, *frame: Any) -> None:
         self._outbox.put(pickle.dumps(frame))
 
-    def _write(self) -> None:
-        """Write what is to be sent, until the process has ended."""
+    def _write_frames(self) -> None:
+        """Write queued frames until the process has ended."""
         with suppress(OSError), cast("IO[bytes]", self._process.stdin) as stream:
             while (data := self._outbox.get()) is not None:
                 stream.write(data)
                 stream.flush()
 
-    def _read(self) -> None:
-        """Take what comes, until the process has ended; then say so."""
+    def _read_frames(self) -> None:
+        """Handle frames until the process has ended.
+
+        Then set the status and fail the pending job.
+        """
         failure: BaseException | None = None
         try:
             with cast("IO[bytes]", self._process.stdout) as stream:
-                while (frame := _load(stream)) is not None:
-                    self._take(*frame)
+                while (frame := _read_frame(stream)) is not None:
+                    self._handle_frame(*frame)
         except BaseException as error:  # noqa: BLE001 - whoever waits for the job gets it
             failure = error
         self._process.kill()
@@ -182,9 +186,10 @@ class WorkerProcess:
         with self._lock:
             self._status = status
             if self._call is not None and not self._call.future.done():
-                self._call.future.set_exception(failure or self._ended())
+                self._call.future.set_exception(failure or self._ended_error())
 
-    def _take(self, number: int, kind: str, payload: bytes) -> None:
+    def _handle_frame(self, number: int, kind: str, payload: bytes) -> None:
+        """Set the result of the current job, or call `on_progress`; ignore frames of ended jobs."""
         call = self._call
         if call is None or call.number != number or call.future.done():
             return
@@ -193,42 +198,42 @@ class WorkerProcess:
             call.future.set_exception(value)
         elif kind == "returned":
             call.future.set_result(value)
-        elif call.on_news is not None:
-            call.on_news(value)
+        elif call.on_progress is not None:
+            call.on_progress(value)
 
-    def _ended(self) -> ProcessEndedError:
+    def _ended_error(self) -> ProcessEndedError:
         return ProcessEndedError(f"the process ended unexpectedly (status {self._status})")
 
 
-def _load(stream: IO[bytes]) -> tuple[Any, ...] | None:
-    """Return the next frame of a pipe; None where the other side has ended, perhaps in a word."""
+def _read_frame(stream: IO[bytes]) -> tuple[Any, ...] | None:
+    """Read a frame from a pipe; None if the other side has ended, also within a frame."""
     try:
         return cast("tuple[Any, ...]", pickle.load(stream))  # noqa: S301 - from the other process
     except (EOFError, OSError, pickle.UnpicklingError):
         return None
 
 
-# -- in the process --------------------------------------------------------------------------------
+# -- worker process --------------------------------------------------------------------------------
 
 
 class WorkerJob:
-    """A job as the function that does it sees it."""
+    """A job from the worker's side."""
 
     def __init__(self, tell: Callable[[Any], None]) -> None:
         self.tell = tell
-        """Sends news to whoever gave the job."""
+        """Sends a progress message to the parent process."""
         self.cancelled = False
-        """Whether nobody wants it any more."""
+        """Whether cancellation was requested."""
         self.inbox: SimpleQueue[bytes] = SimpleQueue()
 
     def messages(self) -> Iterator[Any]:
-        """Yield the messages that have come."""
+        """Yield the messages received since the last call."""
         while not self.inbox.empty():
             yield pickle.loads(self.inbox.get())  # noqa: S301 - from the other process
 
 
 class _Service:
-    """The process's side: what comes, what goes, and the job that is done."""
+    """The worker's side: reads frames, executes jobs, and writes results."""
 
     def __init__(self, source: IO[bytes], target: IO[bytes]) -> None:
         self.source, self.target = source, target
@@ -236,57 +241,63 @@ class _Service:
         self.outbox: SimpleQueue[bytes] = SimpleQueue()
         self.job: WorkerJob | None = None
 
-    def listen(self) -> None:
-        """Take what comes until the other process is gone; nobody waits for what is done then."""
+    def read_frames(self) -> None:
+        """Handle frames of the parent process until it has ended.
+
+        Then exit without finishing the job.
+        """
         job = WorkerJob(lambda _: None)
-        while (frame := _load(self.source)) is not None:
+        while (frame := _read_frame(self.source)) is not None:
             kind, number, payload = frame
             if kind == "call":
-                job = WorkerJob(partial(self.say, number, "news"))
+                job = WorkerJob(partial(self.send_result, number, "news"))
                 self.calls.put((number, job, payload))
             elif kind == "message":
                 job.inbox.put(payload)
             else:
                 job.cancelled = True
-                threading.Timer(PATIENCE_S, self.interrupt, (job,)).start()
+                threading.Timer(CANCEL_GRACE_S, self.interrupt_if_running, (job,)).start()
         os._exit(0)
 
-    def speak(self) -> None:
-        """Write what is to be said: the main thread may be interrupted, this one is not."""
+    def write_frames(self) -> None:
+        """Write queued results, in a thread that no interrupt of the main thread affects."""
         while True:
             self.target.write(self.outbox.get())
             self.target.flush()
 
-    def say(self, number: int, kind: str, value: Any) -> None:
-        """Say something of a job."""
+    def send_result(self, number: int, kind: str, value: Any) -> None:
+        """Queue a frame of a job: ``returned``, ``raised`` or ``news``, with a value."""
         self.outbox.put(pickle.dumps((number, kind, pickle.dumps(value))))
 
-    def interrupt(self, job: WorkerJob) -> None:
-        """Interrupt a job that goes on, as Ctrl-C would."""
+    def interrupt_if_running(self, job: WorkerJob) -> None:
+        """Interrupt the main thread, as Ctrl-C does, if `job` is still in progress."""
         if self.job is job:
             _thread.interrupt_main()
 
-    def interrupted(self, *_: object) -> None:
-        """End the job if nobody wants it."""
+    def handle_interrupt(self, *_: object) -> None:
+        """Raise `KeyboardInterrupt` if the current job was cancelled.
+
+        Otherwise ignore the signal.
+        """
         if self.job is not None and self.job.cancelled:
             raise KeyboardInterrupt
 
-    def work(self) -> None:
-        """Do the next job."""
-        number, job, what = self.calls.get()
+    def run_next_job(self) -> None:
+        """Wait for the next job, execute it, and send its result or exception."""
+        number, job, payload = self.calls.get()
         try:
             try:
                 self.job = job
-                function, arguments = pickle.loads(what)  # noqa: S301 - from the other process
-                self.say(number, "returned", function(job, *arguments))
+                function, arguments = pickle.loads(payload)  # noqa: S301 - from the other process
+                self.send_result(number, "returned", function(job, *arguments))
             finally:
                 self.job = None
         except BaseException as error:  # noqa: BLE001 - whoever gave the job gets it
-            self.say(number, "raised", _portable(error))
+            self.send_result(number, "raised", _to_picklable(error))
 
 
-def _portable(error: BaseException) -> Exception:
-    """Return an error as it can be sent, with its traceback as a note."""
+def _to_picklable(error: BaseException) -> Exception:
+    """Return an exception that can be pickled, with the original traceback as a note."""
     lines = "".join(traceback.format_exception(error))
     try:
         if isinstance(error, Exception) and str(pickle.loads(pickle.dumps(error))) == str(error):  # noqa: S301
@@ -302,15 +313,16 @@ def _portable(error: BaseException) -> Exception:
 
 
 def serve() -> NoReturn:
-    """Do the jobs of the process that started this one.
+    """Execute the jobs of the parent process, until it ends.
 
-    What solvers print goes where errors go, as standard output belongs to the other process.
+    Standard output is redirected to standard error, since the pipe of standard output carries
+    frames.
     """
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     service = _Service(sys.stdin.buffer, target)
-    signal.signal(signal.SIGINT, service.interrupted)
-    for loop in (service.listen, service.speak):
+    signal.signal(signal.SIGINT, service.handle_interrupt)
+    for loop in (service.read_frames, service.write_frames):
         threading.Thread(target=loop, daemon=True).start()
     while True:
-        service.work()
+        service.run_next_job()

@@ -1,4 +1,4 @@
-"""The result of a solve: a schedule, why the solve stopped, and what was proven."""
+"""The result of a solve: a schedule, the reason for termination, and proven bounds."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 
 class Status(StrEnum):
-    """Claims of a result; each claim is proven."""
+    """Claim of a result; each claim is proven."""
 
     OPTIMAL = "optimal"
     """A valid schedule, proven optimal within the gap tolerance."""
     FEASIBLE = "feasible"
-    """A schedule whose gap is above the tolerance, or that the verifier rejects (`violations`)."""
+    """A schedule whose gap is above the tolerance, or that the verifier refuses (`violations`)."""
     INFEASIBLE = "infeasible"
-    """Proven: no schedule keeps all limits."""
+    """Proven: no schedule meets all limits."""
     UNKNOWN = "unknown"
     """No schedule was found, and none was ruled out."""
 
 
 class Termination(StrEnum):
-    """Why a solve stopped. Says nothing about what it found."""
+    """Reason why a solve stopped, independent of its findings."""
 
     PROVED = "proved"
     """The gap is within the tolerance, or the problem is proven infeasible."""
@@ -47,37 +47,37 @@ class Termination(StrEnum):
     INTERRUPTED = "interrupted"
     """The user or a callback stopped it."""
     STALLED = "stalled"
-    """The solver stopped by itself with a gap above the tolerance."""
+    """The solver stopped by itself while the gap was above the tolerance."""
 
 
-NAMES: Final = {
+QUANTITY_NAMES: Final = {
     Quantity.ENERGY: "energy",
     Quantity.TIME: "time",
     Quantity.RAM: "peak RAM",
     Quantity.WRITES: "bytes paged out",
 }
-"""Quantities to minimize, in words."""
+"""Display names of quantities to minimize."""
 
 _TIMES: Final = (Group.WORK, Group.STEP, Group.EFFORT)
-"""Groups of the metrics that a file states last."""
+"""Groups of the metrics that come last in a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnObjective:
-    """An objective of a model that replaces what its problem minimizes."""
+class ModelObjective:
+    """An objective that the user added to a model in place of the problem's."""
 
     name: str
-    """The name of the Pyomo objective."""
+    """Name of the Pyomo objective."""
     sense: str
     """``minimize`` or ``maximize``."""
     value: float
-    """Its value at the schedule found."""
+    """Its value for the schedule."""
     bound: float | None
-    """Proven bound: no solution of the model has a better value; None where nothing is proven."""
+    """Proven bound: no solution of the model has a better value; None if there is none."""
 
     @property
     def gap(self) -> float:
-        """(value - bound) / value, as a fraction from 0; 1 without a bound."""
+        """(value - bound) / value, as a fraction, 0 or more; 1 without a bound."""
         if self.bound is None:
             return 1.0
         missing = self.value - self.bound if self.sense == "minimize" else self.bound - self.value
@@ -88,39 +88,39 @@ class OwnObjective:
 class SolveResult:
     """A schedule with its proven bound, or the reason why there is none.
 
-    Metrics are those of `simulation`, never the solver's; without a schedule they are None.
+    Metrics are those of `simulation`, never those of the solver; without a schedule they are None.
     """
 
     problem: Problem
     """The problem."""
     status: Status
-    """Claim."""
+    """The claim."""
     termination: Termination
-    """Why the solve stopped."""
+    """Reason why the solve stopped."""
     schedule: Schedule | None = None
     """The best schedule found, the incumbent."""
     simulation: Simulation | None = None
     """Simulation of the schedule."""
     violations: tuple[str, ...] = ()
-    """Rules and limits that the schedule breaks; only those of ``paper`` may break any."""
+    """Rules and limits that the schedule violates; only ``paper`` may return such schedules."""
     objective_bound: float | None = None
     """Proven lower bound on the minimized quantity, in its own unit."""
-    own_objective: OwnObjective | None = None
-    """The objective of a model that has another one than its problem. Status, `summary` and the
-    objective of the file then refer to it."""
+    own_objective: ModelObjective | None = None
+    """The objective of a model that differs from its problem's. Then status, `summary` and the
+    objective in the file refer to it."""
     overhead_bound_j: float = 0.0
-    """Proven lower bound on the energy overhead, the energy beyond the baseline [J]; 0 where
-    nothing is proved of it."""
+    """Proven lower bound on the energy overhead, the energy beyond the baseline [J]; 0 if none is
+    proven."""
     reason: str = ""
-    """Why there is no schedule, in words."""
+    """Reason why there is no schedule."""
     formulation: str = ""
     """Name of the formulation."""
     reduction: str = ""
-    """How the formulation reduced a graph that it could not state as it is, in words."""
+    """Description of the change to a graph that the formulation cannot state directly."""
     backend: str = ""
     """Name of the back end."""
     solver_options: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    """Options of the back end by its own names, as given."""
+    """Options of the back end, by its names."""
     method: str = "optimal"
     """Name of the method."""
     time_limit_s: float | None = None
@@ -130,16 +130,16 @@ class SolveResult:
     build_s: float = 0.0
     """Time to build and compile models [s]."""
     solve_s: float = 0.0
-    """All other wall time of the solve: searching, the solver, verifying [s]."""
+    """All other wall time of the solve: search, solver, verification [s]."""
     verify_s: float = 0.0
-    """The part of `solve_s` in which the simulator verified the schedule [s]."""
+    """Part of `solve_s` for the verification of the schedule [s]."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of poetmodel, the solver and its wrapper."""
     history: tuple[Moment, ...] = field(default=(), repr=False)
-    """How incumbent and bound met: seconds since the solve began, the best value found by then and
-    the best bound (None before the first). Values count beyond what every schedule pays."""
+    """Incumbents and bounds over time: seconds since the start, best value and best bound up to
+    then (None before the first). Values exclude the baseline."""
     statistics: Mapping[str, Any] = field(default_factory=dict)
-    """Size of what was solved: columns, rows, nodes, rounds, ..."""
+    """Sizes of the solved models: columns, rows, nodes, rounds, ..."""
     log: str = field(default="", repr=False)
     """The solver's log."""
 
@@ -151,10 +151,12 @@ class SolveResult:
             if self.minimizes_energy:
                 facts += [f"{energy}, gap {gap:.2%}"]
             else:
-                own = self.own_objective is not None or self.problem.minimize == USER_OBJECTIVE
-                name = "objective" if own else self._name()
-                facts += [f"{name} {self._amount(self.value or 0.0)}, gap {gap:.2%}"]
-                facts += [energy] if self.problem.uses_energy or own else []
+                is_user_defined = (
+                    self.own_objective is not None or self.problem.minimize == USER_OBJECTIVE
+                )
+                name = "objective" if is_user_defined else self._objective_name()
+                facts += [f"{name} {self._format_amount(self.value or 0.0)}, gap {gap:.2%}"]
+                facts += [energy] if self.problem.uses_energy or is_user_defined else []
             facts += [f"peak RAM {format_bytes(self.simulation.peak_ram_bytes)}"]
         facts += [f"{len(self.violations)} violations"] if self.violations else []
         wall = format_seconds(self.wall_s)
@@ -202,14 +204,14 @@ class SolveResult:
 
     @property
     def minimizes_energy(self) -> bool:
-        """Whether energy is what was minimized."""
+        """Whether energy was minimized."""
         return self.own_objective is None and self.problem.minimize == Quantity.ENERGY
 
     @property
     def bound_j(self) -> float | None:
         """Proven lower bound on the energy of every schedule of the problem [J].
 
-        Where energy was not minimized it is None, unless more than the baseline is proved of it.
+        None if energy was not minimized and no bound above the baseline is proven.
         """
         if self.energy_j is None or not self._bounds_energy:
             return None
@@ -217,7 +219,7 @@ class SolveResult:
 
     @property
     def value(self) -> float | None:
-        """Minimized value, in its own unit, or the value of `own_objective`."""
+        """Value of the objective in its unit, of `own_objective` if there is one."""
         if self.own_objective is not None:
             return self.own_objective.value
         if self.simulation is None:
@@ -226,7 +228,7 @@ class SolveResult:
 
     @property
     def bound(self) -> float | None:
-        """Proven bound on what was minimized, in its own unit; None without a schedule."""
+        """Proven bound on the objective in its unit; None without a schedule."""
         if self.own_objective is not None:
             return self.own_objective.bound
         if self.simulation is None:
@@ -237,9 +239,9 @@ class SolveResult:
 
     @property
     def overhead(self) -> float | None:
-        """Minimized value beyond the part that every schedule pays, in its own unit.
+        """Value of the objective without the baseline, in its unit.
 
-        Of a model's own objective nothing is known that every schedule pays: it is the value.
+        The objective of a model has no known baseline: its overhead is its value.
         """
         if self.own_objective is not None:
             return self.own_objective.value
@@ -249,7 +251,7 @@ class SolveResult:
 
     @property
     def gap(self) -> float | None:
-        """(overhead - bound on the overhead) / overhead of what was minimized, as a fraction."""
+        """(overhead - bound on the overhead) / overhead of the objective, as a fraction."""
         if self.own_objective is not None:
             return self.own_objective.gap
         if self.simulation is None or self.overhead is None:
@@ -262,12 +264,12 @@ class SolveResult:
 
     @property
     def gap_over_time(self) -> tuple[tuple[float, float], ...]:
-        """Time [s] and gap of each moment of `history`, a step function; see `gap_over_time`."""
+        """Time [s] and gap at each moment of `history`, as a step function; see `gap_over_time`."""
         return gap_over_time(self.history)
 
     @property
     def primal_integral_s(self) -> float | None:
-        """Integral of the primal gap over the solve [s], with the schedule found as reference.
+        """Integral of the primal gap over the solve [s], with the final schedule as reference.
 
         None without a history or a schedule; see `primal_integral_s`.
         """
@@ -275,16 +277,21 @@ class SolveResult:
 
     @property
     def proven_bound(self) -> float:
-        """`bound` before it is held against the value: what every schedule pays, or more.
+        """Proven lower bound on the objective, at least the baseline.
 
-        Known without a schedule too.
+        May exceed the value by rounding.
+
+        Also known without a schedule.
         """
-        paid = self.problem.objective.baseline
-        return paid if self.objective_bound is None else max(paid, self.objective_bound)
+        baseline = self.problem.objective.baseline
+        return baseline if self.objective_bound is None else max(baseline, self.objective_bound)
 
     @property
     def room(self) -> DeviceRam | None:
-        """RAM of the device that the schedule takes; None without a schedule or a device."""
+        """RAM of the schedule compared with that of the device.
+
+        None without a schedule or a device.
+        """
         if self.simulation is None:
             return None
         device, graph = self.problem.costs.device, self.problem.graph
@@ -301,21 +308,23 @@ class SolveResult:
         if self.schedule is None:
             return f"{self.status}: {self.reason or 'no schedule was found'}"
         energy = f"energy {self.energy_j:.6g} J"
-        bound = "none" if self.bound is None else self._amount(self.bound)
+        bound = "none" if self.bound is None else self._format_amount(self.bound)
         if self.minimizes_energy:
-            figures = f"{energy}, bound {self.bound_j:.6g} J, gap {self.gap:.2%}"
+            metrics = f"{energy}, bound {self.bound_j:.6g} J, gap {self.gap:.2%}"
         elif self.own_objective is not None or self.problem.minimize == USER_OBJECTIVE:
-            figures = f"{self._name()}: {self.value:.6g}, bound {bound}, gap {self.gap:.2%}"
-            figures += f"; {energy}"
+            metrics = (
+                f"{self._objective_name()}: {self.value:.6g}, bound {bound}, gap {self.gap:.2%}"
+            )
+            metrics += f"; {energy}"
         else:
-            value = self._amount(self.value or 0.0)
-            figures = f"{self._name()} {value}, bound {bound}, gap {self.gap:.2%}"
-            figures += f"; {energy}" if self.problem.uses_energy else ""
+            value = self._format_amount(self.value or 0.0)
+            metrics = f"{self._objective_name()} {value}, bound {bound}, gap {self.gap:.2%}"
+            metrics += f"; {energy}" if self.problem.uses_energy else ""
         rejected = f"; rejected by the verifier: {'; '.join(self.violations)}"
-        return f"{self.status}: {figures}{rejected if self.violations else ''}"
+        return f"{self.status}: {metrics}{rejected if self.violations else ''}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of a schedule file; without a schedule, figures are None."""
+        """Return the content of a schedule file; without a schedule, metrics are None."""
         identity, device = GraphIdentity.of(self.problem.graph), self.problem.costs.device
         has_state, schedule = bool(self.problem.graph.state_tensors), self.schedule
         return {
@@ -335,9 +344,9 @@ class SolveResult:
             "status": str(self.status),
             "violations": list(self.violations),
             **({"reduction": self.reduction} if self.reduction else {}),
-            "objective": self._objective(),
-            **self._figures(),
-            **({HISTORY: [_rounded(point) for point in self.history]} if self.history else {}),
+            "objective": self._objective_entry(),
+            **self._file_metrics(),
+            **({HISTORY: [_round_moment(point) for point in self.history]} if self.history else {}),
             "nodes": list(identity.nodes),
             "tensors": list(identity.tensors),
             **({} if schedule is None else schedule.entries(has_state=has_state)),
@@ -351,55 +360,60 @@ class SolveResult:
 
     @property
     def _bounds_energy(self) -> bool:
-        """Whether there is something to say about the least energy."""
+        """Whether a bound on the energy is proven."""
         return self.minimizes_energy or self.overhead_bound_j > 0
 
-    def _name(self) -> str:
-        """Return the name of the minimized quantity."""
-        own = self.own_objective
-        if own is not None:
-            return f"{own.sense} {own.name}"
+    def _objective_name(self) -> str:
+        """Return the display name of the objective."""
+        model_objective = self.own_objective
+        if model_objective is not None:
+            return f"{model_objective.sense} {model_objective.name}"
         if self.problem.minimize == USER_OBJECTIVE:
             return format_terms(self.problem.own_objective)
-        return NAMES[Quantity(self.problem.minimize)]
+        return QUANTITY_NAMES[Quantity(self.problem.minimize)]
 
-    def _amount(self, value: float) -> str:
-        """Return an amount of what was minimized, for people."""
+    def _format_amount(self, value: float) -> str:
+        """Format a value of the objective with its unit."""
         if self.own_objective is not None:
             return f"{value:.6g}"
         return self.problem.objective.format(value)
 
-    def _objective(self) -> dict[str, Any]:
-        own = self.own_objective
+    def _objective_entry(self) -> dict[str, Any]:
+        """Return the value of ``objective`` in a schedule file."""
+        model_objective = self.own_objective
         return {
-            "minimize": str(self.problem.minimize) if own is None else USER_OBJECTIVE,
+            "minimize": str(self.problem.minimize) if model_objective is None else USER_OBJECTIVE,
             "value": self.value,
             "bound": self.bound,
             "gap": self.gap,
-            **({} if own is None else {"name": own.name, "sense": own.sense}),
+            **(
+                {}
+                if model_objective is None
+                else {"name": model_objective.name, "sense": model_objective.sense}
+            ),
         }
 
-    def _figures(self) -> dict[str, Any]:
-        """Return the metrics of a schedule file and the RAM of the device; without a schedule None.
+    def _file_metrics(self) -> dict[str, Any]:
+        """Return the metrics of a schedule file and the RAM of the device; None without a schedule.
 
-        Storage and its wear are stated only where the device states its endurance.
+        Metrics of storage and its wear are included only if the device states its endurance.
         """
-        lasting = (Group.ENERGY, Group.PROOF, Group.MEMORY)
+        first_groups = (Group.ENERGY, Group.PROOF, Group.MEMORY)
         if self.simulation is None:
-            groups = (*lasting, *_TIMES)
+            groups = (*first_groups, *_TIMES)
             return {metric.key: None for metric in metrics_at(Display.FILE, *groups)}
         room, device = self.room, self.problem.costs.device
         storage = None if device is None else device.storage
         wears = storage is not None and storage.endurance_cycles is not None
         return {
-            **self._metrics(self.simulation, *lasting),
+            **self._metrics(self.simulation, *first_groups),
             **({} if room is None else device_ram_metrics(room)),
             **(self._metrics(self.simulation, Group.STORAGE, Group.WEAR) if wears else {}),
             **self._metrics(self.simulation, *_TIMES),
         }
 
     def _metrics(self, simulation: Simulation, *groups: Group) -> dict[str, Any]:
-        """Return the metrics of groups of a schedule file: simulated, or claimed by the solve."""
+        """Return the metrics of `groups` for a schedule file, simulated or claimed by the solve."""
         claims = {
             "bound_j": self.bound_j,
             "overhead_bound_j": self.overhead_bound_j if self._bounds_energy else None,
@@ -414,21 +428,23 @@ class SolveResult:
         }
 
     def _energy_gap(self) -> float | None:
-        """Return the gap of the energy overhead, where something is proved of it."""
+        """Return the gap of the energy overhead; None if no bound is proven."""
         if self.overhead_j is None or not self._bounds_energy:
             return None
         return relative_gap(self.overhead_j, self.overhead_bound_j)
 
 
-def _rounded(moment: Moment) -> list[float | None]:
+def _round_moment(moment: Moment) -> list[float | None]:
     return [None if value is None else float(f"{value:.10g}") for value in moment]
 
 
 def gap_over_time(history: Sequence[Moment]) -> tuple[tuple[float, float], ...]:
-    """Return the MIP gap at each moment of a history: (value - bound) / value, from 0 to 1.
+    """Return (seconds, gap) for each moment of a history.
+
+    The gap is (value - bound) / value, 0 to 1.
 
     Each gap holds until the next moment. It is 1 before the first schedule, and without a bound
-    above what every schedule pays.
+    above the baseline.
     """
     return tuple(
         (seconds, 1.0 if value is None else min(1.0, relative_gap(value, bound or 0.0)))
@@ -437,12 +453,12 @@ def gap_over_time(history: Sequence[Moment]) -> tuple[tuple[float, float], ...]:
 
 
 def primal_integral_s(history: Sequence[Moment], best: float | None = None) -> float | None:
-    """Return the primal integral of a history [s]: less is better, at least until its first value.
+    """Return the primal integral of a history [s]; smaller is better.
 
-    The primal gap is 1 before the first schedule, and then (value - best) / value; it is integrated
-    from 0 s to the last moment. `best` is the reference, such as the best value that is known from
-    any solver, in the unit of the history, which counts beyond what every schedule pays; by default
-    the last value of the history. None if there is no value.
+    The primal gap is 1 before the first schedule, then (value - best) / value. It is integrated
+    from 0 s to the last moment. `best` is the reference, such as the best value known from any
+    solver, without the baseline like the history; default: the last value of the history. None if
+    there is no value.
 
     Source: Berthold, "Measuring the impact of primal heuristics", Operations Research Letters 41
     (2013).
@@ -460,7 +476,7 @@ def primal_integral_s(history: Sequence[Moment], best: float | None = None) -> f
 
 
 def relative_gap(value: float, bound: float) -> float:
-    """Return ``(value - bound) / value``, 0 where the bound reaches the value."""
+    """Return ``(value - bound) / value``; 0 if the bound reaches the value."""
     if value <= 0 or bound >= value:
         return 0.0
     return (value - bound) / value

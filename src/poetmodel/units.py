@@ -1,7 +1,7 @@
-"""Sizes, times, energies and the like as people write them, to and from SI numbers.
+"""Parsing and formatting of sizes, times, energies and frequencies.
 
-Inside the package everything is SI: bytes (int), seconds, joules (float). This module is the only
-place where ``256KiB``, ``20ms`` or ``110%`` become numbers.
+All other modules use SI: bytes (int), seconds, joules (float). Only this module converts texts such
+as ``256KiB``, ``20ms`` or ``110%`` to numbers.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ESTIMATES: Final = "energies are estimates, not measured on a board"
-"""What every table of energies says on its first line."""
+"""First line of every table of energies."""
 
-BRIEF_CHARACTERS: Final = 150
-"""Most characters of what `brief` says of an object."""
+MAX_BRIEF_CHARACTERS: Final = 150
+"""Maximum length of a text of `brief`."""
 
 MAX_BYTES: Final = 2**53
-"""Largest size that is accepted [B]: the largest run of integers a float holds exactly."""
+"""Maximum size [B]: floats represent all integers up to it exactly."""
 
 _MAX_REAL: Final = 10**30
-"""Largest time or energy that is accepted [s], [J]: far beyond any training step."""
+"""Maximum time or energy [s], [J]: far beyond any training step."""
 
 SIZE_UNITS: Final[Mapping[str, int]] = {
     "B": 1,
@@ -78,47 +78,47 @@ _OTHER_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "mw": ("mWh",),
     "\u03bcj": ("uJ",),
 }
-"""Possible meanings of other spellings, in small letters, of any kind of unit."""
+"""Units that other spellings may mean, by spelling in lower case."""
 
 _QUANTITY: Final = re.compile(
-    # Bounded, so that no number written by hand can take long to read.
+    # Lengths are bounded, so that parsing is always fast.
     r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE]([+-]?\d{1,3}))?\s*([A-Za-z\u00b5\u03bc]+|%)?\s*",
     re.ASCII,
 )
 _LONG_S: Final = 7200
-"""From here on a time is shown in hours [s]."""
+"""Times from here on are formatted in hours [s]."""
 _MEDIUM_S: Final = 120
-"""From here on a time is shown in minutes [s]."""
+"""Times from here on are formatted in minutes [s]."""
 
 
-class _Kind(NamedTuple):
-    """A kind of quantity: how people write it, and the factors of its units."""
+class _QuantityKind(NamedTuple):
+    """A kind of quantity: examples for messages, and the factors of its units."""
 
-    forms: str
+    examples: str
     units: Mapping[str, int] | Mapping[str, Fraction]
 
 
-_SIZE: Final = _Kind("a size such as 1230000, 256KiB, 1.5MB or 50%", SIZE_UNITS)
-_TIME: Final = _Kind("a time such as 1.5s, 20ms, 10min, 6h or 110%", TIME_UNITS)
-_ENERGY: Final = _Kind("an energy such as 2.5J, 300mJ, 1.2Wh or 105%", ENERGY_UNITS)
-_FREQUENCY: Final = _Kind("a frequency such as 64MHz", FREQUENCY_UNITS)
+_SIZE: Final = _QuantityKind("a size such as 1230000, 256KiB, 1.5MB or 50%", SIZE_UNITS)
+_TIME: Final = _QuantityKind("a time such as 1.5s, 20ms, 10min, 6h or 110%", TIME_UNITS)
+_ENERGY: Final = _QuantityKind("an energy such as 2.5J, 300mJ, 1.2Wh or 105%", ENERGY_UNITS)
+_FREQUENCY: Final = _QuantityKind("a frequency such as 64MHz", FREQUENCY_UNITS)
 
 
 def parse_size(value: str | int, *, field: str, whole_bytes: int | None = None) -> int:
-    """Turn a size into bytes, rounded down: ``256KiB`` (1024), ``32kB`` (1000), ``50%``, bytes.
+    """Parse a size as bytes, rounded down: ``256KiB`` (1024), ``32kB`` (1000), ``50%``, bytes.
 
-    `field` is what the size is for and starts the error message; `whole_bytes` is what 100 %
-    stands for [B], without which a percentage is refused.
+    `field` is the prefix of error messages. `whole_bytes` is the size of 100 % [B]; without it,
+    percentages raise an error.
     """
     with raised_as(BudgetError, field):
-        size, unit = _read(value, _SIZE)
+        size, unit = _split_quantity(value, _SIZE)
         if unit == "%":
-            size *= _whole(whole_bytes, _SIZE) / 100
+            size *= _percentage_base(whole_bytes, _SIZE) / 100
         elif unit is not None:
-            size *= _factor(unit, str(value), _SIZE)
+            size *= _unit_factor(unit, str(value), _SIZE)
         elif size.denominator != 1:
             raise BudgetError(
-                f"expected {_SIZE.forms}; without a unit {shown(value)} is bytes and must be a "
+                f"expected {_SIZE.examples}; without a unit {shown(value)} is bytes and must be a "
                 f"whole number (for a fraction of the keep-all peak write "
                 f"{float(size * 100):g}%)"
             )
@@ -127,29 +127,29 @@ def parse_size(value: str | int, *, field: str, whole_bytes: int | None = None) 
         return int(size)
 
 
-def parse_share(value: str | int) -> Fraction | None:
-    """Return the fraction that a percentage states: 1/2 for ``50%``; None for another size."""
-    number, unit = _read(value, _SIZE)
+def parse_fraction(value: str | int) -> Fraction | None:
+    """Return the fraction of a percentage, 1/2 for ``50%``; None for other sizes."""
+    number, unit = _split_quantity(value, _SIZE)
     return number / 100 if unit == "%" else None
 
 
 def parse_time(value: str | float, *, field: str, whole_s: float | None = None) -> float:
-    """Turn a time into seconds: ``20ms``, ``10min``, ``110%`` of `whole_s`, or seconds."""
+    """Parse a time as seconds: ``20ms``, ``10min``, ``110%`` of `whole_s`, or seconds."""
     return _parse_real(value, _TIME, field=field, whole=whole_s)
 
 
 def parse_energy(value: str | float, *, field: str, whole_j: float | None = None) -> float:
-    """Turn an energy into joules: ``300mJ``, ``1.2Wh``, ``105%`` of `whole_j`, or joules."""
+    """Parse an energy as joules: ``300mJ``, ``1.2Wh``, ``105%`` of `whole_j`, or joules."""
     return _parse_real(value, _ENERGY, field=field, whole=whole_j)
 
 
 def parse_frequency(value: str | float, *, field: str) -> float:
-    """Turn a frequency into hertz: ``64MHz``, ``1.5GHz``, or hertz."""
+    """Parse a frequency as hertz: ``64MHz``, ``1.5GHz``, or hertz."""
     return _parse_real(value, _FREQUENCY, field=field, whole=None)
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Return a size for people, in binary units: ``1.50 MiB``."""
+    """Format a size in binary units: ``1.50 MiB``."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(size_bytes) >= factor:
             return f"{size_bytes / factor:,.2f} {unit}"
@@ -157,47 +157,53 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_seconds(time_s: float) -> str:
-    """Return a time for people: ``12.3 ms``."""
+    """Format a time: ``12.3 ms``."""
     if abs(time_s) >= _LONG_S:
         return f"{time_s / 3600:.3g} h"
     if abs(time_s) >= _MEDIUM_S:
         return f"{time_s / 60:.3g} min"
-    return _engineering(time_s, "s")
+    return _format_with_prefix(time_s, "s")
 
 
 def format_joules(energy_j: float) -> str:
-    """Return an energy for people: ``4.56 mJ``."""
-    return _engineering(energy_j, "J")
+    """Format an energy: ``4.56 mJ``."""
+    return _format_with_prefix(energy_j, "J")
 
 
-def _engineering(value: float, unit: str) -> str:
+def _format_with_prefix(value: float, unit: str) -> str:
     for prefix, factor in (("", 1.0), ("m", 1e-3), ("u", 1e-6), ("n", 1e-9)):
         if abs(value) >= factor:
             return f"{value / factor:,.4g} {prefix}{unit}"
     return f"{value / 1e-9:.3g} n{unit}" if value else f"0 {unit}"
 
 
-def _parse_real(value: str | float, kind: _Kind, *, field: str, whole: float | None) -> float:
+def _parse_real(
+    value: str | float, kind: _QuantityKind, *, field: str, whole: float | None
+) -> float:
+    """Parse a time, energy or frequency; a percentage refers to `whole`."""
     with raised_as(BudgetError, field):
-        number, unit = _read(value, kind)
+        number, unit = _split_quantity(value, kind)
         if unit == "%":
             # One multiplication, so that 100 % is exactly the whole.
-            return _finite(number / 100, value) * float(_whole(whole, kind))
+            return _to_float(number / 100, value) * float(_percentage_base(whole, kind))
         if isinstance(value, str):
             if unit is None:
-                raise BudgetError(f"expected {kind.forms}; {shown(value.strip())} has no unit")
-            number *= _factor(unit, value, kind)
-        return _finite(number, value)
+                raise BudgetError(f"expected {kind.examples}; {shown(value.strip())} has no unit")
+            number *= _unit_factor(unit, value, kind)
+        return _to_float(number, value)
 
 
-def _finite(number: Fraction, value: object) -> float:
+def _to_float(number: Fraction, value: object) -> float:
     if number > _MAX_REAL:
         raise BudgetError(f"expected at most 1e30, got {shown(value)}")
     return float(number)
 
 
-def _read(value: object, kind: _Kind) -> tuple[Fraction, str | None]:
-    """Return the number and the unit of what a person gave; a plain number has no unit."""
+def _split_quantity(value: object, kind: _QuantityKind) -> tuple[Fraction, str | None]:
+    """Return the number and the unit of a text or number; the unit is None if there is none.
+
+    Raises `BudgetError` for other values.
+    """
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value)
         if match is not None:
@@ -206,48 +212,51 @@ def _read(value: object, kind: _Kind) -> tuple[Fraction, str | None]:
     elif not isinstance(value, bool) and isinstance(value, Real | Decimal):
         number = value if isinstance(value, Rational) else float(value)
         if (isinstance(number, float) and not math.isfinite(number)) or number < 0:
-            raise BudgetError(f"expected {kind.forms}, finite and not negative, got {shown(value)}")
+            raise BudgetError(
+                f"expected {kind.examples}, finite and not negative, got {shown(value)}"
+            )
         return Fraction(number), None
-    raise BudgetError(f"expected {kind.forms}, got {shown(value)}")
+    raise BudgetError(f"expected {kind.examples}, got {shown(value)}")
 
 
-def _factor(unit: str, value: str, kind: _Kind) -> Fraction:
+def _unit_factor(unit: str, value: str, kind: _QuantityKind) -> Fraction:
+    """Return the factor of a unit; raise `BudgetError` with similar units if it is unknown."""
     if unit not in kind.units:
         number = value.strip().removesuffix(unit).strip()
-        meant = [_example(number, name) for name in _meant(unit, kind.units)]
-        guess = f"; did you mean {' or '.join(meant)}?" if meant else ""
+        candidates = [_format_candidate(number, name) for name in _similar_units(unit, kind.units)]
+        guess = f"; did you mean {' or '.join(candidates)}?" if candidates else ""
         raise BudgetError(
-            f"expected {kind.forms}; {shown(value.strip())} has the unit {shown(unit)}, "
+            f"expected {kind.examples}; {shown(value.strip())} has the unit {shown(unit)}, "
             f"which is none of {', '.join(kind.units)}{guess}"
         )
     return Fraction(kind.units[unit])
 
 
-def _meant(unit: str, units: Mapping[str, object]) -> list[str]:
-    """Return the known units that another spelling may stand for."""
+def _similar_units(unit: str, units: Mapping[str, object]) -> list[str]:
+    """Return the known units that a misspelled unit may mean."""
     small = unit.lower().replace("\u00b5", "\u03bc")
     alike = [name for name in units if name.lower() == small]
-    others = [name for name in _OTHER_SPELLINGS.get(small, ()) if name in units]
-    return list(dict.fromkeys((*others, *alike)))
+    respelled = [name for name in _OTHER_SPELLINGS.get(small, ()) if name in units]
+    return list(dict.fromkeys((*respelled, *alike)))
 
 
-def _example(number: str, unit: str) -> str:
-    """Return the text of an amount, with the factor of units that are often mixed up."""
+def _format_candidate(number: str, unit: str) -> str:
+    """Format an amount with its unit and, for sizes, the unit's factor."""
     if SIZE_UNITS.get(unit, 1) == 1:
         return f"{number}{unit}"
     return f"{number}{unit} ({unit}: {SIZE_UNITS[unit]:,} B)"
 
 
-def _whole(whole: float | None, kind: _Kind) -> Fraction:
+def _percentage_base(whole: float | None, kind: _QuantityKind) -> Fraction:
     if whole is None:
-        known = kind.forms.replace(" or ", ", not ")
+        known = kind.examples.replace(" or ", ", not ")
         raise BudgetError(f"a percentage has no meaning here; expected {known}")
     return Fraction(whole)
 
 
 def brief(subject: object, *facts: str) -> str:
-    """Return one short line about an object, for its ``repr``; empty facts are left out."""
+    """Return a one-line text for the ``repr`` of an object; empty facts are omitted."""
     text = ", ".join(" ".join(fact.split()) for fact in facts if fact)
-    if len(text) > BRIEF_CHARACTERS:
-        text = text[: BRIEF_CHARACTERS - 3] + "..."
+    if len(text) > MAX_BRIEF_CHARACTERS:
+        text = text[: MAX_BRIEF_CHARACTERS - 3] + "..."
     return f"{type(subject).__name__}({text})"

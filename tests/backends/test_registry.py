@@ -193,7 +193,7 @@ def test_presolve_does_not_lose_the_optimum(seed):
 def test_a_second_run_begins_with_nothing_of_the_first(monkeypatch, misled_by):
     """Neither a bound, nor a solution, nor a stop that was requested because of them."""
     form = compile_model(build(scarce_problem("rooms 16475", (9, 13))))
-    run = Highs._run_once
+    run = Highs._solve_once
     runs = []
     reported = []
 
@@ -209,7 +209,7 @@ def test_a_second_run_begins_with_nothing_of_the_first(monkeypatch, misled_by):
         reported.append((progress.incumbent, progress.bound))
         return progress.incumbent != -5.0
 
-    monkeypatch.setattr(Highs, "_run_once", misled)
+    monkeypatch.setattr(Highs, "_solve_once", misled)
     best = run(Highs(), SolverCall(form, Limits(rel_gap=0.0)))[0].x
     raw = Highs().solve(form, Limits(rel_gap=0.0), start=best, on_progress=enough)
     again = ("off", True) if misled_by == "presolve" else (None, False)
@@ -223,14 +223,14 @@ def test_a_second_run_begins_with_nothing_of_the_first(monkeypatch, misled_by):
 @pytest.fixture
 def scripted(monkeypatch):
     """Let runs return what a test says, if anything; note presolve and start of each."""
-    run, runs = Highs._run_once, []
+    run, runs = Highs._solve_once, []
 
     def script(answer):
         def run_once(self, call):
             runs.append((call.options.get("presolve"), call.start is not None))
             return answer(call) or run(self, call)
 
-        monkeypatch.setattr(Highs, "_run_once", run_once)
+        monkeypatch.setattr(Highs, "_solve_once", run_once)
         return runs
 
     return script

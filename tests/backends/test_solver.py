@@ -368,6 +368,13 @@ def struck_at(moment):
     finally:
         sys.settrace(None)
 
+def trace_opcodes(frame, event, _):
+    frame.f_trace_opcodes = True
+    return trace_opcodes
+
+sys.settrace(trace_opcodes)  # CPython 3.12 traces opcodes only after a first frame has asked for it
+(lambda: None)()
+sys.settrace(None)
 ends = [struck_at(moment) for moment in range(1, 500)]
 begun = ends.index(True)
 assert set(ends[:begun]) == {"not begun"} and set(ends[begun:]) == {True}, ends

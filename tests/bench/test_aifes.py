@@ -104,7 +104,7 @@ def test_the_loop_trains_as_pytorch_does(tmp_path, tiny):
     )
     found = aifes.aifes_program(STUB, tmp_path, tiny, aifes.batches(tiny))
     assert list(found.losses.values()) == pytest.approx(torch_losses(tiny), rel=1e-6)
-    figures = found.figures
+    figures = found.metrics
     asked = figures["parameter_bytes"] + figures["training_bytes"] + figures["stack_limit_bytes"]
     assert asked < figures["ram_bytes"] < asked + 1024
     assert figures["parameter_bytes"] == 4 * parameters(tiny)

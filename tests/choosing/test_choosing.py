@@ -18,7 +18,7 @@ import poetmodel.torch as pmt
 from kit.kernel_calls import executed
 from kit.rotation import quick
 from kit.traced_models import Through
-from poetmodel.choosing.freezing import Freezable, shape_of
+from poetmodel.choosing.freezing import Freezable, graph_signature
 from poetmodel.choosing.pebbling import PebbleGame
 from poetmodel.choosing.relaxation import ChoiceRelaxation, costs_for
 from poetmodel.choosing.search import layers_of, select
@@ -111,7 +111,7 @@ def best_by_enumeration(step, problem, layers, scores):
     best = None
     for count in range(1, len(layers) + 1):
         for chosen in combinations(layers, count):
-            graph = step.trained([name for layer in chosen for name in layers[layer]])
+            graph = step.graph_for([name for layer in chosen for name in layers[layer]])
             stated = replace(problem, graph=graph, costs=costs_for(graph, problem))
             result = pm.solve(stated, gap=1.0, time_limit=30)
             assert result.status != Status.UNKNOWN
@@ -154,7 +154,7 @@ def test_derived_graph_is_that_of_a_capture(name, optimizer):
         trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
         made = OPTIMIZERS[optimizer](trained)
         captured = lower(model, functional.cross_entropy, inputs, optimizer=made, masks=False)
-        assert shape_of(step.trained(chosen)) == shape_of(captured.graph), chosen
+        assert graph_signature(step.graph_for(chosen)) == graph_signature(captured.graph), chosen
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -162,7 +162,7 @@ def test_padded_graphs_have_the_same_stages(name):
     """Whatever is trained, there are as many nodes, and those of a part are among the others."""
     step = freezable(name)
     names = list(step.parameters)
-    part, whole = step.padded(names[-1:]), step.padded(names)
+    part, whole = step.padded_graph(names[-1:]), step.padded_graph(names)
     assert len(part.nodes) == len(whole.nodes) >= len(step.graph.nodes)
     for one, other in zip(part.nodes, whole.nodes, strict=True):
         assert one.name == other.name
@@ -175,13 +175,13 @@ def test_pebbles_bound_the_least_peak(name):
     """No schedule without paging has a lower peak than state and what recomputing takes."""
     step = freezable(name)
     for parameter in step.parameters:
-        graph = step.trained([parameter])
+        graph = step.graph_for([parameter])
         board = pm.Device.load("nrf52840")
         problem = pm.Problem(
             graph, pm.Costs.estimate(graph, board), ram="100%", paging=False, minimize="ram"
         )
         least = pm.solve(problem, gap=0.0, time_limit=30)
-        bound = PebbleGame(step).least_bytes(parameter, 0)
+        bound = PebbleGame(step).min_bytes(parameter, 0)
         assert 0 < bound + graph.state_bytes <= least.simulation.peak_ram_bytes
 
 
@@ -210,7 +210,7 @@ def test_pebbles_see_what_waits_beside_a_recomputation():
     # d reads a and g. Is a the last of them, then g waits beside x and a: 150. Is g the last, then
     # a waits beside s and g: 140. The largest working set is that of d: 134.
     assert floor(graph, memory_mapped=True).bytes == 134
-    assert PebbleGame(Freezable(step=step)).least_bytes("w", 0) == 140
+    assert PebbleGame(Freezable(step=step)).min_bytes("w", 0) == 140
 
 
 # -- sets ------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_limits_that_a_set_just_keeps_allow_it(name, counted):
     names = list(step.parameters)
     sets = [*((each,) for each in names), tuple(names[2:6]), tuple(names[-2:])]
     for chosen in sets:
-        graph = step.trained(chosen)
+        graph = step.graph_for(chosen)
         costs = pm.Costs.estimate(graph, pm.Device.load("nrf52840"))
         alone = pm.Problem(graph, costs, ram="100%", paging=False, recompute=False, minimize="ram")
         least = pm.solve(alone, gap=0.0, time_limit=30).simulation.peak_ram_bytes
@@ -330,7 +330,7 @@ def test_limits_that_a_set_just_keeps_allow_it(name, counted):
             layers={each: (each,) for each in chosen},
             scores=dict.fromkeys(chosen, 1.0),
         )
-        assert relaxation.chosen(relaxation.solve("highs", 30)) == chosen
+        assert relaxation.selected_layers(relaxation.solve("highs", 30)) == chosen
 
 
 def test_what_is_not_known_stays_in_the_bound(monkeypatch):

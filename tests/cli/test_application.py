@@ -234,7 +234,7 @@ def test_failures_have_their_exit_status(error, status, monkeypatch, told):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(inspect, "as_dict", fail)
+    monkeypatch.setattr(inspect, "graph_values", fail)
     told(refused("inspect", "mlp", "--json", status=status))
 
 
@@ -245,7 +245,7 @@ def test_programming_errors_are_not_hidden(monkeypatch):
         msg = "a bug"
         raise ZeroDivisionError(msg)
 
-    monkeypatch.setattr(inspect, "as_dict", fail)
+    monkeypatch.setattr(inspect, "graph_values", fail)
     with pytest.raises(ZeroDivisionError):
         invoke("inspect", "mlp", "--json")
 

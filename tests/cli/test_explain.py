@@ -8,7 +8,7 @@ import pytest
 
 from kit.commands import BOARD_FILE, CHAIN, PROFILE, invoke, write_solved
 from poetmodel.cli import diff as module
-from poetmodel.cli.diff import _words
+from poetmodel.cli.diff import _decision_texts
 from poetmodel.result import Status
 from poetmodel.schedule.decisions import Decision, Treatment
 from poetmodel.solver import sensitivity
@@ -230,7 +230,7 @@ def test_table_fits_and_shows_the_change(told, monkeypatch):
     told(outcome.out)
     told(diff("--ram", "350").out.split("\n\n")[-1], "the same")
     assert diff("--ram", "350", then=("--json",)).json["changed"] == []
-    monkeypatch.setattr(module, "SHOWN", 0)
+    monkeypatch.setattr(module, "MAX_TENSORS", 0)
     told(diff("--ram", "404").out.partition("\n\nDifferent")[2], "cut")
 
 
@@ -248,8 +248,11 @@ def test_stages_are_shown_where_words_are_the_same():
         time_s=1.0,
         bytes_at_limit=0,
     )
-    assert _words(decision, replace(decision, recomputed=(5,))) == (
+    assert _decision_texts(decision, replace(decision, recomputed=(5,))) == (
         "recomputed at 4",
         "recomputed at 5",
     )
-    assert _words(decision, replace(decision, recomputed=(4, 5))) == ("recomputed", "recomputed x2")
+    assert _decision_texts(decision, replace(decision, recomputed=(4, 5))) == (
+        "recomputed",
+        "recomputed x2",
+    )

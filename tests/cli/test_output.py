@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from kit.commands import BOARD_FILE, CHAIN, chain, invoke, write_graph
 from poetmodel.cli.application import app
-from poetmodel.cli.output import MOST_SENTENCE, _shared, printable
+from poetmodel.cli.output import MAX_LINE, _fit_widths, printable
 
 COMMANDS = sorted(info.name or "" for info in app.registered_commands)
 LISTS = ("models", "devices", "inspect resnet18-cifar", "devices rpi4b", "models mlp")
@@ -32,7 +32,7 @@ def test_columns_share_the_room(bounds, room):
     """Each is between its longest word and its longest cell, and no room is wasted or overdrawn."""
     least = [min(pair) for pair in bounds]
     most = [max(pair) for pair in bounds]
-    widths = _shared(least, most, room)
+    widths = _fit_widths(least, most, room)
     assert all(a <= w <= b for a, w, b in zip(least, widths, most, strict=True))
     assert sum(widths) <= max(room, sum(least))
     if sum(most) <= room:
@@ -170,8 +170,8 @@ def test_steps_of_thousands_of_tensors_stay_short(told):
     assert len(refused.err) < 1_000
     told(refused.err)
     text = printable("begin " + "word " * 100_000 + "end")
-    assert len(text) <= MOST_SENTENCE
+    assert len(text) <= MAX_LINE
     assert (text[:5], text[-3:]) == ("begin", "end")
-    assert printable("one two " * 1000, most=21) == "one two one...ne two "
-    assert printable("a" * 1000, most_of_a_word=12) == "aaaaa...aaaa"
+    assert printable("one two " * 1000, max_characters=21) == "one two one...ne two "
+    assert printable("a" * 1000, max_word=12) == "aaaaa...aaaa"
     assert printable("x" * 240) == "x" * 240

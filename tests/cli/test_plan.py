@@ -10,7 +10,7 @@ from kit.commands import BOARD, BOARD_FILE, CHAIN, PROFILE, invoke, refused, wri
 from kit.pages import read_page
 from kit.trace_events import check_trace
 from kit.worked import skip_problem
-from poetmodel.cli.plan import save_beside
+from poetmodel.cli.plan import save_plan_and_map
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph
 from poetmodel.plan import Arena, Plan, check_arena, check_plan, decode
@@ -223,7 +223,7 @@ def test_plan_of_a_rejected_schedule_is_not_written(capsys, told):
     pytest.importorskip("plotly")
     result = replace(solve(skip_problem()), violations=("R[1,1]: made up",))
     made, picture = Path("p.json"), Path("m.html")
-    assert list(save_beside(result, plan=made, plot=picture)) == [picture]
+    assert list(save_plan_and_map(result, plan=made, plot=picture)) == [picture]
     told(capsys.readouterr().err)
     assert (made.exists(), picture.exists()) == (False, True)
 
@@ -299,7 +299,7 @@ def test_solve_says_that_no_addresses_fit(told):
     assert not path.exists()
     less = invoke("solve", *given[:-2], "303B", "--no-recompute", "--plan", path, "--arena")
     assert "feasible from 304 bytes of RAM" in less.err  # of tensors alone, as that hint says
-    assert "hint: these changes leave addresses aside" in less.err
+    assert "hint: these changes ignore addresses" in less.err
     given = ("--graph", CHAIN, "--device", BOARD_FILE, "--deadline-counts", "overlap")
     told(refused("solve", *given, "--deadline", "1h", "--plan", path, "--arena"), "overlap")
     assert not path.exists()

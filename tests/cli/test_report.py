@@ -7,7 +7,7 @@ import pytest
 
 from kit.commands import BOARD_FILE, CHAIN, invoke, write_solved
 from kit.pages import read_page
-from poetmodel.report.presenter import look_up
+from poetmodel.report.presenter import value_at_path
 
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
@@ -38,7 +38,7 @@ def test_page_and_json_agree(told):
     page = read_page(out.read_text(encoding="utf-8"))
     assert page.values
     for (_, key), value in page.values.items():
-        assert look_up(entry, key) == value
+        assert value_at_path(entry, key) == value
     stated = json.loads(SCHEDULE.read_text())
     for key in ("energy_j", "bound_j", "overhead_j", "peak_ram_bytes", "makespan_s", "gap"):
         assert entry[key] == pytest.approx(stated[key])

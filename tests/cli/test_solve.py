@@ -15,7 +15,7 @@ import pytest
 
 from kit.commands import BOARD, BOARD_FILE, CHAIN, PROFILE, chain, invoke, write_graph
 from kit.patience import PATIENCE_S, until
-from poetmodel.cli.summary import treatment
+from poetmodel.cli.summary import decision_facts
 from poetmodel.errors import BackendUnavailableError, InputError
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.result import SolveResult, Status, Termination
@@ -165,11 +165,12 @@ def test_table_fits_for_every_quantity(minimize):
 
 
 def test_what_is_resident_is_told():
-    """Parameters not counted in the budget are named as needed on top; counted ones as counted."""
+    """Parameters not counted in the budget are named as needed in addition; others as counted."""
     document = chain() | {"resident_bytes": {"parameters": 4096, "gradients": 4096}}
     path = write_graph(Path("g.json"), document)
     apart = invoke("solve", path, "--device", BOARD_FILE, "--ram", "350").out
-    assert re.search(r"resident RAM +8.00 KiB +parameters, gradients: needed on top", apart)
+    words = " ".join(apart.split())
+    assert "resident RAM 8.00 KiB parameters, gradients: needed in addition to the budget" in words
     counted = invoke(
         "solve", path, "--device", BOARD_FILE, "--ram", "8542B", "--count-parameters"
     ).out
@@ -368,7 +369,7 @@ def graph():
 def told(schedule, of=None):
     """Return the rows about what a schedule does, by name."""
     known = of or graph()
-    facts = treatment(known, schedule, simulate(known, None, schedule))
+    facts = decision_facts(known, schedule, simulate(known, None, schedule))
     return {fact.name: (fact.text, fact.note) for fact in facts}
 
 

@@ -10,7 +10,7 @@ import pytest
 from kit.commands import invoke, refused
 from kit.digits import linear_step
 from kit.programs import needs
-from poetmodel.cli.explore import starting
+from poetmodel.cli.explore import initial_state
 from poetmodel.cli.options import CostOptions, GraphOptions, LimitOptions
 from poetmodel.export.board import Target, build, run
 from poetmodel.graph import floor
@@ -95,7 +95,7 @@ def test_sums_of_gradients_are_captured(train, tmp_path, told):
     assert invoke("export", step, "--out", folder).status == 0
     assert "#define PM_ACCUMULATE 4" in (folder / "include/pm.h").read_text(encoding="utf-8")
     alone = invoke("export", train, "--accumulate", "2", "--out", folder)
-    assert (alone.status, "there is no optimizer to wait for" in alone.err) == (2, True)
+    assert (alone.status, "needs an optimizer" in alone.err) == (2, True)
     told(refused("export", step, "--accumulate", "2", "--out", folder))
 
 
@@ -128,7 +128,7 @@ def test_commands_find_the_tiles_in_which_a_step_fits(train, tmp_path, told):
     assert committed["reserved_bytes"] - found["reserved_bytes"] == 512  # its stack
     refused = invoke("solve", step, *BOARD, *ram)
     assert refused.status == 3
-    assert "proved of the step whole" in refused.err
+    assert "proved for the step whole" in refused.err
     solved = invoke("solve", step, "--tile", "auto", *BOARD, *ram)
     assert solved.status == 0, solved.err
     told(solved.err)
@@ -180,7 +180,7 @@ def test_shares_of_ram_are_of_the_whole_step_in_sweeps_too(train, tmp_path):
     assert len(tiled.problem().graph.nodes) > len(whole.problem().graph.nodes)
     source = GraphOptions(model=str(step), tile="512B")
     costing = CostOptions(device="nrf52840")
-    catalogue, choice, first = starting(source, costing, LimitOptions(ram="50%"))
+    catalogue, choice, first = initial_state(source, costing, LimitOptions(ram="50%"))
     assert first["ram_bytes"] == least
     assert catalogue.source(choice).graph == tiled.problem().graph
 
@@ -229,7 +229,7 @@ def test_one_model_has_one_least_ram_from_trace_to_board(more, train, tmp_path, 
     ran = run(program, Target.M4, folder, inputs=batch, steps=3, learning_rate=0.1)
     assert len(ran.require_success().losses) == 3
     assert ran.losses[3] < ran.losses[1]
-    assert ran.figures["ram_bytes"] <= ran.figures["ram_limit_bytes"] == least
+    assert ran.metrics["ram_bytes"] <= ran.metrics["ram_limit_bytes"] == least
 
 
 @pytest.mark.parametrize("command", ["plan", "explain", "verify", "report"])

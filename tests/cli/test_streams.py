@@ -179,7 +179,7 @@ def test_line_is_shown_only_where_someone_sees_it(stream, wanted, shown, monkeyp
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr(sys, "stdout", stdout)
-    with live_line(problem(), wanted=wanted) as on_progress:
+    with live_line(problem(), enabled=wanted) as on_progress:
         assert (on_progress is not None) == shown
         if on_progress is not None:
             on_progress(progress(0.08, 0.04))

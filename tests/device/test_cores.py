@@ -74,9 +74,9 @@ def test_a_memory_factor_multiplies_times_and_energies(tmp_path):
 
 def load_text(name):
     """Return the text of a shipped device file."""
-    from poetmodel.files import shipped
+    from poetmodel.files import shipped_folder
 
-    return (shipped("devices") / f"{name}.toml").read_text(encoding="utf-8")
+    return (shipped_folder("devices") / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def test_times_carry_their_label(tmp_path):

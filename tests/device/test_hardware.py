@@ -9,7 +9,7 @@ from poetmodel.device import Compute, Costs, Device, Flash, Storage, StorageMode
 from poetmodel.device.io import device_names
 from poetmodel.device.sanity import sanity_warnings
 from poetmodel.errors import DeviceError
-from poetmodel.files import shipped
+from poetmodel.files import shipped_folder
 from poetmodel.graph import Graph, operation
 
 WAY = Transfer(latency_s=0.5, bytes_per_s=4.0, power_w=2.0)
@@ -360,7 +360,7 @@ def test_flash_wears_and_what_it_wears_by_is_stated():
 def test_every_figure_has_a_source(name):
     """The source text of a device speaks of every figure in its file."""
     source = Device.load(name).source
-    text = (shipped("devices") / f"{name}.toml").read_text(encoding="utf-8")
+    text = (shipped_folder("devices") / f"{name}.toml").read_text(encoding="utf-8")
     keys = set(FIGURES.findall(text.replace(source, "")))
     for key in keys - {"name", "core", "source", "idle_power_w"}:
         assert key in source, key

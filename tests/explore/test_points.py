@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poetmodel.explore.points import Point, known_bound, merge_records, neighbour, point_id
+from poetmodel.explore.points import Point, best_neighbour, inherited_bound, merge_records, point_id
 from poetmodel.explore.store import PointStore
 
 
@@ -35,7 +35,7 @@ def found(value, *, needs_bytes=50, time_s=1.0):
 def solved(ram_bytes, value, *, needs_bytes, time_s=1.0):
     """Return a point with a schedule."""
     made = point(ram_bytes)
-    made.take(found(value, needs_bytes=needs_bytes, time_s=time_s), b"schedule")
+    made.set_schedule(found(value, needs_bytes=needs_bytes, time_s=time_s), b"schedule")
     return made
 
 
@@ -61,9 +61,9 @@ def test_neighbour_keeps_the_limits_and_is_the_best(at, others):
         if one.needs_bytes <= here.ram_bytes
         and one.time_s <= (math.inf if here.deadline_s is None else here.deadline_s)
     ]
-    near = neighbour(here, known)
+    near = best_neighbour(here, known)
     assert (None if near is None else near.value) == min(fitting, default=None)
-    within = neighbour(here, known, overlaps=True)
+    within = best_neighbour(here, known, overlaps=True)
     assert within is None or within.ram_bytes <= here.ram_bytes
 
 
@@ -74,8 +74,8 @@ def test_neighbour_keeps_the_limits_and_is_the_best(at, others):
 def test_bound_holds_only_where_less_is_allowed(ram_bytes, deadline_s, holds):
     """One that was proved with less RAM, or for a deadline, says nothing."""
     proved = point(ram_bytes, deadline_s, bound=3.0)
-    assert known_bound(point(100), [proved]) == (3.0 if holds else 0.0)
-    assert known_bound(point(100, 4.0), [proved]) == (3.0 if ram_bytes >= 100 else 0.0)
+    assert inherited_bound(point(100), [proved]) == (3.0 if holds else 0.0)
+    assert inherited_bound(point(100, 4.0), [proved]) == (3.0 if ram_bytes >= 100 else 0.0)
 
 
 def test_revision_grows_and_its_picture_has_a_name():
@@ -83,7 +83,7 @@ def test_revision_grows_and_its_picture_has_a_name():
     made = solved(100, 2.0, needs_bytes=90)
     first = made.revision, made.digest
     made.state, made.status = "done", "optimal"
-    made.revise(b"schedule")
+    made.begin_revision(b"schedule")
     assert made.revision == first[0] + 1
     assert made.digest != first[1]
 
@@ -99,31 +99,31 @@ def store(tmp_path):
 def test_point_comes_back_as_it_was(store):
     """With its schedule."""
     made = solved(100, 2.0, needs_bytes=90)
-    store.now(store.save, made, b"packed")
-    back = store.now(store.point, made.id)
+    store.call_and_wait(store.save, made, b"packed")
+    back = store.call_and_wait(store.point, made.id)
     assert back == made
-    assert store.now(store.schedule, made.id) == b"packed"
-    assert store.now(store.points, "problem") == [back]
-    assert store.now(store.points, "other") == []
+    assert store.call_and_wait(store.schedule, made.id) == b"packed"
+    assert store.call_and_wait(store.points, "problem") == [back]
+    assert store.call_and_wait(store.points, "other") == []
 
 
 def test_better_point_is_never_overwritten(store):
     """Not by a worse schedule, a worse bound or an earlier state of another server."""
     best = solved(100, 2.0, needs_bytes=90)
     best.state, best.status, best.bound = "done", "optimal", 2.0
-    store.now(store.save, best, b"best")
+    store.call_and_wait(store.save, best, b"best")
     worse = solved(100, 3.0, needs_bytes=90)
     weaker = replace(best, bound=1.0, status="feasible")
     earlier = replace(best, state="solving")
     without = point(100)
     for other in (worse, weaker, earlier, without):
-        store.now(store.save, other, b"other")
-    back = store.now(store.point, best.id)
+        store.call_and_wait(store.save, other, b"other")
+    back = store.call_and_wait(store.point, best.id)
     assert (back.value, back.bound, back.state) == (2.0, 2.0, "done")
-    assert store.now(store.schedule, best.id) == b"best"
+    assert store.call_and_wait(store.schedule, best.id) == b"best"
     better = solved(100, 1.5, needs_bytes=90)
-    store.now(store.save, better, b"better")
-    assert store.now(store.schedule, best.id) == b"better"
+    store.call_and_wait(store.save, better, b"better")
+    assert store.call_and_wait(store.schedule, best.id) == b"better"
 
 
 @given(
@@ -145,38 +145,38 @@ def test_bound_of_another_server_stays_in_the_store(store):
     """A better schedule with a worse bound takes its place, and its picture is drawn anew."""
     bounded = solved(100, 3.0, needs_bytes=90)
     bounded.bound = 1.8
-    store.now(store.save, bounded, b"bounded")
+    store.call_and_wait(store.save, bounded, b"bounded")
     better = solved(100, 2.0, needs_bytes=90)
     better.bound = 0.5
-    store.now(store.save, better, b"better")
-    back = store.now(store.point, better.id)
+    store.call_and_wait(store.save, better, b"better")
+    back = store.call_and_wait(store.point, better.id)
     assert (back.value, back.bound) == (2.0, 1.8)
     assert back.digest not in (better.digest, bounded.digest)
-    assert store.now(store.schedule, better.id) == b"better"
-    store.now(store.save, replace(bounded, bound=1.9), None)
-    back = store.now(store.point, better.id)
+    assert store.call_and_wait(store.schedule, better.id) == b"better"
+    store.call_and_wait(store.save, replace(bounded, bound=1.9), None)
+    back = store.call_and_wait(store.point, better.id)
     assert (back.value, back.bound) == (2.0, 1.9)
-    assert store.now(store.schedule, better.id) == b"better"
+    assert store.call_and_wait(store.schedule, better.id) == b"better"
 
 
 def test_picture_of_an_earlier_revision_goes(store):
     """And one that another version drew is not shown."""
     made = solved(100, 2.0, needs_bytes=90)
-    store.now(store.save, made, b"packed")
-    store.now(store.save_answer, made.id, made.digest, "now", b"picture")
-    assert store.now(store.answer, made.id, made.digest, "now") == b"picture"
-    assert store.now(store.answer, made.id, made.digest, "later") is None
+    store.call_and_wait(store.save, made, b"packed")
+    store.call_and_wait(store.save_answer, made.id, made.digest, "now", b"picture")
+    assert store.call_and_wait(store.answer, made.id, made.digest, "now") == b"picture"
+    assert store.call_and_wait(store.answer, made.id, made.digest, "later") is None
     before = made.digest
-    made.take(found(1.0), b"other")
-    store.now(store.save, made, b"other")
-    assert store.now(store.answer, made.id, before, "now") is None
+    made.set_schedule(found(1.0), b"other")
+    store.call_and_wait(store.save, made, b"other")
+    assert store.call_and_wait(store.answer, made.id, before, "now") is None
 
 
 def test_token_stays_and_is_for_its_owner_alone(store):
     """The address of a server that is started again is the same."""
-    token = store.now(store.secret)
+    token = store.call_and_wait(store.token)
     assert len(token) >= 24
-    assert store.now(store.secret) == token
+    assert store.call_and_wait(store.token) == token
     assert store.path.stat().st_mode & 0o077 == 0
 
 

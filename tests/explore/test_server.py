@@ -254,7 +254,7 @@ def test_what_is_not_known_is_gone(visitor):
     assert visitor.client.get("/nowhere").status_code == 404
     other = visitor.client.put("/api/choices")
     assert (other.status_code, other.headers["allow"]) == (405, "GET")
-    assert "takes GET" in other.json()["detail"]
+    assert "accepts GET" in other.json()["detail"]
 
 
 @pytest.mark.parametrize("batch", [7, 9])

@@ -184,7 +184,7 @@ def test_step_files_have_what_depends_on_the_count(tmp_path):
     [
         ({"accumulate": 0}, "accumulate: expected a number of batches from 1, got 0"),
         ({"accumulate": 2.0}, r"from 1, got 2\.0"),
-        ({"accumulate": 2}, "there is no optimizer to wait for; give one"),
+        ({"accumulate": 2}, "needs an optimizer; pass one"),
     ],
 )
 def test_what_cannot_be_summed(given, message, tmp_path):

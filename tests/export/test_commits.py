@@ -137,8 +137,8 @@ def test_said_is_what_the_flash_counts(programs, plan):
         commits = made.commit and number % made.commit_every == 0
         least, most, erases = step_writes(made, commits=commits)
         assert least <= written <= most
-        assert erased == erases or (made.generations_in_block > 1 and erased == 0 < erases)
-    commits, shared = STEPS // made.commit_every + 1, made.generations_in_block
+        assert erased == erases or (made.generations_per_block > 1 and erased == 0 < erases)
+    commits, shared = STEPS // made.commit_every + 1, made.generations_per_block
     if made.commit and shared > 1:  # pm_init makes the first commit
         total = sum(map(int, re.findall(r"erases (\d+)", said)))
         assert total == -(-commits // shared) * made.commit_erases
@@ -212,7 +212,7 @@ def test_power_cut_at_any_moment(programs, whole, plan):
 
 def start_of(made, commit):
     """Return where the generation of a commit begins [B]; that of ``pm_init`` is number 0."""
-    block, shared = made.commit_erases * made.layout.erase_block_bytes, made.generations_in_block
+    block, shared = made.commit_erases * made.layout.erase_block_bytes, made.generations_per_block
     blocks, place = divmod(commit % made.generations, shared)
     return blocks * block + place * (block // shared // 256 * 256)
 
@@ -221,7 +221,7 @@ def test_small_generations_share_a_large_block(programs):
     """A block of 256 KiB is erased for the first of its generations alone, and endures as long."""
     program = programs("forgets, in RAM")
     made = program.deployment
-    shared = made.generations_in_block
+    shared = made.generations_per_block
     assert shared > 10
     assert made.generations == 2 * shared
     assert made.saved_bytes == 2 * 262_144
@@ -381,14 +381,14 @@ def test_a_board_goes_on_where_memory_beside_it_forgets(tmp_path, target):
     options = {"target": target, "settings": ("FAULTS=1", "POISON=1"), "inputs": BATCHES}
     whole = ran(tmp_path, steps=STEPS, **options)
     flash = tmp_path / "pm_storage.bin"
-    writes = whole.figures["storage_writes"]
+    writes = whole.metrics["storage_writes"]
     for write in (writes // 2, 9 * writes // 10, writes):
         flash.unlink()
         with pytest.raises(ToolchainError, match="ended with status 9"):
             ran(tmp_path, steps=STEPS, words=(f"cut:{write}",), **options)
         assert flash.stat().st_size > 0
         words = ("resume",)
-        done = ran(tmp_path, steps=0, words=words, **options).figures["resumed"]
+        done = ran(tmp_path, steps=0, words=words, **options).metrics["resumed"]
         assert done % 3 == 0
         rest = ran(tmp_path, steps=STEPS - done, words=words, **options)
         assert rest.state == whole.state
@@ -432,8 +432,8 @@ def test_mapped_storage_in_a_file_outlives_a_power_cut(tmp_path):
     whole = ran(tmp_path, steps=STEPS, **given)
     (tmp_path / "pm_storage.bin").unlink()
     with pytest.raises(ToolchainError, match="status 9"):
-        ran(tmp_path, steps=STEPS, words=(f"cut:{whole.figures['storage_writes'] - 3}",), **given)
-    done = ran(tmp_path, steps=0, words=("resume",), **given).figures["resumed"]
+        ran(tmp_path, steps=STEPS, words=(f"cut:{whole.metrics['storage_writes'] - 3}",), **given)
+    done = ran(tmp_path, steps=0, words=("resume",), **given).metrics["resumed"]
     assert 0 < done < STEPS
     rest = ran(tmp_path, steps=STEPS - done, words=("resume",), **given)
     assert rest.state == whole.state

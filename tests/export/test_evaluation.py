@@ -19,7 +19,7 @@ from poetmodel.export.board import Target, run
 from poetmodel.export.exporting import export_step
 from poetmodel.export.state import read_state, state_tensors
 from poetmodel.lowered.io import load_step, save_step
-from poetmodel.tiling.tiles import tiled
+from poetmodel.tiling.tiles import tile_step
 from poetmodel.torch.lowering.inference import with_evaluation, with_inference
 from poetmodel.torch.lowering.step import lower
 
@@ -127,7 +127,7 @@ def test_evaluation_reads_the_state_of_its_step_in_tiles_too():
         model, functional.cross_entropy, IMAGES,
     )  # fmt: skip
     assert not step.evaluation.values
-    found = computed(tiled(step, 200), IMAGES)
+    found = computed(tile_step(step, 200), IMAGES)
     np.testing.assert_allclose(found, expected(model, functional.cross_entropy, IMAGES), rtol=1e-12)
 
 

@@ -189,7 +189,7 @@ def test_windows_that_are_updated_on_the_stack_have_room_there(tmp_path):
     assert exported.manifest["states"][0]["home"] == "mapped"
     batches = [tuple(x.float() for x in batch) for batch in batches_like(training[2], 1)]
     run = exported.run(batches, 1, target=Target.M4, settings=()).require_success()
-    assert run.figures["stack_bytes"] < run.figures["stack_limit_bytes"]
+    assert run.metrics["stack_bytes"] < run.metrics["stack_limit_bytes"]
 
 
 def test_two_generations_have_room_on_the_storage(tmp_path):

@@ -22,7 +22,7 @@ from poetmodel.graph import Graph, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref, ScaledLearningRate
 from poetmodel.lowered.io import load_step
 from poetmodel.lowered.step import LoweredStep
-from poetmodel.tiling.choice import in_tiles
+from poetmodel.tiling.choice import divide_step
 from poetmodel.torch.exporting import export
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
@@ -143,7 +143,7 @@ def test_without_an_optimizer_gradients_stay_those_of_the_step_before(tmp_path):
 @pytest.mark.parametrize("tile", [None, "64B"])
 def test_state_is_replaced_after_the_loss(case, tile):
     """Whatever computes it: in the graph, whose order each schedule keeps; in tiles too."""
-    step = in_tiles(captured(case), tile)
+    step = divide_step(captured(case), tile)
     (loss,) = (
         k for k, node in enumerate(step.graph.nodes)
         if step.loss.buffer in [tensor.name for tensor in node.outputs]

@@ -16,8 +16,14 @@ from poetmodel.errors import FlashError
 from poetmodel.export import board
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
-from poetmodel.export.flash import code_bytes, flash_warning, repeated, table, table_bytes
-from poetmodel.export.folder import summary
+from poetmodel.export.flash import (
+    code_bytes,
+    code_sizes,
+    count_elements,
+    flash_warning,
+    table_bytes,
+)
+from poetmodel.export.folder import summarize
 from poetmodel.export.source import StepSource
 from poetmodel.lowered.io import load_step
 from poetmodel.lowered.kernels import kernel_names
@@ -49,7 +55,7 @@ def exported(folder, device, **given):
 
 def test_the_table_has_all_kernels():
     """Each with its bytes and what it needs of the library, which is there too."""
-    sizes = table()
+    sizes = code_sizes()
     assert sizes["kernels"].keys() == kernel_names()
     for kernel in (*sizes["kernels"].values(), sizes["runtime"], sizes["other"]):
         assert kernel["bytes"] >= 0
@@ -68,7 +74,7 @@ def test_what_takes_flash_is_said_everywhere(tmp_path):
         for i in made.step.graph.state_tensors
     )
     manifest = json.loads((tmp_path / "flash" / "manifest.json").read_text())
-    assert manifest["flash"] == summary(made)["flash"] == sizes
+    assert manifest["flash"] == summarize(made)["flash"] == sizes
     readme = (tmp_path / "flash" / "README.md").read_text()
     assert f"| first weights | {sizes['first weights']:,} |" in readme
     assert flash_warning(made) is None
@@ -99,8 +105,8 @@ def test_zeros_of_state_take_no_flash(plan, tmp_path):
     assert made.flash_map().keys() == whole.flash_map().keys()
     saved = sum(step.buffers[name].bytes for name in names[1::2])
     if made.program:
-        assert made.program["first weights"] == whole.program["first weights"] - saved
-        assert made.program["constants"] <= whole.program["constants"]
+        assert made.program_bytes["first weights"] == whole.program_bytes["first weights"] - saved
+        assert made.program_bytes["constants"] <= whole.program_bytes["constants"]
     (folders[1] / "first.bin").write_bytes(b"".join(step.values[n].tobytes() for n in names))
     given = {"settings": ("POISON=1", "EXTRA=-O0"), "inputs": digit_batches(3, seed=5), "steps": 3}
     runs = [
@@ -126,7 +132,7 @@ def test_state_may_be_zeros_throughout(weights, tmp_path):
 def test_what_does_not_fit_is_refused(tmp_path):
     """To the byte, with what takes what and what helps; nothing is written."""
     fits = exported(tmp_path / "fits", "nano33ble", commit=True)
-    known = fits.flash_map() | {"storage": fits.least_stored_bytes}
+    known = fits.flash_map() | {"storage": fits.min_stored_bytes}
     used = sum(size for what, size in known.items() if what != "free")
     exact = exported(tmp_path / "exact", device_of(used, storage_bytes=used), commit=True)
     assert (exact.flash_map()["free"], exact.generations) == (0, 2)
@@ -155,14 +161,14 @@ def test_what_no_schedule_fits_is_refused_before_a_solve(plan, tmp_path):
     """Program, first weights and two generations of the smallest program are those of no other."""
     given = {"device": "nrf52840", **PLANS[plan], "gap": 0.5}
     made = export_step(load_step(STEP), tmp_path / "made", **given)
-    room = made.least_stored_bytes if made.device.stores_in_flash else 1
+    room = made.min_stored_bytes if made.device.stores_in_flash else 1
     given["device"] = device_of(room, given["device"], storage_bytes=room)
     with pytest.raises(FlashError, match=" B at least, and device ") as caught:
         export_step(load_step(STEP), tmp_path / "c", on_progress=solved_never, **given)
     (fault,) = caught.value.faults
     sizes = dict(re.findall(r"(code|constants|first weights|storage) ([\d,]+) B", fault))
     least = {part: int(size.replace(",", "")) for part, size in sizes.items()}
-    known = made.flash_map() | {"storage": made.least_stored_bytes}
+    known = made.flash_map() | {"storage": made.min_stored_bytes}
     assert {"code", "constants", "first weights"} <= least.keys()
     assert ("storage" in least) == (plan == "read in place")
     assert all(0 < size <= known[part] for part, size in least.items())
@@ -217,7 +223,7 @@ def test_programs_are_counted_by_what_they_repeat(tmp_path):
         "if (!pm_within(x1, pm_list_0, 0, 5, -100)) return PM_ERROR_INPUT;",
         "PM_TRY(pm_page_out(2, PM_ADDRESS(32), 64 * PM_SCALE));",
     )
-    counts = repeated(made, lines)
+    counts = count_elements(made, lines)
     assert counts["runtime"] == counts["node"] == counts["driver"] == counts["test"] == 1
     assert (counts["call"], counts["address"], counts["constant"], counts["real"]) == (3, 2, 3, 2)
     assert (counts["number"], counts["long number"], counts["other"]) == (6, 1, 3)
@@ -243,7 +249,7 @@ def test_weights_that_exceed_the_flash_are_refused_before_tiles(tmp_path, monkey
     def tiled_never(*_, **__):
         raise AssertionError("tiles were tried")
 
-    monkeypatch.setattr("poetmodel.export.exporting.chosen_tiles", tiled_never)
+    monkeypatch.setattr("poetmodel.export.exporting.choose_tiles", tiled_never)
     for ram in ("3KiB", None):
         with pytest.raises(FlashError, match=r"first weights .* B at least, and device") as caught:
             exported(tmp_path / "c", device_of(1024, "nrf52840"), ram=ram)

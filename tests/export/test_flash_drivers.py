@@ -205,13 +205,13 @@ def test_storage_like_the_flash_of_the_device(plan, target, tmp_path):
     made = export_step(load_step(STEP), tmp_path, ram="90%", device=plan, commit=True, gap=0.5)
     few, more = (worn(tmp_path, target, steps).require_success() for steps in (1, 4))
     written, erases = (
-        (more.figures[name] - few.figures[name]) / 3 for name in ("storage_bytes", "storage_erases")
+        (more.metrics[name] - few.metrics[name]) / 3 for name in ("storage_bytes", "storage_erases")
     )
     least, most, erased = step_writes(made)
     assert least <= written <= most
     assert erases == erased
     turns = -(-5 // made.generations)  # pm_init writes a generation too
-    assert more.figures["storage_worn"] == max(turns, 4 * bool(made.page_writes))
+    assert more.metrics["storage_worn"] == max(turns, 4 * bool(made.page_writes))
     inputs = digit_batches(3, seed=8)
     other = ran(tmp_path, target, settings=("DRIVER=ram",), inputs=inputs, steps=4)
     assert other.state == more.state

@@ -16,7 +16,7 @@ from poetmodel.export.identity import step_identity
 from poetmodel.lowered.calls import Buffer, DataType
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.lowered.tables import with_byte_inputs
-from poetmodel.tiling.choice import in_tiles
+from poetmodel.tiling.choice import divide_step
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
 
@@ -193,7 +193,7 @@ def test_files_inference_and_tiles_leave_it(tmp_path):
     step = lower(model, functional.cross_entropy, inputs, optimizer=optimizer)
     save_step(step, tmp_path / "a.step.json")
     assert step_identity(load_step(tmp_path / "a.step.json")) == step_identity(step)
-    assert in_tiles(step, "256B").graph.nodes != step.graph.nodes
+    assert divide_step(step, "256B").graph.nodes != step.graph.nodes
     both = with_inference(step, model, functional.cross_entropy, inputs)
     given = {"gap": 0.5, "commit": True, "ram": "24KiB", "stack": "1KiB"}
     ways = {

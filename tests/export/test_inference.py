@@ -24,7 +24,7 @@ from poetmodel.export.exporting import export_step
 from poetmodel.graph import floor
 from poetmodel.lowered.calls import Ref
 from poetmodel.lowered.io import load_step, save_step
-from poetmodel.tiling.tiles import tiled
+from poetmodel.tiling.tiles import tile_step
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
@@ -162,7 +162,7 @@ def test_inference_computes_what_torch_does(network, tile_bytes):
     torch.manual_seed(0)
     model = NETWORKS[network]()
     step = captured(model)
-    step = step if tile_bytes is None else tiled(step, tile_bytes)
+    step = step if tile_bytes is None else tile_step(step, tile_bytes)
     ((x, y),) = inputs_of(model)
     with torch.no_grad():
         expected = copy.deepcopy(model).double().eval()(x.double()).flatten()
@@ -269,7 +269,7 @@ def test_inference_reads_the_weights_of_its_step():
     sizes = sorted(values.size for values in step.inference.values.values())
     assert sizes == [4, 4]  # the factor of evaluation mode, and the shift
     assert not step.inference.values.keys() & step.values.keys()
-    step = tiled(step, 200)
+    step = tile_step(step, 200)
     pieces = {ref.buffer for value in step.states for ref in value.pieces}
     calls = [call for calls in step.inference.calls for call in calls]
     read = {a.buffer for call in calls for a in call.arguments if isinstance(a, Ref)}
@@ -328,7 +328,7 @@ def test_infer_needs_a_step_captured_for_it(tmp_path):
         (
             lambda y: functional.dropout(y, 0.5),
             functional.cross_entropy,
-            "draws random numbers in evaluation mode too",
+            "draws random numbers in evaluation mode, too",
         ),
     ],
 )

@@ -149,7 +149,7 @@ def test_all_or_nothing():
 def test_in_place(ratio):
     """The result may lie where the operand lay."""
     operation = lowered(aten.native_dropout.default, ones(9), ratio, True, in_place_of=0)
-    assert operation.operation.elementwise
+    assert operation.operation.is_elementwise
     out, mask = executed(operation).values()
     assert torch.equal(out, mask / (1 - ratio))
 

@@ -97,7 +97,7 @@ def test_regression(name, numbers, reduction):
     gradient = real(3, 4) if reduction == NONE else torch.tensor(1.3, dtype=torch.float64)
     for y in (real(3, 4) - 1, real(4, 3).t(), x.clone()):
         check(forward, x, y, reduction, *numbers)
-        assert check(backward, gradient, x, y, reduction, *numbers).elementwise
+        assert check(backward, gradient, x, y, reduction, *numbers).is_elementwise
     if name == "mse_loss":
         check(forward, x, real(4), reduction)
 

@@ -83,7 +83,7 @@ BINARY = {
 def test_unary(name):
     """An operator of one tensor, in order, transposed, and with gaps."""
     x = real(4, 5, 6)
-    assert check_call(UNARY[name], x).elementwise
+    assert check_call(UNARY[name], x).is_elementwise
     check_call(UNARY[name], x.transpose(0, 2))
     check_call(UNARY[name], x[:, ::2, 1:4])
 
@@ -99,7 +99,7 @@ def test_unary_above_zero(name):
 def test_backward(name):
     """The gradient of an activation; gradient and activation lie alike, and otherwise."""
     x, gradient = real(5, 6), torch.randn(5, 6, dtype=torch.float64)
-    assert check_call(BACKWARD[name], gradient, x).elementwise
+    assert check_call(BACKWARD[name], gradient, x).is_elementwise
     check_call(BACKWARD[name], torch.randn(6, 5, dtype=torch.float64).t(), x)
     check_call(BACKWARD[name], torch.ones((), dtype=torch.float64).expand(5, 6), x)
 
@@ -137,7 +137,7 @@ def test_any_layout(draw):
         return cut.permute([order.index(k) for k in range(len(shape))])
 
     x, y = operand(), operand()
-    assert check(aten.add.Tensor, x, y.expand(shape), alpha=0.5).elementwise
+    assert check(aten.add.Tensor, x, y.expand(shape), alpha=0.5).is_elementwise
     check(aten.clone.default, x.expand(shape), memory_format=torch.contiguous_format)
 
 
@@ -147,7 +147,7 @@ def test_many_dimensions():
     check(
         aten.clone.default, x.permute(6, 0, 1, 4, 5, 2, 3).contiguous().permute(0, 2, 1, 3, 5, 4, 6)
     )
-    with pytest.raises(CaptureError, match="at most 6 dimensions that lie apart, got 7"):
+    with pytest.raises(CaptureError, match="at most 6 dimensions that cannot be merged, got 7"):
         lowered(
             aten.clone.default,
             x.permute(6, 4, 2, 0, 5, 3, 1),
@@ -181,7 +181,7 @@ def test_bytes_are_not_taken_for_truth_values():
     """Numbers become truth values, and no bytes; those that are there may be read and copied."""
     bytes_ = torch.tensor([0, 1, 7, 255], dtype=torch.uint8)
     for numbers in (real(4), torch.arange(4)):
-        with pytest.raises(CaptureError, match="makes bytes"):
+        with pytest.raises(CaptureError, match="converts numbers to bytes"):
             lowered(aten._to_copy.default, numbers, dtype=torch.uint8)
     check(aten._to_copy.default, bytes_, dtype=torch.int64)
     check(aten.mul.Tensor, bytes_, real(4))

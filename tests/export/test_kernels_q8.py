@@ -22,7 +22,7 @@ from poetmodel.lowered.calls import ConvolutionSizes, DataType
 from poetmodel.lowered.instructions import call_instructions, counted
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.lowered.step import ALIGNMENT, Weights
-from poetmodel.tiling.choice import in_tiles
+from poetmodel.tiling.choice import divide_step
 
 CONVOLUTIONS = ("pm_q8_conv2d", "pm_q8_depthwise", "pm_q8_pointwise")
 POOLS = ("pm_q8_average", "pm_q8_maximum")
@@ -345,7 +345,7 @@ def every_layer():
 @pytest.mark.parametrize("tile", ["none", "1KiB"])
 def test_files_give_layers_back(tile, tmp_path):
     """Whole or in tiles, with their constants."""
-    step = in_tiles(every_layer().step(), tile)
+    step = divide_step(every_layer().step(), tile)
     save_step(step, tmp_path / "a.step.json")
     again = load_step(tmp_path / "a.step.json")
     assert (again.graph, again.calls, again.buffers) == (step.graph, step.calls, step.buffers)

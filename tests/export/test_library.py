@@ -17,7 +17,7 @@ from kit.shared_objects import build, flags_of
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
-from poetmodel.export.kernels import prototypes
+from poetmodel.export.kernels import kernel_header
 from poetmodel.export.state import state_tensors
 from poetmodel.lowered.io import load_step
 from poetmodel.lowered.kernels import SOURCES as KERNELS
@@ -115,7 +115,7 @@ def test_kernels_compile_without_warnings(tmp_path, compiler):
     """Each kernel, on cores with instructions of their own too: no number changes its sign."""
     needs(compiler[0])
     texts = {name: kernel_source(name) for name in sorted(kernel_names())}
-    (tmp_path / "pm_kernels.h").write_text(prototypes(texts), encoding="utf-8")
+    (tmp_path / "pm_kernels.h").write_text(kernel_header(texts), encoding="utf-8")
     folder = Path(str(KERNELS))
     includes = (f"-I{folder / 'kernels'}", f"-I{folder / 'src'}", f"-I{tmp_path}")
     files = [folder / "kernels" / f"{name}.c" for name in texts]

@@ -15,7 +15,7 @@ from kit.programs import done, needs
 from kit.rotation import rotating
 from kit.shared_objects import build
 from poetmodel.export.board import Target, run
-from poetmodel.tiling.choice import in_tiles
+from poetmodel.tiling.choice import divide_step
 from poetmodel.torch.lowering.step import lower
 
 pytestmark = [pytest.mark.torch, pytest.mark.large]
@@ -165,7 +165,7 @@ def test_schedules_have_the_bits_of_keep_all(schedule, whole, kept, tmp_path):
 )
 def test_tiles_have_the_bits_of_the_whole_step(target, whole, kept, tmp_path):
     """Slices of gradients, weights and residuals, on each core; the state has the same bytes."""
-    sliced = Exported(in_tiles(whole[1], 600), tmp_path)
+    sliced = Exported(divide_step(whole[1], 600), tmp_path)
     states = {value.name: len(value.pieces) for value in sliced.deployment.step.states}
     assert states["first.weight"] == states["first.residual"] == 3
     assert sliced.outcome(batches(), 3, target=target).same_bits(on_host(kept, 3))
@@ -194,7 +194,7 @@ def test_no_power_cut_loses_int8_state(case, tmp_path):
     needs("cc")
     rounding, options, flash = POWER_CUTS[case]
     step = step_of(network(rounding=rounding), functional.mse_loss)
-    step = in_tiles(step, 600) if case == "in tiles" else step
+    step = divide_step(step, 600) if case == "in tiles" else step
     exported = Exported(step, tmp_path / "folder", commit=True, **options)
     sizes = {value["name"]: value["bytes"] for value in exported.manifest["states"]}
     assert sizes["grouped.weight"] == 12 * 3 * 9

@@ -11,7 +11,7 @@ from kit.programs import done, needs
 from kit.traced_models import Through
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
-from poetmodel.export.ranges import Indices, indices_of, traced
+from poetmodel.export.ranges import Indices, index_operands, trace_copies
 from poetmodel.lowered.calls import Call, Ref
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.lowered.loops import shape_table
@@ -165,19 +165,19 @@ def gather(ref, sizes, steps):
 
 def test_the_same_elements_are_known_in_any_order():
     """Loops from the end, in another order, or over an element again are about the same ones."""
-    (plain,) = indices_of(gather(Ref("i", 2), (3, 2), (1, 3)))
+    (plain,) = index_operands(gather(Ref("i", 2), (3, 2), (1, 3)))
     assert (plain.ref, plain.shape) == (Ref("i", 2), (1, 6, 1))
     for offset, sizes, steps in (
         (2, (2, 3), (3, 1)),
         (7, (3, 2), (-1, -3)),
         (2, (3, 5, 2), (1, 0, 3)),
     ):
-        (other,) = indices_of(gather(Ref("i", offset), sizes, steps))
-        assert other.imply(plain)
-        assert plain.imply(other)
-    (fewer,) = indices_of(gather(Ref("i", 2), (3,), (1,)))
-    assert not plain.imply(fewer)
-    assert list(indices_of(gather(Ref("i"), (0,), (1,)))) == []
+        (other,) = index_operands(gather(Ref("i", offset), sizes, steps))
+        assert other.implies(plain)
+        assert plain.implies(other)
+    (fewer,) = index_operands(gather(Ref("i", 2), (3,), (1,)))
+    assert not plain.implies(fewer)
+    assert list(index_operands(gather(Ref("i"), (0,), (1,)))) == []
 
 
 @pytest.mark.parametrize(
@@ -188,15 +188,15 @@ def test_a_narrower_range_is_enough(low, high, ignored, implied):
     """A number that is ignored must be ignored, or in the range, of the other."""
     wanted = Indices(ref=Ref("i"), shape=(1, 2, 1), low=0, high=4, ignored=0)
     given = Indices(ref=Ref("i"), shape=(1, 2, 1), low=low, high=high, ignored=ignored)
-    assert given.imply(wanted) == implied
+    assert given.implies(wanted) == implied
 
 
 def test_copies_are_traced_where_all_of_them_are_indices():
     """A copy of more, or one that something else writes too, is asked itself."""
     wanted = Indices(ref=Ref("copy"), shape=(1, 6, 1), low=0, high=4, ignored=0)
     copy = Call("pm_copy_int", (Ref("copy"), Ref("x", 1), (2, 3, 1, 1, 2, 3, 4)))
-    found = traced(wanted, {"copy": [copy]})
+    found = trace_copies(wanted, {"copy": [copy]})
     assert (found.ref, found.shape) == (Ref("x", 1), (2, 3, 1, 2, 4))
     more = Call("pm_copy_int", (Ref("copy"), Ref("x", 1), (1, 7, 1, 1)))
     for calls in ([more], [copy, copy], [Call("pm_add_int", copy.arguments)], []):
-        assert traced(wanted, {"copy": calls}) == wanted
+        assert trace_copies(wanted, {"copy": calls}) == wanted

@@ -135,7 +135,7 @@ def test_boards_train_on_stored_samples(tmp_path, target):
     assert stored.losses == whole.losses
     assert stored.state == whole.state
     if target.is_board:
-        front = whole.figures["step_instructions"] - stored.figures["step_instructions"]
+        front = whole.metrics["step_instructions"] - stored.metrics["step_instructions"]
         said = json.loads((tmp_path / "manifest.json").read_text(encoding="utf-8"))["replay"]
         expected = said["step"]["instructions"] - said["stored_step"]["instructions"]
         assert target is Target.M3 or front == pytest.approx(expected, rel=0.2)

@@ -89,21 +89,21 @@ def test_unknown_words_are_refused(toys, tmp_path, words):
 def test_board_says_what_it_takes(toys, tmp_path, target):
     """RAM holds stack, arena and inputs; instructions are the same each time."""
     found = [toys.run(target, (), tmp_path, steps=2).require_success() for _ in range(2)]
-    figures = found[0].figures
+    figures = found[0].metrics
     assert figures["stack_limit_bytes"] == 2048
     assert figures["ram_limit_bytes"] == 16384
     assert 0 < figures["stack_bytes"] < 2048 < figures["ram_bytes"] < 4096
     assert 4096 < figures["flash_bytes"] < 20000
     assert 100 < figures["step_instructions"] < 20000
-    assert found[1].figures == figures
+    assert found[1].metrics == figures
 
 
 def test_stack_is_painted(toys, tmp_path):
     """What a step takes of the stack is seen after it."""
-    plain = toys.run(Target.M4, (), tmp_path, steps=1).figures["stack_bytes"]
+    plain = toys.run(Target.M4, (), tmp_path, steps=1).metrics["stack_bytes"]
     settings = ("EXTRA=-DTOY_DEEP=1200",)
     deep = toys.run(Target.M4, settings, tmp_path, steps=1).require_success()
-    assert 1200 <= deep.figures["stack_bytes"] < 1200 + plain
+    assert 1200 <= deep.metrics["stack_bytes"] < 1200 + plain
 
 
 @pytest.mark.parametrize("target", BOARDS)
@@ -153,8 +153,8 @@ def test_instructions_are_counted_by_node(toys, tmp_path):
     assert set(nodes) == {0, 1, 2}
     assert nodes[0] > nodes[2]
     # Reading the clock is of no node either, and not counted.
-    other = found[0].figures["other_instructions"]
-    assert 0 < other < found[0].figures["step_instructions"] - sum(nodes.values())
+    other = found[0].metrics["other_instructions"]
+    assert 0 < other < found[0].metrics["step_instructions"] - sum(nodes.values())
     assert found[1].node_instructions == nodes
 
 
@@ -168,7 +168,7 @@ def _resumed(toys, target, folder, *, printed):
     if probe.error:
         assert printed == 0
         return None
-    done = probe.figures["resumed"]
+    done = probe.metrics["resumed"]
     assert done in {printed, printed + 1}  # the last step may have been committed, and not printed
     rest = toys.run(target, COMMIT, folder, steps=STEPS - done, words=("resume",))
     return rest.require_success().state
@@ -178,7 +178,7 @@ def test_power_cut_in_any_write_leaves_a_whole_generation(toys, tmp_path):
     """Training goes on from the last whole step, to the very state; without commits from none."""
     whole = toys.run(Target.HOST, COMMIT, tmp_path, steps=STEPS).require_success()
     lost = 0
-    for write in range(1, whole.figures["storage_writes"] + 1):
+    for write in range(1, whole.metrics["storage_writes"] + 1):
         (tmp_path / "pm_storage.bin").unlink()
         cut = toys.run(Target.HOST, COMMIT, tmp_path, steps=STEPS, words=(f"cut:{write}",))
         assert cut.status == STOPPED_STATUS
@@ -197,7 +197,7 @@ def test_board_stopped_at_any_instruction_goes_on(toys, tmp_path):
     whole = toys.run(Target.M4, COMMIT, tmp_path, steps=STEPS).require_success()
     random = np.random.default_rng(3)
     resumed = 0
-    for tick in random.integers(50, STEPS * whole.figures["step_instructions"] // 40, 25):
+    for tick in random.integers(50, STEPS * whole.metrics["step_instructions"] // 40, 25):
         (tmp_path / "pm_storage.bin").unlink(missing_ok=True)
         stopped = toys.run(Target.M4, COMMIT, tmp_path, steps=STEPS, words=(f"stop:{tick}",))
         assert stopped.status == STOPPED_STATUS
@@ -225,7 +225,7 @@ def no_programs(monkeypatch, tmp_path):
 def test_missing_programs_are_named_with_their_packages(target, package):
     """One sentence says what is missing and how Debian calls it; to build takes no QEMU."""
     with pytest.raises(MissingExtraError, match=package):
-        board.require(target)
+        board.require_programs(target)
     assert board.missing_programs(Target.M7, emulate=False) == ("make", "arm-none-eabi-gcc")
     assert "qemu-system-arm" in board.missing_programs(Target.M7)
 

@@ -123,7 +123,7 @@ def test_moments_of_an_optimizer_without_a_step_are_the_first(exported, tmp_path
     """They are 0, a product of none is 1; without an optimizer they cannot be known."""
     folder, make, _ = exported
     net = model()
-    with pytest.raises(InputError, match="give the optimizer"):
+    with pytest.raises(InputError, match="pass the optimizer"):
         pmt.save_state(net, tmp_path / "a.bin", folder=folder)
     fresh = make([p for p in net.parameters() if p.requires_grad])
     pmt.save_state(net, tmp_path / "a.bin", optimizer=fresh, folder=folder)
@@ -187,12 +187,12 @@ def test_files_and_models_that_do_not_fit_are_refused(exported, tmp_path):
     with pytest.raises(InputError, match=r"^optimizer: "):
         pmt.load_state(tmp_path / "zeros.bin", net, optimizer=other, folder=folder)
     another = torch.optim.Adagrad([p for p in net.parameters() if p.requires_grad])
-    with pytest.raises(InputError, match="Adagrad keeps step, sum; give one like"):
+    with pytest.raises(InputError, match="Adagrad has step, sum; use an optimizer like"):
         pmt.load_state(tmp_path / "zeros.bin", net, optimizer=another, folder=folder)
-    with pytest.raises(InputError, match="Adagrad keeps step, sum; give one like"):
+    with pytest.raises(InputError, match="Adagrad has step, sum; use an optimizer like"):
         pmt.save_state(net, tmp_path / "zeros.bin", optimizer=another, folder=folder)
     assert all(kept.keys() == {"step", "sum"} for kept in another.state.values())
-    with pytest.raises(InputError, match=r"the model has no memory for it \(device meta\)"):
+    with pytest.raises(InputError, match=r"has no memory in the model \(device meta\)"):
         pmt.load_state(tmp_path / "zeros.bin", model().to("meta"), folder=folder)
     another = "adam"
     with pytest.raises(InputError, match=r"^optimizer: .*'adam'"):

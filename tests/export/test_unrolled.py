@@ -11,7 +11,7 @@ from kit.instances import seeded
 from kit.kernel_calls import TOLERANCE, Memory, executed
 from kit.rotation import parts, quick
 from kit.traced_models import Through
-from poetmodel.export.unrolled import unrolled
+from poetmodel.export.unrolled import unroll_weight_gradients
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
 from poetmodel.lowered.loops import loops_of
@@ -43,7 +43,7 @@ def steps_of(training, optimizer=torch.optim.SGD):
     model, loss, inputs = training
     made = None if optimizer is None else optimizer(model.parameters(), lr=0.1)
     before = lower(model, loss, inputs, optimizer=made, masks=False)
-    return before, unrolled(before)
+    return before, unroll_weight_gradients(before)
 
 
 def left(step, memory):
@@ -141,7 +141,7 @@ def test_other_networks_stay_as_they_are():
     for model, inputs in (convolutions, (attention, (torch.randn(2, 5, 8), torch.ones(2, 5, 8)))):
         loss = functional.cross_entropy if inputs[1].ndim == 1 else functional.mse_loss
         step = lower(model, loss, inputs, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-        assert unrolled(step) is step
+        assert unroll_weight_gradients(step) is step
     before, after = steps_of(recurrent(nn.RNN, 2, 1, 5, 6))
     stacks = [[n.name for n in step.graph.nodes if n.op == "stack"] for step in (before, after)]
     assert stacks[0] == stacks[1] != []

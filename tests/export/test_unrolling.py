@@ -48,5 +48,5 @@ def test_repeated_loops_have_the_same_bits(folder, target):
     plain = ran(folder("plain"), target, settings=("EXTRA=-D__clang__=1",), **given)
     assert (repeated.losses, repeated.state) == (plain.losses, plain.state)
     if target.is_board:
-        counts = [done.figures["step_instructions"] for done in (repeated, plain)]
+        counts = [done.metrics["step_instructions"] for done in (repeated, plain)]
         assert counts[0] < counts[1]

@@ -7,7 +7,7 @@ import pytest
 
 import published
 from poetmodel.errors import GraphError
-from poetmodel.files import shipped
+from poetmodel.files import shipped_folder
 from poetmodel.graph import zoo
 from poetmodel.graph.catalogue import (
     InputShape,
@@ -38,7 +38,7 @@ def test_names_are_those_of_both_families():
 
 def test_shipped_files_are_what_the_script_makes(script, capsys):
     """No graph file was edited by hand, left over or forgotten."""
-    status = script.main(["--check", "--folder", str(shipped("graphs"))])
+    status = script.main(["--check", "--folder", str(shipped_folder("graphs"))])
     assert capsys.readouterr().out == ""
     assert status == 0
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 import poetmodel.export
 from kit.programs import needs
 from kit.shared_objects import STORE
-from poetmodel.export.kernels import prototypes
+from poetmodel.export.kernels import kernel_header
 from poetmodel.lowered.calls import WORKSPACE, Buffer, DataType, Ref, ScaledLearningRate
 from poetmodel.plan import Op
 from poetmodel.torch import lowering
@@ -56,7 +56,7 @@ def parameters(kernel):
 def included():
     """Return the options of a compiler for what kernels include, the header of all among it."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.c"))}
-    text = prototypes(texts)
+    text = kernel_header(texts)
     header = STORE.keep("pm_kernels.h", lambda path: path.write_text(text, encoding="utf-8"))
     return (f"-I{KERNELS}", f"-I{SOURCES / 'src'}", f"-I{header.parent}")
 
@@ -268,10 +268,10 @@ def check(operator, *args, tolerance=TOLERANCE, strides=None, **kwargs):
     results = operator(*args, **kwargs)
     expected = results if isinstance(results, tuple | list) else (results,)
     _compare(ours.execute(), expected, tolerance)
-    if ours.operation.elementwise:
+    if ours.operation.is_elementwise:
         own = ours.outputs[0]
         for number, look in enumerate(ours.looks):
-            if look.lies_like(own) and look.type is own.type:
+            if look.has_layout_of(own) and look.type is own.type:
                 again = lowered(operator, *args, strides=strides, in_place_of=number, **kwargs)
                 _compare(again.execute(), expected, tolerance)
     return ours.operation

@@ -41,7 +41,7 @@ def power_cuts(folder, program, unit, operation, block, generations):
 
 def step_writes(made, *, commits=True):
     """Return the least and the most bytes that a step writes to flash, and its erases."""
-    writes = () if made.saves else made.page_writes
+    writes = () if made.copies_to_flash else made.page_writes
     pages = [size for size, times in writes for _ in range(times)]
     most = sum(pages) + made.commit_bytes * commits
     erases = sum(-(-size // made.layout.erase_block_bytes) for size in pages)

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from poetmodel.export.board import Target, programs
+from poetmodel.export.board import Target, required_programs
 
 LACKING = re.compile(r"no [\w+-]+( and no [\w+-]+)* on PATH")
 """How the reason of such a skip reads."""
@@ -14,7 +14,11 @@ LACKING = re.compile(r"no [\w+-]+( and no [\w+-]+)* on PATH")
 
 def needs(*names):
     """Skip the test where a program is missing: by its name, or one that a target needs."""
-    wanted = [p for name in names for p in (programs(name) if isinstance(name, Target) else [name])]
+    wanted = [
+        p
+        for name in names
+        for p in (required_programs(name) if isinstance(name, Target) else [name])
+    ]
     missing = [program for program in dict.fromkeys(wanted) if shutil.which(program) is None]
     if missing:
         pytest.skip(f"no {' and no '.join(missing)} on PATH")

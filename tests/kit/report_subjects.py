@@ -8,7 +8,7 @@ from poetmodel.placement import place
 from poetmodel.plan import check_arena, check_plan
 from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem
-from poetmodel.report.subject import Sources, Subject, in_graph, solved_subject
+from poetmodel.report.subject import Sources, Subject, pairs_in_graph, solved_subject
 from poetmodel.schedule.document import parse_document
 from poetmodel.schedule.relations import dump
 from poetmodel.solver import solve
@@ -43,13 +43,13 @@ def subject(problem, schedule=None, *, label="A", mode="blocking"):
         label=label,
         sources=Sources(schedule="x.json", graph="skip.json", profile="skip costs.csv"),
         document=document,
-        schedule=in_graph(problem.graph, chosen),
+        schedule=pairs_in_graph(problem.graph, chosen),
         problem=problem,
         costs=problem.costs,
         verdict=verdict,
         plan=plan,
         check=check,
-        places=places,
+        arena_check=places,
     )
 
 

@@ -14,7 +14,7 @@ from kit.traced_models import Through
 from poetmodel.export.board import Target
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.fusing import fused, parted
-from poetmodel.tiling.choice import in_tiles
+from poetmodel.tiling.choice import divide_step
 from poetmodel.torch.lowering.step import lower
 
 RATE = 0.05
@@ -115,7 +115,7 @@ def test_parting_is_undone_by_fusing(model, kernel):
     assert again.calls == joined.calls
     assert again.graph == joined.graph
     assert fused(joined) is joined
-    tiles = in_tiles(joined, 640)
+    tiles = divide_step(joined, 640)
     assert kernels(tiles).count(kernel) > kernels(joined).count(kernel)
 
 

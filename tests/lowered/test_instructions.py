@@ -21,7 +21,7 @@ from poetmodel.lowered.instructions import OTHER, call_instructions, counted, ta
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.lowered.kernels import kernel_names
 from poetmodel.plan import Op
-from poetmodel.tiling.choice import in_tiles
+from poetmodel.tiling.choice import divide_step
 
 SHAPE = (8, 6, 10, 16, 6, 10, 3, 3, 1, 1, 1, 1, 1, 1, 1)
 """Of a convolution from 8 to 16 channels over 6 x 10 places, with windows of 3 x 3 around each."""
@@ -34,7 +34,7 @@ def captured(name, tile=None):
 
     model, loss_fn, inputs = training(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    return in_tiles(lower(model, loss_fn, inputs, optimizer=optimizer), tile)
+    return divide_step(lower(model, loss_fn, inputs, optimizer=optimizer), tile)
 
 
 def counts(kernel, *arguments):
@@ -188,7 +188,7 @@ def test_schedules_run_what_they_are_said_to(tmp_path):
         folder = tmp_path / ram.rstrip("%")
         made = export_step(step, folder, ram=ram, device=board, time_limit=5, gap=0.02)
         done = ran(folder, Target.M4, inputs=bytes(4 * 784 + 4), steps=1)
-        spent = done.figures["step_instructions"]
+        spent = done.metrics["step_instructions"]
         nodes = [step.graph.nodes[k] for op, k in made.plan.program if op == Op.COMPUTE]
         total = sum(estimated[node.name] for node in nodes if not node.is_state)
         assert spent == pytest.approx(total, rel=0.03)

@@ -22,7 +22,7 @@ from poetmodel.export.deployment import STACK_BYTES, input_bytes, reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.lowered.tables import with_byte_inputs
-from poetmodel.tiling.tiles import tiled
+from poetmodel.tiling.tiles import tile_step
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
@@ -175,7 +175,7 @@ def test_bytes_may_be_labels():
 def test_tiles_convert_a_channel_at_a_time(look):
     """So that the image is never there as real numbers; the bits stay."""
     (x, step), (y, plain) = pair(look)
-    found = tiled(step, 600)
+    found = tile_step(step, 600)
     names = [node.name for node in found.graph.nodes if node.op == "lookup"]
     assert names == ["lookup[0:1]", "lookup[1:2]", "lookup[2:3]"]
     assert max(t.bytes for n in found.graph.nodes if n.op == "lookup" for t in n.outputs) == 512
@@ -267,7 +267,7 @@ def test_an_option_says_what_bytes_mean(text, look, tmp_path):
     plain = lowered(Seen(), y, infer=True)
     step = with_byte_inputs(plain, {"inputs[0]": text})
     same(step, x, plain, y)
-    same(tiled(step, 600), x, plain, y)
+    same(tile_step(step, 600), x, plain, y)
     assert "pm_lookup" in kernels(step.inference)
     save_step(step, tmp_path / "x.step.json")
     same(load_step(tmp_path / "x.step.json"), x, plain, y)

@@ -12,7 +12,12 @@ from kit.worked import (
 )
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.model import build
-from poetmodel.model.events import dominated, find_events, recomputable_nodes, storage_is_limiting
+from poetmodel.model.events import (
+    find_events,
+    paging_dominates,
+    recomputable_nodes,
+    storage_is_limiting,
+)
 from poetmodel.problem import Problem
 from poetmodel.result import Status
 from poetmodel.solver import solve
@@ -148,7 +153,7 @@ def one_node(
 def test_dominance(choices, expected):
     """Paging replaces recomputation only where it is no worse in all that counts."""
     problem = one_node(**choices)
-    assert dominated(problem, 0) is expected
+    assert paging_dominates(problem, 0) is expected
     assert recomputable_nodes(problem)[0] is not expected
 
 
@@ -222,7 +227,7 @@ def test_dominance_holds_in_every_row(rule, expected):
     graph = skip_graph()
     dear = even_costs(graph, page_in=(0.25, 0.25), page_out=(0.25, 0.25))
     problem = Problem(graph, dear, ram=13).subject_to(own=rule)
-    assert dominated(problem, 0) is expected
+    assert paging_dominates(problem, 0) is expected
     assert recomputable_nodes(problem)[0] is not expected
     assert best(problem).status == Status.OPTIMAL
 

@@ -33,7 +33,7 @@ from poetmodel.model.events import find_events, recomputable_nodes
 from poetmodel.model.grouping import Grouping
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
-from poetmodel.model.view import view
+from poetmodel.model.view import to_pyomo
 from poetmodel.problem import Problem
 
 FOLDER = Path(__file__).parent / "golden"
@@ -133,7 +133,7 @@ def stated(formulation, problem):
     m = Model(problem, formulation, exact=True)
     if formulation == COMPACT:
         n, rows = len(problem.graph.nodes), problem.stage_limits
-        m.grouping = Grouping.of_stages(n, len(rows))
+        m.grouping = Grouping.one_group_per_stage(n, len(rows))
         offered = recomputable_nodes(problem)
         m.events = find_events(problem, range(n), recomputable=offered, counted=rows)
     added = {}
@@ -141,7 +141,7 @@ def stated(formulation, problem):
         before = names_in(m)
         part.build(m)
         added[part.name] = names_in(m) - before
-    whole = view(m)
+    whole = to_pyomo(m)
     return {
         name: sorted(line for one in names for line in written(whole.component(one)))
         for name, names in added.items()

@@ -19,7 +19,7 @@ from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.graph.catalogue import load_model
 from poetmodel.graph.zoo import MODELS as ZOO
 from poetmodel.model import build
-from poetmodel.model.paper import check_fits, one_output_each, reduction_in_words
+from poetmodel.model.paper import check_fits, describe_reduction, merge_outputs
 from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import check_schedule
@@ -112,7 +112,7 @@ def test_outputs_of_a_node_are_one_tensor():
     pages = [(float(i), 10.0 * i) for i in range(len(graph.tensors))]
     costs = costs_of(graph, [1] * 5, pages=pages)
     problem = Problem(graph, costs, ram="90%", deadline="150%")
-    reduced = one_output_each(problem)
+    reduced = merge_outputs(problem)
     assert reduced.graph.tensor_bytes == (4, 6, 1, 0, 1)
     assert reduced.graph.inputs_of == ((), (0,), (1,), (2,), (0, 1, 2))
     assert list(reduced.table.page_in_time_s) == [0, 1 + 2, 4, 0, 0]
@@ -121,8 +121,8 @@ def test_outputs_of_a_node_are_one_tensor():
     assert [getattr(reduced, name) for name in limits] == [
         getattr(problem, name) for name in limits
     ]
-    assert "2 of 5 nodes have several or none, such as 'b'" in str(reduction_in_words(graph))
-    assert reduction_in_words(reduced.graph) is None
+    assert "2 of 5 nodes have several or none, such as 'b'" in str(describe_reduction(graph))
+    assert describe_reduction(reduced.graph) is None
     model = build(Problem(graph, even_costs(graph), ram="90%"), "paper")
     b, mask, z = graph.outputs_of[1]
     assert model.problem.graph is graph
@@ -165,7 +165,7 @@ def test_schedules_of_reduced_models_are_verified_on_the_graph(part):
             continue
         if any(node.on_aux for node in problem.graph.nodes):
             continue
-        if reduction_in_words(problem.graph) is None:
+        if describe_reduction(problem.graph) is None:
             continue
         result = solve(problem, formulation="paper", time_limit=20)
         if result.schedule is None:
@@ -186,13 +186,13 @@ def test_every_network_of_the_zoo_can_be_stated(name):
     graph = load_model(name)
     problem = Problem(graph, Costs.estimate(graph, Device.load("rpi4b")), ram="70%")
     check_fits(problem)
-    reduced = one_output_each(problem)
+    reduced = merge_outputs(problem)
     assert len(reduced.graph.tensors) == len(graph.nodes)
     assert sum(reduced.graph.tensor_bytes) == sum(graph.tensor_bytes)
     assert reduced.ram_budget_bytes == problem.ram_budget_bytes
     assert reduced.baseline_energy_j == pytest.approx(problem.baseline_energy_j)
     result = solve(problem, formulation="paper", time_limit=0.5)
-    assert result.reduction.startswith("formulation 'paper' knows nodes with one output each")
+    assert result.reduction.startswith("formulation 'paper' supports one output per node")
     assert result.termination in (Termination.TIME_LIMIT, Termination.PROVED, Termination.STALLED)
 
 

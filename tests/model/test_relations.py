@@ -13,7 +13,7 @@ from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.layout import to_standard_form
 from poetmodel.errors import ModelError, TooLargeError
 from poetmodel.model import build, view
-from poetmodel.model.building import state
+from poetmodel.model.building import build_arrays
 from poetmodel.model.relations import Relation
 from poetmodel.problem import Problem
 from poetmodel.schedule import RELATIONS
@@ -177,7 +177,7 @@ def test_the_view_says_what_the_arrays_say(choice):
     for problem in problems(choice):
         if choice == "paper" and (problem.graph.version > 1 or problem.graph.on_aux):
             continue
-        expected = lines(to_standard_form(state(problem, **CHOICES[choice])))
+        expected = lines(to_standard_form(build_arrays(problem, **CHOICES[choice])))
         model = build(problem, **CHOICES[choice])
         assert lines(compile_model(model)) == expected
         if not problem.constraints:  # Pyomo writes some keys of theirs in another way
@@ -209,8 +209,8 @@ def test_no_other_solver_misses_memory_rows(solver, tmp_path):
 
 def test_too_many_terms_name_the_option(monkeypatch):
     """Nobody waits for millions of Pyomo's objects without having asked for them."""
-    monkeypatch.setattr(view, "MOST_TERMS", 2)
-    with pytest.raises(TooLargeError, match="leaves them out"):
+    monkeypatch.setattr(view, "MAX_TERMS", 2)
+    with pytest.raises(TooLargeError, match="omits them"):
         build(skip_problem())
     whole = build(skip_problem(), memory_rows=True)
     assert len(whole.memory) == len(whole.arrays.row_keys("memory"))

@@ -16,7 +16,7 @@ import pytest
 import poetmodel
 from poetmodel.device import Device
 from poetmodel.device.io import device_names
-from poetmodel.files import shipped
+from poetmodel.files import shipped_folder
 from poetmodel.graph.catalogue import load_model, model_names
 
 FROM_WHEEL = os.environ.get("POETMODEL_FROM_WHEEL") == "1"
@@ -41,7 +41,7 @@ def test_distribution_has_its_version_its_types_and_its_command():
 @pytest.mark.parametrize("kind", ["graphs", "devices"])
 def test_shipped_files_are_those_of_the_project(kind):
     """Every graph and device of the project is there, byte for byte."""
-    found = shipped(kind)
+    found = shipped_folder(kind)
     suffix = {"graphs": "*.graph.json", "devices": "*.toml"}[kind]
     expected = sorted(path.relative_to(ROOT / kind) for path in (ROOT / kind).rglob(suffix))
     assert expected
@@ -72,7 +72,7 @@ def test_every_model_and_device_loads():
 @pytest.mark.skipif(not FROM_WHEEL, reason="needs an environment with the wheel; see tox.ini")
 def test_nothing_comes_from_the_checkout():
     """Package, graphs and devices are the installed ones."""
-    for path in (Path(poetmodel.__file__), shipped("graphs"), shipped("devices")):
+    for path in (Path(poetmodel.__file__), shipped_folder("graphs"), shipped_folder("devices")):
         assert not path.resolve().is_relative_to(ROOT / "src")
         assert path.resolve().is_relative_to(Path(sys.prefix).resolve())
 

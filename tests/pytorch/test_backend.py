@@ -507,7 +507,7 @@ def test_a_known_graph_is_not_solved_again(tmp_path, monkeypatch):
     step(*case.batch)
     solves = []
     monkeypatch.setattr(planning, "solve", lambda *given, **_: solves.append(given))
-    monkeypatch.setattr(costs, "profiles_on_made_up", None)
+    monkeypatch.setattr(costs, "profile_on_synthetic", None)
     model, step, back = case.compiled("60%", cache=tmp_path)
     assert same(trained(model, step, case.batch), case.eager())
     torch._dynamo.reset()
@@ -557,7 +557,7 @@ def test_faults_of_the_file_are_told(least, tmp_path, monkeypatch):
     (file,) = tmp_path.iterdir()
     with file.open("r+b") as stream:
         stream.truncate(1)
-    with pytest.raises(pmt.PageError, match=r"the file was cut|is not what was written"):
+    with pytest.raises(pmt.PageError, match=r"the file was truncated|does not match its checksum"):
         loss.backward()
 
 
@@ -898,9 +898,9 @@ def test_model_without_memory_is_planned():
 @pytest.mark.parametrize(
     ("options", "paging", "expected"),
     [
-        ({"costs": "measured"}, False, "nothing is run here"),
+        ({"costs": "measured"}, False, "nothing is executed here"),
         ({"kernels": "inductor"}, False, "without running them"),
-        ({}, True, "a device that has a storage"),
+        ({}, True, "a device with storage"),
     ],
 )
 def test_plans_for_another_device_that_make_no_sense_are_refused(options, paging, expected):

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import (
 
 import poetmodel.torch as pmt
 from poetmodel.errors import InputError
-from poetmodel.torch.compiled import stages_shown
+from poetmodel.torch.compiled import show_stages
 from poetmodel.torch.dynamo import backend as backends
 from poetmodel.torch.dynamo import planning, rewriting
 from poetmodel.torch.graph.tensors import heap_peak_bytes
@@ -58,7 +58,7 @@ def test_what_was_probably_meant_is_asked():
     """A number of bytes that is a percentage; a device that is a place; all faults at once."""
     with pytest.raises(InputError, match=r"did you mean 60% or 60KiB\?"):
         pmt.backend(ram=60)
-    with pytest.raises(InputError, match="figures estimate times") as refused:
+    with pytest.raises(InputError, match="times are estimated for") as refused:
         pmt.backend(ram="lots", device="cuda:0", gap=-3)
     assert len(refused.value.faults) == 3
     pmt.backend(ram="60B")
@@ -174,10 +174,10 @@ def test_a_terminal_shows_what_takes_long(monkeypatch):
     written = io.StringIO()
     written.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", written)
-    with stages_shown(after_s=60.0) as tell:
+    with show_stages(after_s=60.0) as tell:
         tell("solving")
     assert written.getvalue() == ""
-    with stages_shown() as tell:
+    with show_stages() as tell:
         tell("solving")
         time.sleep(0.5)
     assert "solving" in written.getvalue()
@@ -224,7 +224,7 @@ def test_a_loss_outside_is_told_or_counted(outside, caplog):
         assert "between forward and backward pass" in back.summary()
         assert "not counted" not in back.summary()
     if outside == "auto":
-        assert "the first step, which may go over" in caplog.text
+        assert "the first step, which may exceed" in caplog.text
         assert record.keep_all_bytes == pytest.approx(whole.keep_all_bytes, rel=0.01)
         assert record.predicted_peak_bytes <= 1.05 * peak
     assert all(map(torch.equal, gradients(run), gradients(model)))
@@ -387,21 +387,17 @@ def test_a_refusal_says_what_the_budget_is_for():
     with pytest.raises(BackendCompilerFailed) as refused:
         torch.compile(lambda x: -model(x), backend=back, fullgraph=True, dynamic=False)(x)
     gradients = 4 * sum(parameter.numel() for parameter in model.parameters())
-    told = (
-        f"at its end there are {gradients:,} B gradients that are handed over, 160 B results, 160 B"
-    )
+    told = f"at its end there are {gradients:,} B returned gradients, 160 B results, 160 B"
     assert told in str(refused.value.inner_exception)
     torch._dynamo.reset()
-    with pytest.raises(
-        BackendCompilerFailed, match=r"batch\.size\(\)\[0\]: its sizes are not known"
-    ):
+    with pytest.raises(BackendCompilerFailed, match=r"batch\.size\(\)\[0\]: its sizes are unknown"):
         torch.compile(lambda batch: -model(batch), backend=back, fullgraph=True, dynamic=True)(x)
 
 
 def test_a_refusal_says_what_is_for_others():
     """Room that is given for what is outside counts in the least budget, too."""
     torch._dynamo.reset()
-    told = "between both passes 1,048,576 B are for what is outside"
+    told = "between both passes 1,048,576 B are for memory outside of the function"
     back = pmt.backend("256KiB", cache=False, outside="1MiB")
     with pytest.raises(BackendCompilerFailed, match=told):
         compiled(network(), back)(torch.randn(64, 64))
@@ -572,8 +568,8 @@ def test_wrong_budgets_of_regions_are_refused(given, told):
 @pytest.mark.parametrize(
     ("regions", "told"),
     [
-        ({"encodr.*": "1MiB"}, r"encodr.* is no module that makes something; there are .*encoder"),
-        ({"dropout": "1B"}, "nothing was found for graph 0.* that keeps dropout 1 B"),
+        ({"encodr.*": "1MiB"}, r"encodr.* is no module that makes a tensor; modules are .*encoder"),
+        ({"dropout": "1B"}, "no plan was found for graph 0.* that meets dropout 1 B"),
     ],
 )
 def test_regions_that_cannot_be_kept_are_refused(regions, told):

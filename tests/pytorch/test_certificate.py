@@ -13,7 +13,7 @@ from kit.traced_models import rows
 from poetmodel.device import Device
 from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.report.page import LIBRARIES
-from poetmodel.report.presenter import look_up
+from poetmodel.report.presenter import value_at_path
 from poetmodel.torch import compile
 from poetmodel.torch.runtime import certificate
 from poetmodel.torch.runtime.comparison import ResultDifference
@@ -164,7 +164,7 @@ def test_a_page_is_written(step, tmp_path):
     assert shown["step.certificate.heap_peak_bytes"] == found["certificate"]["heap_peak_bytes"]
     assert shown["step.certificate.written_bytes"] > 0
     for key, value in shown.items():
-        assert look_up({"step": found}, key) == value
+        assert value_at_path({"step": found}, key) == value
     assert "Equal" in page.text
     assert "Kept" in page.text
     assert found["call"] in page.text

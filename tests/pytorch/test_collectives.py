@@ -62,14 +62,14 @@ def check(rank=0):
     """Compare a compiled step with eager PyTorch, and its order with that of the graph."""
     programs = []
     back = pmt.backend("70%", cache=False)
-    rewritten = back.rewritten
+    rewrite = back.rewrite
 
     def noted(joint, **options):
-        graph, saved = rewritten(joint, **options)
+        graph, saved = rewrite(joint, **options)
         programs.append((joint.graph, graph))
         return graph, saved
 
-    back.rewritten = noted
+    back.rewrite = noted
     expected, _ = train(None, rank)
     gradients, peak_bytes = train(back, rank)
     assert all(map(torch.equal, gradients, expected))

@@ -209,14 +209,14 @@ def test_options_that_make_no_sense_are_refused(options, words, tmp_path):
 def test_budgets_that_cannot_be_kept_are_told(ram, kind):
     """What is reserved and for what, and the least that is usable, which is."""
     own = residual_step()
-    with pytest.raises(kind, match=r"is too little: .* B are reserved") as caught:
+    with pytest.raises(kind, match=r"is too small: .* B are reserved") as caught:
         pmt.compile(*own, ram=ram, device="rpi4b")
     text = str(caught.value)
     assert "tensors of less than 0 B" not in text
-    found = re.search(r"give at least ram=([\d,]+) B \(([\d.]+)%\)", text)
+    found = re.search(r"set at least ram=([\d,]+) B \(([\d.]+)%\)", text)
     assert found is not None
     least, share = int(found[1].replace(",", "")), float(found[2])
-    reserved = re.search(r"too little: ([\d,]+) B are reserved \((.*?)\), and operations", text)
+    reserved = re.search(r"too small: ([\d,]+) B are reserved \((.*?)\), and operations", text)
     assert reserved is not None
     parts = re.findall(r" ([\d,]+) B(?:;|$)", reserved[2])
     assert sum(int(p.replace(",", "")) for p in parts) == int(reserved[1].replace(",", ""))
@@ -225,7 +225,7 @@ def test_budgets_that_cannot_be_kept_are_told(ram, kind):
     assert least <= share / 100 * keep_all_bytes(traced) < least * 1.01
     for budget in (least, int(share / 100 * keep_all_bytes(traced))):
         assert floor_bytes(scheduled_graph(traced, budget_bytes=budget)) <= budget
-    words = rf"no schedule keeps .*; that RAM budget is ram={least:,} B less the [\d,]+ B"
+    words = rf"no schedule keeps .*; that RAM budget is ram={least:,} B minus the [\d,]+ B"
     with pytest.raises(NoScheduleError, match=words):
         pmt.compile(*own, ram=least, recompute=False, device="rpi4b")
 
@@ -234,7 +234,7 @@ def test_budgets_that_cannot_be_kept_are_told(ram, kind):
     ("mode", "words"),
     [(torch.no_grad, r"gradients are off \(torch\.no_grad"),
      (torch.inference_mode, "inference mode is on"),
-     (lambda: torch.autocast("cpu"), "inside of the model")],
+     (lambda: torch.autocast("cpu"), "inside the model")],
 )  # fmt: skip
 def test_modes_around_captures_and_steps_are_refused(mode, words):
     """Nothing is left behind."""

@@ -132,7 +132,7 @@ def test_what_depends_on_another_thing_is_found_anew(case, known, folder, monkey
     if case == "recompute":
         options = {"recompute": False, "ram": "100%"}
     if case == "code":
-        monkeypatch.setattr(cache_module, "_own_code", lambda: "other")
+        monkeypatch.setattr(cache_module, "_code_digest", lambda: "other")
     counted, before = Counted(monkeypatch), torch.get_num_threads()
     torch.set_num_threads(before + (case == "threads"))
     try:
@@ -213,7 +213,7 @@ def test_values_that_have_no_form_are_not_kept(tmp_path):
     joint = compile_cache.build_trace.__globals__["capture"](*step)
     node = next(n for n in joint.graph_module.graph.nodes if n.op == "call_function")
     node.kwargs = {**node.kwargs, "odd": object}
-    known = compile_cache.KnownStep(preparation.Cache(tmp_path), joint)
+    known = compile_cache.CachedStep(preparation.Cache(tmp_path), joint)
     assert known._cache.folder is None
 
 
@@ -293,7 +293,7 @@ def test_no_folder_keeps_nothing(tmp_path, monkeypatch):
 
 def test_the_oldest_files_go(tmp_path, monkeypatch):
     """What was read lately stays, and so do files of others, whatever their names are."""
-    monkeypatch.setattr(cache_module, "MOST_FILES", 3)
+    monkeypatch.setattr(cache_module, "MAX_FILES", 3)
     theirs = [tmp_path / name for name in ("run-1.json", "step-of-mine.json", "a-b.txt")]
     for path in theirs:
         path.write_text("{}")

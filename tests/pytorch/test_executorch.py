@@ -19,7 +19,7 @@ from kit.executorch_programs import NETWORKS, enough, trained
 from mcu import networks
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.graph import checkpoint_all_peak_bytes
-from poetmodel.torch.executorch.edge import RemoveCopies, edge_program, lowered
+from poetmodel.torch.executorch.edge import RemoveCopies, edge_program, lower_program
 from poetmodel.torch.executorch.planning import EdgeGraph
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of ExecuTorch, about what is experimental
@@ -57,7 +57,7 @@ def planned_bytes(path):
 def test_a_program_keeps_its_budget_and_has_the_bits_of_executorchs_own(name, tmp_path):
     """At 60 % of its arena, or the least that is proved: losses, gradients, weights of 20 steps."""
     (_, _, inputs), edge = exported(name)
-    own = lowered(edge, is_ours=False)
+    own = lower_program(edge, use_our_offsets=False)
     path = tmp_path / "step.pte"
     ram = int(0.6 * own.arena_bytes)
     if name in PROVED_LARGER:
@@ -139,7 +139,7 @@ def test_parameters_without_gradients_are_refused(tmp_path):
 
     model = Beside(nn.Linear(4, 3), nn.Linear(4, 3))
     write = partial(pmt.to_executorch, model, functional.cross_entropy, BATCH, ram="100%")
-    with pytest.raises(pmt.CaptureError, match="does not depend on it; freeze what is not used"):
+    with pytest.raises(pmt.CaptureError, match="does not depend on it; freeze unused parameters"):
         write(path=tmp_path / "step.pte")
     model[1].requires_grad_(requires_grad=False)
     assert write(path=tmp_path / "step.pte").recomputed == 0
@@ -244,20 +244,20 @@ def test_a_batch_by_name_and_a_loss_with_parameters(tmp_path):
 
 REFUSED = {
     "pages": ({"storage": "scratch/"},
-        "storage: a program of ExecuTorch has all in its arena and cannot page"),
+        "storage: an ExecuTorch program has all data in its arena and cannot page"),
     "paging": ({"paging": True},
-        "paging: a program of ExecuTorch has all in its arena and cannot page"),
+        "paging: an ExecuTorch program has all data in its arena and cannot page"),
     "another file": ({"path": "step.bin"}, "path: expected a file [*].pte, got 'step.bin'"),
     "no size": ({"ram": "much"}, "ram: expected"),
     "adam": ({"optimizer": torch.optim.Adam},
-        "optimizer: ExecuTorch's training runtime has SGD alone, got Adam"),
+        "optimizer: ExecuTorch's training runtime has only SGD, got Adam"),
     "the wrong way": ({"optimizer": partial(torch.optim.SGD, maximize=True)},
         "optimizer: ExecuTorch's SGD has one group of parameters, and no maximize"),
     "not all": ({"optimizer": lambda parameters: torch.optim.SGD(list(parameters)[:1])},
-        "optimizer: expected all parameters that require a gradient"),
+        "optimizer: expected exactly the parameters that require a gradient"),
     "another precision": (
      {"optimizer": lambda _: torch.optim.SGD([nn.Parameter(torch.ones(3).bfloat16())])},
-        "optimizer: ExecuTorch's SGD takes all parameters for float32, got torch.bfloat16"),
+        "optimizer: ExecuTorch's SGD supports only float32 parameters, got torch.bfloat16"),
 }  # fmt: skip
 
 
@@ -282,7 +282,7 @@ def test_what_executorch_has_not_is_refused(case, tmp_path, monkeypatch):
          r"^Sequential: ExecuTorch has no kernel for aten\.avg_pool2d_backward\.default; "),
         # Their gradients have a kernel by name, which fails when it runs.
         ((nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(12, 3)), torch.randn(5, 2, 6),
-         "takes images alone; write a Conv1d as a Conv2d"),
+         "supports only images; write a Conv1d as a Conv2d"),
     ],
 )  # fmt: skip
 def test_an_operator_without_a_kernel_is_named(layers, x, told, tmp_path):

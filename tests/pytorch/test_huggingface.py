@@ -242,7 +242,7 @@ def test_settings_of_all_kinds(kind, tmp_path):
 
 def test_what_a_trainer_cannot_take_is_told(tmp_path):
     """A budget that is too small where training begins; updates are the trainer's own."""
-    with pytest.raises(BudgetError, match="is too little"):
+    with pytest.raises(BudgetError, match="is too small"):
         trained(Trainer, bert(), Rows(2), tmp_path, **{**QUICK, "ram": "1KiB"})
     with pytest.raises(InputError, match="gradient_accumulation_steps is 2"):
         trained(Trainer, bert(), Rows(2), tmp_path, **QUICK, whole_step=True)
@@ -254,7 +254,7 @@ def test_what_a_trainer_cannot_take_is_told(tmp_path):
         def compute_loss(self, *args, **named):
             return super().compute_loss(*args, **named) * min(1, self.state.global_step / 10)
 
-    with pytest.raises(CaptureError, match="compute_loss reads global_step, which would"):
+    with pytest.raises(CaptureError, match="compute_loss reads global_step, whose value would"):
         trained(Annealed, bert(), Rows(2), tmp_path, **QUICK)
     with pytest.raises(TypeError, match="ram"):
         Trainer(model=bert())

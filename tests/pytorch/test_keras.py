@@ -194,7 +194,7 @@ def test_onnx_file_of_keras_leaves_its_end_to_the_loss(tmp_path):
     model(x)
     path = tmp_path / "net.onnx"
     model.export(str(path), format="onnx", verbose=False)
-    mine, _, _ = onnx_step(str(path), "cross-entropy", function=str, batch=2)
+    mine, _, _ = onnx_step(str(path), "cross-entropy", load_function=str, batch=2)
     assert torch.allclose(functional.softmax(mine(x), -1), model(x))
     assert torch.allclose(mine.eval()(x), model(x))
 

@@ -219,8 +219,8 @@ def test_what_would_stay_as_it_is_is_refused(tmp_path):
             self.automatic_optimization = False
 
     for kind, words in (
-        (Number, "logs 'rate', a float, which would stay"),
-        (Warm, "Warm: training_step reads global_step, which would stay"),
+        (Number, "logs 'rate', a float, which would never change"),
+        (Warm, "Warm: training_step reads global_step, whose value would never change"),
         (Skips, "training_step returned None"),
         (Manual, "manual optimization"),
     ):

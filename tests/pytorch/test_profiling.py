@@ -331,7 +331,7 @@ def test_a_budget_below_whole_convolutions_is_kept():
     step = pmt.compile(*own, ram=(least + min_budget_bytes(traced)) // 2, device="rpi4b")
     assert differing(step, *own) == []
     assert step.verify().heap_peak_bytes <= step.budget_bytes
-    assert any("run in parts" in note for note in step.compiled.notes)
+    assert any("executed in pieces" in note for note in step.compiled.notes)
 
 
 def test_norms_of_low_precision_are_tried():

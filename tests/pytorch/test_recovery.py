@@ -19,8 +19,8 @@ from poetmodel.errors import InputError
 from poetmodel.torch.graph.profiles import TensorLayout
 from poetmodel.torch.graph.step_graph import TensorStorage
 from poetmodel.torch.state.file import LARGE_BYTES, PREFIX, StateFile, StateTensor
-from poetmodel.torch.state.pages import blank, bytes_of
-from poetmodel.torch.state.recovery import replaced_by
+from poetmodel.torch.state.pages import allocate_page, bytes_of
+from poetmodel.torch.state.recovery import replace_recovered
 
 SIZES = {"small": 10, "large": LARGE_BYTES // 4 + 3, "frozen": 1500}
 
@@ -48,7 +48,7 @@ class Written:
             key = "exp_avg" if kind == "moment" else ""
             storage = TensorStorage(
                 index=index, name=name + key, operation=0, bytes=value.nbytes,
-                layouts=(TensorLayout.of(value),),
+                layouts=(TensorLayout.from_tensor(value),),
             )  # fmt: skip
             tensors.append(StateTensor(storage=storage, kind=kind, owner=f"model.{name}", key=key))
         self.file = StateFile(folder, tensors, name="net", **options)
@@ -62,7 +62,7 @@ class Written:
             is_moment = tensor.kind == "moment"
             if (step == 0 and is_moment) or (step and tensor.owner == "model.frozen"):
                 continue
-            held, value = blank(tensor.storage)
+            held, value = allocate_page(tensor.storage)
             value.fill_(float(step))
             self.file.write(tensor.storage.index, bytes_of(held))
 
@@ -81,7 +81,7 @@ def recovered(folder):
     assert len(moments) == (2 if steps else 0)
     changed = [model.small, model.large, model.count.view(1), *moments]
     values = {value for tensor in changed for value in tensor.unique().tolist()}
-    with replaced_by(folder, model):
+    with replace_recovered(folder, model):
         pass
     return steps, values, set(model.frozen.unique().tolist())
 
@@ -154,7 +154,7 @@ def left_by(folder, steps):
     for number in range(1, steps + 1):
         written.step(number)
     written.put(steps + 1)
-    written.file.leave()
+    written.file.close_in_child()
     return written.file.path
 
 
@@ -177,29 +177,30 @@ def test_damage_leads_to_the_record_before(tmp_path, caplog):
     written.step(2)
     file = written.file
     damage(file.path, file.format.slot_offset(1, file.record.slots[1]) + 999)
-    file.leave()
+    file.close_in_child()
     with caplog.at_level(logging.WARNING):
         assert recovered(tmp_path / "tensor") == (1, {1.0}, {0.0})
-    assert "large is not what was written after 2 steps; the state after 1 steps" in caplog.text
+    damage_text = "large does not match its checksum after 2 steps; loading the state after 1 steps"
+    assert damage_text in caplog.text
     tmp_path = tmp_path / "record"
     written = Written(tmp_path)
     written.step(1)
     written.step(2)
     form, generation = written.file.format, written.file.record.generation
-    written.file.leave()
+    written.file.close_in_child()
     damage(written.file.path, form.record_offset(generation) + 50)
     assert recovered(tmp_path) == (1, {1.0}, {0.0})
     path = left_by(tmp_path, 2)
     damage(path, form.record_offset(generation) + 50)
-    with pytest.raises(InputError, match=r"no whole state .*after 1 steps"):
+    with pytest.raises(InputError, match=r"no intact state .*after 1 steps"):
         recovered(tmp_path)
     damage(path, form.record_offset(generation - 1) + 50)
-    with pytest.raises(InputError, match=r"no whole state in it \(no commit record"):
+    with pytest.raises(InputError, match=r"no intact state \(no commit record"):
         recovered(tmp_path)
     tmp_path = tmp_path.parent / "cut"
     path = left_by(tmp_path, 1)
     os.truncate(path, 20_000)
-    with pytest.raises(InputError, match="no whole state"):
+    with pytest.raises(InputError, match="no intact state"):
         recovered(tmp_path)
     damage(path, 22)  # of the length of the header
     with pytest.raises(InputError, match="is no state file of this version"):
@@ -221,8 +222,8 @@ def test_another_model_is_refused_and_unchanged(tmp_path):
         pmt.recover(tmp_path, model, optimizer)
     for told in (
         "small: the file has torch.float32 (10,), the model torch.float32 (3,)",
-        "parameter frozen is in the file only",
-        "parameter other is in the model only",
+        "parameter frozen is only in the file",
+        "parameter other is only in the model",
         "the optimizer has no parameter large",
     ):
         assert told in str(caught.value)
@@ -241,9 +242,9 @@ def test_a_model_that_cannot_have_the_state_is_refused(tmp_path):
     model = Network()
     adam, momentum = torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9)
     for other, make, told in (
-        (tied, adam, "small and frozen are the same tensor in the model only"),
+        (tied, adam, "small and frozen share memory only in the model"),
         (empty, adam, r"large of the model has no memory \(device meta\)"),
-        (model, momentum, "the file has exp_avg.* of large, .* SGD keeps momentum_buffer"),
+        (model, momentum, "the file has exp_avg.* of large, .* SGD has momentum_buffer"),
     ):
         optimizer = make(other.parameters(), lr=0.1)
         with pytest.raises(InputError, match=told):
@@ -260,9 +261,9 @@ def test_a_file_stays_until_a_new_one_has_its_state(tmp_path, caplog):
     Whoever makes a state file beside one that nobody recovers reads it in the log.
     """
     path = left_by(tmp_path, 2)
-    with caplog.at_level(logging.WARNING), replaced_by(tmp_path, Network()):
+    with caplog.at_level(logging.WARNING), replace_recovered(tmp_path, Network()):
         pass
-    assert f"{path}: a process that was killed has left the state of net after 2" in caplog.text
+    assert f"{path}: a killed process has left the state of net after 2" in caplog.text
     assert path.exists()
     caplog.clear()
     model = Network()
@@ -271,16 +272,16 @@ def test_a_file_stays_until_a_new_one_has_its_state(tmp_path, caplog):
         assert pmt.recover(tmp_path, model, optimizer) == 2
     other = Network()
     assert pmt.recover(tmp_path, other, optimizer) == 0
-    with caplog.at_level(logging.WARNING), replaced_by(tmp_path, other) as steps:
+    with caplog.at_level(logging.WARNING), replace_recovered(tmp_path, other) as steps:
         assert steps == 0
     assert path.exists()
-    with pytest.raises(KeyError), replaced_by(tmp_path, model):
+    with pytest.raises(KeyError), replace_recovered(tmp_path, model):
         raise KeyError
     assert path.exists()
-    with replaced_by(tmp_path / "elsewhere", model) as steps:
+    with replace_recovered(tmp_path / "elsewhere", model) as steps:
         assert steps == 0
     assert path.exists()
-    with replaced_by(tmp_path, model) as steps:
+    with replace_recovered(tmp_path, model) as steps:
         assert steps == 2
     assert not path.exists()
     assert not caplog.text
@@ -297,12 +298,12 @@ def test_of_several_files_one_is_chosen_by_the_user(tmp_path):
         recovered(tmp_path / f"{PREFIX}x")
     alone = Written(tmp_path / "alone", generations=1)
     alone.step(1)
-    alone.file.leave()
+    alone.file.close_in_child()
     assert recovered(tmp_path / "alone")[0] == 0
-    with pytest.raises(InputError, match="made with rollback=False"):
+    with pytest.raises(InputError, match="written with rollback=False"):
         recovered(alone.file.path)
     paths = [left_by(tmp_path, steps) for steps in (1, 3)]
-    with pytest.raises(InputError, match="several runs have left their state"):
+    with pytest.raises(InputError, match="several processes have left their state"):
         recovered(tmp_path)
     assert recovered(paths[1])[0] == 3
 
@@ -312,9 +313,9 @@ def test_the_file_of_a_running_process_is_left_alone(tmp_path):
     one, other = Written(tmp_path), Written(tmp_path)
     other.step(1)
     assert recovered(tmp_path)[0] == 0
-    with pytest.raises(InputError, match="in use by a process that runs"):
+    with pytest.raises(InputError, match="in use by a running process"):
         recovered(other.file.path)
-    other.file.leave()
+    other.file.close_in_child()
     assert recovered(tmp_path) == (1, {1.0}, {0.0})
     one.file.check()
     one.file.close()
@@ -341,7 +342,7 @@ def test_a_forked_process_has_no_part_in_the_file(tmp_path):
     os.read(ready, 1)
     written.file.check()
     written.step(2)
-    written.file.leave()
+    written.file.close_in_child()
     assert recovered(tmp_path)[0] == 2
     os.write(end, b"x")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

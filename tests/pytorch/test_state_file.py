@@ -25,7 +25,7 @@ from poetmodel.torch.state.pages import (
     PAGE_BYTES,
     Memory,
     PageFile,
-    blank,
+    allocate_page,
     bytes_of,
     checksum,
 )
@@ -61,14 +61,14 @@ def tensors():
 
 def put(file, index, value):
     """Write a tensor that is the same number everywhere."""
-    held, tensor = blank(file.storages[index])
+    held, tensor = allocate_page(file.storages[index])
     tensor.fill_(value)
     file.write(index, bytes_of(held))
 
 
 def got(file, index):
     """Read a tensor."""
-    held, tensor = blank(file.storages[index])
+    held, tensor = allocate_page(file.storages[index])
     file.read(index, bytes_of(held))
     return tensor
 
@@ -145,11 +145,11 @@ class Table:
             for tensor in (self.mapped[index], self.values[index]):
                 tensor[begin : begin + 700] = number
             assert self.agrees()
-            self.file.take_over()
+            self.file.write_mapped_changes()
             assert self.file.is_changed
             assert self.file.written_bytes - before == 4 * SIZES[index]
             self.file.commit()
-            self.file.take_over()
+            self.file.write_mapped_changes()
             assert not self.file.is_changed
 
     def failed(self, number):
@@ -212,10 +212,10 @@ def test_a_damaged_page_is_noticed(file):
     with file.path.open("r+b") as opened:
         opened.seek(offset + 4000)
         opened.write(b"\x01")
-    with pytest.raises(PageError, match="'t9' is not what"):
+    with pytest.raises(PageError, match="'t9' does not match"):
         got(file, 9)
     os.truncate(file.path, offset + 100)
-    with pytest.raises(PageError, match=r"'t9': only 100 of .* the file was cut"):
+    with pytest.raises(PageError, match=r"'t9': only 100 of .* the file was truncated"):
         got(file, 9)
     with pytest.raises(PageError, match="state is lost"):
         file.check()
@@ -225,7 +225,7 @@ def test_a_removed_file_is_told_and_its_state_comes_back(file):
     """The process still has it."""
     tensor = mapped(file, 9)
     file.path.unlink()
-    with pytest.raises(PageError, match=r"was removed or moved; close\(\) brings"):
+    with pytest.raises(PageError, match=r"was removed or moved; close\(\) moves"):
         file.check()
     file.close()
     assert tensor.unique().tolist() == [1.0]
@@ -237,7 +237,7 @@ def test_a_file_that_may_not_grow_is_told_by_the_system(tmp_path):
     def limited():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGE_BYTES, LARGE_BYTES))
-        with pytest.raises(InputError, match="no room"):
+        with pytest.raises(InputError, match="not enough space"):
             StateFile(tmp_path, tensors())
         return len(list(tmp_path.iterdir()))
 
@@ -248,7 +248,7 @@ def test_a_file_that_may_not_grow_is_told_by_the_system(tmp_path):
 def test_failing_calls_are_explained(kind, index, request, monkeypatch):
     """Errors of the system name the tensor and what happened."""
     file = request.getfixturevalue(kind)
-    held, _ = blank(file.storages[index])
+    held, _ = allocate_page(file.storages[index])
     with monkeypatch.context() as patch:
         for call in ("pwrite", "pwritev", "preadv"):
             patch.setattr(os, call, system_fault(errno.EIO))
@@ -282,7 +282,7 @@ def test_a_commit_that_fails_leaves_the_state(file, monkeypatch):
 def test_a_full_disk_is_told_at_once(make, kind, tmp_path, monkeypatch):
     """Room is taken when the file is made; without it there is an error and no file."""
     monkeypatch.setattr(os, "posix_fallocate", system_fault(errno.ENOSPC))
-    with pytest.raises(InputError, match=rf"no room for a {kind} file of .*No space left"):
+    with pytest.raises(InputError, match=rf"not enough space for a {kind} file of .*No space left"):
         make(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -295,7 +295,7 @@ def page_file(tmp_path):
 
 def page_out(file, index):
     """Write a page of random numbers; return it."""
-    held, tensor = blank(file.storages[index])
+    held, tensor = allocate_page(file.storages[index])
     tensor.normal_()
     file.write(index, bytes_of(held))
     return tensor
@@ -309,7 +309,7 @@ def test_pages_come_back(page_file, tmp_path):
     size = page_file.path.stat().st_size
     written = {index: page_out(page_file, index) for index in (8, 3)}
     for index, tensor in written.items():
-        held, again = blank(page_file.storages[index])
+        held, again = allocate_page(page_file.storages[index])
         page_file.read(index, bytes_of(held))
         assert torch.equal(tensor, again)
         assert tensor.stride() == again.stride() == (1, 5)
@@ -321,7 +321,7 @@ def test_pages_come_back(page_file, tmp_path):
         position=1, dtype=torch.float32, shape=(5,), stride=(1,), offset=15
     ))  # fmt: skip
     shared = TensorStorage(index=0, name="t", operation=0, bytes=80, layouts=both)
-    _, (whole, row) = blank(PageFile(tmp_path, [shared]).storages[0])
+    _, (whole, row) = allocate_page(PageFile(tmp_path, [shared]).storages[0])
     whole.fill_(1.0)
     assert row.tolist() == [1.0] * 5
 
@@ -332,17 +332,17 @@ def test_a_changed_page_is_noticed(page_file):
     assert checksum(memoryview(one)) != checksum(memoryview(other))
     page_out(page_file, 8)
     good = page_file.path.read_bytes()
-    held, _ = blank(page_file.storages[8])
+    held, _ = allocate_page(page_file.storages[8])
     begin = page_file.offsets[8]
     for place in (0, 4095, 4096, 16383, 16384, 19999):
         bad = bytearray(good)
         bad[begin + place] ^= 0x80
         page_file.path.write_bytes(bad)
-        with pytest.raises(PageError, match="'t8' is not what was written"):
+        with pytest.raises(PageError, match="'t8' does not match its checksum"):
             page_file.read(8, bytes_of(held))
     blocks = good[begin + 4096 : begin + 8192] + good[begin : begin + 4096]
     page_file.path.write_bytes(good[:begin] + blocks + good[begin + 8192 :])
-    with pytest.raises(PageError, match="not what was written"):
+    with pytest.raises(PageError, match="does not match its checksum"):
         page_file.read(8, bytes_of(held))
     page_file.path.write_bytes(good)
     page_file.read(8, bytes_of(held))

@@ -211,7 +211,9 @@ def test_sharded_parts_of_a_compiled_module_are_refused_and_a_whole_model_is_not
     """The advice has eager's bits."""
     eager, xs = Tower(), batches()
     inside, whole = copy.deepcopy(eager), copy.deepcopy(eager)
-    told = r"compile the module that holds the blocks, then wrap that module alone: model\.compile"
+    told = (
+        r"compile the module that contains the blocks, then wrap that module alone: model\.compile"
+    )
     back = pmt.backend("100%", cache=False)
     for block in inside.blocks:
         fully_shard(block, mesh=alone)

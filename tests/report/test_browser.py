@@ -116,7 +116,7 @@ def test_timeline_answers_to_keys(report, subjects):
 
 def test_addresses_are_named(report, subjects):
     """Keys go from copy to copy; each box has its words, which hovering shows."""
-    places = subjects[0].places
+    places = subjects[0].arena_check
     report.draw("addresses-A")
     report.page.locator("#addresses-A").focus()
     report.page.keyboard.press("ArrowRight")
@@ -131,7 +131,7 @@ def test_addresses_are_named(report, subjects):
 
 def test_copies_of_a_selected_tensor_are_outlined(report, subjects):
     """In the map of addresses, each from its begin to its end."""
-    places = subjects[0].places
+    places = subjects[0].arena_check
     report.draw("addresses-A")
     chosen = next(one.index for one in places.rectangles if one.content == Content.OUTPUT)
     outlined = "() => (document.getElementById('addresses-A').layout.shapes || []).length"

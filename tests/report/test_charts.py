@@ -22,7 +22,7 @@ from poetmodel.report.charts import (
     gauge_chart,
     map_chart,
 )
-from poetmodel.report.pictures import Kind, moves_in_words
+from poetmodel.report.pictures import Kind, format_move_counts
 from poetmodel.report.timeline import ORIGINS, plan_chart, timeline_chart
 from poetmodel.schedule import Schedule, checkpoint_all
 
@@ -62,7 +62,7 @@ def test_cells_tell_what_happens():
         (3, 2): (Kind.KEPT, False),
         (3, 3): (Kind.COMPUTED, False),
     }
-    assert moves_in_words(schedule) == "1 recomputation, 2 page-outs, 1 page-in"
+    assert format_move_counts(schedule) == "1 recomputation, 2 page-outs, 1 page-in"
 
 
 def test_labels_count_the_bytes_of_what_happens():
@@ -91,13 +91,13 @@ def test_addresses_of_the_plan():
     """A box for each copy with its words; none of a schedule without a plan."""
     one = subject(skip_problem(recompute=False))
     chart = address_chart(one)
-    assert len(chart["boxes"]) == len(one.places.rectangles) == 5
+    assert len(chart["boxes"]) == len(one.arena_check.rectangles) == 5
     words = [box[5] for box in chart["boxes"]]
     assert words[0].startswith("a: computed, 4 B, at ")
     assert any(text.startswith("a: paged in, 4 B, at ") for text in words)
     assert chart["limit"] == max(box[3] + 16 for box in chart["boxes"])
     assert chart["end"] == one.simulation.makespan_s
-    assert address_chart(replace(one, places=None)) is None
+    assert address_chart(replace(one, arena_check=None)) is None
 
 
 def test_map_of_addresses():
@@ -110,7 +110,7 @@ def test_map_of_addresses():
     offsets += [(2, "workspace", 1, 4), (6, "workspace", 1, 4)]
     arena = Arena(bytes=30, lower_bound_bytes=16, alignment=1, offsets=tuple(offsets))
     check, places = check_plan(graph, costs, made), check_arena(graph, made, arena)
-    shown = SimpleNamespace(graph=graph, plan=made, check=check, places=places)
+    shown = SimpleNamespace(graph=graph, plan=made, check=check, arena_check=places)
     chart = address_chart(shown)
     assert (chart["x_name"], chart["y_name"]) == ("time [s]", "address [B]")
     assert (chart["end"], chart["limit"], chart["limit_name"]) == (19, 30, "arena 30 B")
@@ -199,7 +199,7 @@ def test_without_costs_it_goes_by_instruction():
     One that cannot run has no timeline.
     """
     one = subject(skip_problem(recompute=False))
-    chart = timeline_chart(replace(one, plan=None, check=None, places=None, costs=None))
+    chart = timeline_chart(replace(one, plan=None, check=None, arena_check=None, costs=None))
     assert (chart["issued"], chart["work"]) == (None, [])
     assert max(chart["during"]) == one.simulation.peak_ram_bytes
     assert sums(chart) == (chart["during"], chart["after"])

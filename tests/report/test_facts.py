@@ -10,7 +10,7 @@ from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.problem import Constraint, Problem
 from poetmodel.report.facts import commands, decision_rows, facts, graph_facts
 from poetmodel.report.figures import figures, measured_rows, step_figures
-from poetmodel.report.presenter import look_up
+from poetmodel.report.presenter import value_at_path
 from poetmodel.report.wording import REMEDY, answers, step_answers
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.solver import solve
@@ -119,7 +119,7 @@ def test_figures_stand_beside_each_other():
     assert [fact.value for fact in rows["energy_j"]] == [11.0, 12.0]
     assert rows["peak_ram_bytes"][0].text == f"{both[0]['peak_ram_bytes']} B"
     assert "problem.deadline_s" not in rows
-    assert look_up(both[0], "problem.missing.more") is None
+    assert value_at_path(both[0], "problem.missing.more") is None
 
 
 def test_rows_carry_the_values_of_the_step():
@@ -133,7 +133,7 @@ def test_rows_carry_the_values_of_the_step():
     cells = [fact for row in rows.values() for fact in row if fact.value is not None]
     assert len(cells) == 10
     for fact in cells:
-        assert look_up({"step": values}, fact.key) == fact.value
+        assert value_at_path({"step": values}, fact.key) == fact.value
     assert rows["paged out"][-1].value is None
     parts = dict(step_figures([{"step": step_values(skip_problem()), "status": "optimal"}]))
     texts = {row[0].key: row[0].text for rows in parts.values() for row in rows}

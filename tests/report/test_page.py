@@ -15,7 +15,7 @@ from poetmodel.errors import MissingExtraError
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
 from poetmodel.report.page import check_report, report_facts, report_page
-from poetmodel.report.presenter import look_up
+from poetmodel.report.presenter import value_at_path
 from poetmodel.schedule import Schedule
 from poetmodel.units import ESTIMATES
 
@@ -79,7 +79,7 @@ def test_numbers_are_those_of_the_json():
     assert {label for label, _ in page.values} == {"A", "B"}
     for (label, key), value in page.values.items():
         entry = found["schedules"]["AB".index(label)]
-        assert look_up(entry, key) == value
+        assert value_at_path(entry, key) == value
     keys = {key for _, key in page.values}
     assert {"energy_j", "bound_j", "gap", "peak_ram_bytes", "makespan_s"} <= keys
     assert page.values["B", "plan.mode"] == "dma"
@@ -163,7 +163,7 @@ def test_the_section_shows_what_was_measured():
         "step.reserved_bytes",
     } <= shown
     for (_, key), value in page.values.items():
-        assert look_up(entry, key) == value
+        assert value_at_path(entry, key) == value
     for words in (
         "Are the results those of eager PyTorch?",
         "energies: a nominal 1 W",

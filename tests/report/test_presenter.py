@@ -10,21 +10,21 @@ from kit.worked import even_costs
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Constraint, Problem
 from poetmodel.report.facts import decision_rows
-from poetmodel.report.folding import HEADS, decision_table, fold, tail
+from poetmodel.report.folding import HEADS, decision_table, fold, tail_start
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
     constraint_rows,
-    count,
-    document,
-    escaped,
+    escape_controls,
     fine_joules,
-    look_up,
-    percent,
+    format_count,
+    format_percent,
+    format_ratio,
+    listed_facts,
     plural,
-    row,
-    rows,
-    share,
+    text_fact,
+    to_json_object,
+    value_at_path,
     whole_bytes,
 )
 from poetmodel.schedule import ConstraintValue, Schedule
@@ -37,10 +37,10 @@ def test_a_fact_is_said_once_for_json_and_for_people():
         Fact("ram_bytes", 2048, "RAM", format_bytes, "of the device"),
         Fact("energy_j", None, "energy"),
         Fact("sha256", "abc"),
-        row("made by", "hand"),
+        text_fact("made by", "hand"),
     ]
-    assert document(facts) == {"ram_bytes": 2048, "energy_j": None, "sha256": "abc"}
-    assert [(fact.name, fact.text, fact.note) for fact in rows(facts)] == [
+    assert to_json_object(facts) == {"ram_bytes": 2048, "energy_j": None, "sha256": "abc"}
+    assert [(fact.name, fact.text, fact.note) for fact in listed_facts(facts)] == [
         ("RAM", "2.00 KiB", "of the device"),
         ("made by", "hand", ""),
     ]
@@ -80,7 +80,7 @@ def test_constraints_are_told_with_value_and_limits():
     many = [constraint(f"each[{place}]", place % 10, upper=9) for place in range(100)]
     facts = list(constraint_facts(many))
     assert len(facts[0].value) == 100
-    names = [fact.name for fact in rows(facts) if fact.name]
+    names = [fact.name for fact in listed_facts(facts) if fact.name]
     assert names[:10] == [f"each[{place}]" for place in range(9, 100, 10)]
     assert (facts[-1].text, facts[-1].note) == (
         f"and {100 - len(names)} constraints more",
@@ -94,23 +94,23 @@ def test_constraints_are_told_with_value_and_limits():
         ["1; at most 2", "3; at its limit: at most 3"],
     ]
     said = {"constraints": [value.to_dict() for value in one]}
-    assert look_up(said, lines[1][0].key) == 1
+    assert value_at_path(said, lines[1][0].key) == 1
 
 
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        (percent(0.0020337), "0.20337 %"),
-        (percent(1.0), "100 %"),
-        (percent(3e-15), "0 %"),
-        (percent(12.345678), "1234.6 %"),
-        (escaped("a\x1b[31m b"), r"a\x1b[31m b"),
-        (count(11689512), "11.69 M"),
-        (count(512), "512 "),
-        (count(None), "unknown"),
-        (share(0.0033294), "0.3329 %"),
-        (share(0), "0 %"),
-        (share(1), "100 %"),
+        (format_percent(0.0020337), "0.20337 %"),
+        (format_percent(1.0), "100 %"),
+        (format_percent(3e-15), "0 %"),
+        (format_percent(12.345678), "1234.6 %"),
+        (escape_controls("a\x1b[31m b"), r"a\x1b[31m b"),
+        (format_count(11689512), "11.69 M"),
+        (format_count(512), "512 "),
+        (format_count(None), "unknown"),
+        (format_ratio(0.0033294), "0.3329 %"),
+        (format_ratio(0), "0 %"),
+        (format_ratio(1), "100 %"),
         (plural(1, "tensor"), "1 tensor"),
         (plural(12, "tensor"), "12 tensors"),
         (whole_bytes(1536), "1,536 B (1.50 KiB)"),
@@ -215,4 +215,4 @@ def test_row_of_several_tensors_has_their_sum():
 )
 def test_end_of_a_name_is_a_whole_part(name, end):
     """It begins after a dot or a slash where there is one near."""
-    assert name[tail(name) :] == end
+    assert name[tail_start(name) :] == end

@@ -8,7 +8,7 @@ from kit.report_subjects import RESERVED_BYTES, planned_subject, step_subject, s
 from kit.worked import bench_device, skip_problem
 from poetmodel.report.facts import facts, graph_facts
 from poetmodel.report.figures import figures
-from poetmodel.report.presenter import share
+from poetmodel.report.presenter import format_ratio
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers
 from poetmodel.solver import solve
@@ -78,7 +78,7 @@ def test_a_step_that_takes_least_time_speaks_of_time():
     assert not found["asks_energy"]
     price = answers(found)[2]
     share_of = found["makespan_s"] / found["pass_s"] - 1
-    assert price.word == f"+{share(share_of)} time"
+    assert price.word == f"+{format_ratio(share_of)} time"
     assert " J" not in price.text
     assert not any(row[0].key.endswith("_j") for _, rows in figures([found]) for row in rows)
     problem = skip_problem()

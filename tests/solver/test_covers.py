@@ -19,7 +19,7 @@ from poetmodel.graph import Graph, floor
 from poetmodel.model import build
 from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT
-from poetmodel.model.linear import stated_limit
+from poetmodel.model.linear import scale_and_register_limit
 from poetmodel.problem import LIMITED_SUMS, LinearRow, Problem
 from poetmodel.schedule import simulate
 from poetmodel.solver import monolithic
@@ -153,7 +153,7 @@ def signed_form(values, limit):
     columns = list(m.add_variables("x", range(len(values))).values())
     m.costs = [(1.0, column) for column in columns]
     exact = LinearRow.from_terms(zip(values, columns, strict=True), upper=limit, name="few")
-    row = stated_limit(m, exact)
+    row = scale_and_register_limit(m, exact)
     m.begin_rows("few")
     m.add_linear_row(LinearRow.from_terms([(1, columns[0])], lower=0) if row is None else row)
     m.begin_rows("anchor")

@@ -19,7 +19,7 @@ from kit.worked import costs_of
 from poetmodel.errors import InputError
 from poetmodel.graph import Graph, operation
 from poetmodel.model import build
-from poetmodel.model.linear import limit_row
+from poetmodel.model.linear import scale_limit
 from poetmodel.problem import USER_OBJECTIVE, Constraint, LinearRow, Problem
 from poetmodel.result import Status
 from poetmodel.solver import solve
@@ -319,7 +319,7 @@ def test_no_point_that_keeps_a_limit_is_near_its_row():
         names = list(range(6))
         chosen = [value for value in values if rng.random() < 0.5]
         limit = sum(chosen)
-        row = limit_row(LinearRow.from_terms(zip(values, names, strict=True), upper=limit))
+        row = scale_limit(LinearRow.from_terms(zip(values, names, strict=True), upper=limit))
         if row is None:
             assert sum(values) <= limit
             continue

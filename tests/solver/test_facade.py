@@ -333,7 +333,7 @@ def test_without_time_the_greedy_schedule_is_returned(make, formulation):
 @pytest.mark.parametrize("formulation", ["compact", "paper"])
 def test_building_ends_with_the_time_limit(formulation, monkeypatch, caplog):
     """However long the estimate says that it takes: the greedy schedule is returned in time."""
-    monkeypatch.setattr("poetmodel.model.building.estimated_build_s", lambda *_: 0.0)
+    monkeypatch.setattr("poetmodel.model.building.estimate_build_s", lambda *_: 0.0)
     ends = []
 
     def check():

@@ -24,8 +24,8 @@ from poetmodel.export.exporting import export_step
 from poetmodel.graph import Phase, floor
 from poetmodel.lowered.calls import Ref
 from poetmodel.plan.alignment import ALIGNMENT
-from poetmodel.tiling.choice import MAX_CANDIDATES, chosen_tiles, in_tiles, needed_bytes
-from poetmodel.tiling.tiles import different_tiles, tiled, tiled_floor_bytes
+from poetmodel.tiling.choice import MAX_CANDIDATES, choose_tiles, divide_step, needed_bytes
+from poetmodel.tiling.tiles import distinct_tilings, min_tiled_bytes, tile_step
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
 
@@ -280,7 +280,7 @@ def pieces(step):
 
 def check_same(step, tile_bytes):
     """Hold a step in tiles to the whole one, bit by bit, and return it."""
-    found = tiled(step, tile_bytes)
+    found = tile_step(step, tile_bytes)
     expected, made = results(step), results(found)
     assert expected.keys() == made.keys()
     for name, values in made.items():
@@ -324,14 +324,14 @@ def test_gradients_that_are_summed_over_batches_are_in_tiles_too():
 def test_no_tensor_of_a_network_of_convolutions_is_larger_than_a_tile():
     """Slices are of multiples of four channels, as few as there can be, and alike in a group."""
     step = lowered(residual)
-    found = tiled(step, 2048)
+    found = tile_step(step, 2048)
     graph = found.graph
     assert max(graph.tensor_bytes) <= 2048
     assert floor(graph).bytes * 3 <= floor(step.graph).bytes
     names = {name.partition("[")[2] for name in graph.tensor_index if "norm" in name}
     assert {"0:4]", "4:8]", "8:12]"} <= names
     # 6,144 B of 12 channels: three slices of 2,048 B; two of eight and four channels take 4,096.
-    assert set(pieces(tiled(step, 4096)).values()) == {2}
+    assert set(pieces(tile_step(step, 4096)).values()) == {2}
     assert pieces(found)["norm.weight"] == 3
     assert graph.flops == step.graph.flops
 
@@ -339,9 +339,9 @@ def test_no_tensor_of_a_network_of_convolutions_is_larger_than_a_tile():
 def test_what_fits_stays_whole():
     """Without a larger tensor the step is the same; a large weight leaves activations whole."""
     step = lowered(autoencoder)
-    assert tiled(step, 720) is step
-    assert in_tiles(step, None) is in_tiles(step, "none") is step
-    found = tiled(step, 400)
+    assert tile_step(step, 720) is step
+    assert divide_step(step, None) is divide_step(step, "none") is step
+    found = tile_step(step, 400)
     assert set(pieces(found)) == {"0.weight"}
     assert not any("relu[" in name for name in found.graph.tensor_index)
 
@@ -366,9 +366,9 @@ def test_an_int8_front_in_tiles_needs_less_than_a_float_one():
 
     step = lowered(lambda: front(int8=True))
     assert floor(step.graph).bytes == (256 + 64) * 24
-    found = floor(tiled(step, 1024).graph).bytes
+    found = floor(tile_step(step, 1024).graph).bytes
     assert found == 256 * 4 + 64 * 24
-    assert found < floor(tiled(lowered(lambda: front(int8=False)), 1024).graph).bytes
+    assert found < floor(tile_step(lowered(lambda: front(int8=False)), 1024).graph).bytes
 
 
 INT8_TRAINING = {
@@ -426,7 +426,7 @@ def test_a_weight_has_gradients_and_updates_in_tiles():
 
 def test_sums_over_slices_are_chains_in_place():
     """Each link goes on from the one before; a weight is replaced after its last reader."""
-    found = tiled(lowered(residual, "momentum"), 2048)
+    found = tile_step(lowered(residual, "momentum"), 2048)
     graph = found.graph
     links = [node for node in graph.nodes if node.name.startswith("inner/convolution_backward[")]
     assert len(links) == 9
@@ -441,7 +441,7 @@ def test_sums_over_slices_are_chains_in_place():
 
 def test_operators_on_a_group_go_slice_by_slice():
     """What one slice becomes is made before the next one is read."""
-    found = tiled(lowered(evaluated), 2048)
+    found = tile_step(lowered(evaluated), 2048)
     parts = [
         node.name.partition("[")[2]
         for node in found.graph.nodes
@@ -466,9 +466,9 @@ def test_what_cannot_be_split_stays_whole():
     clipped = lowered(autoencoder, "sgd", clip_grad_norm=0.1)
     assert not pieces(check_same(clipped, 64))
     with pytest.raises(InputError, match="tile: expected a size above 0"):
-        in_tiles(clipped, 0)
+        divide_step(clipped, 0)
     with pytest.raises(InputError, match="tile: auto is chosen for the RAM of a device"):
-        in_tiles(clipped, "auto")
+        divide_step(clipped, "auto")
 
 
 def test_auto_is_the_cheapest_of_sizes_that_fit(tmp_path):
@@ -476,11 +476,11 @@ def test_auto_is_the_cheapest_of_sizes_that_fit(tmp_path):
     step, device = lowered(residual), Device.load("nrf52840")
     whole = needed_bytes(step, device, paging=True)
     auto, none = TileChoice.AUTO, TileChoice.WHOLE
-    assert chosen_tiles(step, auto, device, room_bytes=whole, paging=True) == (None, step)
-    assert chosen_tiles(step, none, device, room_bytes=1, paging=True) == (None, step)
-    size, found = chosen_tiles(step, auto, device, room_bytes=whole - 1, paging=True)
+    assert choose_tiles(step, auto, device, ram_bytes=whole, paging=True) == (None, step)
+    assert choose_tiles(step, none, device, ram_bytes=1, paging=True) == (None, step)
+    size, found = choose_tiles(step, auto, device, ram_bytes=whole - 1, paging=True)
     assert needed_bytes(found, device, paging=True) < whole
-    assert needed_bytes(tiled(step, size * 2), device, paging=True) >= whole
+    assert needed_bytes(tile_step(step, size * 2), device, paging=True) >= whole
     deployment = export_step(step, tmp_path / "auto", ram="14KiB", gap=0.5)
     tried = {trial.tile_bytes: trial.value for trial in deployment.tile_trials}
     assert 1 < len(tried) <= MAX_CANDIDATES
@@ -489,10 +489,10 @@ def test_auto_is_the_cheapest_of_sizes_that_fit(tmp_path):
     manifest = json.loads((tmp_path / "auto" / "manifest.json").read_text(encoding="utf-8"))
     assert {each["tile_bytes"]: each["value"] for each in manifest["tile_trials"]} == tried
     size = deployment.tile_bytes
-    assert deployment.step.graph.sha256 == tiled(step, size).graph.sha256
+    assert deployment.step.graph.sha256 == tile_step(step, size).graph.sha256
     for size in tried:
         most = deployment.ram_bytes - reserved_bytes(step, deployment.stack_bytes)
-        assert needed_bytes(tiled(step, size), device, paging=True) <= most
+        assert needed_bytes(tile_step(step, size), device, paging=True) <= most
     with pytest.raises(BudgetError, match=r"one node alone of the step, whole, needs"):
         export_step(step, tmp_path / "none", ram="14KiB", tile="none")
     with pytest.raises(BudgetError, match=r"one node alone of the step, in tiles of \d"):
@@ -502,15 +502,15 @@ def test_auto_is_the_cheapest_of_sizes_that_fit(tmp_path):
 @pytest.mark.parametrize("paging", [True, False])
 @pytest.mark.parametrize("make", [autoencoder, residual])
 def test_no_tiles_need_less_than_their_bound(make, paging):
-    """The bound holds for each size; sizes are tried that differ, and give what `tiled` gives."""
+    """The bound holds for each size; distinct sizes are tried, and give what `tile_step` gives."""
     step, device = lowered(make, "sgd"), Device.load("nrf52840")
-    bound = tiled_floor_bytes(step, alignment=ALIGNMENT, in_place=False, resident=not paging)
+    bound = min_tiled_bytes(step, alignment=ALIGNMENT, in_place=False, resident=not paging)
     sizes = [2**k for k in range(12, 3, -1)]
-    found = dict(different_tiles(step, sizes))
+    found = dict(distinct_tilings(step, sizes))
     assert 1 < len(found) < len(sizes)
     last = None
     for size in sizes:
-        alone = tiled(step, size)
+        alone = tile_step(step, size)
         last = found.get(size, last)
         assert last is not None
         assert (last.graph, last.calls) == (alone.graph, alone.calls)

@@ -132,6 +132,7 @@ class SolverCall:
             raise self._failure
 
     def _report(self, x: NDArray[np.float64] | None) -> None:
+        """Call `on_progress` with the current progress; a False result requests a stop."""
         if self._stop_requested:
             return
         self._last_report_s = time.perf_counter()

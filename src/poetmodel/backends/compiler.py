@@ -32,7 +32,7 @@ from poetmodel.backends.standard_form import (
 )
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import ModelError, listed
-from poetmodel.model.view import stated_constraints
+from poetmodel.model.view import unchanged_constraints
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from poetmodel.model.arrays import Label, Model
 
-_listed: Final = partial(listed, most=10)
+_listed: Final = partial(listed, max_names=10)
 """Join the names of one kind of error: ten names, then the number of further ones."""
 _DECLARATION_ORDER: Final = FileDeterminism_to_SortComponents(FileDeterminism.ORDERED)
 """Components in the order in which the model declares them."""
@@ -235,7 +235,7 @@ class _UnchangedRows:
     def __init__(self, model: Any) -> None:
         self.model: Model = model.arrays
         self.variables: list[Any] = model.variables
-        self.rows = stated_constraints(model)
+        self.rows = unchanged_constraints(model)
         """Row numbers of each unchanged constraint, by `id` of the constraint."""
         self.labels: list[Label] = self.model.row_labels()
         _, self._columns, self._values = self.model.terms()
@@ -247,7 +247,7 @@ class _UnchangedRows:
 
     def terms(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the columns and the coefficients of a row."""
-        span = self.model.span(number)
+        span = self.model.term_slice(number)
         return self._columns[span], self._values[span]
 
     def layout(self, index_by_id: Mapping[int, int]) -> Layout:

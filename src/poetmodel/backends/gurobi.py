@@ -94,9 +94,10 @@ class Gurobi(Solver):
                 raise _translate_error(gurobipy, error, model) from error
 
     def _solve(self, gurobipy: Any, model: Any, call: SolverCall) -> RawSolution:
+        """Build the model, solve it within the remaining time, and return the result."""
         start = call.start
         columns = _add_columns_and_rows(gurobipy, model, call.form)
-        _configure(gurobipy, model, call)
+        _set_options(gurobipy, model, call)
         if start is not None:
             columns.Start = np.where(np.isnan(start), gurobipy.GRB.UNDEFINED, start)
         model.update()
@@ -104,7 +105,7 @@ class Gurobi(Solver):
         if remaining_s == 0.0:
             return RawSolution(status=SolverStatus.TIME_LIMIT)
         if remaining_s is not None and "TimeLimit" not in call.options:
-            _set(gurobipy, model, "TimeLimit", remaining_s)
+            _set_option(gurobipy, model, "TimeLimit", remaining_s)
         model.optimize(_make_callback(gurobipy, columns, call))
         names = {getattr(gurobipy.GRB.Status, name): name for name in STATUS}
         status = self.translate(names.get(model.Status, model.Status), STATUS)
@@ -126,7 +127,8 @@ def _model(gurobipy: Any, *, quiet: bool) -> Iterator[Any]:
         yield model
 
 
-def _configure(gurobipy: Any, model: Any, call: SolverCall) -> None:
+def _set_options(gurobipy: Any, model: Any, call: SolverCall) -> None:
+    """Set limits, tolerances and the call's own options on the model."""
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "Threads": int(limits.threads),
@@ -144,10 +146,11 @@ def _configure(gurobipy: Any, model: Any, call: SolverCall) -> None:
     if limits.objective_cutoff is not None:
         settings["Cutoff"] = float(limits.objective_cutoff)
     for name, value in (settings | call.options).items():
-        _set(gurobipy, model, name, value)
+        _set_option(gurobipy, model, name, value)
 
 
-def _set(gurobipy: Any, model: Any, name: str, value: OptionValue) -> None:
+def _set_option(gurobipy: Any, model: Any, name: str, value: OptionValue) -> None:
+    """Set a parameter of Gurobi; raise `UnknownOptionError` if Gurobi refuses it."""
     try:
         model.setParam(name, value)
     except (gurobipy.GurobiError, TypeError) as error:
@@ -225,6 +228,7 @@ def _translate_error(gurobipy: Any, error: Any, model: Any) -> BackendError:
 
 
 def _read_result(model: Any, columns: Any, form: StandardForm, status: SolverStatus) -> RawSolution:
+    """Return the solution of a finished solve, with its bound; nodes only for a MILP."""
     x = np.array(columns.X) if model.SolCount else None
     if form.is_mip:
         bound, nodes = finite_or_none(model.ObjBound), int(model.NodeCount)

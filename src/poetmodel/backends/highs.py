@@ -161,7 +161,7 @@ class Highs(Solver):
         if not call.limits.presolve:
             call.options.setdefault("presolve", "off")
         while True:
-            outcome, culprit = self._run_once(call)
+            outcome, culprit = self._solve_once(call)
             if outcome.status is SolverStatus.OPTIMAL and outcome.x is None:
                 # Observed once, on a machine under load. Not even the bound can be trusted then.
                 outcome = RawSolution(status=SolverStatus.OTHER_LIMIT, nodes=outcome.nodes)
@@ -181,15 +181,15 @@ class Highs(Solver):
             call.discard_progress()
             solved_again = True
 
-    def _run_once(self, call: SolverCall) -> tuple[RawSolution, str | None]:
+    def _solve_once(self, call: SolverCall) -> tuple[RawSolution, str | None]:
         """Solve once; return the result and what misled the solver: "presolve", "start" or None."""
         highspy, start = self.module(), call.start
         highs = quiet_highs(highspy)
         reduced_model = _WithoutTinyCosts.of(call.form)
-        _configure(highspy, highs, call, reduced_model)
+        _set_options(highspy, highs, call, reduced_model)
         misfits: list[str] = []
         _subscribe_callbacks(highs, call, reduced_model, misfits)
-        _load(highspy, highs, reduced_model.form)
+        _pass_model(highspy, highs, reduced_model.form)
         if start is not None:
             given_columns = np.flatnonzero(~np.isnan(start)).astype(np.int32)
             status_code = highs.setSolution(given_columns.size, given_columns, start[given_columns])
@@ -202,7 +202,7 @@ class Highs(Solver):
         if remaining_s == 0.0:
             return RawSolution(status=SolverStatus.TIME_LIMIT), None
         if remaining_s is not None and "time_limit" not in call.options:
-            _set(highspy, highs, "time_limit", remaining_s)
+            _set_option(highspy, highs, "time_limit", remaining_s)
         reset_scheduler(highspy)
         status_code = highs.run()
         status = self.translate(highs.getModelStatus().name, STATUS)
@@ -278,7 +278,7 @@ class Highs(Solver):
             call.form, limits, on_progress=lambda _: not call.should_stop
         )
         try:
-            return self._run_once(call_without_presolve)[0]
+            return self._solve_once(call_without_presolve)[0]
         except BackendError:
             return RawSolution(status=SolverStatus.TIME_LIMIT)
 
@@ -356,9 +356,10 @@ def _outer_threads() -> int | None:
     return threads
 
 
-def _configure(
+def _set_options(
     highspy: Any, highs: Any, call: SolverCall, reduced_model: _WithoutTinyCosts
 ) -> None:
+    """Set limits, tolerances and the call's own options on the solver."""
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "presolve_rule_off": _ENUMERATION_RULE_BIT,
@@ -378,10 +379,10 @@ def _configure(
     if not call.form.is_mip:
         settings["dual_simplex_cost_perturbation_multiplier"] = _LINEAR_PERTURBATION
     for name, value in (settings | call.options).items():
-        _set(highspy, highs, name, value)
+        _set_option(highspy, highs, name, value)
 
 
-def _set(highspy: Any, highs: Any, name: str, value: OptionValue) -> None:
+def _set_option(highspy: Any, highs: Any, name: str, value: OptionValue) -> None:
     if highs.setOptionValue(name, value) != highspy.HighsStatus.kOk:
         raise UnknownOptionError(
             f"backend 'highs': does not know the option {name!r}, or refuses {value!r} for it; "
@@ -389,7 +390,8 @@ def _set(highspy: Any, highs: Any, name: str, value: OptionValue) -> None:
         )
 
 
-def _load(highspy: Any, highs: Any, form: StandardForm) -> None:
+def _pass_model(highspy: Any, highs: Any, form: StandardForm) -> None:
+    """Pass a form to HiGHS; raise `BackendError` if HiGHS refuses it."""
     matrix = form.matrix
     done = highs.passModel(
         form.n_columns,
@@ -485,6 +487,10 @@ def _read_basis(highspy: Any, highs: Any) -> Basis | None:
 def _read_result(
     highspy: Any, highs: Any, reduced_model: _WithoutTinyCosts, status: SolverStatus
 ) -> RawSolution:
+    """Return the solution of a finished solve, with the bound of the original model.
+
+    A linear model has no nodes; at its optimum the result has the basis.
+    """
     info = highs.getInfo()
     is_feasible = info.valid and info.primal_solution_status == _PRIMAL_FEASIBLE
     x = np.array(highs.getSolution().col_value) if is_feasible else None

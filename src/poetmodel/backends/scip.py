@@ -89,7 +89,7 @@ class Scip(Solver):
         model = pyscipopt.Model()
         model.hideOutput()
         variables = _add_columns_and_rows(pyscipopt, model, call.form)
-        _configure(model, call)
+        _set_options(model, call)
         if call.start is not None:
             _add_start(model, variables, call.start)
         with _log_forwarder(model, call) as forward_log:
@@ -98,7 +98,7 @@ class Scip(Solver):
             if remaining_s == 0.0:
                 return RawSolution(status=SolverStatus.TIME_LIMIT)
             if remaining_s is not None and "limits/time" not in call.options:
-                _set(model, "limits/time", remaining_s)
+                _set_option(model, "limits/time", remaining_s)
             _optimize(model)
         status = self.translate(model.getStatus(), STATUS)
         outcome = _read_result(model, variables, call.form, status)
@@ -139,7 +139,8 @@ def _optimize(model: Any) -> None:
         raise BackendError(f"backend 'scip': failed ({error})") from error
 
 
-def _configure(model: Any, call: SolverCall) -> None:
+def _set_options(model: Any, call: SolverCall) -> None:
+    """Set limits, tolerances and the call's own options on the model."""
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "misc/catchctrlc": False,
@@ -155,10 +156,11 @@ def _configure(model: Any, call: SolverCall) -> None:
     if limits.objective_cutoff is not None:
         model.setObjlimit(float(limits.objective_cutoff))
     for name, value in (settings | call.options).items():
-        _set(model, name, value)
+        _set_option(model, name, value)
 
 
-def _set(model: Any, name: str, value: OptionValue) -> None:
+def _set_option(model: Any, name: str, value: OptionValue) -> None:
+    """Set a parameter of SCIP; raise `UnknownOptionError` if SCIP refuses it."""
     try:
         model.setParam(name, value)
     except (KeyError, ValueError, TypeError) as error:
@@ -249,6 +251,7 @@ def _attach_event_handler(
 def _read_result(
     model: Any, variables: list[Any], form: StandardForm, status: SolverStatus
 ) -> RawSolution:
+    """Return the solution of a finished solve, with bound and nodes."""
     x = None
     if model.getNSols() and status is not SolverStatus.UNBOUNDED:
         best = model.getBestSol()

@@ -183,7 +183,7 @@ class Solver(ABC):
         if raw.status is SolverStatus.INFEASIBLE_OR_UNBOUNDED:
             raw = replace(raw, status=self._distinguish_infeasible(call))
         raw = replace(raw, root_bound=call.root_bound)
-        raw = _corrected(raw, form, limits, start_values if is_accepted else None)
+        raw = _correct_result(raw, form, limits, start_values if is_accepted else None)
         return replace(
             raw,
             build_s=call.build_s,
@@ -290,7 +290,7 @@ def _trivial_solution(call: SolverCall) -> RawSolution | None:
     return None
 
 
-def _corrected(
+def _correct_result(
     raw: RawSolution, form: StandardForm, limits: Limits, start: NDArray[np.float64] | None
 ) -> RawSolution:
     """Return the solver's result with inconsistent values corrected.

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from poetmodel.clock import ctrl_c_blocked
+from poetmodel.clock import block_ctrl_c
 from poetmodel.errors import TimeLimitError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def run_interruptibly(
     running = threading.Lock()
     running.acquire()
 
-    def work() -> None:
+    def run_solve() -> None:
         future = Future[T]()
         try:  # the caller's context carries its time limit into the thread
             future.set_result(context.run(solve))
@@ -73,10 +73,10 @@ def run_interruptibly(
             if is_main_thread:
                 signal.signal(signal.SIGINT, handler)
 
-    thread = threading.Thread(target=work, name="poetmodel-solve", daemon=True)
+    thread = threading.Thread(target=run_solve, name="poetmodel-solve", daemon=True)
     until_s = math.inf if max_s is None else time.monotonic() + max_s
     try:
-        with ctrl_c_blocked():  # `start` also waits
+        with block_ctrl_c():  # `start` also waits
             thread.start()
         wait()
     except KeyboardInterrupt:

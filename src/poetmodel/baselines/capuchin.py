@@ -130,6 +130,10 @@ class _Capuchin:
         """Begin and end of the channel's busy times under the current plan [s]."""
 
     def run(self, *, keeps_recomputed: bool) -> Schedule:
+        """Plan swaps and recomputations until the schedule meets the budget, and return it.
+
+        With `keeps_recomputed`, recomputed tensors stay in RAM where it is free.
+        """
         self._swap_hidden()
         while True:
             self._choose_until_fit()
@@ -142,6 +146,7 @@ class _Capuchin:
     # -- choosing -------------------------------------------------------------------------------
 
     def _swap_hidden(self) -> None:
+        """Plan swaps with non-negative free time, longest first, until all stages fit."""
         free = {interval: self._free_time(interval) for interval in self.intervals}
         for interval in sorted(self.intervals, key=lambda interval: -free[interval]):
             check_time_limit()
@@ -153,6 +158,10 @@ class _Capuchin:
                 self._evict_in(interval, page=True)
 
     def _choose_until_fit(self) -> None:
+        """Add the eviction with the highest saving per cost to the plan until all stages fit.
+
+        Raises `MethodNotApplicableError` if no candidate is left.
+        """
         while self.excess.max() > 0:
             best: tuple[float, IdleInterval, bool] | None = None
             n_excess_before = [0, *accumulate((self.excess > 0).tolist())]
@@ -199,6 +208,7 @@ class _Capuchin:
         return min(size, int(self.excess[relieved_stages(self.graph, interval)].max()))
 
     def _evict_in(self, interval: IdleInterval, *, page: bool) -> None:
+        """Add an eviction to the plan, as a swap if `page`, and update excess, bus and storage."""
         if interval not in self.pages:
             self.excess[interval.before + 1 : interval.after] -= self.sizes[interval.tensor]
             if relieved_stages(self.graph, interval).start == interval.before:
@@ -356,6 +366,7 @@ class _KeepingExecution(EvictionExecution):
         return super().retains(i) or self.kept_until.get(i, -1) > self.stage
 
     def _missing(self) -> tuple[set[int], set[int]]:
+        """Return the nodes and page-ins that the stage needs; mark recomputed tensors to keep."""
         computed, page_ins = super()._missing()
         t = self.stage
         recomputed = [

@@ -110,7 +110,8 @@ class Chain:
         forward_peaks = {step.backward[0] for step in steps if step.backward}
         last_use = tuple(users[-1] if users else -1 for users in graph.users_of)
 
-        def keep(t: int, i: int) -> bool:
+        def stays_after(t: int, i: int) -> bool:
+            """Return whether tensor `i` stays in RAM after stage `t`."""
             part_after = part_of[min(t + 1, len(part_of) - 1)]
             if (
                 part_after in freed
@@ -124,10 +125,10 @@ class Chain:
                 return t < last[i]
             return part_after == part_of[t] and last_use[i] > t
 
-        def demand(t: int) -> Collection[int]:
+        def required_tensors(t: int) -> Collection[int]:
             return held[part_of[t]] if t in forward_peaks else ()
 
-        return retain(graph, keep, demand, stored=stored)
+        return retain(graph, stays_after, required_tensors, stored=stored)
 
     def bytes_of(self, tensors: Collection[int]) -> int:
         """Return the bytes of some tensors together [B]."""
@@ -238,6 +239,7 @@ class ChainMemory(Chain):
         return self.graph.nodes[k].output_bytes + self.graph.nodes[k].workspace_bytes
 
     def _others_bytes(self) -> list[int]:
+        """Return the bytes of other tensors in RAM when each stage begins [B]."""
         graph, steps = self.graph, self.steps
         changes = [0] * (len(graph.nodes) + 2)
         first_stage = {k: step.backward[0] for step in steps if step.backward for k in step.nodes}
@@ -251,6 +253,7 @@ class ChainMemory(Chain):
         return list(accumulate(changes[: len(graph.nodes)]))
 
     def _backward_bytes(self, s: int, freed: Collection[int]) -> int:
+        """Return the peak of backward part `s`; `freed` tensors end at their last reader [B]."""
         part, sizes = self.steps[s].backward, self.graph.tensor_bytes
         last = {i: t for t in part for i in self.graph.inputs_of[t]}
         peak = 0
@@ -263,6 +266,7 @@ class ChainMemory(Chain):
         return peak
 
     def _step_peaks(self, s: int, before: frozenset[int], *, is_recomputed: bool) -> StepPeaks:
+        """Return the peaks of step `s`; `before` is the state that it reads."""
         step = self.steps[s]
         nodes = self.recomputed_nodes(s) if is_recomputed else step.nodes
         others = None if is_recomputed else self.others_bytes

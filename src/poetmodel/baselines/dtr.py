@@ -102,14 +102,16 @@ def dtr_paging(problem: Problem) -> Schedule:
     overlaps = problem.deadline_counts == DeadlineCounts.OVERLAP
     transfer_modes = (False, True) if overlaps and problem.minimize == Quantity.TIME else (False,)
     rules = [
-        partial(_run_with_paging, score=score, free_transfers=free_transfers, recompute=recompute)
+        partial(
+            _schedule_with_paging, score=score, free_transfers=free_transfers, recompute=recompute
+        )
         for score, recompute in (("full", True), ("msps", True), ("full", False))
         for free_transfers in transfer_modes
     ]
     return best_homes(problem, rules)
 
 
-def _run_with_paging(
+def _schedule_with_paging(
     problem: Problem, *, score: str, free_transfers: bool, recompute: bool
 ) -> Schedule:
     restricted = problem if recompute else replace(problem, recompute=False)
@@ -189,6 +191,7 @@ class Runtime(Execution):
             self.scores.evict(i)
 
     def _compute_with_inputs(self, k: int) -> None:
+        """Compute node `k` after recomputing its missing inputs, recursively."""
         pending = [self._request(k)]
         while pending:
             check_time_limit()
@@ -227,6 +230,7 @@ class _LivenessExecution(StagedExecution):
         return min(recomputable, key=self.scores.score, default=None)
 
     def retains(self, i: int) -> bool:
+        """Return whether tensor `i` stays in RAM; pin it if it is needed but not recomputable."""
         if self.is_awaited(i):
             return True
         if self._recomputability_test()(i):
@@ -237,6 +241,7 @@ class _LivenessExecution(StagedExecution):
         return is_needed
 
     def compute(self, k: int) -> None:
+        """Compute node `k`, update scores and clock, and free pinned tensors without a use."""
         super().compute(k)
         for i in self.graph.inputs_of[k]:
             self.scores.use(i)
@@ -261,7 +266,7 @@ class _LivenessExecution(StagedExecution):
         """Return a predicate whether a tensor can be recomputed from the tensors in RAM."""
         graph, known_recomputable = self.graph, set[int]()
 
-        def test(i: int) -> bool:
+        def is_recomputable(i: int) -> bool:
             check_time_limit()
             required_nodes, todo = set[int](), [graph.node_of[i]]
             while todo:
@@ -275,7 +280,7 @@ class _LivenessExecution(StagedExecution):
             known_recomputable.update(required_nodes)
             return True
 
-        return test
+        return is_recomputable
 
     def _is_available(self, p: int) -> bool:
         """Return whether tensor `p` can be read without a recomputation."""
@@ -300,6 +305,7 @@ class _PagingExecution(_LivenessExecution):
         """Tensors that are not in RAM and are paged in on use."""
 
     def victim(self, k: int) -> int | None:
+        """Return the tensor with the lowest score; decides whether it is paged or recomputed."""
         is_recomputable = self._recomputability_test()
         best: tuple[float, int, bool] | None = None
         for i in self.candidates(k):
@@ -327,6 +333,7 @@ class _PagingExecution(_LivenessExecution):
         self._mark_in_ram(i)
 
     def evict(self, i: int) -> None:
+        """Free tensor `i`, which is paged in or recomputed on its next use."""
         if i in self.storage.stored and not self.is_awaited(i):
             self.paged_out.add(i)
         if i in self.paged_out:
@@ -343,6 +350,7 @@ class _PagingExecution(_LivenessExecution):
         return p in self.ram or p in self.paged_out
 
     def _recomputation_cost(self, i: int) -> float:
+        """Return the cost of recomputing tensor `i`, with the page-ins that this needs."""
         before = self.scores.evicted_before(i)
         read = {
             p

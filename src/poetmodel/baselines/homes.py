@@ -99,6 +99,7 @@ def best_homes(problem: Problem, rules: Sequence[Callable[[Problem], Schedule]])
         return schedule
 
     def attempts() -> Iterator[Callable[[], Schedule]]:
+        """Yield the attempts: both extremes for each rule, then the bisection of each rule."""
         for count in extreme_counts:
             yield from (partial(schedule_with, number, count) for number in range(len(rules)))
         for number in reversed(range(len(rules))):

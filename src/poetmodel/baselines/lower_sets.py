@@ -78,6 +78,7 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     schedule_of: Callable[[frozenset[int]], Schedule] = cache(partial(recompute_once, graph))
 
     def best_within(limit_bytes: int) -> Schedule:
+        """Return the best schedule of the undominated chains within a limit of the estimate."""
         chains = table.undominated_chains(limit_bytes)[::-1]  # in ascending order of saved bytes
         best = bisect_budget(
             problem,

@@ -156,6 +156,7 @@ def fingerprint(entry: Method) -> str:
 
 
 def _method_from_file(name: str, path: Path, function: str) -> Method:
+    """Import a file and return the method of its function; raise `InputError` if missing."""
     try:
         stamp = path.stat().st_mtime_ns
     except OSError as error:
@@ -192,6 +193,7 @@ def _import_file(name: str, path: Path, _stamp: int) -> ModuleType:
 
 
 def _make_method(name: str, function: Any, *, summary: str = "", source: str = "") -> Method:
+    """Return the entry of a user's function; the default summary is its docstring's first line."""
     if not callable(function):
         raise InputError(f"method {name!r}: expected a function of a problem, got {function!r}")
     text = inspect.getdoc(function) if inspect.isfunction(function) else None

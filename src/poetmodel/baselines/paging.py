@@ -61,11 +61,12 @@ def offload_all(problem: Problem) -> Schedule:
         )
     if all(node.phase in FORWARD or node.is_state for node in problem.graph.nodes):
         raise MethodNotApplicableError(
-            "it pages what the backward pass reads, and the graph has no backward nodes"
+            "it pages tensors that the backward pass reads, and the graph has no backward nodes"
         )
 
     @in_best_homes
     def schedule(stateless: Problem) -> Schedule:
+        """Return the better schedule of the two rules, for the graph without state."""
         intervals = _saved_intervals(stateless.graph)
         first = {interval.tensor: interval for interval in reversed(intervals)}
         state = _state_intervals(problem, stateless.graph)

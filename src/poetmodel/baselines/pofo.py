@@ -100,6 +100,7 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
 
 
 def _schedule_with_rule(problem: Problem, rule: Overhead, table: ChainTable) -> Schedule:
+    """Return the best schedule for one rule, by the narrow and the wide beam search."""
     computing, _, _ = eviction_costs(problem, rule)
     per_second = sum(computing) / (problem.pass_time_s or 1.0)
     if not np.allclose(computing, per_second * np.array(problem.table.compute_time_s), atol=0):

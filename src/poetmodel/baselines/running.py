@@ -9,7 +9,7 @@ from poetmodel import solver
 from poetmodel.baselines.engine import watch_rules
 from poetmodel.baselines.lookup import method
 from poetmodel.baselines.registry import DEFAULT, Method
-from poetmodel.clock import rare_collections, time_limit
+from poetmodel.clock import infrequent_gc, time_limit
 from poetmodel.errors import (
     InputError,
     MethodNotApplicableError,
@@ -47,9 +47,9 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
     Returns
     -------
     SolveResult
-        Result with the schedule and the method's name. For a heuristic the bound is that of a
-        trivial lower bound on every schedule. The status is ``optimal`` if the schedule reaches it,
-        else ``feasible``. The status is ``infeasible`` if no schedule meets the limits, and
+        Result with the schedule and the method's name. For a heuristic the bound is a trivial lower
+        bound on every schedule, and the status is ``optimal`` if the schedule reaches it, else
+        ``feasible``. The status is ``infeasible`` if no schedule meets the limits, and
         ``unknown``, with a reason, if the method did not finish within the time limit.
 
     Raises
@@ -101,6 +101,7 @@ def _make_request(entry: Method, options: SolveKeywords) -> Request:
 def _solve_by_method(
     problem: Problem, entry: Method, request: Request, options: SolveKeywords
 ) -> SolveResult:
+    """Return the result of a method: infeasible by inspection, by a solver, or heuristic."""
     if entry.name == DEFAULT:
         return solver.solve(problem, **options)
     reason, formulation = infeasibility_reason(problem), ""
@@ -158,7 +159,7 @@ def _run_heuristic(problem: Problem, entry: Method, request: Request) -> Outcome
         f"raise the limit, or use method {DEFAULT!r}, which returns its best schedule so far",
     )
     try:
-        with time_limit(request.remaining_s()), rare_collections(), watch_rules() as watch:
+        with time_limit(request.remaining_s()), infrequent_gc(), watch_rules() as watch:
             candidate = _run_and_verify(problem, entry)
     except TimeLimitError:
         return timed_out
@@ -176,6 +177,7 @@ def _run_heuristic(problem: Problem, entry: Method, request: Request) -> Outcome
 
 
 def _run_and_verify(problem: Problem, entry: Method) -> Candidate:
+    """Run a method and verify its schedule; raise `OwnMethodError` for a malformed one."""
     schedule = entry.function()(problem)
     try:
         return as_candidate(problem, schedule)

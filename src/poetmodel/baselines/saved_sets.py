@@ -91,6 +91,7 @@ def _every_sqrt(nodes: Sequence[int]) -> list[int]:
 
 
 def _thresholds(graph: Graph) -> Iterator[float]:
+    """Yield 0 and thresholds from the largest tensor to all bytes [B]."""
     sizes = [graph.tensor_bytes[i] for i in droppable(graph)]
     min_bytes, max_bytes = max(sizes, default=0), sum(sizes)
     yield 0.0

@@ -1,7 +1,7 @@
-"""Steps in which only some parameters are trained: what the updates of the others need is left out.
+"""Steps that train only some parameters, derived from the step that trains all.
 
-A step that was captured with all parameters has all nodes of those with few. To freeze a parameter
-is to take out its update, and then what nothing reads any more; its value is a constant then.
+The graph of the latter contains all nodes of the former. To freeze a parameter is to remove its
+update, and then all nodes and tensors that are no longer read; the parameter becomes a constant.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 BUFFER_UPDATE: Final = "copy_"
-"""The operator of updates that no gradient has a part in: of running statistics."""
+"""Operator of updates without a gradient, such as those of running statistics."""
 QUANTIZED_UPDATE: Final = "quantized_sgd"
-"""The operator of updates of int8 weights, which another parameter of the layer stands for."""
+"""Operator of updates of int8 weights, whose gradients belong to another parameter of the layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Freezable:
-    """A step with the updates of all parameters, from whose graph those with few are made."""
+    """A step that updates all parameters, and the graphs derived from it that train fewer."""
 
     step: LoweredStep
 
     @cached_property
     def parameters(self) -> Mapping[str, tuple[str, ...]]:
-        """The state tensors of each parameter: itself or its tiles, and what its update keeps.
+        """The state tensors of each parameter: its tiles or itself, and its optimizer state.
 
-        Int8 weights, and their residuals, are those of the parameter ``weight_gradient``.
+        Int8 weights and their residuals belong to the parameter ``weight_gradient``.
         """
         updates = {
             str(tensor.replaces): node
@@ -48,7 +48,7 @@ class Freezable:
         }
         state_names = {ref.buffer: state.name for state in self.step.states for ref in state.pieces}
         tensors: dict[str, tuple[str, ...]] = {}
-        for state in self.step.states:  # parameters, then what an optimizer keeps of them
+        for state in self.step.states:  # parameters, then their optimizer state
             pieces = tuple(ref.buffer for ref in state.pieces)
             if updates.keys() >= set(pieces):
                 update = updates[pieces[0]]
@@ -60,60 +60,66 @@ class Freezable:
 
     @property
     def graph(self) -> Graph:
-        """The graph in which all are trained."""
+        """The graph that trains all parameters."""
         return self.step.graph
 
-    def trained(self, names: Collection[str]) -> Graph:
-        """Return the graph of the step in which only these parameters are trained.
+    def graph_for(self, names: Collection[str]) -> Graph:
+        """Return the graph of the step that trains only these parameters.
 
-        It is that of a step that is captured so, but for names: see `shape_of`.
+        It equals the graph of a step captured this way, except for names: see `graph_signature`.
         """
-        ordered = ((node, ()) for node in _in_order(self.restricted(names)))
+        ordered = ((node, ()) for node in _capture_order(self.restricted(names)))
         pairs = defer_updates(ordered, self.step.loss.buffer)
         return replace(self.graph, nodes=tuple(node for node, _ in pairs))
 
-    def trained_step(self, names: Collection[str]) -> LoweredStep:
-        """Return the step of `trained`, with the calls that it makes."""
+    def step_for(self, names: Collection[str]) -> LoweredStep:
+        """Return the step of `graph_for`, with its calls."""
         number = {node.name: k for k, node in enumerate(self.graph.nodes)}
-        nodes = tuple(_in_order(self.restricted(names)))
-        wanted = ((number[node.name], {t.name for t in node.outputs}) for node in nodes)
-        return self.step.with_nodes(nodes, [tuple(self._calls_for(*each)) for each in wanted])
+        nodes = tuple(_capture_order(self.restricted(names)))
+        outputs_by_node = ((number[node.name], {t.name for t in node.outputs}) for node in nodes)
+        return self.step.with_nodes(
+            nodes, [tuple(self._calls_for(*each)) for each in outputs_by_node]
+        )
 
-    def padded(self, names: Collection[str]) -> Graph:
-        """Return a graph that has a schedule within limits if one of more parameters has one.
+    def padded_graph(self, names: Collection[str]) -> Graph:
+        """Return a graph with removed nodes replaced by empty ones.
 
-        Nodes that are left out are empty ones here, so that all such graphs have the same stages.
-        Updates of buffers are left out, since these come earlier where fewer nodes follow: there is
-        an empty node wherever one may come.
+        It is feasible within limits if the padded graph of any superset of these parameters is,
+        because all such graphs have the same stages. Updates of buffers are removed, because they
+        come earlier if fewer nodes follow: there is an empty node at each possible position.
 
         Notes
         -----
-        Let A be a part of B. Take a schedule of the graph that trains B. It is one of the padded
-        graph of B: where a node is missing, a stage begins that computes nothing and holds what the
-        next one begins with. Now leave out of each relation what is not in the padded graph of A.
-        Each node that is left has its inputs, since the graph of A has all that its nodes read, and
-        these are no other tensors than before. No step holds more, and none is added. So RAM, time,
-        energy and storage are at most those of before, and the schedule is valid. Without the empty
-        nodes this would not follow: stages would join, and one stage computes no node twice.
+        Let A be a subset of B. Take a schedule of the graph that trains B. It is also a schedule of
+        the padded graph of B: at each removed node, a stage begins that computes nothing and has
+        the tensors of the next stage. Now remove from each relation the entries that are not in the
+        padded graph of A. Each remaining node has its inputs, because the graph of A has all
+        tensors that its nodes read, and these are the same as before. No step has more tensors in
+        RAM, and no step is added. So RAM, time, energy and storage are at most as before, and the
+        schedule is valid. Without the empty nodes this would not follow: stages would merge, and
+        one stage computes no node twice.
         """
-        nodes = self._restricted(self.needed(names) - self.renewals)
+        nodes = self._remove_others(self.needed(names) - self.buffer_updates)
         stages: list[Node] = []
         for k, node in enumerate(self.graph.nodes):
-            stages.append(nodes.get(k) or _empty(node.name))
-            stages += [_empty(f"{node.name}, {number}") for number in range(self._renewed_after[k])]
+            stages.append(nodes.get(k) or _empty_node(node.name))
+            stages += [
+                _empty_node(f"{node.name}, {number}")
+                for number in range(self._max_updates_after[k])
+            ]
         return replace(self.graph, nodes=tuple(stages))
 
     def restricted(self, names: Collection[str]) -> tuple[Node, ...]:
-        """Return the nodes of `trained` in the order of the whole graph."""
-        return tuple(self._restricted(self.needed(names)).values())
+        """Return the nodes of `graph_for` in the order of the complete graph."""
+        return tuple(self._remove_others(self.needed(names)).values())
 
     def needed(self, names: Collection[str]) -> frozenset[int]:
-        """Return the nodes of a step that trains only these parameters, by their numbers here."""
+        """Return the indices of the nodes of a step that trains only these parameters."""
         return self.always.union(*(self.needed_for[name] for name in names))
 
     @cached_property
     def needed_for(self) -> Mapping[str, frozenset[int]]:
-        """For each parameter the nodes that its update needs, and the state that this replaces."""
+        """For each parameter, the nodes that its update needs, and the state that they replace."""
         updates: dict[str, set[int]] = {name: set() for name in self.parameters}
         for k, name in self.owner.items():
             updates[name].add(k)
@@ -121,8 +127,8 @@ class Freezable:
 
     @cached_property
     def always(self) -> frozenset[int]:
-        """The nodes of every step: those that the loss needs, and new values of buffers."""
-        renewals = {k for k in self.renewals if not self._is_state(k)}
+        """The nodes of every step: those on which the loss depends, and updates of buffers."""
+        renewals = {k for k in self.buffer_updates if not self._is_state(k)}
         return self._ancestors({self._loss_node} | renewals)
 
     @property
@@ -130,89 +136,95 @@ class Freezable:
         return self.graph.node_of[self.graph.tensor_index[self.step.loss.buffer]]
 
     @cached_property
-    def renewals(self) -> frozenset[int]:
-        """The updates of buffers, and these."""
+    def buffer_updates(self) -> frozenset[int]:
+        """The updates of buffers, and the buffers."""
         nodes = enumerate(self.graph.nodes)
         updates = {k for k, node in nodes if node.phase == Phase.UPDATE and k not in self.owner}
-        return frozenset(updates | self._replaced_by(updates))
+        return frozenset(updates | self._replaced_state(updates))
 
     @cached_property
-    def _renewed_after(self) -> Counter[int]:
-        """How many updates of buffers may come after a node, by what of it is trained."""
+    def _max_updates_after(self) -> Counter[int]:
+        """For each node, the maximum number of buffer updates directly after it."""
         graph = self.graph
-        places: Counter[int] = Counter()
-        for u in self.renewals:
+        update_counts: Counter[int] = Counter()
+        for u in self.buffer_updates:
             read = [i for i in graph.outputs_of[u] if i in graph.state_of]
             readers = {k for i in read for k in graph.users_of[graph.state_of[i]]}
             makers = {graph.node_of[i] for i in graph.inputs_of[u]}
             outputs = (i for k in readers - {u} for i in graph.outputs_of[k])
             users = {k for i in outputs for k in graph.users_of[i]}
-            places.update(readers | makers | users | {self._loss_node})
-        return places
+            update_counts.update(readers | makers | users | {self._loss_node})
+        return update_counts
 
     @cached_property
     def owner(self) -> Mapping[int, str]:
-        """For each update of a parameter the parameter."""
+        """The parameter of each node that updates one."""
         graph = self.graph
-        of = {buffer: name for name, buffers in self.parameters.items() for buffer in buffers}
+        parameter_of = {
+            buffer: name for name, buffers in self.parameters.items() for buffer in buffers
+        }
         replaced = ((new, graph.tensors[old].name) for old, new in graph.replacement_of.items())
-        return {graph.node_of[new]: of[name] for new, name in replaced if name in of}
+        return {
+            graph.node_of[new]: parameter_of[name] for new, name in replaced if name in parameter_of
+        }
 
     def _ancestors(self, roots: Collection[int]) -> frozenset[int]:
-        """Return nodes and all that they need, and of state what they replace."""
-        graph, reached, left = self.graph, set(roots), list(roots)
-        while left:
-            for i in graph.inputs_of[left.pop()]:
+        """Return nodes, their ancestors except state, and the state that these nodes replace."""
+        graph, reached, pending = self.graph, set(roots), list(roots)
+        while pending:
+            for i in graph.inputs_of[pending.pop()]:
                 k = graph.node_of[i]
                 if k not in reached and not self._is_state(k):
                     reached.add(k)
-                    left.append(k)
-        return frozenset(reached | self._replaced_by(reached))
+                    pending.append(k)
+        return frozenset(reached | self._replaced_state(reached))
 
     def _is_state(self, k: int) -> bool:
         return self.graph.nodes[k].is_state
 
-    def _replaced_by(self, nodes: Collection[int]) -> set[int]:
-        """Return the state that some of the nodes replace."""
+    def _replaced_state(self, nodes: Collection[int]) -> set[int]:
+        """Return the state nodes that some nodes replace."""
         graph = self.graph
         outputs = (i for k in nodes for i in graph.outputs_of[k])
         return {graph.node_of[graph.state_of[i]] for i in outputs if i in graph.state_of}
 
-    def _restricted(self, kept: Collection[int]) -> dict[int, Node]:
-        """Return the nodes that are kept, without what nothing makes or reads any more."""
+    def _remove_others(self, kept: Collection[int]) -> dict[int, Node]:
+        """Return the kept nodes without missing inputs and without unread gradients."""
         graph = self.graph
         nodes = {k: graph.nodes[k] for k in sorted(kept)}
         available = {tensor.name for node in nodes.values() for tensor in node.outputs}
         read = {name for node in nodes.values() for name in node.inputs} | {self.step.loss.buffer}
         restricted = {}
         for k, node in nodes.items():
-            inputs, outputs, moved = node.inputs, node.outputs, node.bytes_moved
-            count = node.instructions
+            inputs, outputs, bytes_moved = node.inputs, node.outputs, node.bytes_moved
+            instruction_count = node.instructions
             if node.phase == Phase.BACKWARD:
                 outputs = tuple(tensor for tensor in outputs if tensor.name in read)
             if outputs != node.outputs:
-                moved = moved and moved - node.output_bytes + sum(t.bytes for t in outputs)
-                wanted = {tensor.name for tensor in outputs}
-                inputs = self.read_for(k, wanted)
-                count = instructions(node, self._calls_for(k, wanted))
-            there = {tensor.name for tensor in outputs}
+                bytes_moved = bytes_moved and bytes_moved - node.output_bytes + sum(
+                    t.bytes for t in outputs
+                )
+                wanted_outputs = {tensor.name for tensor in outputs}
+                inputs = self.inputs_for(k, wanted_outputs)
+                instruction_count = instructions(node, self._calls_for(k, wanted_outputs))
+            output_names = {tensor.name for tensor in outputs}
             restricted[k] = replace(
                 node,
                 inputs=tuple(name for name in inputs if name in available),
                 outputs=outputs,
-                bytes_moved=moved,
-                instructions=count,
-                in_place=tuple((y, x) for y, x in node.in_place if y in there),
+                bytes_moved=bytes_moved,
+                instructions=instruction_count,
+                in_place=tuple((y, x) for y, x in node.in_place if y in output_names),
             )
         return restricted
 
-    def read_for(self, k: int, wanted: AbstractSet[str]) -> tuple[str, ...]:
-        """Return the inputs that a node reads for some of its outputs."""
-        named = {name for call in self._calls_for(k, wanted) for name in call.buffers}
-        return tuple(name for name in self.graph.nodes[k].inputs if name in named)
+    def inputs_for(self, k: int, wanted: AbstractSet[str]) -> tuple[str, ...]:
+        """Return the inputs that a node reads to compute some of its outputs."""
+        read_names = {name for call in self._calls_for(k, wanted) for name in call.buffers}
+        return tuple(name for name in self.graph.nodes[k].inputs if name in read_names)
 
     def _calls_for(self, k: int, wanted: AbstractSet[str]) -> list[Call]:
-        """Return the calls of a node for some of its outputs, without those for others alone."""
+        """Return the calls of a node for some outputs, without calls only for its other outputs."""
         others = {tensor.name for tensor in self.graph.nodes[k].outputs}.difference(wanted)
         return [
             call
@@ -221,47 +233,56 @@ class Freezable:
         ]
 
 
-def _empty(name: str) -> Node:
-    """Return a node that computes nothing: a stage."""
+def _empty_node(name: str) -> Node:
+    """Return a node that computes nothing, to begin a stage."""
     return Node(name=name, op="none", phase=Phase.BACKWARD)
 
 
-def _in_order(nodes: Sequence[Node]) -> Iterator[Node]:
+def _capture_order(nodes: Sequence[Node]) -> Iterator[Node]:
     """Yield nodes in the order of a capture.
 
-    Buffers are renewed once nothing reads what their readers make; state comes in front of its
+    Buffers are updated after the last read of all outputs of their readers; state precedes its
     first reader.
     """
-    renewals = [node for node in nodes if node.phase == Phase.UPDATE and node.op == BUFFER_UPDATE]
+    buffer_updates = [
+        node for node in nodes if node.phase == Phase.UPDATE and node.op == BUFFER_UPDATE
+    ]
     state = {node.outputs[0].name: node for node in nodes if node.is_state}
-    number = {node.outputs[0].name: k for k, node in enumerate(nodes) if node.is_state}
-    computed = [n for n in nodes if not n.is_state and n not in renewals]
-    last: dict[str, int] = {}
+    state_order = {node.outputs[0].name: k for k, node in enumerate(nodes) if node.is_state}
+    computed = [n for n in nodes if not n.is_state and n not in buffer_updates]
+    last_use: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     for k, node in enumerate(computed):
-        last |= {tensor.name: k for tensor in node.outputs}
-        last |= dict.fromkeys(node.inputs, k)
+        last_use |= {tensor.name: k for tensor in node.outputs}
+        last_use |= dict.fromkeys(node.inputs, k)
         for name in node.inputs:
             readers.setdefault(name, []).append(k)
     makers = {tensor.name: k for k, node in enumerate(computed) for tensor in node.outputs}
-    after: dict[int, list[tuple[int, Node]]] = {}
-    for node in renewals:
-        ks = [k for t in node.outputs for k in readers.get(str(t.replaces), ())]
-        waits = [*ks, *(makers[name] for name in node.inputs if name in makers)]
-        waits += [last[tensor.name] for k in ks for tensor in computed[k].outputs]
-        after.setdefault(max(waits), []).append((min(waits), node))
+    updates_after: dict[int, list[tuple[int, Node]]] = {}
+    for node in buffer_updates:
+        reader_positions = [k for t in node.outputs for k in readers.get(str(t.replaces), ())]
+        required_positions = [
+            *reader_positions,
+            *(makers[name] for name in node.inputs if name in makers),
+        ]
+        required_positions += [
+            last_use[tensor.name] for k in reader_positions for tensor in computed[k].outputs
+        ]
+        updates_after.setdefault(max(required_positions), []).append(
+            (min(required_positions), node)
+        )
     for k, node in enumerate(computed):
-        due = sorted(after.get(k, []), key=lambda pair: pair[0])
-        for following in (node, *(renewal for _, renewal in due)):
-            first = sorted(
-                (name for name in following.inputs if name in state), key=number.__getitem__
+        updates = sorted(updates_after.get(k, []), key=lambda pair: pair[0])
+        for next_node in (node, *(renewal for _, renewal in updates)):
+            state_reads = sorted(
+                (name for name in next_node.inputs if name in state), key=state_order.__getitem__
             )
-            yield from map(state.pop, first)
-            yield following
+            yield from map(state.pop, state_reads)
+            yield next_node
 
 
-def shape_of(graph: Graph) -> list[tuple[Any, ...]]:
-    """Return all of a graph that schedules and costs depend on: its nodes, but for their names."""
+def graph_signature(graph: Graph) -> list[tuple[Any, ...]]:
+    """Return all properties of a graph that affect schedules and costs: its nodes without names."""
     index = graph.tensor_index
     return [
         (

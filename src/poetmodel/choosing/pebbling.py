@@ -1,8 +1,8 @@
-"""The least RAM in which tensors can be made without paging, however often nodes are computed.
+"""The minimum RAM to compute tensors without paging, with unlimited recomputation.
 
-This is the pebble game (Sethi, 1975) with sizes: a node may be computed when its inputs are there.
-The order and the stages of schedules do not matter in it, so that what it needs every schedule
-needs that trains the same parameters, and maybe others.
+This is the pebble game (Sethi, 1975) with sizes: a node may be computed if its inputs are in RAM.
+It ignores the order and the stages of schedules, so its minimum is a lower bound for every schedule
+that trains the same parameters, and possibly others.
 
 References
 ----------
@@ -21,91 +21,98 @@ if TYPE_CHECKING:
 
     from poetmodel.choosing.freezing import Freezable
 
-MOST_STATES: Final = 500
-"""Most sets of tensors that one question looks at."""
+MAX_SETS: Final = 500
+"""Maximum number of sets of tensors to visit for one bound."""
 
 
 class PebbleGame:
-    """What the nodes of a step need, without state, which has RAM of its own.
+    """Lower bounds on the RAM for the nodes of a step, without state, which has its own RAM.
 
     Notes
     -----
-    Let some tensors be in RAM together. One of them was made last; when its node was computed, the
-    others were there, and its inputs were. So the least RAM for a set is the least, over its
-    tensors, of the larger of two: what this step takes, and the least RAM for the inputs with the
-    others. Sets of ancestors come to an end.
+    Let some tensors be in RAM together. One of them was computed last; when its node was computed,
+    the other tensors and its inputs were in RAM. So the minimum RAM for a set is the minimum, over
+    its tensors, of the maximum of two numbers: the RAM of this computation, and the minimum RAM for
+    the inputs with the other tensors. The recursion ends, because the sets contain ever earlier
+    nodes.
     """
 
     def __init__(self, freezable: Freezable) -> None:
         self.freezable = freezable
         self.graph = freezable.graph
         self._reached: dict[frozenset[int], int] = {}
-        """A RAM in which a set of tensors can be made, of those that were seen to be so."""
+        """RAM sufficient for each set that was shown to be computable."""
 
-    def least_bytes(self, name: str, least: int) -> int:
-        """Return a lower bound on the RAM to train a parameter, from one that is known [B]."""
+    def min_bytes(self, name: str, bound: int) -> int:
+        """Raise a known lower bound on the RAM to train a parameter [B]."""
         graph = self.graph
         for u, node in enumerate(graph.nodes):
             if self.freezable.owner.get(u) == name and not node.is_state:
                 read = (i for i in graph.inputs_of[u] if not self._is_state(i))
-                least = self._least_bytes(frozenset(read), least)
-        return least
+                bound = self._raise_bound(frozenset(read), bound)
+        return bound
 
-    def _least_bytes(self, wanted: frozenset[int], least: int) -> int:
-        left = MOST_STATES
-        while left > 0:
-            failed, more = self._failed(wanted, least, left)
-            if more is None:
-                return least
-            least = more
-            left -= failed
-        return least
+    def _raise_bound(self, tensors: frozenset[int], bound: int) -> int:
+        """Raise the bound until a search succeeds, or `MAX_SETS` sets are visited."""
+        remaining_sets = MAX_SETS
+        while remaining_sets > 0:
+            visited, next_limit = self._search_within(tensors, bound, remaining_sets)
+            if next_limit is None:
+                return bound
+            bound = next_limit
+            remaining_sets -= visited
+        return bound
 
-    def _failed(self, wanted: frozenset[int], limit: int, most: int) -> tuple[int, int | None]:
-        """Return the number of sets visited, and the next limit to try where this is too low."""
-        above: int | None = None
-        path = [(wanted, self._before(wanted))]
-        seen = {wanted}
+    def _search_within(
+        self, goal: frozenset[int], limit: int, max_sets: int
+    ) -> tuple[int, int | None]:
+        """Search backwards for a computation order within `limit` bytes.
+
+        Returns the number of sets visited, and None on success, otherwise the next limit to try.
+        """
+        next_limit: int | None = None
+        path = [(goal, self._predecessors(goal))]
+        visited = {goal}
         while path:
             tensors, steps = path[-1]
             if not tensors or self._reached.get(tensors, limit + 1) <= limit:
-                for met, _ in path:
-                    self._reached[met] = min(limit, self._reached.get(met, limit))
-                return len(seen), None
+                for reached_set, _ in path:
+                    self._reached[reached_set] = min(limit, self._reached.get(reached_set, limit))
+                return len(visited), None
             for needed, size in steps:
                 if size > limit:
-                    above = size if above is None else min(above, size)
-                elif needed not in seen:
-                    seen.add(needed)
-                    path.append((needed, self._before(needed)))
+                    next_limit = size if next_limit is None else min(next_limit, size)
+                elif needed not in visited:
+                    visited.add(needed)
+                    path.append((needed, self._predecessors(needed)))
                     break
             else:
                 path.pop()
-            if len(seen) > most:
-                return len(seen), limit
-        return len(seen), above
+            if len(visited) > max_sets:
+                return len(visited), limit
+        return len(visited), next_limit
 
-    def _before(self, tensors: frozenset[int]) -> Iterator[tuple[frozenset[int], int]]:
-        """Yield for each tensor that may be the last what was there before, and what it took."""
+    def _predecessors(self, tensors: frozenset[int]) -> Iterator[tuple[frozenset[int], int]]:
+        """Yield for each node that may be last: the set required before it, and its RAM [B]."""
         graph, sizes = self.graph, self.graph.tensor_bytes
         for k in sorted({graph.node_of[i] for i in tensors}):
             node = graph.nodes[k]
-            wanted = tensors.intersection(graph.outputs_of[k])
-            read = self._read(k, wanted)
-            others = tensors - wanted
-            needed = others | read
-            taken = sum(sizes[i] for i in needed) + node.workspace_bytes
-            made_now = wanted if node.phase == Phase.BACKWARD else graph.outputs_of[k]
-            taken += sum(sizes[i] for i in made_now)
-            taken -= graph.shared_bytes(k, read - others)
-            yield needed, taken
+            outputs = tensors.intersection(graph.outputs_of[k])
+            read = self._inputs_for(k, outputs)
+            others = tensors - outputs
+            required = others | read
+            ram_bytes = sum(sizes[i] for i in required) + node.workspace_bytes
+            allocated = outputs if node.phase == Phase.BACKWARD else graph.outputs_of[k]
+            ram_bytes += sum(sizes[i] for i in allocated)
+            ram_bytes -= graph.shared_bytes(k, read - others)
+            yield required, ram_bytes
 
-    def _read(self, k: int, wanted: frozenset[int]) -> frozenset[int]:
+    def _inputs_for(self, k: int, wanted: frozenset[int]) -> frozenset[int]:
         """Return the inputs that a node reads for some of its outputs, without state."""
         graph = self.graph
         inputs: tuple[int, ...] = graph.inputs_of[k]
         if graph.nodes[k].phase == Phase.BACKWARD and len(wanted) < len(graph.outputs_of[k]):
-            names = self.freezable.read_for(k, {graph.tensors[i].name for i in wanted})
+            names = self.freezable.inputs_for(k, {graph.tensors[i].name for i in wanted})
             inputs = tuple(graph.tensor_index[name] for name in names)
         return frozenset(i for i in inputs if not self._is_state(i))
 

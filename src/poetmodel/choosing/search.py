@@ -1,8 +1,8 @@
-"""Which layers to train: the set with the highest sum of scores that has a schedule, proved.
+"""Search for the set of layers with the highest score that has a schedule, with a proof.
 
 Logic-based Benders decomposition (Hooker and Ottosson, 2003): a relaxation proposes a set, the
-solver of schedules says whether there is one for the step that trains just this set, and what it
-refutes becomes a cut.
+solver searches for a schedule of the step that trains exactly this set, and infeasible sets become
+cuts.
 
 References
 ----------
@@ -34,48 +34,49 @@ if TYPE_CHECKING:
     from poetmodel.solver.request import Request
 
 GRADIENT_NORM: Final = "gradient-norm"
-"""The scores that are norms of gradients."""
-CLOSED: Final = 1e-9
-"""Gap at which a score is the best, whatever gap was asked for."""
-EXTRA: Final = 2e-6
-"""By how much more than its deadline a set is refuted, relatively, so that rounding in the
-relaxation lets it through no more."""
-LONGEST_CHECK_RATIO: Final = 0.2
-"""Most time for the question whether a set has a schedule, as a share of what is left."""
-LONGEST_TRIAL_RATIO: Final = 0.03
-"""The same for a set that is tried without being proposed."""
-TRIALS_RATIO: Final = 0.25
-"""Share of the time after which no more sets are tried before the first is proposed."""
-LONGEST_REFUTATION_RATIO: Final = 0.05
-"""The same for a part of a refuted set."""
-_MOST_NAMED: Final = 4
-"""How many names one message lists."""
-ANY: Final = 1.0
-"""A gap that every schedule has."""
+"""The option for scores that are norms of gradients."""
+MIN_GAP: Final = 1e-9
+"""Gap at which a set counts as optimal, even if a smaller gap was requested."""
+DEADLINE_TOLERANCE: Final = 2e-6
+"""Relative tolerance of deadlines in refutations. It exceeds the tolerance of the relaxation, which
+therefore respects the cut."""
+CHECK_FRACTION: Final = 0.2
+"""Maximum time to check a proposed set, as a fraction of the remaining time."""
+TRIAL_FRACTION: Final = 0.03
+"""Maximum time to check a set that was not proposed, as a fraction of the remaining time."""
+TRIALS_FRACTION: Final = 0.25
+"""Fraction of the time limit after which only proposed sets are checked, until the first
+proposal."""
+REFUTATION_FRACTION: Final = 0.05
+"""Maximum time to refute a subset, as a fraction of the remaining time."""
+_MAX_NAMED: Final = 4
+"""Maximum number of names in one message."""
+ANY_GAP: Final = 1.0
+"""A gap that every schedule meets."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSet:
-    """A set of layers, and what is proved of all others."""
+    """A set of layers, with a bound on the scores of all sets."""
 
     layers: tuple[str, ...]
-    """Those that are trained, in the order of the model; none where no set was found."""
+    """The layers to train, in the order of the model; empty if no set was found."""
     score: float
     """The sum of their scores."""
     bound: float
-    """No set that has a schedule has a higher sum."""
+    """Upper bound on the score of every set that has a schedule."""
     status: Status
-    """What is proved; infeasible means that nothing can be trained."""
+    """Status of the proof; infeasible if no layer can be trained."""
     result: SolveResult | None = None
-    """A schedule for it, of the graph derived from that which trains all."""
+    """A schedule for the set, of the graph derived from the one that trains all layers."""
     reason: str = ""
-    """Why there is no set, in words."""
+    """Why no set was found, for display."""
     statistics: Mapping[str, int] = field(default_factory=dict)
-    """How many sets were tried, and how many cuts were made."""
+    """Numbers of sets checked and of cuts added."""
 
     @property
     def gap(self) -> float:
-        """(bound - score) / bound, 0 where both are 0."""
+        """(bound - score) / bound; 0 if both are 0."""
         return (self.bound - self.score) / self.bound if self.bound > 0 else 0.0
 
 
@@ -87,35 +88,35 @@ def select(
     *,
     request: Request,
 ) -> LayerSet:
-    """Find the layers with the highest sum of scores whose training keeps all limits.
+    """Find the layers with the highest sum of scores whose training meets all limits.
 
     Parameters
     ----------
     freezable : Freezable
         The step.
     problem : Problem
-        The limits, with the graph in which all is trained. Percentages are of that.
+        The limits, with the graph that trains all layers, to which percentages refer.
     layers : mapping of str to sequence of str
         The parameters of each layer.
     scores : mapping of str to float
-        Of each layer, 0 or more. A layer with score 0 stays as it is.
+        The score of each layer, 0 or more. A layer with score 0 is not trained.
     request : Request
-        How to solve, and for how long.
+        Options and time limit of the solver.
 
     Notes
     -----
-    A set that trains less needs a part of the nodes, so that a schedule for more layers leaves one
-    for fewer: see `Freezable.padded`. So what refutes a set refutes all larger ones. A cut has as
-    few layers as the solver can still refute, with what the others of the set take off the limits:
-    their state off the RAM, where all state is there, and one computation of their nodes off the
-    deadline. A question that the solver leaves open excludes nothing: the set is put aside, and its
-    score stays in the bound.
+    A set that trains less needs a subset of the nodes, so a schedule for more layers implies one
+    for fewer: see `Freezable.padded_graph`. So a refuted set refutes all supersets. A cut has a
+    minimal subset of layers that the solver can still refute, after subtracting from the limits the
+    needs of the other layers: their state from the RAM, if all state is in RAM, and one computation
+    of their nodes from the deadline. If the solver decides neither, only this set is excluded, and
+    its score stays in the bound.
     """
     return _LayerSearch(freezable, problem, layers, scores, request).run()
 
 
 class _LayerSearch:
-    """The search for the best set."""
+    """The search for the best set, with its incumbent and its bound."""
 
     def __init__(
         self,
@@ -137,37 +138,44 @@ class _LayerSearch:
         self.best: tuple[str, ...] = ()
         self.result: SolveResult | None = None
         self.open: dict[frozenset[str], float] = {}
-        """Scores of the sets of which nothing is known."""
+        """Scores of the sets that are neither feasible nor refuted."""
         self.known: dict[frozenset[str], Status] = {}
         self.bound = self._score(self.relaxation.layers)
         self.tried = self.proposals = 0
 
     def run(self) -> LayerSet:
-        """Solve relaxations until the best set is known, or time is up."""
+        """Search until the best set is proved or time is up.
+
+        An interrupt ends the search with the best set so far.
+        """
         if not self.relaxation.layers:
-            raise InputError("scores: all are 0, so that no set is better than another")
-        with suppress(KeyboardInterrupt):  # the best set so far stays
+            raise InputError("scores: all are 0, so no set is better than another")
+        with suppress(KeyboardInterrupt):  # return the best set so far
             self._search()
         return self._selection()
 
     def _search(self) -> None:
-        self._start()
+        """Propose and check sets; infeasible ones become cuts, and undecided ones are excluded."""
+        self._try_first_sets()
         while not self._is_closed() and self.request.remaining_s() > 0:
             proposed = self._propose()
             if proposed is None:
                 break
-            status = self._try(proposed, LONGEST_CHECK_RATIO)
+            status = self._check_set(proposed, CHECK_FRACTION)
             if status == Status.INFEASIBLE:
-                self.relaxation.cuts.append(self._refutation(frozenset(proposed)))
-                self._repair(proposed)
+                self.relaxation.cuts.append(self._refute(frozenset(proposed)))
+                self._try_subsets(proposed)
             elif status == Status.UNKNOWN:
                 self.open[frozenset(proposed)] = self._score(proposed)
-                excluded = SetCut(layers=frozenset(proposed), exactly=True)
+                excluded = SetCut(layers=frozenset(proposed), is_exact=True)
                 self.relaxation.cuts.append(excluded)
-                self._repair(proposed)
+                self._try_subsets(proposed)
 
     def _propose(self) -> tuple[str, ...] | None:
-        """Return the best set that nothing excludes; None where there is none, or time is up."""
+        """Return the best set of the relaxation, and lower the bound.
+
+        None if there is no set, its status is known, or time is up.
+        """
         solution = self.relaxation.solve(
             self.request.backend,
             max(self.request.remaining_s(), 1e-3),
@@ -181,66 +189,72 @@ class _LayerSearch:
         if solution.bound is not None:
             self.bound = min(self.bound, max(left, solution.bound * self.relaxation.unit))
         self.proposals += 1
-        proposed = self.relaxation.chosen(solution)
+        proposed = self.relaxation.selected_layers(solution)
         settled = (Status.FEASIBLE, Status.OPTIMAL)
         return None if not proposed or self.known.get(frozenset(proposed)) in settled else proposed
 
     def _score(self, layers: Iterable[str]) -> float:
-        return float(sum(self.scores[layer] for layer in self._ordered(layers)))
+        return float(sum(self.scores[layer] for layer in self._model_order(layers)))
 
-    def _ordered(self, layers: Iterable[str]) -> tuple[str, ...]:
+    def _model_order(self, layers: Iterable[str]) -> tuple[str, ...]:
         """Return layers in the order of the model."""
         wanted = frozenset(layers)
         return tuple(layer for layer in self.relaxation.layers if layer in wanted)
 
     def _is_closed(self) -> bool:
-        """Whether the gap is at most the one asked for."""
+        """Return whether the gap is at most the requested gap."""
         missing = self.bound - self._score(self.best)
-        return bool(self.best) and missing <= max(self.request.gap, CLOSED) * self.bound
+        return bool(self.best) and missing <= max(self.request.gap, MIN_GAP) * self.bound
 
     def _selection(self) -> LayerSet:
+        """Return the best set with its status and bound."""
         score = self._score(self.best)
-        bound = score if self.bound - score <= CLOSED * self.bound else self.bound
-        nothing = not self.best and bound <= 0
+        bound = score if self.bound - score <= MIN_GAP * self.bound else self.bound
+        is_infeasible = not self.best and bound <= 0
         status = Status.OPTIMAL if self.best and self._is_closed() else Status.FEASIBLE
         if not self.best:
-            status = Status.INFEASIBLE if nothing else Status.UNKNOWN
+            status = Status.INFEASIBLE if is_infeasible else Status.UNKNOWN
         return LayerSet(
             layers=self.best,
             score=score,
             bound=bound,
             status=status,
             result=self.result,
-            reason="" if self.best else self._reason(proved=nothing),
+            reason="" if self.best else self._no_set_reason(is_proved=is_infeasible),
             statistics={"sets": self.tried, "cuts": len(self.relaxation.cuts)},
         )
 
-    def _reason(self, *, proved: bool) -> str:
+    def _no_set_reason(self, *, is_proved: bool) -> str:
+        """Return why no set was found.
+
+        If the RAM excludes every layer, it names the smallest RAM that any layer needs.
+        """
         limits = describe_limits(self.problem)
-        if not proved:
-            return f"no layer was found in time that can be trained within {limits}"
-        of, nothing = self.relaxation, f"no layer can be trained within {limits}"
-        if len(of.excluded) < len(of.layers):
-            return nothing
-        least = min(of.layers, key=of.floor_bytes)
+        if not is_proved:
+            return f"no layer that can be trained within {limits} was found in time"
+        relaxation, message = self.relaxation, f"no layer can be trained within {limits}"
+        if len(relaxation.excluded) < len(relaxation.layers):
+            return message
+        smallest = min(relaxation.layers, key=relaxation.floor_bytes)
         return (
-            f"{nothing}; the least RAM that one needs is {of.floor_bytes(least):,} B, of {least!r}"
+            f"{message}; the smallest RAM for one layer is {relaxation.floor_bytes(smallest):,} B, "
+            f"for {smallest!r}"
         )
 
-    # -- sets that have a schedule -----------------------------------------------------------------
+    # -- feasible sets -----------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        """Try as many of the last layers as can be trained, and of those that score most for it."""
+    def _try_first_sets(self) -> None:
+        """Check the last layers of the model, and then layers by score density, for first sets."""
         able = [layer for layer in self.relaxation.layers if layer not in self.relaxation.excluded]
         self._try_longest(able[::-1])
-        self._try_in_turn(sorted(able, key=self._density, reverse=True))
+        self._try_in_turn(sorted(able, key=self._score_density, reverse=True))
 
-    def _repair(self, layers: Collection[str]) -> None:
-        """Try as many of some layers as can be trained, those that score most for it first."""
-        self._try_longest(sorted(layers, key=self._density, reverse=True))
+    def _try_subsets(self, layers: Collection[str]) -> None:
+        """Check subsets of a set, layers with the highest score density first."""
+        self._try_longest(sorted(layers, key=self._score_density, reverse=True))
 
     def _try_longest(self, layers: Sequence[str]) -> None:
-        """Look by halves for the longest beginning of a list that can be trained."""
+        """Bisect for the longest prefix of a list of layers that can be trained."""
         low, high = 0, len(layers) + 1
         while high - low > 1 and self._has_time():
             middle = (low + high) // 2
@@ -250,7 +264,7 @@ class _LayerSearch:
                 high = middle
 
     def _try_in_turn(self, layers: Sequence[str]) -> None:
-        """Add layers of a list, many at a time, wherever those before can be trained with them."""
+        """Add layers of a list if all together can be trained, in blocks of growing size."""
         chosen: list[str] = []
         first, size = 0, len(layers)
         while first < len(layers) and self._has_time():
@@ -264,48 +278,70 @@ class _LayerSearch:
                 size = (size + 1) // 2
 
     def _has_time(self) -> bool:
-        """Whether there is time to try a set that is not proposed."""
+        """Return whether time remains to check sets that are not proposed."""
         request = self.request
-        trials = 1.0 if self.proposals else TRIALS_RATIO
+        trials = 1.0 if self.proposals else TRIALS_FRACTION
         return request.elapsed_s() < trials * request.time_limit_s
 
     def _can_train(self, layers: Sequence[str]) -> bool:
-        return self._may_fit(layers) and self._try(self._ordered(layers)) == Status.FEASIBLE
+        return (
+            self._may_fit(layers) and self._check_set(self._model_order(layers)) == Status.FEASIBLE
+        )
 
     def _may_fit(self, layers: Collection[str]) -> bool:
-        """Whether no limit rules a set out at once."""
-        of, deadline_s = self.relaxation, self.problem.deadline_s
-        more = max(of.working_bytes[layer] for layer in layers) - of.least_bytes
-        if not self.problem.can_page and of.state_bytes(layers) + more > of.room_bytes:
+        """Return whether no simple bound excludes a set."""
+        relaxation, deadline_s = self.relaxation, self.problem.deadline_s
+        extra_bytes = (
+            max(relaxation.working_bytes[layer] for layer in layers) - relaxation.min_working_bytes
+        )
+        if (
+            not self.problem.can_page
+            and relaxation.state_bytes(layers) + extra_bytes > relaxation.max_state_bytes
+        ):
             return False
-        return deadline_s is None or of.pass_s(layers) + of.always_s <= deadline_s * (1 + EXTRA)
+        return deadline_s is None or relaxation.pass_s(
+            layers
+        ) + relaxation.always_s <= deadline_s * (1 + DEADLINE_TOLERANCE)
 
-    def _density(self, layer: str) -> float:
-        """Return the score of a layer for what it takes of the limits alone."""
-        of = self.relaxation
-        room = max(1, of.room_bytes)
-        taken = (of.state_bytes([layer]) + of.working_bytes[layer] - of.least_bytes) / room
-        taken += of.pass_s([layer]) / (self.problem.deadline_s or self.problem.pass_time_s or 1.0)
-        return self.scores[layer] / max(taken, CLOSED)
+    def _score_density(self, layer: str) -> float:
+        """Return a layer's score divided by its fractions of RAM and deadline."""
+        relaxation = self.relaxation
+        max_state_bytes = max(1, relaxation.max_state_bytes)
+        used_fraction = (
+            relaxation.state_bytes([layer])
+            + relaxation.working_bytes[layer]
+            - relaxation.min_working_bytes
+        ) / max_state_bytes
+        used_fraction += relaxation.pass_s([layer]) / (
+            self.problem.deadline_s or self.problem.pass_time_s or 1.0
+        )
+        return self.scores[layer] / max(used_fraction, MIN_GAP)
 
-    def _try(self, layers: tuple[str, ...], ratio: float = LONGEST_TRIAL_RATIO) -> Status:
-        """Ask the solver whether a set has a schedule, within a share of the time that is left."""
+    def _check_set(self, layers: tuple[str, ...], time_fraction: float = TRIAL_FRACTION) -> Status:
+        """Check whether a set has a schedule, within a fraction of the remaining time.
+
+        Stores its status, and the set itself if it is the best so far.
+        """
         key = frozenset(layers)
         if self.known.get(key, Status.UNKNOWN) == Status.UNKNOWN:
             self.tried += 1
-            graph = self.freezable.trained(self._parameters(layers))
-            stated = self._problem(graph)
-            result = self._solved(stated, ratio)
-            scheduled = result.schedule is not None
-            self.known[key] = Status.FEASIBLE if scheduled else result.status
-            if scheduled and self._score(layers) > self._score(self.best):
+            graph = self.freezable.graph_for(self._parameters(layers))
+            problem = self._problem_for(graph)
+            result = self._solve(problem, time_fraction)
+            is_scheduled = result.schedule is not None
+            self.known[key] = Status.FEASIBLE if is_scheduled else result.status
+            if is_scheduled and self._score(layers) > self._score(self.best):
                 self.best, self.result = layers, result
         return self.known[key]
 
     def _parameters(self, layers: Iterable[str]) -> list[str]:
         return [name for layer in layers for name in self.relaxation.layers[layer]]
 
-    def _solved(self, stated: Problem, ratio: float, *, gap: float = ANY) -> SolveResult:
+    def _solve(self, stated: Problem, ratio: float, *, gap: float = ANY_GAP) -> SolveResult:
+        """Solve a problem within a fraction of the remaining time.
+
+        Raises `KeyboardInterrupt` if the solver was interrupted.
+        """
         limit_s = max(ratio * self.request.remaining_s(), 1e-2)
         result = solve(
             stated,
@@ -320,34 +356,38 @@ class _LayerSearch:
             raise KeyboardInterrupt
         return result
 
-    def _problem(self, graph: Graph, **limits: Any) -> Problem:
+    def _problem_for(self, graph: Graph, **limits: Any) -> Problem:
         costs = costs_for(graph, self.problem)
         return replace(self.problem, graph=graph, costs=costs, **{"minimize": "energy", **limits})
 
-    # -- sets that have none -----------------------------------------------------------------------
+    # -- infeasible sets ---------------------------------------------------------------------------
 
-    def _refutation(self, layers: frozenset[str]) -> SetCut:
-        """Return a cut for a set that has no schedule."""
-        part = self._refuted_part(layers)
-        if part is None:
-            return SetCut(layers=layers, exactly=True)
-        of, deadline_s = self.relaxation, self.problem.deadline_s
+    def _refute(self, layers: frozenset[str]) -> SetCut:
+        """Return a cut for an infeasible set."""
+        subset = self._minimal_refuted_subset(layers)
+        if subset is None:
+            return SetCut(layers=layers, is_exact=True)
+        relaxation, deadline_s = self.relaxation, self.problem.deadline_s
         state_bytes = None
-        if not self.problem.can_page and not self._is_refuted(part, layers, with_state=False):
-            state_bytes = of.state_bytes(layers)
+        if not self.problem.can_page and not self._is_refuted(subset, layers, with_state=False):
+            state_bytes = relaxation.state_bytes(layers)
         if deadline_s is None:
             if state_bytes is not None and self.problem.energy_budget_j is None:
-                state_bytes = min(state_bytes, self._least_state_bytes(part))
-            return SetCut(layers=part, state_bytes=state_bytes)
-        extra_s = deadline_s * (1 + EXTRA) - of.always_s - of.pass_s(layers)
-        beside_bytes = 0 if state_bytes is None else state_bytes - of.state_bytes(part)
-        extra_s = max(extra_s, self._extra_s(part, beside_bytes))
-        return SetCut(layers=part, state_bytes=state_bytes, extra_s=extra_s)
+                state_bytes = min(state_bytes, self._excess_state_bytes(subset))
+            return SetCut(layers=subset, state_bytes=state_bytes)
+        extra_s = (
+            deadline_s * (1 + DEADLINE_TOLERANCE) - relaxation.always_s - relaxation.pass_s(layers)
+        )
+        other_state_bytes = (
+            0 if state_bytes is None else state_bytes - relaxation.state_bytes(subset)
+        )
+        extra_s = max(extra_s, self._min_extra_s(subset, other_state_bytes))
+        return SetCut(layers=subset, state_bytes=state_bytes, extra_s=extra_s)
 
-    def _refuted_part(self, layers: frozenset[str]) -> frozenset[str] | None:
-        """Return a part of a set that is refuted, and of which no layer can be left out; or None.
+    def _minimal_refuted_subset(self, layers: frozenset[str]) -> frozenset[str] | None:
+        """Return a refuted subset from which no layer can be removed; None if none is refuted.
 
-        The layers whose training needs the most nodes come first.
+        Layers whose training needs the most nodes come first.
         """
         order = sorted(layers, key=lambda layer: -len(self.relaxation.nodes_for[layer]))
         size = 1
@@ -355,70 +395,75 @@ class _LayerSearch:
             if size >= len(order):
                 return None
             size *= 2
-        left = order[:size]
-        size = len(left) // 2
+        remaining = order[:size]
+        size = len(remaining) // 2
         while size:
             first = 0
-            while first < len(left):
-                rest = left[:first] + left[first + size :]
+            while first < len(remaining):
+                rest = remaining[:first] + remaining[first + size :]
                 if rest and self._is_refuted(frozenset(rest), layers):
-                    left = rest
+                    remaining = rest
                 else:
                     first += size
             size //= 2
-        return frozenset(left)
+        return frozenset(remaining)
 
-    def _least_state_bytes(self, part: frozenset[str]) -> int:
-        """Return the trained state that is too much where some layers are trained [B]."""
-        of = self.relaxation
-        graph = self.freezable.padded(self._parameters(self._ordered(part)))
-        stated = self._problem(graph, ram="100%", minimize="ram")
-        least = math.ceil(self._solved(stated, LONGEST_REFUTATION_RATIO, gap=0.0).proven_bound)
-        room = self.problem.usable_ram_bytes - of.always_state_bytes
-        return room - (least - of.state_bytes(part)) + 1
+    def _excess_state_bytes(self, subset: frozenset[str]) -> int:
+        """Return the smallest trained state with which a superset is infeasible [B]."""
+        relaxation = self.relaxation
+        graph = self.freezable.padded_graph(self._parameters(self._model_order(subset)))
+        problem = self._problem_for(graph, ram="100%", minimize="ram")
+        min_ram_bytes = math.ceil(self._solve(problem, REFUTATION_FRACTION, gap=0.0).proven_bound)
+        ram_bytes = self.problem.usable_ram_bytes - relaxation.always_state_bytes
+        return ram_bytes - (min_ram_bytes - relaxation.state_bytes(subset)) + 1
 
-    def _extra_s(self, part: frozenset[str], beside_bytes: int) -> float:
-        """Return the least time beyond a pass of a step that trains some layers [s].
+    def _min_extra_s(self, subset: frozenset[str], other_state_bytes: int) -> float:
+        """Return a lower bound on the time beyond a pass of a step that trains some layers [s].
 
-        Others take so much of the RAM.
+        `other_state_bytes` are the RAM of other layers' state.
         """
-        ram = self.problem.ram_budget_bytes - beside_bytes
+        ram = self.problem.ram_budget_bytes - other_state_bytes
         if not self.problem.can_page:
             ram -= self.relaxation.always_state_bytes
-        graph = self.freezable.padded(self._parameters(self._ordered(part)))
-        stated = self._problem(graph, ram=ram, deadline=None, minimize="time")
-        result = self._solved(stated, LONGEST_REFUTATION_RATIO, gap=self.request.gap)
+        graph = self.freezable.padded_graph(self._parameters(self._model_order(subset)))
+        problem = self._problem_for(graph, ram=ram, deadline=None, minimize="time")
+        result = self._solve(problem, REFUTATION_FRACTION, gap=self.request.gap)
         if result.status == Status.INFEASIBLE:
             return self.problem.deadline_s or 0.0
-        return (result.proven_bound - stated.pass_time_s) * (1 - EXTRA)
+        return (result.proven_bound - problem.pass_time_s) * (1 - DEADLINE_TOLERANCE)
 
     def _is_refuted(
-        self, part: frozenset[str], whole: frozenset[str], *, with_state: bool = True
+        self, subset: frozenset[str], full_set: frozenset[str], *, with_state: bool = True
     ) -> bool:
-        """Whether a part of a set has no schedule beside what the rest takes in any case."""
-        of, problem = self.relaxation, self.problem
+        """Return whether a subset has no schedule besides the minimum needs of the other layers."""
+        relaxation, problem = self.relaxation, self.problem
         ram, deadline_s = problem.ram_budget_bytes, problem.deadline_s
         if not problem.can_page:
-            ram -= of.always_state_bytes
-            ram -= (of.state_bytes(whole) - of.state_bytes(part)) * with_state
+            ram -= relaxation.always_state_bytes
+            ram -= (relaxation.state_bytes(full_set) - relaxation.state_bytes(subset)) * with_state
         if deadline_s is not None:
-            deadline_s += EXTRA * deadline_s - of.renewal_s - of.pass_s(whole) + of.pass_s(part)
+            deadline_s += (
+                DEADLINE_TOLERANCE * deadline_s
+                - relaxation.buffer_update_s
+                - relaxation.pass_s(full_set)
+                + relaxation.pass_s(subset)
+            )
         if ram <= 0 or (deadline_s is not None and deadline_s <= 0):
             return True
-        graph = self.freezable.padded(self._parameters(self._ordered(part)))
-        stated = self._problem(graph, ram=ram, deadline=deadline_s)
-        return self._solved(stated, LONGEST_REFUTATION_RATIO).status == Status.INFEASIBLE
+        graph = self.freezable.padded_graph(self._parameters(self._model_order(subset)))
+        subset_problem = self._problem_for(graph, ram=ram, deadline=deadline_s)
+        return self._solve(subset_problem, REFUTATION_FRACTION).status == Status.INFEASIBLE
 
 
 def layers_of(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:
-    """Return the parameters of each layer: of each module, or each parameter alone.
+    """Group parameter names by layer: by module, or each parameter by itself.
 
     Parameters
     ----------
     names : iterable of str
-        Of the parameters, with the paths of their modules.
+        Names of the parameters, with the paths of their modules.
     per : {'layer', 'tensor'}
-        What is trained or frozen as a whole. A parameter without a module is a layer of its own.
+        The unit that is trained or frozen. A parameter without a module is its own layer.
     """
     if per not in ("layer", "tensor"):
         raise InputError(f"per: expected layer or tensor, got {per!r}")
@@ -430,17 +475,18 @@ def layers_of(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:
 
 
 def check_names(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
-    """Raise if a score is that of no layer."""
+    """Raise `InputError` for scores of unknown layers."""
     unknown = [shown(name) for name in scores if name not in layers]
-    known = listed([shown(name) for name in layers], most=_MOST_NAMED)
+    known = listed([shown(name) for name in layers], max_names=_MAX_NAMED)
     if unknown:
         raise InputError(
-            f"{source}: no layer is called {listed(unknown, most=_MOST_NAMED)}; expected {known}"
+            f"{source}: no layer is called {listed(unknown, max_names=_MAX_NAMED)}; expected "
+            f"{known}"
         )
 
 
 def check_scores(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
-    """Raise unless there is a score for each layer, and for nothing else, and all are 0 or more."""
+    """Raise `InputError` unless each layer, and no other name, has a finite score of 0 or more."""
     check_names(scores, layers, source)
     missing = [shown(name) for name in layers if name not in scores]
     wrong = [
@@ -448,25 +494,26 @@ def check_scores(scores: Mapping[str, float], layers: Collection[str], source: s
     ]
     if missing:
         raise InputError(
-            f"{source}: no score for {listed(missing, most=_MOST_NAMED)}; give 0 for what is to "
-            "stay as it is"
+            f"{source}: no score for {listed(missing, max_names=_MAX_NAMED)}; use 0 for layers "
+            "that "
+            "should stay frozen"
         )
     if wrong:
         raise InputError(
-            f"{source}: the score of {listed(wrong, most=_MOST_NAMED)}; expected 0 or more"
+            f"{source}: the score of {listed(wrong, max_names=_MAX_NAMED)}; expected 0 or more"
         )
     if not math.isfinite(sum(scores.values())):
-        raise InputError(f"{source}: expected scores with a finite sum, such as shares of 1")
+        raise InputError(f"{source}: expected scores with a finite sum, such as fractions of 1")
 
 
-def renamed(costs: Costs, graph: Graph, other: Graph) -> Costs:
-    """Return the costs of a graph for another one, which differs in names alone."""
-    nodes = dict(zip(graph.node_index, other.node_index, strict=True))
-    tensors = dict(zip(graph.tensor_index, other.tensor_index, strict=True))
+def rename_costs(costs: Costs, graph: Graph, other: Graph) -> Costs:
+    """Return the costs of a graph for another graph that differs only in names."""
+    node_names = dict(zip(graph.node_index, other.node_index, strict=True))
+    tensor_names = dict(zip(graph.tensor_index, other.tensor_index, strict=True))
     return replace(
         costs,
-        compute={nodes[name]: cost for name, cost in costs.compute.items()},
+        compute={node_names[name]: cost for name, cost in costs.compute.items()},
         pages=None
         if costs.pages is None
-        else {tensors[name]: cost for name, cost in costs.pages.items()},
+        else {tensor_names[name]: cost for name, cost in costs.pages.items()},
     )

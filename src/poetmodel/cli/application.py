@@ -1,4 +1,4 @@
-"""The application: its commands, and failures as sentences and exit statuses."""
+"""The command-line application: its commands, and the exit status of each failure."""
 
 import sys
 from typing import Annotated, Any, Final, cast
@@ -21,25 +21,26 @@ from poetmodel.cli import (
     tracing,
     verify,
 )
-from poetmodel.cli.failures import ExitStatus, mute, print_faults, report_error
+from poetmodel.cli.failures import ExitStatus, discard_output, print_errors, report_error
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import PoetModelError
-from poetmodel.files import installed, licence
+from poetmodel.files import installed_version, licence
 from poetmodel.version import __version__
 
 FRONT_ENDS: Final = ("torch", "onnx", "keras")
-"""Packages whose models are read."""
+"""Packages from which models are captured or read."""
 USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
-"""Base class of all usage errors; typer brings click along or imports it, by version."""
+"""Base class of all usage errors. It belongs to click, which typer vendors or imports, depending on
+its version."""
 
 WELCOME: Final = """\
-poetmodel finds training schedules that need the least energy within a RAM budget.
+poetmodel finds training schedules with minimum energy within a RAM budget.
 
 Try this first: train a real network on a Raspberry Pi in 40 % of the RAM it would take.
 
   poetmodel solve mobilenetv2 --device rpi4b --ram 40%
 
-Then look around:
+Then try:
 
   poetmodel models                  the built-in networks
   poetmodel devices                 the built-in devices
@@ -49,8 +50,8 @@ Then look around:
 """
 
 
-def _plain_flags(params: list[Any]) -> list[Any]:
-    """Return options with nothing behind those that take no value, such as ``--json``."""
+def _hide_flag_metavars(params: list[Any]) -> list[Any]:
+    """Remove the value placeholder of options without a value, such as ``--json``, from help."""
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
@@ -58,45 +59,46 @@ def _plain_flags(params: list[Any]) -> list[Any]:
 
 
 class Subcommand(TyperCommand):
-    """A command, with help that shows a flag as a flag."""
+    """A command whose help shows flags without a placeholder."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return its options and arguments."""
-        return _plain_flags(super().get_params(ctx))
+        return _hide_flag_metavars(super().get_params(ctx))
 
 
 class Application(TyperGroup):
-    """The command group; reports every failure with a plain sentence and an exit status."""
+    """The command group; prints a sentence for each failure and exits with its status."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options beside those of commands."""
-        return _plain_flags(super().get_params(ctx))
+        """Return the options of the application itself."""
+        return _hide_flag_metavars(super().get_params(ctx))
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run, and exit with the status of the command."""
+        """Run a command and exit with its status."""
         extra["standalone_mode"] = False
         set_quiet(False)
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
         try:
-            status = self._run(*args, **extra)
+            status = self._run_command(*args, **extra)
             sys.stdout.flush()
             sys.stderr.flush()
         except BrokenPipeError:
-            mute(sys.stdout)
-            mute(sys.stderr)
+            discard_output(sys.stdout)
+            discard_output(sys.stderr)
             status = ExitStatus.CLOSED_PIPE
-        except OSError as error:  # a full disk, say
-            mute(sys.stdout)
+        except OSError as error:  # such as a full disk
+            discard_output(sys.stdout)
             status = report_error(error)
         sys.exit(int(status or 0))
 
-    def _run(self, *args: Any, **extra: Any) -> int | None:
+    def _run_command(self, *args: Any, **extra: Any) -> int | None:
+        """Run the command line; return its exit status, and print an error for a known failure."""
         try:
             status: int | None = super().main(*args, **extra)
         except USAGE_ERROR as error:
-            print_faults([_usage_sentence(error)])
+            print_errors([_usage_sentence(error)])
             return ExitStatus.BAD_INPUT
         except (KeyboardInterrupt, typer.Abort):
             return ExitStatus.INTERRUPTED
@@ -122,8 +124,9 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(enabled: bool) -> None:
+    """Print the versions of the package, solvers and front ends, and exit, if `enabled`."""
+    if enabled:
         from poetmodel.backends.registry import solver_packages
 
         print(f"poetmodel {__version__}")
@@ -131,7 +134,7 @@ def _print_version(wanted: bool) -> None:
         for package in (*solvers, *FRONT_ENDS):
             terms = licence(package) if package in solvers else ""
             remark = f" (licence: {terms})" if terms else ""
-            print(f"{package} {installed(package) or 'is not installed'}{remark}")
+            print(f"{package} {installed_version(package) or 'is not installed'}{remark}")
         raise typer.Exit
 
 
@@ -139,7 +142,7 @@ def _print_version(wanted: bool) -> None:
 def _start(
     context: typer.Context,
     *,
-    version: Annotated[  # noqa: ARG001 - acts while the arguments are parsed
+    version: Annotated[  # noqa: ARG001 - its callback prints the version
         bool,
         typer.Option(
             "--version",
@@ -149,6 +152,7 @@ def _start(
         ),
     ] = False,
 ) -> None:
+    """Print the welcome text if no command is given."""
     if context.invoked_subcommand is None:
         print(WELCOME, end="")
 

@@ -1,4 +1,4 @@
-"""``poetmodel choose``: which layers to train on a device, proved."""
+"""``poetmodel choose``: select the layers to train on a device, with a proof of optimality."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import print_faults, print_room_warnings, print_warnings, status_of
+from poetmodel.cli.failures import exit_status_of, print_errors, print_room_warnings, print_warnings
 from poetmodel.cli.inputs import NO_COSTS, check_outputs, device_warnings, read_device
-from poetmodel.cli.output import figures, live_line, print_json, print_written, show
+from poetmodel.cli.output import fact_table, live_line, print_json, print_written, show
 from poetmodel.errors import InputError
-from poetmodel.report.presenter import Fact, percent, plural, row
+from poetmodel.report.presenter import Fact, format_percent, plural, text_fact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,15 +38,15 @@ class Per(StrEnum):
 
 @options.group
 class ChoiceOptions:
-    """Layers to choose from, and their values."""
+    """Layers to choose from, and their scores."""
 
-    what: str = options.argument(
+    step_source: str = options.argument(
         options.REQUIRED, "MODULE:FUNCTION|ONNX", "As for 'poetmodel export'."
     )
     scores: str = _score(
         options.REQUIRED,
         "--scores FILE|gradient-norm",
-        "What it is worth to train each layer: a CSV file with the columns name,score, or the norm "
+        "Score of each layer: a CSV file with the columns name,score, or the norm "
         "of the gradient of its parameters.",
     )
     batch_of: str | None = _score(
@@ -58,19 +58,20 @@ class ChoiceOptions:
     per: Per = _score(
         Per.LAYER,
         "--per",
-        "What is trained or frozen as a whole: all parameters of a module, or each one.",
+        "Unit that is trained or frozen: all parameters of a module, or each parameter.",
     )
     optimizer: options.OptimizerName = options.option(
         options.OptimizerName.SGD,
         "--optimizer",
-        "What updates the parameters, with PyTorch's defaults (momentum: SGD with 0.9).",
+        "Optimizer of the parameters, with PyTorch's defaults (momentum: SGD with 0.9).",
     )
     tile: str | None = options.option(
         None,
         "--tile SIZE|auto",
-        "Compare steps in tiles: larger parameters and activations are in slices of channels, such "
-        "as 32KiB; auto tries sizes that fit, and takes that of the best schedule of the step that "
-        "trains all.",
+        "Compare steps in tiles: larger parameters and activations are split into slices of "
+        "channels, such as 32KiB; "
+        "auto tries sizes that fit, and uses the one with the best schedule of the step that "
+        "trains all layers.",
     )
     name: str | None = options.option(
         None, "--name NAME", "Name of the step. Default: the class of the model."
@@ -79,23 +80,23 @@ class ChoiceOptions:
 
 @options.group
 class ChoiceFiles:
-    """The files that are written, if there is a set."""
+    """Output files, written if a set of layers was found."""
 
-    out: Path | None = options.output(
+    out: Path | None = options.output_option(
         None, "--out FILE", "Write the schedule to this file, *.schedule.json."
     )
-    step: Path | None = options.output(
+    step: Path | None = options.output_option(
         None,
         "--step FILE",
-        "Write the step in which all else is frozen, *.step.json: the graph of the schedule, and "
-        "what 'poetmodel export' makes C of.",
+        "Write the step in which all other layers are frozen, *.step.json: the graph of the "
+        "schedule, and the input of 'poetmodel export'.",
     )
 
 
 @options.command("poetmodel choose train:step --device nrf52840 --scores gradient-norm")
 def choose(
     context: typer.Context,
-    wanted: ChoiceOptions,
+    request: ChoiceOptions,
     onnx: options.OnnxOptions,
     costing: options.CostOptions,
     limits: Annotated[options.LimitOptions, options.without("count_parameters", "constraints")],
@@ -103,37 +104,37 @@ def choose(
     files: ChoiceFiles,
     output: options.OutputOptions,
 ) -> None:
-    """Choose the layers to train: the highest sum of scores within the limits, proved."""
+    """Choose the layers to train: the highest sum of scores within the limits, proved optimal."""
     from poetmodel.choosing.search import GRADIENT_NORM
 
     called_s = context.obj or time.monotonic()
     device = read_device(costing.device)
     if device is None and costing.profile is None:
         raise InputError(NO_COSTS)
-    if wanted.batch_of is not None and wanted.scores != GRADIENT_NORM:
+    if request.batch_of is not None and request.scores != GRADIENT_NORM:
         raise InputError(f"--batch-of: is for --scores {GRADIENT_NORM}; leave it out")
     check_outputs(
         ("--out", files.out),
         ("--step", files.step),
-        inputs=(wanted.scores, costing.device, costing.profile),
+        inputs=(request.scores, costing.device, costing.profile),
     )
-    _check_options(wanted, costing, limits, device)
+    _check_options(request, costing, limits, device)
     if device is not None:
         print_warnings(device_warnings(device))
-    with live_line(wanted=not output.json, doing="choosing"):
-        choice = _chosen(wanted, onnx.step(), costing, limits, search)
+    with live_line(enabled=not output.json, doing="choosing"):
+        choice = _choose_layers(request, onnx.step(), costing, limits, search)
     _deliver(choice, files, json=output.json, total_s=time.monotonic() - called_s)
     _print_reason(choice)
-    raise typer.Exit(status_of(choice.result))
+    raise typer.Exit(exit_status_of(choice.result))
 
 
 def _check_options(
-    wanted: ChoiceOptions,
+    request: ChoiceOptions,
     costing: options.CostOptions,
     limits: options.LimitOptions,
     device: Device | None,
 ) -> None:
-    """Raise for each option that is wrong for every step, before PyTorch is loaded."""
+    """Raise `InputError` for options that are wrong for every step, before PyTorch is imported."""
     from poetmodel.choosing.search import GRADIENT_NORM
     from poetmodel.device import Costs
     from poetmodel.lowered.io import load_scores
@@ -146,21 +147,21 @@ def _check_options(
         aux_bytes=limits.aux,
         energy_budget=limits.energy_budget,
     )
-    parse_tile(wanted.tile)
-    if wanted.scores != GRADIENT_NORM:
-        load_scores(Path(wanted.scores))
+    parse_tile(request.tile)
+    if request.scores != GRADIENT_NORM:
+        load_scores(Path(request.scores))
     if costing.profile is not None:
         Costs.load(costing.profile, device=device)
 
 
-def _chosen(
-    wanted: ChoiceOptions,
+def _choose_layers(
+    request: ChoiceOptions,
     onnx: OnnxStep,
     costing: options.CostOptions,
     limits: options.LimitOptions,
     search: options.SearchOptions,
 ) -> Choice:
-    """Return the best set; what the model prints goes to stderr."""
+    """Return the best set of layers; output of the user's model goes to stderr."""
     from poetmodel import torch as pmt
     from poetmodel.problem import Quantity
     from poetmodel.torch.errors import require_torch
@@ -170,20 +171,20 @@ def _chosen(
     from poetmodel.torch.step.optimizers import named_optimizer
 
     with redirect_stdout(sys.stderr):
-        model, loss_fn, inputs = load_step(wanted.what, onnx)
-        batch = None if wanted.batch_of is None else load_batch(wanted.batch_of)
+        model, loss_fn, inputs = load_step(request.step_source, onnx)
+        batch = None if request.batch_of is None else load_batch(request.batch_of)
         return pmt.choose(
             model,
             loss_fn,
             inputs,
-            scores=wanted.scores,
+            scores=request.scores,
             batch=batch,
-            per=wanted.per.value,
+            per=request.per.value,
             device=costing.device,
             profile=costing.profile,
-            optimizer=named_optimizer(wanted.optimizer, model, loss_fn),
-            name=wanted.name or default_name(wanted.what),
-            tile=wanted.tile,
+            optimizer=named_optimizer(request.optimizer, model, loss_fn),
+            name=request.name or default_name(request.step_source),
+            tile=request.tile,
             backend=search.backend,
             time_limit=search.time_limit,
             gap=search.gap,
@@ -209,7 +210,7 @@ def _deliver(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) 
         from poetmodel.cli.summary import result_table
 
         table = result_table(choice.result, total_s=total_s, read_s=0.0)
-        show(figures("What to train", _facts(choice)), table)
+        show(fact_table("What to train", _choice_facts(choice)), table)
     print_room_warnings(choice.result.room)
     print_warnings([choice.note] if choice.note else [])
     if files.step is not None and choice.step is not None:
@@ -222,27 +223,34 @@ def _deliver(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) 
         print_written(files.out)
 
 
-def _facts(choice: Choice) -> Iterator[Fact]:
+def _choice_facts(choice: Choice) -> Iterator[Fact]:
+    """Yield the chosen layers, their score, and the proof."""
     from poetmodel.cli.summary import tile_facts
 
-    whole = sum(choice.scores.values())
-    yield row(
+    total_score = sum(choice.scores.values())
+    yield text_fact(
         "choice", str(choice.status), f"{plural(choice.selection.statistics['sets'], 'set')} tried"
     )
-    yield row("score", f"{choice.score:.6g}", f"{percent(choice.score / whole)} of all scores")
-    yield row("proven bound", f"{choice.bound:.6g}", "no set scores more in steps without masks")
-    yield row("gap", percent(choice.gap, digits=3), "of the bound")
-    yield row("trained", plural(len(choice.layers), "layer"), ", ".join(choice.layers))
+    yield text_fact(
+        "score",
+        f"{choice.score:.6g}",
+        f"{format_percent(choice.score / total_score)} of all scores",
+    )
+    yield text_fact(
+        "proven bound", f"{choice.bound:.6g}", "no set scores more in steps without masks"
+    )
+    yield text_fact("gap", format_percent(choice.gap, digits=3), "of the bound")
+    yield text_fact("trained", plural(len(choice.layers), "layer"), ", ".join(choice.layers))
     yield from tile_facts(choice.tile_bytes, choice.tile_trials, choice.result.problem)
     frozen = [layer for layer in choice.scores if layer not in choice.layers]
-    yield row("frozen", plural(len(frozen), "layer"), ", ".join(frozen))
+    yield text_fact("frozen", plural(len(frozen), "layer"), ", ".join(frozen))
 
 
 def _print_reason(choice: Choice) -> None:
-    """Print on stderr why nothing was chosen, if so."""
+    """Print on stderr the reason why no layers were chosen, if any."""
     from poetmodel.result import Status
 
     if choice.result.schedule is None:
         infeasible = choice.result.status == Status.INFEASIBLE
         reason = choice.result.reason or "no schedule was found within the limit"
-        print_faults([f"infeasible: {reason}" if infeasible else reason])
+        print_errors([f"infeasible: {reason}" if infeasible else reason])

@@ -1,4 +1,4 @@
-"""``poetmodel diff``: two schedules of one graph side by side, and their different decisions."""
+"""``poetmodel diff``: compare two schedules of one graph and list their different decisions."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
-from poetmodel.cli.inputs import read_valid
+from poetmodel.cli.inputs import read_valid_schedule
 from poetmodel.cli.output import listing, live_line, print_json, print_text, show
 from poetmodel.report.presenter import (
     Fact,
     constraint_rows,
-    document,
     metric_facts,
     plural,
     room_facts,
     state_figures,
+    to_json_object,
 )
 from poetmodel.schedule.metrics import Display, Group
 from poetmodel.units import format_bytes, format_seconds
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule.decisions import Decision
 
-SHOWN: Final = 40
-"""Most tensors that the table shows; JSON has all of them."""
+MAX_TENSORS: Final = 40
+"""Maximum number of tensors in the table; JSON contains all."""
 
 
 @options.group
 class FileArguments:
-    """The two files."""
+    """The two schedule files."""
 
     a: Path = options.argument(options.REQUIRED, "A", "A schedule file.")
     b: Path = options.argument(options.REQUIRED, "B", "Another schedule file of the same graph.")
@@ -48,26 +48,28 @@ def diff(
     costing: options.CostOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Compare two schedules of one graph, made for other budgets or devices or by other methods."""
+    """Compare two schedules of one graph, for different budgets, devices or methods."""
     from poetmodel.schedule.decisions import find_decisions
 
     paths = (files.a, files.b)
-    with live_line(wanted=not output.json, doing="verifying"):
-        sides = [read_valid(path, source, costing) for path in paths]
+    with live_line(enabled=not output.json, doing="verifying"):
+        sides = [read_valid_schedule(path, source, costing) for path in paths]
     print_warnings(dict.fromkeys(note for side in sides for note in side.notes))
     graph = sides[0].graph
     decisions = zip(*(find_decisions(side.problem, side.schedule) for side in sides), strict=True)
     changed = [
-        (decision, other) for decision, other in decisions if _deeds(decision) != _deeds(other)
+        (decision, other)
+        for decision, other in decisions
+        if _decision_key(decision) != _decision_key(other)
     ]
     print_room_warnings(*(side.room for side in sides))
-    facts = [list(_facts(side)) for side in sides]
+    facts = [list(_schedule_facts(side)) for side in sides]
     if output.json:
         print_json(
             {
                 "graph": {"name": graph.name, "sha256": graph.sha256},
                 "schedules": [
-                    {"file": str(path)} | document(side)
+                    {"file": str(path)} | to_json_object(side)
                     for path, side in zip(paths, facts, strict=True)
                 ],
                 "changed": [
@@ -95,7 +97,8 @@ def _side(decision: Decision, graph: Graph) -> dict[str, Any]:
     return {key: values[key] for key in kept}
 
 
-def _facts(side: VerifiedSchedule) -> Iterator[Fact]:
+def _schedule_facts(side: VerifiedSchedule) -> Iterator[Fact]:
+    """Yield the facts about one schedule that the table compares."""
     simulation, problem = side.verdict.simulation, side.problem
     stated = side.document.problem
     yield Fact("device", side.document.device, "device")
@@ -106,7 +109,7 @@ def _facts(side: VerifiedSchedule) -> Iterator[Fact]:
     shown = partial(metric_facts, Display.DIFF, simulation)
     for group in (Group.ENERGY, Group.STEP, Group.WORK, Group.MEMORY):
         yield from shown(group)
-    room = document(room_facts(side.room))
+    room = to_json_object(room_facts(side.room))
     yield Fact("resident_bytes", room["resident_bytes"])
     yield Fact("device_ram_bytes", room["device_ram_bytes"], "device RAM", format_bytes)
     yield Fact("fits_device", room["fits_device"], "fits device", _yes_or_no)
@@ -124,7 +127,7 @@ def _facts(side: VerifiedSchedule) -> Iterator[Fact]:
 
 
 def _line(left: Fact, right: Fact) -> tuple[str, str, str, str]:
-    """Return a figure of both schedules, and by how much it grows if it is a number."""
+    """Return a row of the table: name, value of each schedule, and difference of numbers."""
     unknown = "" if left.unit is _yes_or_no else "none"
     change = ""
     numbers = all(
@@ -141,10 +144,10 @@ def _yes_or_no(fits: object) -> str:
     return "yes" if fits else "NO"
 
 
-def _deeds(decision: Decision) -> tuple[object, ...]:
-    """Return the stages of what is done to a tensor; when it is dropped follows from them.
+def _decision_key(decision: Decision) -> tuple[object, ...]:
+    """Return the stages of all actions on a tensor, which determine when it is dropped.
 
-    State that does not move still has its home in RAM or on storage: the choice says which.
+    The treatment is included, because it has the home of state without transfers.
     """
     return decision.choice, decision.recomputed, decision.paged_out, decision.paged_in
 
@@ -152,7 +155,7 @@ def _deeds(decision: Decision) -> tuple[object, ...]:
 def _print_changed(
     graph: Graph, names: Sequence[str], changed: Sequence[tuple[Decision, Decision]]
 ) -> None:
-    """Print the tensors with different decisions, the largest first."""
+    """Print the tensors with different decisions, largest first."""
     if not changed:
         print_text("Both schedules decide the same for every tensor.")
         return
@@ -160,25 +163,29 @@ def _print_changed(
     lines = [
         (
             graph.tensors[decision.tensor].name,
-            *_words(decision, other),
+            *_decision_texts(decision, other),
             format_bytes(size[decision.tensor]),
         )
-        for decision, other in sorted(changed, key=lambda pair: -size[pair[0].tensor])[:SHOWN]
+        for decision, other in sorted(changed, key=lambda pair: -size[pair[0].tensor])[:MAX_TENSORS]
     ]
     title = f"Different decisions: {plural(len(changed), 'tensor')}"
     show(listing(title, ("tensor", *names, "bytes"), lines, left=3))
-    if len(changed) > SHOWN:
-        print_text(f"and {len(changed) - SHOWN} more; --json has them all")
+    if len(changed) > MAX_TENSORS:
+        print_text(f"and {len(changed) - MAX_TENSORS} more; --json has them all")
 
 
-def _words(*decisions: Decision) -> tuple[str, ...]:
-    """Return each schedule's decision on a tensor, with the stages if these are equal."""
+def _decision_texts(*decisions: Decision) -> tuple[str, ...]:
+    """Return the decision of each schedule on a tensor, with the stages if decisions are equal."""
     stages = [sorted((*decision.recomputed, *decision.paged_in)) for decision in decisions]
-    words = tuple(
-        f"{decision.choice} x{len(at)}" if len(at) > 1 else str(decision.choice)
-        for decision, at in zip(decisions, stages, strict=True)
+    texts = tuple(
+        f"{decision.choice} x{len(stages_of_decision)}"
+        if len(stages_of_decision) > 1
+        else str(decision.choice)
+        for decision, stages_of_decision in zip(decisions, stages, strict=True)
     )
-    if len(set(words)) > 1:
-        return words
-    both = zip(words, stages, strict=True)
-    return tuple(f"{word} at {','.join(map(str, at))}" for word, at in both)
+    if len(set(texts)) > 1:
+        return texts
+    both = zip(texts, stages, strict=True)
+    return tuple(
+        f"{word} at {','.join(map(str, stages_of_decision))}" for word, stages_of_decision in both
+    )

@@ -1,4 +1,4 @@
-"""The entry point; it loads the application only when it is called."""
+"""Entry point of the command line; it imports the application when called."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Final
 
 from poetmodel.errors import INTERRUPTED
 
-SOLVING: Final = "poetmodel-solve"
-"""Name of the threads in which solvers run."""
+SOLVER_THREAD: Final = "poetmodel-solve"
+"""Name of the threads that run solvers."""
 
 
 def main() -> None:
-    """Run the command line and exit, without a traceback if Ctrl-C comes while it loads."""
-    begun_s = time.monotonic()
+    """Run the command line and exit, without a traceback if Ctrl-C arrives during imports."""
+    start_s = time.monotonic()
     try:
         _open_closed_streams()
         if sys.flags.optimize > 1:
-            _keep_docstrings()
+            _restart_with_docstrings()
         from poetmodel.cli.application import app
 
-        app(prog_name="poetmodel", obj=begun_s)
+        app(prog_name="poetmodel", obj=start_s)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except (ImportError, RuntimeError) as error:
         if not isinstance(error.__cause__, KeyboardInterrupt):
             raise
-        sys.exit(INTERRUPTED)  # Ctrl-C while a class was made, or a module in C was loaded
+        sys.exit(INTERRUPTED)  # Ctrl-C during a class definition or the import of a C module
     except SystemExit as end:
-        if any(thread.name == SOLVING for thread in threading.enumerate()):
-            # A solver that was left behind looks at no clock: the answer is written, so end here.
+        if any(thread.name == SOLVER_THREAD for thread in threading.enumerate()):
+            # An abandoned solver thread may never end. All output is written, so exit without it.
             os._exit(end.code if isinstance(end.code, int) else 1)
         raise
 
@@ -40,21 +40,21 @@ def main() -> None:
 def _open_closed_streams() -> None:
     """Open the null device in place of a closed stdin, stdout or stderr (``>&-``).
 
-    Otherwise the next files that are opened get these descriptors, and printed text goes there.
+    Otherwise the next opened files get these descriptors, and printed text is written to them.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # opens the lowest free descriptor: this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
-def _keep_docstrings() -> None:
-    """Start again without ``-OO``, which strips the docstrings that help and Pyomo need."""
+def _restart_with_docstrings() -> None:
+    """Restart without ``-OO``, which removes the docstrings that help texts and Pyomo need."""
     environment = os.environ | {"PYTHONOPTIMIZE": "1"}
     sys.stdout.flush()
-    os.execve(  # noqa: S606 - this program, with the arguments that it was given
+    os.execve(  # noqa: S606 - this program with the same arguments
         sys.executable, [sys.executable, "-m", "poetmodel", *sys.argv[1:]], environment
     )

@@ -1,4 +1,4 @@
-"""``poetmodel explain``: what a schedule decided, its full steps, and the cost of a decision."""
+"""``poetmodel explain``: decisions of a schedule, its full steps, and the cost of a decision."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
-from poetmodel.cli.inputs import read_valid
-from poetmodel.cli.output import figures, listing, live_line, print_json, print_text, show
+from poetmodel.cli.inputs import read_valid_schedule
+from poetmodel.cli.output import fact_table, listing, live_line, print_json, print_text, show
 from poetmodel.errors import InputError, did_you_mean
 from poetmodel.problem import Quantity
 from poetmodel.report.folding import DIGITS, Fold, fold
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
-    document,
     metric_facts,
     plural,
     room_facts,
-    row,
     state_facts,
+    text_fact,
+    to_json_object,
 )
 from poetmodel.schedule.identity import OBJECTIVE_BOUND
 from poetmodel.schedule.metrics import Display, Group
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 @options.group
 class Arguments:
-    """The file, and one of its tensors."""
+    """The schedule file, and one of its tensors."""
 
     schedule: Path = options.argument(
         options.REQUIRED, "SCHEDULE", "A schedule file, *.schedule.json."
     )
-    tensor: str | None = options.argument(None, "TENSOR", "Explain this tensor alone, in full.")
+    tensor: str | None = options.argument(None, "TENSOR", "Explain only this tensor, in full.")
 
 
 @options.command("poetmodel explain mlp.json --graph mlp")
@@ -62,191 +62,214 @@ def explain(
     ],
     output: options.OutputOptions,
 ) -> None:
-    """Explain what a schedule decided for its tensors; of one tensor, what the decision costs."""
-    with live_line(wanted=not output.json, doing="verifying"):
-        stated = read_valid(given.schedule, source, costing)
+    """Explain the decisions of a schedule, or the cost of the decision on one tensor."""
+    with live_line(enabled=not output.json, doing="verifying"):
+        stated = read_valid_schedule(given.schedule, source, costing)
     print_warnings(stated.notes)
-    account = give_account(stated, given.tensor)
+    explanation = summarize_decisions(stated, given.tensor)
     if given.tensor is not None:
         if stated.document.status != "optimal":
             print_warnings([NOT_PROVEN])
         with (
-            live_line(wanted=not output.json, doing="solving without the decision"),
-            suppress(KeyboardInterrupt),  # the decision is known, and is printed
+            live_line(enabled=not output.json, doing="solving without the decision"),
+            suppress(KeyboardInterrupt),  # the decision is printed without its cost
         ):
-            account = _with_costs(account, search)
+            explanation = _with_costs(explanation, search)
     print_room_warnings(stated.room)
     if output.json:
-        print_json(document(_facts(account)))
+        print_json(to_json_object(_explanation_facts(explanation)))
     elif given.tensor is not None:
-        _print_tensor(account)
+        _print_tensor(explanation)
     else:
-        _print_schedule(account)
+        _print_schedule(explanation)
 
 
-def _print_tensor(account: Account) -> None:
-    (decision,) = account.asked
-    graph = account.stated.graph
+def _print_tensor(explanation: DecisionSummary) -> None:
+    """Print the tables of one tensor: its decision, and the costs of changes."""
+    (decision,) = explanation.explained
+    graph = explanation.stated.graph
     tensor = graph.tensors[decision.tensor]
-    show(figures(f"{tensor.name} in {graph.name}", _decision_facts(account, decision)))
-    changes = [_alternative_row(account, other) for other in account.alternatives]
-    if account.ram_step is not None:
-        changes.append(_ram_row(account, account.ram_step))
+    show(fact_table(f"{tensor.name} in {graph.name}", _decision_facts(explanation, decision)))
+    changes = [_alternative_row(explanation, other) for other in explanation.alternatives]
+    if explanation.ram_step is not None:
+        changes.append(_ram_row(explanation, explanation.ram_step))
     if changes:
         print_text("")
-        show(figures("What a change costs", changes))
+        show(fact_table("What a change costs", changes))
 
 
-def _alternative_row(account: Account, other: Alternative) -> Fact:
-    """Return what a schedule without a decision costs, and how that is known."""
+def _alternative_row(explanation: DecisionSummary, other: Alternative) -> Fact:
+    """Return the extra cost of a schedule without a decision, with its proof status."""
     name = f"without {other.forbidden}"
     if other.status == "infeasible":
-        return row(name, "impossible", "proven: no schedule does")
-    least = -math.inf if other.least_extra is None else other.least_extra
+        return text_fact(name, "impossible", "proven: no schedule does")
+    lower_bound = -math.inf if other.least_extra is None else other.least_extra
     if other.extra is None:
-        known = f"{_signed(account, least)} or more" if least > account.noise else "unknown"
-        return row(name, known, "no schedule was found within the time limit")
-    if other.proven or other.extra - least <= account.noise:
-        text, proof = _signed(account, other.extra), "proven"
-    elif least > account.noise:
-        text = f"{_signed(account, least)} to {_signed(account, other.extra)}"
+        cost_text = (
+            f"{_format_change(explanation, lower_bound)} or more"
+            if lower_bound > explanation.noise
+            else "unknown"
+        )
+        return text_fact(name, cost_text, "no schedule was found within the time limit")
+    if other.proven or other.extra - lower_bound <= explanation.noise:
+        text, proof = _format_change(explanation, other.extra), "proven"
+    elif lower_bound > explanation.noise:
+        text = (
+            f"{_format_change(explanation, lower_bound)} to "
+            f"{_format_change(explanation, other.extra)}"
+        )
         proof = "no more is proven within the time limit"
     else:
-        text = f"at most {_signed(account, other.extra)}"
+        text = f"at most {_format_change(explanation, other.extra)}"
         proof = "not proven within the time limit"
     parts = [f"{other.becomes} instead"]
-    if account.stated.problem.minimize != Quantity.TIME and other.extra_s:
+    if explanation.stated.problem.minimize != Quantity.TIME and other.extra_s:
         sign = "-" if other.extra_s < 0 else "+"
         parts.append(f"{sign}{format_seconds(abs(other.extra_s))}")
-    return row(name, text, "; ".join((*parts, proof)))
+    return text_fact(name, text, "; ".join((*parts, proof)))
 
 
-def _ram_row(account: Account, step: RamStep) -> Fact:
-    """Return what the next step of RAM saves, and how that is known."""
-    problem = account.stated.problem
+def _ram_row(explanation: DecisionSummary, step: RamStep) -> Fact:
+    """Return the saving of the next larger RAM budget that helps, with its proof status."""
+    problem = explanation.stated.problem
     budget = problem.ram_budget_bytes
     name = "with more RAM"
     if step.status == "infeasible":
-        return row(name, "saves nothing", "proven")
-    least = step.least_ram_bytes or 0
-    less, found = (format_bytes((size or 0) - budget) for size in (least, step.ram_bytes))
-    less = f"{least - budget:,} B" if less == found else less
-    closed = f"proven: less than {less} more saves nothing"
+        return text_fact(name, "saves nothing", "proven")
+    min_useful_bytes = step.least_ram_bytes or 0
+    less_text, found_text = (
+        format_bytes((size or 0) - budget) for size in (min_useful_bytes, step.ram_bytes)
+    )
+    less_text = f"{min_useful_bytes - budget:,} B" if less_text == found_text else less_text
+    no_gain_text = f"proven: less than {less_text} more saves nothing"
     if step.ram_bytes is None or step.saved is None:
         note = "no better schedule was found within the time limit"
-        return row(name, "unknown", f"{note}; {closed}" if least > budget else note)
+        return text_fact(
+            name, "unknown", f"{note}; {no_gain_text}" if min_useful_bytes > budget else note
+        )
     if step.ram_bytes == budget:
-        return row("with this RAM", _signed(account, -step.saved), "the schedule is not the best")
+        return text_fact(
+            "with this RAM",
+            _format_change(explanation, -step.saved),
+            "the schedule is not the best",
+        )
     proof = "the next step, proven" if step.proven else "found within the time limit"
-    if not step.proven and least > budget:
-        proof = f"{proof}; {closed}"
-    return row(f"with {found} more RAM", _signed(account, -step.saved), proof)
+    if not step.proven and min_useful_bytes > budget:
+        proof = f"{proof}; {no_gain_text}"
+    return text_fact(f"with {found_text} more RAM", _format_change(explanation, -step.saved), proof)
 
 
-def _signed(account: Account, extra: float) -> str:
-    """Return an amount of the minimized quantity beyond that of the schedule, with its sign."""
-    shown = account.stated.problem.objective.format
-    if abs(extra) <= account.noise:
+def _format_change(explanation: DecisionSummary, extra: float) -> str:
+    """Format an extra amount of the minimized quantity with its sign; 0 within the tolerance."""
+    shown = explanation.stated.problem.objective.format
+    if abs(extra) <= explanation.noise:
         return shown(0.0)
     return f"{'-' if extra < 0 else '+'}{shown(abs(extra))}"
 
 
-def _decision_facts(account: Account, decision: Decision) -> Iterator[Fact]:
-    graph = account.stated.graph
+def _decision_facts(explanation: DecisionSummary, decision: Decision) -> Iterator[Fact]:
+    """Yield the decision on a tensor, its costs, and where the tensor is over time."""
+    graph = explanation.stated.graph
     size = graph.tensor_bytes[decision.tensor]
     maker = graph.nodes[graph.node_of[decision.tensor]].name
     users = ", ".join(graph.nodes[k].name for k in graph.users_of[decision.tensor]) or "no node"
-    yield row("size", format_bytes(size), f"made by {maker}, read by {users}")
-    yield row("decision", str(decision.choice), _deeds(decision))
-    yield row("costs", format_joules(decision.energy_j), format_seconds(decision.time_s))
-    yield row("in RAM", _spans(decision.in_ram), "stages")
+    yield text_fact("size", format_bytes(size), f"made by {maker}, read by {users}")
+    yield text_fact("decision", str(decision.choice), _action_text(decision))
+    yield text_fact("costs", format_joules(decision.energy_j), format_seconds(decision.time_s))
+    yield text_fact("in RAM", _spans_text(decision.in_ram), "stages")
     if decision.on_storage:
-        yield row("on storage", _spans(decision.on_storage), "stages")
-    yield from _taken_over(account, decision)
+        yield text_fact("on storage", _spans_text(decision.on_storage), "stages")
+    yield from _in_place_facts(explanation, decision)
     steps = decision.bytes_at_limit // size if size else 0
-    yield row(
+    yield text_fact(
         "at the limit",
         format_bytes(decision.bytes_at_limit),
-        f"its size times {steps} of the {len(account.at_limit)} steps where RAM is at its limit, "
-        "those with it in RAM",
+        f"its size times {steps} of the {len(explanation.at_limit)} steps where RAM is at its "
+        "limit, those with it in RAM",
     )
 
 
-def _taken_over(account: Account, decision: Decision) -> Iterator[Fact]:
-    """Yield in whose memory a tensor is written, and what is written in its own."""
-    graph, i = account.stated.graph, decision.tensor
+def _in_place_facts(explanation: DecisionSummary, decision: Decision) -> Iterator[Fact]:
+    """Yield the tensors whose memory a tensor overwrites, and those that overwrite its memory."""
+    graph, i = explanation.stated.graph, decision.tensor
     if i in graph.state_of:
-        yield row("in place", "always", f"in the memory of {graph.tensors[graph.state_of[i]].name}")
+        yield text_fact(
+            "in place", "always", f"in the memory of {graph.tensors[graph.state_of[i]].name}"
+        )
     for verb, node, others in (
         ("in the memory of", "output", "input"),
         ("its memory is taken by", "input", "output"),
     ):
-        takers: dict[int, list[int]] = {}
-        for use in account.in_place:
+        stages_by_tensor: dict[int, list[int]] = {}
+        for use in explanation.in_place:
             if getattr(use, node) == i:
-                takers.setdefault(getattr(use, others), []).append(use.stage)
-        for other, stages in takers.items():
-            yield row("in place", _at(stages), f"{verb} {graph.tensors[other].name}")
+                stages_by_tensor.setdefault(getattr(use, others), []).append(use.stage)
+        for other, stages in stages_by_tensor.items():
+            yield text_fact("in place", _stages_text(stages), f"{verb} {graph.tensors[other].name}")
 
 
-def _deeds(decision: Decision) -> str:
+def _action_text(decision: Decision) -> str:
+    """Return the stages in which a tensor is recomputed and paged, as text."""
     at_home = decision.choice == "on storage"
     words = ("written back", "read") if at_home else ("paged out", "paged in")
-    deeds = (
+    actions = (
         ("recomputed", decision.recomputed),
         (words[0], decision.paged_out),
         (words[1], decision.paged_in),
     )
-    parts = [f"{what} in {_at(stages)}" for what, stages in deeds if stages]
+    parts = [f"{action} in {_stages_text(stages)}" for action, stages in actions if stages]
     return "; ".join(reversed(parts) if at_home else parts)
 
 
-def _at(stages: Sequence[int]) -> str:
+def _stages_text(stages: Sequence[int]) -> str:
     return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
 
 
-def _spans(spans: Sequence[tuple[int, int]]) -> str:
+def _spans_text(spans: Sequence[tuple[int, int]]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans) or "never"
 
 
-def _print_schedule(account: Account) -> None:
-    show(figures(f"Schedule for {account.stated.graph.name}", _facts(account)))
-    if not account.groups:
-        print_text("", "Nothing is recomputed or paged: no decision costs anything.")
+def _print_schedule(explanation: DecisionSummary) -> None:
+    """Print the table of the schedule and its most expensive decisions."""
+    show(
+        fact_table(f"Schedule for {explanation.stated.graph.name}", _explanation_facts(explanation))
+    )
+    if not explanation.groups:
+        print_text("", "Nothing is recomputed or paged: all decisions are free.")
         return
     heads = ("tensor", "decision", "energy", "time")
-    show("", listing("Most expensive decisions", heads, _decisions(account), left=2))
+    show("", listing("Most expensive decisions", heads, _decision_rows(explanation), left=2))
     print_text("'poetmodel explain SCHEDULE TENSOR' explains one tensor.")
 
 
-def _facts(account: Account) -> Iterator[Fact]:
-    """Yield what is known of the schedule; people read of single tensors elsewhere."""
-    stated = account.stated
+def _explanation_facts(explanation: DecisionSummary) -> Iterator[Fact]:
+    """Yield the facts about the schedule; those about single tensors are only in JSON."""
+    stated = explanation.stated
     graph, simulation = stated.graph, stated.simulation
     overhead = f"overhead {format_joules(simulation.overhead_j or 0.0)}"
-    counts = Counter(str(decision.choice) for decision in account.decisions)
+    counts = Counter(str(decision.choice) for decision in explanation.decisions)
     yield Fact("graph", {"name": graph.name, "sha256": graph.sha256})
     yield Fact("status", stated.document.status)
     for group in (Group.ENERGY, Group.STEP, Group.WORK, Group.MEMORY, Group.STORAGE, Group.WEAR):
         yield from metric_facts(Display.EXPLAIN, simulation, group, notes={"energy_j": overhead})
     yield Fact("ram_budget_bytes", stated.problem.ram_budget_bytes)
     choices = ", ".join(f"{n} {choice}" for choice, n in counts.items())
-    yield row("tensors", f"{len(account.decisions)}", choices)
-    yield _at_limit(account)
+    yield text_fact("tensors", f"{len(explanation.decisions)}", choices)
+    yield _full_steps(explanation)
     yield from room_facts(stated.room)
     yield from state_facts(graph, simulation)
-    yield from _in_place(account)
+    yield from _in_place_summary(explanation)
     yield from constraint_facts(stated.constraints)
     full = [
         {"stage": at.stage, "node": graph.nodes[at.node].name, "ram_bytes": at.ram_bytes}
-        for at in account.at_limit
+        for at in explanation.at_limit
     ]
     yield Fact("binding", full)
-    yield Fact("tensors", [decision.to_dict(graph) for decision in account.decisions])
-    asked = [decision.to_dict(graph) for decision in account.asked]
-    if account.tensor is not None:
-        asked[0]["alternatives"] = [other.to_dict() for other in account.alternatives]
-    yield Fact("decisions", asked)
+    yield Fact("tensors", [decision.to_dict(graph) for decision in explanation.decisions])
+    explained = [decision.to_dict(graph) for decision in explanation.explained]
+    if explanation.tensor is not None:
+        explained[0]["alternatives"] = [other.to_dict() for other in explanation.alternatives]
+    yield Fact("decisions", explained)
     groups = [
         {
             "name": group.name,
@@ -255,17 +278,21 @@ def _facts(account: Account) -> Iterator[Fact]:
             "energy_j": sum(decision.energy_j for decision in group.members),
             "time_s": sum(decision.time_s for decision in group.members),
         }
-        for group in account.groups
+        for group in explanation.groups
     ]
     yield Fact("groups", groups)
-    if account.tensor is not None:
-        step = account.ram_step
+    if explanation.tensor is not None:
+        step = explanation.ram_step
         yield Fact("next_ram_step", None if step is None else step.to_dict())
 
 
-def _in_place(account: Account) -> Iterator[Fact]:
-    """Yield where the schedule operates in place, and what that saves."""
-    graph, uses, saved_bytes = account.stated.graph, account.in_place, account.saved_in_place_bytes
+def _in_place_summary(explanation: DecisionSummary) -> Iterator[Fact]:
+    """Yield the number of operations in place, and the bytes that they save at the peak."""
+    graph, uses, saved_bytes = (
+        explanation.stated.graph,
+        explanation.in_place,
+        explanation.saved_in_place_bytes,
+    )
     pairs = sum(map(len, graph.in_place_of))
     if pairs:
         values = {"uses": len(uses), "possible": pairs, "saved_at_peak_bytes": saved_bytes}
@@ -275,21 +302,22 @@ def _in_place(account: Account) -> Iterator[Fact]:
         yield Fact("in_place", values, "in place", lambda _: text, note)
 
 
-def _at_limit(account: Account) -> Fact:
-    graph, points = account.stated.graph, account.at_limit
+def _full_steps(explanation: DecisionSummary) -> Fact:
+    """Return the number of steps whose RAM is at its limit, with the fullest ones."""
+    graph, points = explanation.stated.graph, explanation.at_limit
     fullest = sorted(points, key=lambda point: -point.ram_bytes)[:3]
     names = ", ".join(f"{graph.nodes[point.node].name} in stage {point.stage}" for point in fullest)
-    total = len(account.stated.simulation.curve)
-    return row(
+    total = len(explanation.stated.simulation.curve)
+    return text_fact(
         "RAM at its limit",
         f"{len(points)} of {total} steps",
         f"fullest at {names}" if names else "",
     )
 
 
-def _decisions(account: Account) -> Iterator[tuple[str, ...]]:
-    """Yield the most expensive decisions."""
-    for group in account.groups:
+def _decision_rows(explanation: DecisionSummary) -> Iterator[tuple[str, ...]]:
+    """Yield one table row for each of the most expensive decisions."""
+    for group in explanation.groups:
         many, choice = len(group.members), group.members[0].choice
         yield (
             group.name,
@@ -299,54 +327,54 @@ def _decisions(account: Account) -> Iterator[tuple[str, ...]]:
         )
 
 
-# -- what it finds out -------------------------------------------------------------------------
+# -- analysis ----------------------------------------------------------------------------------
 
-SHOWN: Final = 10
-"""Number of most expensive decisions that are shown."""
-RAM_STEP_SHARE: Final = 0.4
-"""Share of the time limit to find the next step of RAM."""
+MAX_DECISIONS: Final = 10
+"""Maximum number of expensive decisions in the table."""
+RAM_STEP_TIME_RATIO: Final = 0.4
+"""Fraction of the time limit for finding the next RAM step."""
 NOT_PROVEN: Final = (
-    "the schedule is not proven optimal: a better one may save what another decision or more RAM "
-    "seems to save"
+    "the schedule is not proven optimal: a better schedule may account for the savings of another "
+    "decision or of more RAM"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """The explanation of a schedule."""
+class DecisionSummary:
+    """Decisions of a schedule, its full steps, and the costs of alternatives."""
 
     stated: VerifiedSchedule
     """The schedule and its problem."""
     decisions: Sequence[Decision]
     at_limit: Sequence[MemoryPoint]
-    """The steps at which RAM is at its limit."""
-    asked: Sequence[Decision]
-    """The one of a tensor, or the most expensive ones, these first."""
+    """Steps whose RAM is at its limit."""
+    explained: Sequence[Decision]
+    """Decision on the requested tensor, or the most expensive decisions first."""
     groups: Sequence[Fold[Decision]] = ()
-    """Equal ones, the most expensive first."""
+    """Groups of equal decisions, most expensive first."""
     in_place: Sequence[InPlaceUse] = ()
-    """Where it operates in place."""
+    """Operations in place."""
     saved_in_place_bytes: int = 0
-    """How much higher its peak is without [B]."""
+    """Bytes that operations in place save at the peak [B]."""
     tensor: int | None = None
-    """The tensor that is explained alone."""
+    """Requested tensor; None for the whole schedule."""
     alternatives: Sequence[Alternative] = ()
-    """What the decision on that tensor costs."""
+    """Best schedules without a decision on that tensor."""
     ram_step: RamStep | None = None
-    """What more RAM saves, if that was solved."""
+    """Next larger RAM budget that helps; None if it was not computed."""
 
     @property
     def noise(self) -> float:
-        """The largest amount of the minimized quantity that the gap tolerance hides."""
+        """Largest difference of the minimized quantity that the gap tolerance can hide."""
         from poetmodel.solver.sensitivity.alternatives import GAP, LEAST_GAIN
 
         objective, simulation = self.stated.problem.objective, self.stated.simulation
-        whole = LEAST_GAIN * abs(objective.value_of(simulation))
-        return max(GAP * objective.overhead_of(simulation), whole)
+        min_gain = LEAST_GAIN * abs(objective.value_of(simulation))
+        return max(GAP * objective.overhead_of(simulation), min_gain)
 
 
-def give_account(stated: VerifiedSchedule, tensor: str | None) -> Account:
-    """Explain one tensor, or the most expensive ones."""
+def summarize_decisions(stated: VerifiedSchedule, tensor: str | None) -> DecisionSummary:
+    """Explain the decision on one tensor, or the most expensive decisions if `tensor` is None."""
     from poetmodel.schedule.decisions import (
         find_decisions,
         in_place_uses,
@@ -359,58 +387,61 @@ def give_account(stated: VerifiedSchedule, tensor: str | None) -> Account:
     decisions = find_decisions(problem, schedule, at_limit)
     folds: Sequence[Fold[Decision]] = ()
     if tensor is None:
-        dearest = _dearest(decisions, problem.graph)
-        asked = dearest[:SHOWN]
-        folds = _folded(dearest, problem.graph)
+        most_expensive = _by_cost(decisions, problem.graph)
+        explained = most_expensive[:MAX_DECISIONS]
+        folds = _fold_decisions(most_expensive, problem.graph)
     else:
-        asked = [decisions[_number(stated, tensor)]]
-    return Account(
+        explained = [decisions[_tensor_index(stated, tensor)]]
+    return DecisionSummary(
         stated=stated,
         decisions=decisions,
         at_limit=at_limit,
-        asked=asked,
-        tensor=None if tensor is None else asked[0].tensor,
+        explained=explained,
+        tensor=None if tensor is None else explained[0].tensor,
         groups=folds,
         in_place=in_place_uses(problem.graph, schedule),
         saved_in_place_bytes=saved_in_place_bytes(problem, schedule, stated.simulation),
     )
 
 
-def _with_costs(account: Account, search: options.SearchOptions) -> Account:
-    """Return the account of a tensor with the cost of its decision and the next step of RAM."""
+def _with_costs(explanation: DecisionSummary, search: options.SearchOptions) -> DecisionSummary:
+    """Add the alternatives to the decision on a tensor, and the next RAM step, by solving."""
     from poetmodel.solver.sensitivity import find_alternatives, find_ram_step
 
-    begun_s = time.monotonic()
-    problem, schedule = account.stated.problem, account.stated.schedule
+    start_s = time.monotonic()
+    problem, schedule = explanation.stated.problem, explanation.stated.schedule
     alternatives = find_alternatives(
         problem,
         schedule,
-        account.asked[0].tensor,
-        bound=account.stated.document.claims.get(OBJECTIVE_BOUND),
-        time_limit=(1 - RAM_STEP_SHARE) * search.time_limit,
+        explanation.explained[0].tensor,
+        bound=explanation.stated.document.claims.get(OBJECTIVE_BOUND),
+        time_limit=(1 - RAM_STEP_TIME_RATIO) * search.time_limit,
         threads=search.threads,
     )
-    left_s = max(1.0, search.time_limit - (time.monotonic() - begun_s))
+    left_s = max(1.0, search.time_limit - (time.monotonic() - start_s))
     step = find_ram_step(problem, schedule, time_limit=left_s, threads=search.threads)
-    return replace(account, alternatives=alternatives, ram_step=step)
+    return replace(explanation, alternatives=alternatives, ram_step=step)
 
 
-def _dearest(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
-    """Return the most expensive decisions, a recomputation only for its largest output."""
+def _by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
+    """Return the decisions with a cost, most expensive first; one per recomputed node."""
     size = graph.tensor_bytes
-    moved = [decision for decision in decisions if decision.has_cost]
+    with_cost = [decision for decision in decisions if decision.has_cost]
     chosen: dict[tuple[object, ...], Decision] = {}
     for decision in sorted(
-        moved, key=lambda candidate: (-candidate.energy_j, -size[candidate.tensor])
+        with_cost, key=lambda candidate: (-candidate.energy_j, -size[candidate.tensor])
     ):
-        shared = not decision.paged_in
-        key = (shared, graph.node_of[decision.tensor] if shared else decision.tensor)
+        is_recomputation_only = not decision.paged_in
+        key = (
+            is_recomputation_only,
+            graph.node_of[decision.tensor] if is_recomputation_only else decision.tensor,
+        )
         chosen.setdefault(key, decision)
     return list(chosen.values())
 
 
-def _folded(decisions: Sequence[Decision], graph: Graph) -> list[Fold[Decision]]:
-    """Fold equal decisions on tensors of equal blocks; return those that cost most together."""
+def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[Decision]]:
+    """Fold equal decisions on tensors of equal blocks; return the most expensive groups."""
     folds = fold(
         decisions,
         name=lambda decision: graph.tensors[decision.tensor].name,
@@ -421,14 +452,14 @@ def _folded(decisions: Sequence[Decision], graph: Graph) -> list[Fold[Decision]]
         ),
     )
     return sorted(folds, key=lambda folded: -sum(decision.energy_j for decision in folded.members))[
-        :SHOWN
+        :MAX_DECISIONS
     ]
 
 
-def _number(stated: VerifiedSchedule, name: str) -> int:
+def _tensor_index(stated: VerifiedSchedule, name: str) -> int:
     index = stated.graph.tensor_index
     if name not in index:
-        hint = did_you_mean(name, index, most=3)
-        lacks = f"tensor {name!r}: graph {stated.graph.name!r} has no such tensor"
-        raise InputError(f"{lacks}; {hint}" if hint else lacks)
+        hint = did_you_mean(name, index, max_names=3)
+        message = f"tensor {name!r}: graph {stated.graph.name!r} has no such tensor"
+        raise InputError(f"{message}; {hint}" if hint else message)
     return index[name]

@@ -1,4 +1,4 @@
-"""``poetmodel explore``: a local page on which one drags the budget."""
+"""``poetmodel explore``: serve a local page with sliders for RAM budget and deadline."""
 
 from __future__ import annotations
 
@@ -9,42 +9,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from poetmodel.cli import options
-from poetmodel.cli.inputs import in_sizes, is_step_file, read_costs
+from poetmodel.cli.inputs import is_step_file, read_costs, resolve_sizes
 from poetmodel.cli.output import print_note, print_text, set_quiet
 from poetmodel.errors import InputError, MissingExtraError
-from poetmodel.files import installed
+from poetmodel.files import installed_version
 from poetmodel.graph.catalogue import Variant
 
 if TYPE_CHECKING:
     from poetmodel.explore.choice import Catalogue, ExplorerChoice
 
 PORT: Final = 8642
-"""The port unless one is given; a busy one is passed over for the next free one."""
-PORTS: Final = 20
-"""How many ports are tried."""
+"""Default port; if it is in use, the next free one is used."""
+N_PORTS: Final = 20
+"""Number of ports that are tried."""
 STORE: Final = "poetmodel-explore.sqlite"
-"""Default store, in the working folder."""
+"""Default store of answers, in the working folder."""
 LOOPBACK: Final = "127.0.0.1"
 
 
 @options.group
 class ServerOptions:
-    """The server."""
+    """Options of the server."""
 
-    port: int | None = options.output(
+    port: int | None = options.output_option(
         None,
         "--port N",
         f"Port of the page on this machine; 0 takes any free one. Default: {PORT}, or the next.",
-        parser=options.whole_number(65535, least=0),
+        parser=options.whole_number(65535, min_value=0),
     )
-    store: Path = options.output(
+    store: Path = options.output_option(
         Path(STORE), "--store FILE", "SQLite file of all answers; several servers may share it."
     )
-    no_browser: bool = options.output(
-        False, "--no-browser", "Only print the address, open no browser."
+    no_browser: bool = options.output_option(
+        False, "--no-browser", "Print the address, but do not open a browser."
     )
-    quiet: bool = options.output(False, "--quiet", "Print nothing but errors.", callback=set_quiet)
-    workers: int | None = options.how(
+    quiet: bool = options.output_option(
+        False, "--quiet", "Print nothing but errors.", callback=set_quiet
+    )
+    workers: int | None = options.solve_option(
         None,
         "--workers N",
         "Processes that solve. Default: as many as there are cores.",
@@ -60,25 +62,27 @@ def explore(
     search: Annotated[options.SearchOptions, options.without("method", "formulation")],
     serving: ServerOptions,
 ) -> None:
-    """Open a local page: drag the RAM budget and see the schedule change."""
-    missing = [name for name in ("fastapi", "uvicorn", "jinja2", "plotly") if not installed(name)]
+    """Open a local page: change the RAM budget with a slider and see the schedule change."""
+    missing = [
+        name for name in ("fastapi", "uvicorn", "jinja2", "plotly") if not installed_version(name)
+    ]
     if missing:
         raise MissingExtraError(
             f"explore: needs {', '.join(missing)}, not installed here; "
             "pip install 'poetmodel[explore]' installs what it needs"
         )
-    catalogue, choice, initial = starting(source, costing, limits)
+    catalogue, choice, initial = initial_state(source, costing, limits)
     from poetmodel.explore.running import serve
 
     listening = _listen(serving.port)
 
     def ready(address: str) -> None:
-        print_text(f"The explorer: {address}", "Ctrl-C ends it; answers stay in the store.")
-        sys.stdout.flush()  # whoever reads a pipe waits for it
+        print_text(f"The explorer: {address}", "Ctrl-C ends it; answers remain in the store.")
+        sys.stdout.flush()  # a reader of a pipe waits for this line
         if not serving.no_browser:
             webbrowser.open(address)
 
-    print_note(f"starting; answers are kept in {serving.store}")
+    print_note(f"starting; answers are stored in {serving.store}")
     serve(
         listening,
         store=serving.store,
@@ -96,22 +100,22 @@ def explore(
     )
 
 
-def starting(
+def initial_state(
     source: options.GraphOptions, costing: options.CostOptions, limits: options.LimitOptions
 ) -> tuple[Catalogue, ExplorerChoice, dict[str, Any]]:
-    """Return the choices, the first one of each, and the positions of the sliders."""
-    from poetmodel.explore.choice import ExplorerChoice, of_files
+    """Return the catalogue of choices, the initial choice, and the initial slider positions."""
+    from poetmodel.explore.choice import ExplorerChoice, catalogue_with_files
 
-    source, limits = in_sizes(source, costing, limits)
+    source, limits = resolve_sizes(source, costing, limits)
     if source.model is not None and source.graph is not None:
         raise InputError(
             f"MODEL {source.model!r} and --graph {source.graph!r} exclude each other: give only one"
         )
-    named, known = source.graph or source.model or "mobilenetv2", _is_built_in(source)
-    is_step = not known and is_step_file(named)
-    catalogue = of_files(
-        graph=None if known or is_step else named,
-        step=named if is_step else None,
+    name, is_built_in = source.graph or source.model or "mobilenetv2", _is_built_in(source)
+    is_step = not is_built_in and is_step_file(name)
+    catalogue = catalogue_with_files(
+        graph=None if is_built_in or is_step else name,
+        step=name if is_step else None,
         device=costing.device,
         profile=costing.profile,
     )
@@ -119,7 +123,7 @@ def starting(
     counts = limits.deadline_counts
     choice = ExplorerChoice.model_validate(
         {
-            "model": named if known else Path(named).name,
+            "model": name if is_built_in else Path(name).name,
             "device": next(iter((*catalogue.profiles, *catalogue.devices)), device),
             **{name: getattr(source.shape, name) for name in Variant.__dataclass_fields__},
             "paging": not limits.no_paging,
@@ -132,7 +136,7 @@ def starting(
     )
     graph = catalogue.source(choice).graph
     costs = read_costs(graph, costing) if costing.any else catalogue.costs(graph, choice)
-    problem = limits.problem(graph, costs)  # every fault of the options is told before all else
+    problem = limits.problem(graph, costs)  # raises for invalid options before the server starts
     choice = choice.model_copy(
         update={"aux_bytes": problem.aux_limit_bytes if limits.aux else None}
     )
@@ -144,6 +148,7 @@ def starting(
 
 
 def _is_built_in(source: options.GraphOptions) -> bool:
+    """Return whether the graph is built-in; raise `InputError` for an unknown name."""
     from poetmodel.graph.catalogue import check_model_name, model_names
 
     if source.graph is not None:
@@ -157,10 +162,13 @@ def _is_built_in(source: options.GraphOptions) -> bool:
 
 
 def _listen(port: int | None) -> socket.socket:
-    """Return a socket of this machine alone, on the port or the first that is free."""
-    ports = range(PORT, PORT + PORTS) if port is None else (port,)
+    """Return a socket bound to the given port of this machine, or to the first free default port.
+
+    Raises `InputError` if the port cannot be bound.
+    """
+    ports = range(PORT, PORT + N_PORTS) if port is None else (port,)
     for number in ports:
-        # asyncio lets replies go out at once where a socket says that it is one of TCP.
+        # asyncio sends replies without delay only if the socket's protocol is explicitly TCP.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -170,5 +178,5 @@ def _listen(port: int | None) -> socket.socket:
         else:
             return listener
     if port is None:
-        raise InputError(f"no port from {PORT} to {PORT + PORTS - 1} is free; give --port N")
+        raise InputError(f"no port from {PORT} to {PORT + N_PORTS - 1} is free; give --port N")
     raise InputError(f"--port {port}: in use or not permitted; choose another")

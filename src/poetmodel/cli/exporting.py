@@ -17,9 +17,9 @@ from poetmodel.budgets import Budget
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
-from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
+from poetmodel.cli.output import fact_table, live_line, print_json, print_text, print_written, show
 from poetmodel.errors import InputError, listed, raised_as
-from poetmodel.report.presenter import Fact, percent, plural, row, wear_fact
+from poetmodel.report.presenter import Fact, format_percent, plural, text_fact, wear_fact
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -48,20 +48,20 @@ class ExportTarget(StrEnum):
 
 @options.group
 class ExportOptions:
-    """Exported step, and its folder."""
+    """Step to export, and its folder."""
 
-    what: str = options.argument(
+    step_source: str = options.argument(
         options.REQUIRED,
         "MODULE:FUNCTION|ONNX|STEP",
         "As for 'poetmodel trace'; or a step file, *.step.json, as --target step writes it.",
     )
-    target: ExportTarget = options.output(
+    target: ExportTarget = options.output_option(
         ExportTarget.C,
         "--target",
-        "c is a folder of C; step is a file of what was captured, with its weights, from which "
+        "c is a folder of C; step is a file of the captured step with its weights, from which "
         "a machine without PyTorch makes C; executorch is a program of ExecuTorch, *.pte.",
     )
-    out: Path = options.output(
+    out: Path = options.output_option(
         options.REQUIRED, "--out FOLDER", "Write the folder; for other targets the file."
     )
     name: str | None = options.option(
@@ -70,8 +70,8 @@ class ExportOptions:
     optimizer: options.OptimizerName | None = options.option(
         None,
         "--optimizer",
-        "Update the parameters, with PyTorch's defaults (momentum: SGD with 0.9). Default: hand "
-        "out the gradients.",
+        "Update the parameters, with PyTorch's defaults (momentum: SGD with 0.9). Default: return "
+        "the gradients.",
     )
     accumulate: int = options.option(
         1,
@@ -83,44 +83,44 @@ class ExportOptions:
     infer: bool = options.option(
         False,
         "--infer",
-        "Export pm_infer too: the forward pass of the model in evaluation mode, without the loss.",
+        "Also export pm_infer: the forward pass of the model in evaluation mode, without the loss.",
     )
     evaluate: bool = options.option(
         False,
         "--evaluate",
-        "Export pm_evaluate too: loss and correct classes of a batch in evaluation mode; with "
+        "Also export pm_evaluate: loss and correct classes of a batch in evaluation mode; with "
         "--commit also pm_keep_best and pm_restore_best.",
     )
     replay: int | None = options.option(
         None,
         "--replay N",
-        "Keep up to N samples on storage, as the outputs of the frozen front with their labels: "
-        "pm_keep_sample stores one, pm_step_stored trains behind the front.",
+        "Store up to N samples on storage, as the outputs of the frozen front with their labels: "
+        "pm_keep_sample stores one, pm_step_stored trains the layers behind the front.",
         parser=options.whole_number(),
     )
     migrate_from: Path | None = options.option(
         None,
         "--migrate-from FOLDER",
-        "Take over the state that an earlier export has left on storage, tensors of equal names, "
-        "shapes and types, by pm_migrate. Needs --commit of both.",
+        "Load the state that an earlier export left on storage with pm_migrate: tensors of equal "
+        "names, shapes and types. Both need --commit.",
     )
     byte_input: str | None = options.option(
         None,
         "--byte-input NAME=TYPE[:SCALE[:OFFSET]]",
-        "Take an input of real numbers as bytes, such as 'inputs[0]=uint8:0.0039': integers times "
+        "Read an input of real numbers as bytes, such as 'inputs[0]=uint8:0.0039': integers times "
         "a scale, plus an offset; for each channel with commas, 0.01,0.02,0.01. Several with "
         "semicolons.",
     )
     prefix: str = options.option(
         "pm",
         "--prefix NAME",
-        "What all names of C begin with, such as kws for kws_step: two networks link into one "
-        "firmware.",
+        "Prefix of all names of C, such as kws for kws_step, so that two networks can be linked "
+        "into one firmware.",
     )
     weights: WeightsChoice = options.option(
         WeightsChoice.C,
         "--weights",
-        "Whether the weights are an array of C, or a file that the assembler includes.",
+        "Format of the weights: an array of C, or a file that the assembler includes.",
     )
 
     shared_kernels: Path | None = options.option(
@@ -132,62 +132,64 @@ class ExportOptions:
 
 @options.group
 class DeviceOptions(options.CommitOptions):
-    """The device, and what the step may take and do there."""
+    """The device, and the limits of the step on it."""
 
-    device: str = options.what(
+    device: str = options.graph_option(
         "nrf52840",
         "--device NAME|FILE",
         "A built-in device (see 'poetmodel devices'), or a device file, *.toml. For ExecuTorch "
         "rpi4b unless it is given.",
     )
-    profile: str | None = options.what(
+    profile: str | None = options.graph_option(
         None, "--profile FILE", "Measured costs, *.csv. They replace the device's estimates."
     )
-    ram: str | None = options.limit(
+    ram: str | None = options.limit_option(
         None,
         "--ram SIZE",
         "All RAM of the step, stack and inputs included, such as 256KiB; or 50% of the keep-all "
         "peak, and stack and inputs on top. Default: the device's. For ExecuTorch the arena, "
         "without a default.",
     )
-    stack: str | None = options.limit(
-        None, "--stack SIZE", "What to reserve for the stack. Default: 1536B, 2048B with --commit."
+    stack: str | None = options.limit_option(
+        None, "--stack SIZE", "Bytes to reserve for the stack. Default: 1536B, 2048B with --commit."
     )
-    tile: str | None = options.limit(
+    tile: str | None = options.limit_option(
         "auto",
         "--tile SIZE|auto|none",
-        "Cut what is larger, parameters and activations, in slices of channels, such as 32KiB; "
-        "auto chooses the size. Default: auto where the step needs it to fit.",
+        "Split larger parameters and activations into slices of channels, such as 32KiB; "
+        "auto chooses the size. Default: auto if the step does not fit otherwise.",
     )
-    deadline: str | None = options.limit(
+    deadline: str | None = options.limit_option(
         None,
         "--deadline TIME",
         "Time limit of a step: 1.5s, 20ms, or 110% of a single pass over all nodes.",
     )
-    no_paging: bool = options.limit(False, "--no-paging", "Do not page, only recompute.")
-    no_recompute: bool = options.limit(False, "--no-recompute", "Do not recompute, only page.")
-    no_checksum: bool = options.limit(
-        False, "--no-checksum", "Keep committed state without checksums."
+    no_paging: bool = options.limit_option(False, "--no-paging", "Do not page, only recompute.")
+    no_recompute: bool = options.limit_option(
+        False, "--no-recompute", "Do not recompute, only page."
     )
-    time_limit: float = options.how(
+    no_checksum: bool = options.limit_option(
+        False, "--no-checksum", "Store committed state without checksums."
+    )
+    time_limit: float = options.solve_option(
         60.0,
         "--time-limit TIME",
-        "Wall-clock limit, seconds or a time such as 5min, from the start of the command on, or, "
-        "where a step is captured, from then on. It is for reading a step file, all solves, plans "
-        "and addresses, those of pm_infer and pm_evaluate too; writing the files comes on top. "
-        "The best that was found by then is written.",
+        "Wall-clock limit: seconds, or a time such as 5min. It begins at the start of the "
+        "command, or after a capture. It covers reading a step file and all solves, plans and "
+        "addresses, also of pm_infer and pm_evaluate, but not writing the files. The best "
+        "solution found is written.",
         parser=options.seconds,
     )
-    gap: float = options.how(
+    gap: float = options.solve_option(
         0.01,
         "--gap FRACTION",
-        "Gap tolerance, as a fraction of the energy overhead. It is wider than that of 'poetmodel "
-        "solve', since a step is solved again until its tensors have addresses.",
+        "Gap tolerance, as a fraction of the energy overhead. It is larger than that of 'poetmodel "
+        "solve', because a step is solved again until its tensors have addresses.",
         parser=options.number("a fraction from 0, such as 0.01 for 1 %", positive=False),
     )
 
-    def given(self) -> dict[str, Any]:
-        """Return them as `export_step` takes them."""
+    def export_keywords(self) -> dict[str, Any]:
+        """Return the options as keywords of `export_step`."""
         return {
             "device": self.device,
             "profile": self.profile,
@@ -208,9 +210,9 @@ class DeviceOptions(options.CommitOptions):
 @options.command("poetmodel export train:step --ram 256KiB --out firmware")
 def export(
     context: typer.Context,
-    wanted: ExportOptions,
+    request: ExportOptions,
     onnx: options.OnnxOptions,
-    planned: DeviceOptions,
+    device_options: DeviceOptions,
     output: options.OutputOptions,
 ) -> None:
     """Make a folder of C that trains on a device, or a program of ExecuTorch."""
@@ -218,88 +220,93 @@ def export(
     from poetmodel.export.folder import check_folder
     from poetmodel.torch.target import is_captured
 
-    captured = is_captured(wanted.what)
-    if wanted.target != ExportTarget.C:
+    captured = is_captured(request.step_source)
+    if request.target != ExportTarget.C:
         if not captured:
             raise InputError(
-                f"--target {wanted.target}: {wanted.what} is no MODULE:FUNCTION or ONNX file to "
-                "capture"
+                f"--target {request.target}: {request.step_source} is no "
+                "MODULE:FUNCTION or ONNX file to capture"
             )
-        check_outputs(("--out", wanted.out))
+        check_outputs(("--out", request.out))
     else:
         with raised_as(InputError, "--out"):
-            check_folder(wanted.out)
-    if wanted.target != ExportTarget.C:
-        _refuse_others(context, wanted.target)
-    if wanted.target == ExportTarget.EXECUTORCH:
-        _write_program(context, wanted, onnx.step(), planned, output)
+            check_folder(request.out)
+    if request.target != ExportTarget.C:
+        _check_target_options(context, request.target)
+    if request.target == ExportTarget.EXECUTORCH:
+        _write_program(context, request, onnx.step(), device_options, output)
         return
     shown = not output.json
-    given: dict[str, Any] = planned.given() | {
-        "infer": wanted.infer,
-        "evaluate": wanted.evaluate,
-        "replay": wanted.replay or 0,
-        "migrate_from": wanted.migrate_from,
-        "byte_inputs": _byte_inputs(wanted.byte_input),
-        "prefix": wanted.prefix,
-        "weights": wanted.weights,
-        "shared_kernels": wanted.shared_kernels,
+    export_keywords: dict[str, Any] = device_options.export_keywords() | {
+        "infer": request.infer,
+        "evaluate": request.evaluate,
+        "replay": request.replay or 0,
+        "migrate_from": request.migrate_from,
+        "byte_inputs": _byte_inputs(request.byte_input),
+        "prefix": request.prefix,
+        "weights": request.weights,
+        "shared_kernels": request.shared_kernels,
     }
     board = None
-    if wanted.target == ExportTarget.C and captured:
+    if request.target == ExportTarget.C and captured:
         from poetmodel.export.exporting import check_export
 
-        board = check_export(wanted.out, **given)
+        board = check_export(request.out, **export_keywords)
     elif captured:
         from poetmodel.lowered.tables import parse_byte_inputs
 
-        parse_byte_inputs(given["byte_inputs"])
-    with live_line(wanted=shown, doing="capturing" if captured else "reading"):
-        step = step_of(
-            wanted.what,
+        parse_byte_inputs(export_keywords["byte_inputs"])
+    with live_line(enabled=shown, doing="capturing" if captured else "reading"):
+        step = read_or_capture_step(
+            request.step_source,
             onnx.step(),
-            name=wanted.name,
-            optimizer=wanted.optimizer,
-            accumulate=wanted.accumulate,
-            infer=wanted.infer,
-            evaluate=wanted.evaluate,
+            name=request.name,
+            optimizer=request.optimizer,
+            accumulate=request.accumulate,
+            infer=request.infer,
+            evaluate=request.evaluate,
             device=board,
         )
-    if wanted.target == ExportTarget.STEP:
-        from poetmodel.export.codes import with_codes
+    if request.target == ExportTarget.STEP:
+        from poetmodel.export.codes import fuse_byte_quantization
         from poetmodel.lowered.io import save_step
         from poetmodel.lowered.tables import with_byte_inputs
 
-        save_step(with_codes(with_byte_inputs(step, given["byte_inputs"])), wanted.out)
-        print_written(wanted.out)
+        save_step(
+            fuse_byte_quantization(with_byte_inputs(step, export_keywords["byte_inputs"])),
+            request.out,
+        )
+        print_written(request.out)
         return
     from poetmodel.export.exporting import export_step
     from poetmodel.export.flash import flash_warning, ram_warning
 
     command = shlex.join(["poetmodel", *sys.argv[1:]])
     if not captured:
-        given["time_limit"] = max(given["time_limit"] - (time.monotonic() - called_s), 1.0)
-    with live_line(wanted=shown, doing="solving, planning and placing") as on_progress:
+        export_keywords["time_limit"] = max(
+            export_keywords["time_limit"] - (time.monotonic() - called_s), 1.0
+        )
+    with live_line(enabled=shown, doing="solving, planning and placing") as on_progress:
         deployment = export_step(
             step,
-            wanted.out,
+            request.out,
             command=command,
             on_progress=on_progress,
-            **given,
+            **export_keywords,
         )
     print_warnings(filter(None, (ram_warning(deployment), flash_warning(deployment))))
-    facts = list(_facts(deployment))
+    facts = list(_deployment_facts(deployment))
     if output.json:
-        from poetmodel.export.folder import summary
+        from poetmodel.export.folder import summarize
 
-        print_json(summary(deployment))
+        print_json(summarize(deployment))
     else:
-        show(figures(f"{deployment.step.graph.name} as C", facts))
-    print_written(wanted.out)
+        show(fact_table(f"{deployment.step.graph.name} as C", facts))
+    print_written(request.out)
 
 
 def _byte_inputs(text: str | None) -> dict[str, str]:
-    """Return what bytes of inputs mean, by the names of these."""
+    """Parse ``--byte-input``; return the meaning of bytes by input name."""
     pairs = [] if text is None else [part.partition("=") for part in text.split(";")]
     for name, _, meaning in pairs:
         if not meaning:
@@ -310,18 +317,18 @@ def _byte_inputs(text: str | None) -> dict[str, str]:
 
 
 _GROUPS: Final = (options.OnnxOptions, options.OutputOptions)
-_TAKEN: Final = {
+_TARGET_OPTIONS: Final = {
     ExportTarget.STEP: ("a step file", ("name", "accumulate", "infer", "evaluate", "byte_input")),
     ExportTarget.EXECUTORCH: (
         "a program of ExecuTorch",
         ("ram", "device", "no_paging", "time_limit", "gap"),
     ),
 }
-"""What another target than C is, and the options that it takes beside those of all."""
+"""Description of each target other than C, and its options beside the common ones."""
 
 
-def _stated(context: typer.Context) -> dict[str, str]:
-    """Return the options on the command line, by the names of their values."""
+def _options_on_command_line(context: typer.Context) -> dict[str, str]:
+    """Return the options on the command line by parameter name."""
     return {
         str(parameter.name): parameter.opts[0]
         for parameter in context.command.params
@@ -330,48 +337,50 @@ def _stated(context: typer.Context) -> dict[str, str]:
     }
 
 
-def _refuse_others(context: typer.Context, target: ExportTarget) -> None:
-    """Raise if an option is given that a target does not take."""
-    what, own = _TAKEN[target]
+def _check_target_options(context: typer.Context, target: ExportTarget) -> None:
+    """Raise `InputError` for an option that does not apply to the target."""
+    description, target_options = _TARGET_OPTIONS[target]
     shared = (entry.name for group in _GROUPS for entry in fields(group))
-    taken = {"what", "target", "out", "optimizer", *own, *shared}
-    for name, option in _stated(context).items():
-        if name not in taken:
-            raise InputError(f"{option}: {what} is made without; leave it out")
+    allowed = {"step_source", "target", "out", "optimizer", *target_options, *shared}
+    for name, option in _options_on_command_line(context).items():
+        if name not in allowed:
+            raise InputError(f"{option}: does not apply to {description}; leave it out")
 
 
 def _write_program(
     context: typer.Context,
-    wanted: ExportOptions,
+    request: ExportOptions,
     onnx: OnnxStep,
-    planned: DeviceOptions,
+    device_options: DeviceOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Write a program of ExecuTorch, and say what it takes."""
-    if planned.ram is None:
+    """Write a program of ExecuTorch, and print its RAM and options."""
+    if device_options.ram is None:
         raise InputError("--ram: expected the budget of the arena, such as 256KiB or 60%")
-    Budget.parse(planned.ram)
-    read_device(planned.device)
+    Budget.parse(device_options.ram)
+    read_device(device_options.device)
     from poetmodel import torch as pmt
     from poetmodel.torch.target import load_step
 
-    to_executorch = pmt.to_executorch  # refused before anything is captured
+    to_executorch = pmt.to_executorch  # raises before the capture if ExecuTorch is missing
     from poetmodel.torch.step.optimizers import named_optimizer
 
     with redirect_stdout(sys.stderr):
-        model, loss_fn, inputs = load_step(wanted.what, onnx)
-    chosen = wanted.optimizer and named_optimizer(wanted.optimizer, model, loss_fn)
-    device: dict[str, Any] = {"device": planned.device} if "device" in _stated(context) else {}
-    with live_line(wanted=not output.json, doing="solving and placing") as on_progress:
+        model, loss_fn, inputs = load_step(request.step_source, onnx)
+    chosen = request.optimizer and named_optimizer(request.optimizer, model, loss_fn)
+    device: dict[str, Any] = (
+        {"device": device_options.device} if "device" in _options_on_command_line(context) else {}
+    )
+    with live_line(enabled=not output.json, doing="solving and placing") as on_progress:
         program = to_executorch(
             model,
             loss_fn,
             inputs,
-            ram=planned.ram,
-            path=wanted.out,
+            ram=device_options.ram,
+            path=request.out,
             optimizer=chosen,
-            time_limit=planned.time_limit,
-            gap=planned.gap,
+            time_limit=device_options.time_limit,
+            gap=device_options.gap,
             on_progress=on_progress,
             **device,
         )
@@ -380,12 +389,12 @@ def _write_program(
     else:
         print_text(str(program))
         if program.sgd is not None:
-            print_text(f"get_sgd_optimizer takes {dict(program.sgd)} beside the parameters")
-    print_written(wanted.out)
+            print_text(f"pass {dict(program.sgd)} and the parameters to get_sgd_optimizer")
+    print_written(request.out)
 
 
-def step_of(
-    what: str,
+def read_or_capture_step(
+    step_source: str,
     onnx: OnnxStep,
     *,
     name: str | None,
@@ -395,27 +404,27 @@ def step_of(
     evaluate: bool = False,
     device: Device | None = None,
 ) -> LoweredStep:
-    """Capture what ``module:function`` returns or an ONNX file has, or read a step file.
+    """Read a step file, or capture the step of ``module:function`` or of an ONNX file.
 
-    Output goes to stderr. Raises `FlashError` before the capture if the weights exceed the flash of
-    the device.
+    Output of the user's code goes to stderr. Raises `FlashError` before the capture if the weights
+    exceed the flash of the device, and `InputError` for options that a step file does not support.
     """
     from poetmodel.torch.target import is_captured
 
-    if not is_captured(what):
+    if not is_captured(step_source):
         from poetmodel.lowered.io import load_step
 
-        step = load_step(what)  # refuses what is no step before its options
-        given = (
+        step = load_step(step_source)  # raises for other files first
+        capture_options = (
             *(["--optimizer"] if optimizer else []),
             *(["--name"] if name else []),
             *(["--accumulate"] if accumulate > 1 else []),
-            *onnx.given,
+            *onnx.given_options,
         )
-        if given:
-            option = given[0]
+        if capture_options:
+            option = capture_options[0]
             raise InputError(
-                f"{option}: {what} was captured already; give it when the step is captured"
+                f"{option}: {step_source} was captured already; give it when the step is captured"
             )
         return step
     from poetmodel.torch.errors import require_torch
@@ -425,16 +434,16 @@ def step_of(
     from poetmodel.torch.target import load_step as load_target
 
     with redirect_stdout(sys.stderr):
-        model, loss_fn, inputs = load_target(what, onnx)
+        model, loss_fn, inputs = load_target(step_source, onnx)
         if device is not None:
             from poetmodel.export.checks import check_weight_bytes
 
             check_weight_bytes(trained_weight_bytes(model), device)
-        from poetmodel.torch.lowering import inference  # loads PyTorch's compiler
+        from poetmodel.torch.lowering import inference  # imports PyTorch's compiler
         from poetmodel.torch.lowering.step import lower
         from poetmodel.torch.step.optimizers import named_optimizer
 
-        name = name or default_name(what)
+        name = name or default_name(step_source)
         chosen = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
         step = lower(model, loss_fn, inputs, name=name, optimizer=chosen, accumulate=accumulate)
         if infer:
@@ -442,7 +451,8 @@ def step_of(
         return inference.with_evaluation(step, model, loss_fn, inputs) if evaluate else step
 
 
-def _facts(deployment: Deployment) -> Iterator[Fact]:
+def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
+    """Yield the facts about an exported step: proof, plan, RAM, storage and flash."""
     from poetmodel.cli.summary import proof_facts, tile_facts, time_facts
     from poetmodel.plan import Op
 
@@ -452,58 +462,72 @@ def _facts(deployment: Deployment) -> Iterator[Fact]:
         yield from time_facts(result.problem, result.simulation)
     times = {op: sum(step.op == op for step in plan.program) for op in Op}
     again = plural(times[Op.COMPUTE] - len(graph.nodes), "recomputation")
-    yield row("nodes", str(len(graph.nodes)), again)
+    yield text_fact("nodes", str(len(graph.nodes)), again)
     if result is not None:
         yield from tile_facts(deployment.tile_bytes, deployment.tile_trials, result.problem)
     first = plan.first_reads(graph)  # of state, a page-in like any other
     times[Op.PAGE_IN] += sum(op == Op.COMPUTE and k in first for op, k in plan.program)
-    yield row("page-outs, page-ins", f"{times[Op.PAGE_OUT]}, {times[Op.PAGE_IN]}", str(plan.mode))
+    yield text_fact(
+        "page-outs, page-ins", f"{times[Op.PAGE_OUT]}, {times[Op.PAGE_IN]}", str(plan.mode)
+    )
     sizes = deployment.ram_map()
     used_bytes = deployment.ram_bytes - sizes.pop("free")
-    share = percent(used_bytes / deployment.ram_bytes, digits=3)
-    yield row(
+    share = format_percent(used_bytes / deployment.ram_bytes, digits=3)
+    yield text_fact(
         "peak RAM", format_bytes(used_bytes), f"{share} of {format_bytes(deployment.ram_bytes)}"
     )
-    gaps = f"{deployment.arena.fragmentation:.1%} in gaps"
-    for what, size in sizes.items():
-        yield row(f"  {what}", format_bytes(size), gaps if what == "the rest of the arena" else "")
+    fragmentation = f"{deployment.arena.fragmentation:.1%} in holes"
+    for part, size in sizes.items():
+        yield text_fact(
+            f"  {part}",
+            format_bytes(size),
+            fragmentation if part == "the rest of the arena" else "",
+        )
     if deployment.written_bytes:
         yield wear_fact(deployment.steps_until_worn, deployment.written_bytes)
     yield from _replay_facts(deployment)
     if deployment.migration is not None:
         taken, anew = deployment.migration.taken, deployment.migration.anew
         note = f"{plural(len(anew), 'tensor')} anew{': ' * bool(anew)}{listed(anew)}"
-        yield row("state taken over", plural(len(taken), "tensor"), note)
+        yield text_fact("state taken over", plural(len(taken), "tensor"), note)
     slots = len(deployment.slots)
-    yield row(
+    yield text_fact(
         "slots on storage", str(slots), format_bytes(deployment.stored_bytes) if slots else ""
     )
     yield from _flash_facts(deployment)
 
 
 def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield what stored samples take, and the instructions of both kinds of steps."""
-    from poetmodel.export.replay import instructions_of
+    """Yield the storage of stored samples, and the instructions of both kinds of steps."""
+    from poetmodel.export.replay import program_instructions
 
     replay = deployment.replay
     if replay is None:
         return
     stored = f"{format_bytes(replay.stored_bytes)} of storage, {replay.sample_bytes:,} B a sample"
-    yield row("stored samples", f"{replay.samples:,}", stored)
+    yield text_fact("stored samples", f"{replay.samples:,}", stored)
     step, plan = deployment.step, deployment.plan
-    whole, behind = (instructions_of(step, plan, nodes) for nodes in ((), replay.front.nodes))
-    yield row("  instructions", f"{behind:,}", f"of a step on one, estimated; on a batch {whole:,}")
+    whole_step, behind_front = (
+        program_instructions(step, plan, nodes) for nodes in ((), replay.front.nodes)
+    )
+    yield text_fact(
+        "  instructions",
+        f"{behind_front:,}",
+        f"of a step on one, estimated; on a batch {whole_step:,}",
+    )
 
 
 def _flash_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield what takes how much of the flash of the device, where its size is known."""
+    """Yield the parts of the device's flash in use; nothing if its size is unknown."""
     sizes = deployment.flash_map()
     if not sizes:
         return
     free = sizes.pop("free")
     used_bytes = sum(sizes.values())
-    share = percent(used_bytes / (used_bytes + free), digits=3)
-    yield row("flash", format_bytes(used_bytes), f"{share} of {format_bytes(used_bytes + free)}")
+    share = format_percent(used_bytes / (used_bytes + free), digits=3)
+    yield text_fact(
+        "flash", format_bytes(used_bytes), f"{share} of {format_bytes(used_bytes + free)}"
+    )
     notes = {"code": "estimated, as by -O2 on a Cortex-M4; without the application"}
-    for what, taken in sizes.items():
-        yield row(f"  {what}", format_bytes(taken), notes.get(what, ""))
+    for part, size in sizes.items():
+        yield text_fact(f"  {part}", format_bytes(size), notes.get(part, ""))

@@ -1,4 +1,4 @@
-"""Exit statuses, and failures as plain sentences on stderr."""
+"""Exit statuses, and error messages on stderr."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ MAX_FAULTS: Final = 8
 
 
 class ExitStatus(IntEnum):
-    """The exit statuses of commands."""
+    """Exit statuses of commands."""
 
     SUCCESS = 0
-    """Done; for ``solve`` a schedule was found."""
+    """Success; for ``solve`` a schedule was found."""
     FAILURE = 1
-    """Something inside went wrong."""
+    """Internal error."""
     BAD_INPUT = 2
-    """Bad usage or bad input."""
+    """Usage error or invalid input."""
     INFEASIBLE = 3
-    """Proven infeasible; for ``verify`` the schedule is not valid."""
+    """Proven infeasible; for ``verify`` the schedule is invalid."""
     NO_SCHEDULE = 4
-    """No schedule within the limit."""
+    """No schedule was found within the limits."""
     NO_BACKEND = 5
-    """The back end is missing, or its licence refuses the model."""
+    """The back end is not installed, or its licence does not allow the model."""
     REJECTED = 6
-    """The verifier rejects the schedule that was found."""
+    """The verifier rejected the schedule."""
     INTERRUPTED = INTERRUPTED
-    """Ctrl-C before there is a result."""
+    """Ctrl-C before a result was found."""
     CLOSED_PIPE = 141
     """The reader of the output closed the pipe."""
 
 
-_OF_STATUS: Final = {
+_EXIT_STATUSES: Final = {
     "optimal": ExitStatus.SUCCESS,
     "feasible": ExitStatus.SUCCESS,
     "infeasible": ExitStatus.INFEASIBLE,
@@ -61,32 +61,32 @@ _OF_STATUS: Final = {
 }
 
 
-def status_of(result: SolveResult) -> ExitStatus:
-    """Return the exit status of a result: by its claim, whyever the solve stopped."""
-    return ExitStatus.REJECTED if result.violations else _OF_STATUS[result.status]
+def exit_status_of(result: SolveResult) -> ExitStatus:
+    """Return the exit status of a result: REJECTED with violations, else by its status."""
+    return ExitStatus.REJECTED if result.violations else _EXIT_STATUSES[result.status]
 
 
 def report_error(error: PoetModelError | OSError) -> ExitStatus:
     """Print an error on stderr and return its exit status."""
     if isinstance(error, InputError):
-        print_faults(error.faults)
-        full = isinstance(error, FlashError)
-        return ExitStatus.INFEASIBLE if full else ExitStatus.BAD_INPUT
+        print_errors(error.faults)
+        is_flash_full = isinstance(error, FlashError)
+        return ExitStatus.INFEASIBLE if is_flash_full else ExitStatus.BAD_INPUT
     if isinstance(error, VerificationError):
-        message = "the solver's schedule breaks a rule and was dropped; please report this bug"
-        print_faults([message, *error.violations])
+        message = "the solver's schedule violates a rule and was dropped; please report this bug"
+        print_errors([message, *error.violations])
         return ExitStatus.FAILURE
     if isinstance(error, OSError):
         prefix = f"{error.filename}: " if error.filename else ""
-        print_faults([f"{prefix}{error.strerror or error}"])
+        print_errors([f"{prefix}{error.strerror or error}"])
         return ExitStatus.BAD_INPUT
-    print_faults([str(error)])
+    print_errors([str(error)])
     if isinstance(error, UnknownOptionError):
         return ExitStatus.BAD_INPUT
     if isinstance(error, BackendUnavailableError):
         return ExitStatus.NO_BACKEND
     if isinstance(error, NoScheduleError):
-        return status_of(error.result)
+        return exit_status_of(error.result)
     if isinstance(error, MethodNotApplicableError):
         return ExitStatus.NO_SCHEDULE
     if isinstance(error, OwnMethodError) and error.refused:
@@ -94,19 +94,19 @@ def report_error(error: PoetModelError | OSError) -> ExitStatus:
     return ExitStatus.FAILURE
 
 
-def print_faults(faults: Iterable[str]) -> None:
-    """Print the first few faults on stderr, one a line, and how many more there are."""
-    for line in _lines("error", faults):
+def print_errors(faults: Iterable[str]) -> None:
+    """Print up to `MAX_FAULTS` errors on stderr, one per line, and the number of further ones."""
+    for line in _prefixed_lines("error", faults):
         print(line, file=sys.stderr)
 
 
 def print_warnings(warnings: Iterable[str], *, kind: str = "warning") -> None:
-    """Print warnings as `print_faults`, unless quiet; `kind` is ``hint`` for what to do."""
-    for line in _lines(kind, warnings):
+    """Print warnings on stderr like `print_errors`, unless quiet; `kind` is the line prefix."""
+    for line in _prefixed_lines(kind, warnings):
         print_note(line)
 
 
-def _lines(kind: str, sentences: Iterable[str]) -> list[str]:
+def _prefixed_lines(kind: str, sentences: Iterable[str]) -> list[str]:
     messages = list(sentences)
     lines = [f"{kind}: {printable(' '.join(fault.split()))}" for fault in messages[:MAX_FAULTS]]
     more = len(messages) - MAX_FAULTS
@@ -114,13 +114,13 @@ def _lines(kind: str, sentences: Iterable[str]) -> list[str]:
 
 
 def print_room_warnings(*rooms: DeviceRam | None) -> None:
-    """Warn on stderr if steps do not fit their devices."""
+    """Warn on stderr about steps that do not fit their devices."""
     warnings = (room.warning() for room in rooms if room is not None)
     print_warnings(dict.fromkeys(text for text in warnings if text is not None))
 
 
-def mute(stream: TextIO) -> None:
-    """Discard what is left in a stream, so that the interpreter ends without an error."""
+def discard_output(stream: TextIO) -> None:
+    """Discard buffered output of a stream, so that the interpreter exits without an error."""
     try:
         target = stream.fileno()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Inputs of commands: graphs, devices, costs, and schedule files with the problem they state."""
+"""Inputs of commands: graphs, devices, costs, and schedule files with their problems."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.cli.failures import print_warnings
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph.catalogue import (
     DEFAULT_SHAPE,
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from poetmodel.schedule import GraphIdentity
     from poetmodel.schedule.document import ScheduleDocument
 
-LEAST_PYTORCH_BYTES: Final = 2**26
-"""Devices with less RAM do not run PyTorch [B]."""
+MIN_PYTORCH_BYTES: Final = 2**26
+"""RAM below which a device cannot run PyTorch [B]."""
 NO_COSTS: Final = (
     "no costs: give --device NAME|FILE ('poetmodel devices' lists the names) or --profile FILE"
 )
-"""Message if neither is given."""
+"""Error message if neither option is given."""
 MEASURED_COSTS: Final = "; give --profile if it was solved with measured costs"
-"""Remedy if the costs of a file are taken from its device."""
+"""Suffix of notes that costs are those of the file's device."""
 
 
 # -- graphs ------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ MEASURED_COSTS: Final = "; give --profile if it was solved with measured costs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedGraph:
-    """A graph, the network or file that it comes from, and the sizes of its input."""
+    """A graph, the name of its network or file, and its input sizes."""
 
     graph: Graph
     name: str
@@ -57,61 +57,62 @@ class NamedGraph:
 
 
 def read_named(name: str, shape: Variant) -> Graph:
-    """Return the shipped model of this name and shape, else the graph of a graph or a step file.
+    """Return the built-in network of this name and shape, or the graph of a graph or step file.
 
-    The graph of a step file is that of the exported kernels, with larger parameters in tiles where
-    that is all that is asked for.
+    The graph of a step file is that of the exported kernels; ``--tile`` splits its larger
+    parameters.
     """
     step = read_step(name, shape) if "tile" in shape.overrides else None
     return read_model_or_file(name, shape) if step is None else step.graph
 
 
 def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
-    """Return the content of a step file, in tiles of the given size; None for another file."""
+    """Return the content of a step file, in tiles of the given size; None for other files."""
     if name is None or not is_step_file(name) or shape.overrides.keys() - {"tile"}:
         return None
     from poetmodel.lowered.io import load_step
-    from poetmodel.tiling.choice import in_tiles
+    from poetmodel.tiling.choice import divide_step
 
-    return in_tiles(load_step(name), shape.tile)
+    return divide_step(load_step(name), shape.tile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoTiles:
-    """The sizes of tiles of a step file that fit the RAM of its tensors."""
+    """Tile sizes of a step file for which its tensors fit in RAM."""
 
     candidates: Sequence[tuple[int | None, LoweredStep]]
-    """Sizes [B], each with the step in them; first the largest that fits, or the least need."""
-    room_bytes: int
+    """(tile size [B], step in tiles), largest fitting size first; if none fits, the size with
+    minimum RAM."""
+    ram_bytes: int
     """RAM of tensors [B]."""
     device: Device
     paging: bool
 
     def print_choice(self, tile_bytes: int | None, step: LoweredStep) -> str:
-        """Return ``--tile`` of a size as text, and print it as a hint."""
+        """Print the chosen ``--tile`` as a hint, and return its value as text."""
         from poetmodel.budgets import TileChoice
         from poetmodel.tiling.choice import needed_bytes
 
         tile = str(TileChoice(size_bytes=tile_bytes))
-        found = f"--tile {tile} is what auto chooses for {format_bytes(self.room_bytes)} of tensors"
-        least = needed_bytes(step, self.device, paging=self.paging)
-        if least > self.room_bytes:
-            found += "; no tiles fit, and with these it needs the least: " + format_bytes(least)
-        print_warnings([found], kind="hint")
+        hint = f"auto chooses --tile {tile} for {format_bytes(self.ram_bytes)} of tensors"
+        needed = needed_bytes(step, self.device, paging=self.paging)
+        if needed > self.ram_bytes:
+            hint += "; no tiles fit, and these need the minimum: " + format_bytes(needed)
+        print_warnings([hint], kind="hint")
         return tile
 
 
-def auto_tiles(
+def find_auto_tiles(
     source: GraphOptions, costing: CostOptions, limits: LimitOptions
 ) -> AutoTiles | None:
-    """Return the sizes of tiles for ``--tile auto`` of a step file; None for another graph or tile.
+    """Return the tile sizes for ``--tile auto`` of a step file; None for other graphs and sizes.
 
-    A percentage of RAM is of the whole step.
+    A percentage of RAM refers to the whole step.
     """
     from poetmodel.budgets import Budget, TileChoice
     from poetmodel.graph import checkpoint_all_peak_bytes
     from poetmodel.lowered.io import load_step
-    from poetmodel.tiling.choice import fitting_tiles
+    from poetmodel.tiling.choice import candidate_tiles
 
     name = source.model if source.graph is None else source.graph
     if name is None or not is_step_file(name) or not TileChoice.parse(source.tile).is_auto:
@@ -120,64 +121,64 @@ def auto_tiles(
     if device is None:
         return None
     step = load_step(name)
-    budget = Budget.of_bytes(device.ram_bytes) if limits.ram is None else Budget.parse(limits.ram)
-    room_bytes = budget.resolve(checkpoint_all_peak_bytes(step.graph))
+    budget = Budget.from_bytes(device.ram_bytes) if limits.ram is None else Budget.parse(limits.ram)
+    ram_bytes = budget.resolve(checkpoint_all_peak_bytes(step.graph))
     paging = not limits.no_paging and device.storage is not None
-    candidates = fitting_tiles(
+    candidates = candidate_tiles(
         step,
         TileChoice.AUTO,
         device,
-        room_bytes=room_bytes,
+        ram_bytes=ram_bytes,
         paging=paging,
         names_nodes=costing.profile is not None or bool(limits.constraints),
     )
-    return AutoTiles(candidates=candidates, room_bytes=room_bytes, device=device, paging=paging)
+    return AutoTiles(candidates=candidates, ram_bytes=ram_bytes, device=device, paging=paging)
 
 
-def in_sizes(
+def resolve_sizes(
     source: GraphOptions, costing: CostOptions, limits: LimitOptions
 ) -> tuple[GraphOptions, LimitOptions]:
-    """Return options on a step in tiles in which tiles and RAM are sizes.
+    """Return the options with ``--tile auto`` and a percentage of RAM replaced by sizes.
 
-    A percentage of RAM is of the whole step; ``auto``, of a step file, is the largest size that
-    fits.
+    For a step file, ``auto`` becomes the largest tile size that fits. A percentage of RAM refers to
+    the whole step.
     """
-    tiles = auto_tiles(source, costing, limits)
+    tiles = find_auto_tiles(source, costing, limits)
     if tiles is not None:
         source = replace(source, tile=tiles.print_choice(*tiles.candidates[0]))
-    return source, ram_in_bytes(source, limits)
+    return source, resolve_ram_of_source(source, limits)
 
 
-def ram_in_bytes(source: GraphOptions, limits: LimitOptions) -> LimitOptions:
-    """Return limits in which the RAM of the graph, if that is in tiles, is a size."""
+def resolve_ram_of_source(source: GraphOptions, limits: LimitOptions) -> LimitOptions:
+    """Return the limits with a percentage of RAM replaced by a size, if the graph is in tiles."""
     name = source.model if source.graph is None else source.graph
-    return limits if name is None else in_bytes(limits, name, source.shape)
+    return limits if name is None else resolve_ram(limits, name, source.shape)
 
 
-def in_bytes(limits: LimitOptions, name: str, shape: Variant) -> LimitOptions:
-    """Return limits in which the RAM of a graph in tiles is a size.
+def resolve_ram(limits: LimitOptions, name: str, shape: Variant) -> LimitOptions:
+    """Return the limits with a percentage of RAM replaced by a size, if the graph is in tiles.
 
-    A percentage is of the keep-all peak of the whole graph.
+    The percentage refers to the keep-all peak of the whole graph.
     """
     from poetmodel.budgets import Budget
     from poetmodel.graph import checkpoint_all_peak_bytes
 
     if shape.tile is None or limits.ram is None or Budget.parse(limits.ram).share is None:
         return limits
-    whole = checkpoint_all_peak_bytes(read_named(name, replace(shape, tile=None)))
-    return replace(limits, ram=str(Budget.parse(limits.ram).in_bytes(whole)))
+    keep_all_bytes = checkpoint_all_peak_bytes(read_named(name, replace(shape, tile=None)))
+    return replace(limits, ram=str(Budget.parse(limits.ram).in_bytes(keep_all_bytes)))
 
 
-def given_step(given: GraphOptions) -> LoweredStep | None:
-    """Return the step file of a MODEL argument or a ``--graph`` option; None for other graphs."""
-    names = [name for name in (given.model, given.graph) if name is not None]
-    return read_step(names[0], given.shape) if len(names) == 1 else None
+def read_given_step(graph_options: GraphOptions) -> LoweredStep | None:
+    """Return the step of a MODEL argument or a ``--graph`` option; None for other graphs."""
+    names = [name for name in (graph_options.model, graph_options.graph) if name is not None]
+    return read_step(names[0], graph_options.shape) if len(names) == 1 else None
 
 
-def beside_bytes(step: LoweredStep, *, commit: bool = False) -> int:
-    """Return the RAM that exported C takes beside its tensors: inputs, stack, runtime [B].
+def extra_ram_bytes(step: LoweredStep, *, commit: bool = False) -> int:
+    """Return the RAM of exported C in addition to its tensors: inputs, stack, runtime [B].
 
-    An inference, whose outputs come on top, is exported where it is asked for.
+    The outputs of ``pm_infer`` are not included.
     """
     from poetmodel.export.deployment import reserved_bytes, stack_bytes
 
@@ -185,35 +186,37 @@ def beside_bytes(step: LoweredStep, *, commit: bool = False) -> int:
 
 
 def is_step_file(name: str | None) -> bool:
-    """Whether a name is that of a step file, which holds the graph of exported kernels."""
+    """Return whether a name ends like a step file, which has the graph of exported kernels."""
     return name is not None and name.endswith(".step.json")
 
 
-def read_graph(given: GraphOptions) -> Graph:
+def read_graph(graph_options: GraphOptions) -> Graph:
     """Return the graph of a MODEL argument or a ``--graph`` option."""
-    if given.model is not None and given.graph is not None:
+    if graph_options.model is not None and graph_options.graph is not None:
         raise InputError(
-            f"MODEL {given.model!r} and --graph {given.graph!r} exclude each other: give only one"
+            f"MODEL {graph_options.model!r} and --graph {graph_options.graph!r} exclude each "
+            "other: give only one"
         )
-    if given.graph is not None:
-        tiled = is_step_file(given.graph)
-        return (read_named if tiled else load_file)(given.graph, given.shape)
-    if given.model is None:
+    if graph_options.graph is not None:
+        tiled = is_step_file(graph_options.graph)
+        return (read_named if tiled else load_file)(graph_options.graph, graph_options.shape)
+    if graph_options.model is None:
         raise InputError(
             "missing graph: give a MODEL such as resnet18-cifar ('poetmodel models' lists them) or "
             "--graph FILE"
         )
-    return read_named(given.model, given.shape)
+    return read_named(graph_options.model, graph_options.shape)
 
 
-def graph_of(
-    given: FileGraphOptions, identity: GraphIdentity | None, *, source: str | Path
+def resolve_graph(
+    graph_options: FileGraphOptions, identity: GraphIdentity | None, *, source: str | Path
 ) -> NamedGraph:
-    """Return the graph of a schedule or plan: the given one, or else the built-in one of its name.
+    """Return the graph of a schedule or plan: the given or else the built-in one named by its file.
 
-    `identity` is what the file `source` says about its graph.
+    `identity` is the graph identity in the file `source`. Raises `InputError` if there is no such
+    graph.
     """
-    name, shape = given.graph, given.shape
+    name, shape = graph_options.graph, graph_options.shape
     if name is None:
         if identity is None or identity.name not in model_names():
             known = "" if identity is None else f", {identity.name!r}"
@@ -224,25 +227,27 @@ def graph_of(
         if not shape.overrides:
             match = find_model_by_hash(name, identity.sha256)
             if match is None:
-                raise InputError(_of_other_sizes(identity, source))
+                raise InputError(_other_sizes_message(identity, source))
             return NamedGraph(graph=match[0], name=name, shape=match[1])
     graph = read_named(name, shape)
     if identity is not None and identity.name == name and identity.sha256 != graph.sha256:
-        raise InputError(_of_other_sizes(identity, source))
+        raise InputError(_other_sizes_message(identity, source))
     return NamedGraph(graph=graph, name=name, shape=shape)
 
 
-def graph_of_binary(given: FileGraphOptions, data: bytes, *, source: str | Path) -> Graph:
-    """Return the graph of a binary plan: the given one, or the built-in one of its fingerprint."""
-    if given.graph is not None:
-        return read_named(given.graph, given.shape)
+def resolve_binary_graph(
+    graph_options: FileGraphOptions, data: bytes, *, source: str | Path
+) -> Graph:
+    """Return the graph of a binary plan: the given, or the built-in one with its fingerprint."""
+    if graph_options.graph is not None:
+        return read_named(graph_options.graph, graph_options.shape)
     from poetmodel.plan.binary import stored_fingerprint
 
     sha256 = stored_fingerprint(data).hex()
     for name in model_names():
         try:
-            graph = load_model(name, given.shape)
-        except InputError:  # the network has no such sizes
+            graph = load_model(name, graph_options.shape)
+        except InputError:  # the network does not support these sizes
             continue
         if graph.sha256.startswith(sha256):
             return graph
@@ -253,7 +258,7 @@ def graph_of_binary(given: FileGraphOptions, data: bytes, *, source: str | Path)
     )
 
 
-def _of_other_sizes(identity: GraphIdentity, source: str | Path) -> str:
+def _other_sizes_message(identity: GraphIdentity, source: str | Path) -> str:
     return (
         f"{source}: is for another {identity.name!r} (sha256 {identity.sha256[:12]}...) than the "
         "built-in network; give its sizes with --batch, --image or --sequence, its state with "
@@ -262,20 +267,20 @@ def _of_other_sizes(identity: GraphIdentity, source: str | Path) -> str:
 
 
 def check_names(identity: GraphIdentity | None, graph: Graph) -> None:
-    """Raise unless the nodes and tensors that a file lists are those of a graph."""
+    """Raise `ScheduleError` unless the nodes and tensors listed in a file are those of a graph."""
     if identity is None:
         return
-    for key, actual, wanted in (
+    for key, actual, expected in (
         ("nodes", identity.nodes, tuple(node.name for node in graph.nodes)),
         ("tensors", identity.tensors, tuple(tensor.name for tensor in graph.tensors)),
     ):
-        if actual == wanted:
+        if actual == expected:
             continue
-        if len(actual) != len(wanted):
-            difference = f"expected {len(wanted)} names, got {len(actual)}"
+        if len(actual) != len(expected):
+            difference = f"expected {len(expected)} names, got {len(actual)}"
         else:
-            k = next(k for k, name in enumerate(actual) if name != wanted[k])
-            difference = f"entry {k}: expected {wanted[k]!r}, got {actual[k]!r}"
+            k = next(k for k, name in enumerate(actual) if name != expected[k])
+            difference = f"entry {k}: expected {expected[k]!r}, got {actual[k]!r}"
         raise ScheduleError(
             f"{key}: {difference}; the list must name the {key} of graph {graph.name!r} in order"
         )
@@ -285,7 +290,7 @@ def check_names(identity: GraphIdentity | None, graph: Graph) -> None:
 
 
 def read_device(device: str | None) -> Device | None:
-    """Return the device of a ``--device`` option: a built-in one, or that of a file."""
+    """Return the built-in device or device file of a ``--device`` option; None without it."""
     if device is None:
         return None
     from poetmodel.device import Device
@@ -294,15 +299,15 @@ def read_device(device: str | None) -> Device | None:
 
 
 def device_warnings(device: Device) -> tuple[str, ...]:
-    """Return the doubtful values of a device, as sentences."""
+    """Return warnings about implausible values of a device."""
     from poetmodel.device.sanity import sanity_warnings
 
     return tuple(f"device {device.short_name}: {text}" for text in sanity_warnings(device))
 
 
-def warn_of_kernels(graph: Graph, device: Device | None) -> None:
-    """Warn where a graph is of PyTorch's kernels, and the device runs those of exported C."""
-    if device is None or graph.kernels != "pytorch" or device.ram_bytes >= LEAST_PYTORCH_BYTES:
+def warn_about_kernels(graph: Graph, device: Device | None) -> None:
+    """Warn if a graph has PyTorch's kernels but the device is too small to run PyTorch."""
+    if device is None or graph.kernels != "pytorch" or device.ram_bytes >= MIN_PYTORCH_BYTES:
         return
     print_warnings(
         [
@@ -313,48 +318,50 @@ def warn_of_kernels(graph: Graph, device: Device | None) -> None:
     )
 
 
-def read_costs(graph: Graph, given: CostOptions, *, named: str | None = None) -> Costs:
-    """Return the measured costs of a profile, or else the estimates of a device.
+def read_costs(graph: Graph, cost_options: CostOptions, *, named: str | None = None) -> Costs:
+    """Return the measured costs of a profile, or else the estimates for a device.
 
-    `named` is the device where none is given. A device that cannot run the kernels of the graph is
-    warned of.
+    `named` is the default device. Raises `InputError` if there are no costs. Warns if the device
+    cannot run the kernels of the graph.
     """
     from poetmodel.device import Costs
 
-    device = read_device(named if given.device is None else given.device)
-    warn_of_kernels(graph, device)
-    if given.profile is not None:
+    device = read_device(named if cost_options.device is None else cost_options.device)
+    warn_about_kernels(graph, device)
+    if cost_options.profile is not None:
         from poetmodel.device import Costs
 
-        return Costs.load(given.profile, device=device)
+        return Costs.load(cost_options.profile, device=device)
     if device is None:
         raise InputError(NO_COSTS)
     return Costs.estimate(graph, device)
 
 
-def costs_of_file(named: str | None, graph: Graph, given: CostOptions) -> tuple[Costs, list[str]]:
-    """Return the costs for a file that may name a device, and a note where its device is taken."""
-    known = known_device(named)
-    costs = read_costs(graph, given, named=known)
-    if known is None or given.any:
+def read_file_costs(
+    named: str | None, graph: Graph, cost_options: CostOptions
+) -> tuple[Costs, list[str]]:
+    """Return the costs for a file that may name a device, and a note if that device is used."""
+    named_device = find_named_device(named)
+    costs = read_costs(graph, cost_options, named=named_device)
+    if named_device is None or cost_options.any:
         return costs, []
-    return costs, [f"costs are the estimates of device {known}, which the file names"]
+    return costs, [f"costs are the estimates of device {named_device}, which the file names"]
 
 
-def costs_to_verify(
-    named: str | None, graph: Graph, given: CostOptions
+def costs_for_verification(
+    named: str | None, graph: Graph, cost_options: CostOptions
 ) -> tuple[Costs | None, list[str]]:
-    """Return the costs for a file as `costs_of_file`, None where there are none, and notes."""
-    if known_device(named) is None and not given.any:
+    """Return the costs for a file like `read_file_costs`, or None without costs, and notes."""
+    if find_named_device(named) is None and not cost_options.any:
         return None, [
             "times and energies were not checked: give --device or --profile for the costs"
         ]
-    costs, notes = costs_of_file(named, graph, given)
+    costs, notes = read_file_costs(named, graph, cost_options)
     return costs, [note + MEASURED_COSTS for note in notes]
 
 
-def known_device(name: str | None) -> str | None:
-    """Return the device that a file names, if it can be found."""
+def find_named_device(name: str | None) -> str | None:
+    """Return the name of a device if it is built-in or an existing file, else None."""
     from poetmodel.device.io import device_names
 
     return name if name is None or name in device_names() or Path(name).is_file() else None
@@ -366,44 +373,46 @@ def known_device(name: str | None) -> str | None:
 def verify_document(
     document: ScheduleDocument,
     graph: Graph,
-    given: CostOptions,
+    cost_options: CostOptions,
     limits: LimitOptions | None = None,
 ) -> VerifiedSchedule:
-    """Verify a schedule file against its figures, and its problem or that of given limits.
+    """Verify a schedule file against its metrics and its problem, or against given limits.
 
-    Without given costs they are those of the device that the file names, if it can be found;
-    otherwise times and energies are not checked.
+    By default the costs are those of the device that the file names, if it is found; otherwise
+    times and energies are not verified.
     """
     from poetmodel.planner import verify
-    from poetmodel.report.subject import VerifiedSchedule, in_graph
+    from poetmodel.report.subject import VerifiedSchedule, pairs_in_graph
     from poetmodel.schedule import check_identity
 
     check_identity(graph, document.schedule)
     check_names(document.schedule.identity, graph)
-    costs, notes = costs_to_verify(document.device, graph, given)
+    costs, notes = costs_for_verification(document.device, graph, cost_options)
     stated = document.claims
-    if limits is not None and limits.given:
+    if limits is not None and limits.changed_options:
         if costs is None:
             raise InputError(NO_COSTS)
-        notes.append(f"{', '.join(limits.given)}: the limits of the file were not checked")
+        notes.append(
+            f"{', '.join(limits.changed_options)}: the limits of the file were not checked"
+        )
         problem = limits.problem(graph, costs)
-        same = document.problem is None or all(  # energy depends on both
+        has_same_costs = document.problem is None or all(  # energy depends on both
             getattr(document.problem, name) == getattr(problem, name)
             for name in ("deadline_counts", "commit")
         )
-        stated = document.stated if same else _of_memory(document.stated)
+        stated = document.stated if has_same_costs else _memory_metrics(document.stated)
     else:
         if document.problem is None:
             notes.append("the file states no problem: no budget and no deadline were checked")
         problem = _stated_problem(document, graph, costs)
     if costs is None:
-        stated = _of_memory(stated)
+        stated = _memory_metrics(stated)
     schedule = document.schedule
-    with rare_collections():
+    with infrequent_gc():
         verdict = verify(problem, schedule, stated=stated)
     return VerifiedSchedule(
         document=document,
-        schedule=schedule if verdict.valid else in_graph(graph, schedule),
+        schedule=schedule if verdict.valid else pairs_in_graph(graph, schedule),
         problem=problem,
         costs=None if costs is None else problem.costs,
         verdict=verdict,
@@ -411,15 +420,15 @@ def verify_document(
     )
 
 
-def _of_memory(stated: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return the figures of a file that need no costs."""
+def _memory_metrics(stated: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return the metrics of a file that do not depend on costs."""
     from poetmodel.schedule.metrics import Display, Group, metrics_at
 
     return {m.key: stated.get(m.key) for m in metrics_at(Display.FILE, Group.MEMORY)}
 
 
 def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | None) -> Problem:
-    """Return the problem that a file states; without costs, all times and energies are 0."""
+    """Return the problem stated in a file; without costs, all times and energies are 0."""
     from poetmodel.problem import Problem
     from poetmodel.report.subject import free_costs
 
@@ -435,8 +444,10 @@ def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | Non
     return stated.problem(graph, costs)
 
 
-def read_valid(path: Path, given: FileGraphOptions, costing: CostOptions) -> VerifiedSchedule:
-    """Read a schedule file with its problem and its costs, and verify the schedule."""
+def read_valid_schedule(
+    path: Path, graph_options: FileGraphOptions, costing: CostOptions
+) -> VerifiedSchedule:
+    """Read a schedule file with problem and costs; raise `ScheduleError` if it is invalid."""
     from poetmodel.planner import verify
     from poetmodel.problem import Problem
     from poetmodel.report.subject import VerifiedSchedule
@@ -444,10 +455,10 @@ def read_valid(path: Path, given: FileGraphOptions, costing: CostOptions) -> Ver
     from poetmodel.schedule.document import load_document
 
     document = load_document(path)
-    graph = graph_of(given, document.schedule.identity, source=path).graph
+    graph = resolve_graph(graph_options, document.schedule.identity, source=path).graph
     try:
         check_identity(graph, document.schedule)
-        costs, notes = costs_of_file(document.device, graph, costing)
+        costs, notes = read_file_costs(document.device, graph, costing)
         if document.problem is not None:
             problem = document.problem.problem(graph, costs)
         else:
@@ -472,13 +483,13 @@ def read_valid(path: Path, given: FileGraphOptions, costing: CostOptions) -> Ver
 
 
 def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, ...] = ()) -> None:
-    """Raise unless the files of options can be written, and are neither inputs nor the same.
+    """Raise `InputError` unless output files can be written and differ from inputs and each other.
 
-    That of ``--plot`` must be a known kind of picture.
+    A file of ``--plot`` must have the suffix of a known kind of picture.
     """
     from poetmodel.files import check_writable
 
-    taken: dict[str, str] = {}
+    option_by_path: dict[str, str] = {}
     for name, path in outputs:
         if path is None:
             continue
@@ -486,13 +497,19 @@ def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, .
             from poetmodel.report.drawing import check_picture
 
             check_picture(path)
-        place = realpath(path)
-        if place in taken:
+        real_path = realpath(path)
+        if real_path in option_by_path:
             raise InputError(
-                f"{name} {path}: {taken[place]} already names this file; give another name"
+                f"{name} {path}: {option_by_path[real_path]} already names this file; give "
+                "another name"
             )
-        for read in inputs:
-            if read is not None and path.exists() and Path(read).exists() and path.samefile(read):
+        for input_path in inputs:
+            if (
+                input_path is not None
+                and path.exists()
+                and Path(input_path).exists()
+                and path.samefile(input_path)
+            ):
                 raise InputError(f"{name} {path}: this is an input file; give another name")
         check_writable(path)
-        taken[place] = name
+        option_by_path[real_path] = name

@@ -1,4 +1,4 @@
-"""``poetmodel inspect``, ``models`` and ``devices``: the RAM that graphs need, and devices."""
+"""``poetmodel inspect``, ``models``, ``devices`` and ``state``: facts about graphs and devices."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.cli import completion
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import (
-    beside_bytes,
     device_warnings,
-    given_step,
+    extra_ram_bytes,
     read_device,
+    read_given_step,
     read_graph,
-    warn_of_kernels,
+    warn_about_kernels,
 )
 from poetmodel.cli.options import (
     REQUIRED,
@@ -21,13 +21,20 @@ from poetmodel.cli.options import (
     OutputOptions,
     argument,
     command,
+    graph_option,
     group,
-    what,
 )
-from poetmodel.cli.output import figures, listing, print_json, print_text, show
+from poetmodel.cli.output import fact_table, listing, print_json, print_text, show
 from poetmodel.device.hardware import device_quantities
 from poetmodel.device.ram import DeviceRam, floor_ram_use, gauge, keep_all_ram_use
-from poetmodel.report.presenter import Fact, count, gauge_fact, look_up, measured, row
+from poetmodel.report.presenter import (
+    Fact,
+    format_count,
+    format_device_quantity,
+    gauge_fact,
+    text_fact,
+    value_at_path,
+)
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -40,43 +47,43 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
 
-LARGEST: Final = 8
-"""Most tensors in a list."""
+MAX_TENSORS: Final = 8
+"""Maximum number of tensors in a list."""
 
 
 @group
 class BoardOptions:
-    """The device that is to train the graph."""
+    """The device on which the graph is to be trained."""
 
-    device: str | None = what(
+    device: str | None = graph_option(
         None,
         "--device NAME|FILE",
-        "Also show what its keep-all peak and its minimum RAM take of this device.",
+        "Also show how much RAM of this device the keep-all peak and the minimum RAM use.",
     )
 
 
 @command("poetmodel inspect resnet18-cifar")
 def inspect(source: GraphOptions, board: BoardOptions, output: OutputOptions) -> None:
     """Show the size of a graph, its keep-all peak and its minimum RAM."""
-    step, device = given_step(source), read_device(board.device)
+    step, device = read_given_step(source), read_device(board.device)
     graph = read_graph(source) if step is None else step.graph
-    warn_of_kernels(graph, device)
-    beside = {} if step is None else {"reserved_bytes": beside_bytes(step)}
+    warn_about_kernels(graph, device)
+    extra = {} if step is None else {"reserved_bytes": extra_ram_bytes(step)}
     if output.json:
-        print_json(as_dict(graph, device) | beside)
+        print_json(graph_values(graph, device) | extra)
         return
     show(*tables(graph, device))
-    if beside:
-        size = format_bytes(beside["reserved_bytes"])
+    if extra:
+        size = format_bytes(extra["reserved_bytes"])
         print_text(
-            f"graph of the exported kernels; C of it takes {size} beside, for inputs, stack and "
-            "runtime, which --ram of 'poetmodel export' counts too"
+            f"graph of the exported kernels; its C needs {size} more for inputs, stack and "
+            "runtime, which --ram of 'poetmodel export' includes"
         )
 
 
 @group
 class FolderArgument:
-    """Exported program."""
+    """The exported program."""
 
     folder: Path = argument(REQUIRED, "FOLDER", "A folder that 'poetmodel export' made.")
 
@@ -108,7 +115,7 @@ def state(shown: FolderArgument, output: OutputOptions) -> None:
 
 @group
 class ModelArgument:
-    """Which network to show."""
+    """The network to show."""
 
     name: str | None = argument(
         None, "NAME", "A built-in network.", autocompletion=completion.models
@@ -122,7 +129,7 @@ def models(shown: ModelArgument, output: OutputOptions) -> None:
 
     names = model_names() if shown.name is None else (shown.name,)
     entries = [
-        {"model": name, "description": describe_model(name), **as_dict(load_model(name))}
+        {"model": name, "description": describe_model(name), **graph_values(load_model(name))}
         for name in names
     ]
     if output.json:
@@ -133,7 +140,7 @@ def models(shown: ModelArgument, output: OutputOptions) -> None:
             (
                 entry["model"],
                 f"{entry['nodes']}",
-                count(entry["parameters"]),
+                format_count(entry["parameters"]),
                 format_bytes(entry["checkpoint_all_peak_bytes"]),
                 format_bytes(entry["floor_bytes"]),
             )
@@ -146,10 +153,10 @@ def models(shown: ModelArgument, output: OutputOptions) -> None:
         show(*tables(load_model(shown.name)))
 
 
-def as_dict(graph: Graph, device: Device | None = None) -> dict[str, Any]:
-    """Return the facts of a graph as plain values, None where its file does not state them.
+def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
+    """Return the facts about a graph as plain values, None if its file does not state them.
 
-    With a device the floor is that of its storage, and there are two gauges of its RAM.
+    With a device the minimum RAM is that for its storage, and there are two gauges of its RAM.
     """
     from poetmodel.graph import checkpoint_all_profile, floor, inference_profile
 
@@ -180,23 +187,23 @@ def as_dict(graph: Graph, device: Device | None = None) -> dict[str, Any]:
         "floor_inputs": [graph.tensors[i].name for i in graph.inputs_of[lowest.node]],
         "floor_outputs": [tensor.name for tensor in graph.nodes[lowest.node].outputs],
         "phases": _phases(graph),
-        **_on_device(graph, device),
+        **_gauge_values(graph, device),
     }
 
 
-def rooms(graph: Graph, device: Device) -> tuple[DeviceRam | None, DeviceRam | None]:
-    """Return the RAM of a device that keep-all, with all state in RAM, and the floor take."""
+def device_rooms(graph: Graph, device: Device) -> tuple[DeviceRam | None, DeviceRam | None]:
+    """Return the device RAM that keep-all, with all state in RAM, and the minimum RAM use."""
     lowest = floor_ram_use(graph, memory_mapped=device.is_memory_mapped)
     return DeviceRam.compare(device, graph, keep_all_ram_use(graph)), DeviceRam.compare(
         device, graph, lowest
     )
 
 
-def _on_device(graph: Graph, device: Device | None) -> dict[str, Any]:
-    """Return the gauges of a device: what fits the floor need not train, what does not cannot."""
+def _gauge_values(graph: Graph, device: Device | None) -> dict[str, Any]:
+    """Return the gauges of a device; ``trains`` is unknown for a minimum RAM that fits."""
     if device is None:
         return {}
-    keep_all, lowest = map(gauge, rooms(graph, device))
+    keep_all, lowest = map(gauge, device_rooms(graph, device))
     unknown = {} if lowest is None or not lowest["trains"] else {"trains": None}
     return {
         "device": device.short_name,
@@ -205,9 +212,9 @@ def _on_device(graph: Graph, device: Device | None) -> dict[str, Any]:
 
 
 def tables(graph: Graph, device: Device | None = None) -> tuple[RenderableType, ...]:
-    """Return the tables about a graph, for people."""
-    facts = [*_facts(graph, as_dict(graph, device), device)]
-    size = figures(graph.name, facts)
+    """Return the tables about a graph."""
+    facts = [*_graph_facts(graph, graph_values(graph, device), device)]
+    size = fact_table(graph.name, facts)
     return (size, "", _largest_tensors(graph)) if graph.tensors else (size,)
 
 
@@ -222,79 +229,90 @@ def _phases(graph: Graph) -> dict[str, dict[str, int]]:
     return phases
 
 
-def _facts(graph: Graph, values: dict[str, Any], device: Device | None) -> Iterator[Fact]:
-    yield row("batch", f"{graph.batch_size}", f"elements are {graph.dtype}")
+def _graph_facts(graph: Graph, values: dict[str, Any], device: Device | None) -> Iterator[Fact]:
+    """Yield the facts about a graph, and how much of a device it uses."""
+    yield text_fact("batch", f"{graph.batch_size}", f"elements are {graph.dtype}")
     sizes = f"{values['tensors']:,} tensors, {values['edges']:,} edges"
-    yield row("nodes", f"{values['nodes']:,}", sizes)
+    yield text_fact("nodes", f"{values['nodes']:,}", sizes)
     for phase, entry in values["phases"].items():
-        products = f"{format_bytes(entry['output_bytes'])} of outputs, {count(entry['flops'])}FLOP"
-        yield row(f"  {phase}", f"{entry['nodes']:,}", products)
-    yield row("FLOP", count(values["flops"]), "of a single pass: every node computed once")
-    yield row("forward MACs", count(values["forward_macs"]), "convolutions and matrix products")
-    yield row("parameters", count(values["parameters"]))
+        products = (
+            f"{format_bytes(entry['output_bytes'])} of outputs, {format_count(entry['flops'])}FLOP"
+        )
+        yield text_fact(f"  {phase}", f"{entry['nodes']:,}", products)
+    yield text_fact(
+        "FLOP", format_count(values["flops"]), "of a single pass: every node computed once"
+    )
+    yield text_fact(
+        "forward MACs", format_count(values["forward_macs"]), "convolutions and matrix products"
+    )
+    yield text_fact("parameters", format_count(values["parameters"]))
     kinds = ", ".join(
         f"{kind} {format_bytes(b)}" for kind, b in values["resident_bytes"].items() if b
     )
-    yield row("resident RAM", format_bytes(graph.total_resident_bytes), kinds)
+    yield text_fact("resident RAM", format_bytes(graph.total_resident_bytes), kinds)
     if "state_bytes" in values:
         count_words = f"{len(graph.state_tensors):,} tensors, {len(graph.replacement_of):,} updated"
-        yield row("state", format_bytes(values["state_bytes"]), count_words)
+        yield text_fact("state", format_bytes(values["state_bytes"]), count_words)
     peak_bytes = values["checkpoint_all_peak_bytes"]
-    yield row(
+    yield text_fact(
         "keep-all",
         format_bytes(peak_bytes),
         f"peak if every tensor is kept until its last use, at {values['checkpoint_all_peak_node']}",
     )
-    yield row("inference", *_inference(values))
+    yield text_fact("inference", *_inference_texts(values))
     share = f", {values['floor_bytes'] / peak_bytes:.1%} of the keep-all peak" if peak_bytes else ""
     aside = ", but for state on memory-mapped storage" if graph.state_tensors else ""
     if device is not None and graph.state_tensors:
-        aside = ", state read where it lies" if device.is_memory_mapped else ""
+        aside = ", state read in place" if device.is_memory_mapped else ""
     note = f"no schedule needs less{share}{aside}"
-    yield row("minimum RAM", format_bytes(values["floor_bytes"]), note)
-    yield row("  needed by", "", values["floor_node"])
+    yield text_fact("minimum RAM", format_bytes(values["floor_bytes"]), note)
+    yield text_fact("  needed by", "", values["floor_node"])
     for verb, names in (("  reads", values["floor_inputs"]), ("  writes", values["floor_outputs"])):
-        for name in names[:LARGEST]:
+        for name in names[:MAX_TENSORS]:
             i = graph.tensor_index[name]
-            sharing = _own_room(graph, i, device) if verb == "  reads" else _shared_room(graph, i)
-            yield row(verb, format_bytes(graph.tensor_bytes[i]), name + sharing)
-        if len(names) > LARGEST:
-            yield row(verb, "", f"and {len(names) - LARGEST:,} more")
+            sharing = (
+                _mapped_remark(graph, i, device)
+                if verb == "  reads"
+                else _shared_memory_remark(graph, i)
+            )
+            yield text_fact(verb, format_bytes(graph.tensor_bytes[i]), name + sharing)
+        if len(names) > MAX_TENSORS:
+            yield text_fact(verb, "", f"and {len(names) - MAX_TENSORS:,} more")
     workspace_bytes = graph.nodes[graph.node_index[values["floor_node"]]].workspace_bytes
     if workspace_bytes:
-        yield row("  workspace", format_bytes(workspace_bytes))
+        yield text_fact("  workspace", format_bytes(workspace_bytes))
     if device is not None:
-        yield from _gauges(graph, device)
+        yield from _gauge_facts(graph, device)
 
 
-def _own_room(graph: Graph, i: int, device: Device | None) -> str:
-    """Return a remark on an input that takes no RAM: state on storage which the core reads."""
+def _mapped_remark(graph: Graph, i: int, device: Device | None) -> str:
+    """Return a remark on an input without RAM: state that the core reads in place on storage."""
     mapped = device is not None and device.is_memory_mapped and i in graph.state_tensors
-    return ", read where it lies" if mapped else ""
+    return ", read in place" if mapped else ""
 
 
-def _shared_room(graph: Graph, i: int) -> str:
-    """Return the owner of an output's memory, if it takes no room of its own."""
+def _shared_memory_remark(graph: Graph, i: int) -> str:
+    """Return a remark on an output that overwrites another tensor, else ""."""
     pairs = graph.in_place_of[graph.node_of[i]]
     shared = {**dict(pairs), **graph.state_of}.get(i)
     return "" if shared is None else f", in the memory of {graph.tensors[shared].name}"
 
 
-def _gauges(graph: Graph, device: Device) -> Iterator[Fact]:
-    """Yield what keep-all and the floor take of a device, and what follows."""
-    keep_all, lowest = rooms(graph, device)
+def _gauge_facts(graph: Graph, device: Device) -> Iterator[Fact]:
+    """Yield the device RAM that keep-all and the minimum RAM use, with a verdict."""
+    keep_all, lowest = device_rooms(graph, device)
     verdict = "keep-all does not fit, a schedule may"
     if lowest is not None and not lowest.fits:
         verdict = "no schedule trains there"
     elif keep_all is not None and keep_all.fits:
         verdict = "keep-all trains there"
-    yield row("device RAM", format_bytes(device.ram_bytes), verdict)
+    yield text_fact("device RAM", format_bytes(device.ram_bytes), verdict)
     yield gauge_fact("", "  keep-all", keep_all)
     yield gauge_fact("", "  minimum", lowest)
 
 
-def _inference(values: dict[str, Any]) -> tuple[str, str]:
-    """Return the peak of the forward pass alone, and how many times as much training takes."""
+def _inference_texts(values: dict[str, Any]) -> tuple[str, str]:
+    """Return the peak of the forward pass alone, and the ratio of the keep-all peak to it."""
     inference_bytes, peak_bytes = (
         values["inference_peak_bytes"],
         values["checkpoint_all_peak_bytes"],
@@ -311,7 +329,10 @@ def _inference(values: dict[str, Any]) -> tuple[str, str]:
 
 
 def _largest_tensors(graph: Graph) -> Table:
-    ranked = sorted(range(len(graph.tensors)), key=lambda i: (-graph.tensor_bytes[i], i))[:LARGEST]
+    """Return the table of the largest tensors."""
+    ranked = sorted(range(len(graph.tensors)), key=lambda i: (-graph.tensor_bytes[i], i))[
+        :MAX_TENSORS
+    ]
     lines = (
         (
             graph.tensors[i].name,
@@ -331,7 +352,7 @@ def _largest_tensors(graph: Graph) -> Table:
 
 @group
 class DeviceArgument:
-    """Which device to show."""
+    """The device to show."""
 
     name: str | None = argument(
         None,
@@ -353,16 +374,16 @@ def devices(shown: DeviceArgument, output: OutputOptions) -> None:
             print_json([device_dict(board) for board in boards])
             return
         heads = ("device", "core", "RAM", "computes", "transfers")
-        show(listing("Devices", heads, map(_cells, boards), left=2))
+        show(listing("Devices", heads, map(_device_cells, boards), left=2))
         return
     board = Device.load(shown.name)
     print_warnings(device_warnings(board))
     if output.json:
         print_json(device_dict(board))
         return
-    show(figures(board.name, _device_facts(board)))
+    show(fact_table(board.name, _device_facts(board)))
     if board.source:
-        show("", "Sources of the figures:", board.source.strip())
+        show("", "Sources of the values:", board.source.strip())
     if board.cycle_model is not None and board.cycle_model.core is not None:
         core = board.cycle_model.core
         show(f"{core.name}, instructions a cycle: {core.source}.")
@@ -376,23 +397,25 @@ def device_dict(board: Device) -> dict[str, Any]:
     return {"key": fields.pop("key"), **fields}
 
 
-def _cells(board: Device) -> tuple[str, ...]:
+def _device_cells(board: Device) -> tuple[str, ...]:
+    """Return a row of the list of devices."""
     storage = board.storage
     return (
         board.key,
         board.core,
         format_bytes(board.ram_bytes),
-        f"{count(board.compute.flops_per_s)}FLOP/s",
+        f"{format_count(board.compute.flops_per_s)}FLOP/s",
         "no storage" if storage is None else str(storage.mode),
     )
 
 
 def _device_facts(board: Device) -> Iterator[Fact]:
-    yield row("key", board.key, "the name for --device")
-    yield row("core", board.core)
+    """Yield the facts about a device."""
+    yield text_fact("key", board.key, "the name for --device")
+    yield text_fact("core", board.core)
     model = board.cycle_model
     if model is not None:
-        yield row("exported C", model.rate, f"{model.origin}; {model.label}")
+        yield text_fact("exported C", model.rate, f"{model.origin}; {model.label}")
     values = device_dict(board)
     compute, storage = board.compute, board.storage
     notes = {"compute.cache_line_bytes": "of the data cache"}
@@ -400,14 +423,18 @@ def _device_facts(board: Device) -> Iterator[Fact]:
         implied_w = compute.flops_per_s / compute.flops_per_j
         notes["compute.flops_per_j"] = f"implies {implied_w:.3g} W"
     for path, known in device_quantities():
-        value = look_up(values, path)
+        value = value_at_path(values, path)
         if value is not None:
-            yield row(known.name, measured(value, unit=known.unit), notes.get(path, ""))
+            yield text_fact(
+                known.name, format_device_quantity(value, unit=known.unit), notes.get(path, "")
+            )
     if storage is None:
-        yield row("transfers", "none", "there is no storage")
+        yield text_fact("transfers", "none", "there is no storage")
         return
     if board.aux_bytes is None:
-        yield row("storage", "unlimited")
-    words = ("memory-mapped", storage.memory_mapped), ("lost without power", storage.volatile)
-    traits = [word for word, holds in (*words, ("in the flash", board.stores_in_flash)) if holds]
-    yield row("transfers", str(storage.mode), ", ".join(traits))
+        yield text_fact("storage", "unlimited")
+    trait_flags = ("memory-mapped", storage.memory_mapped), ("lost without power", storage.volatile)
+    traits = [
+        word for word, holds in (*trait_flags, ("in the flash", board.stores_in_flash)) if holds
+    ]
+    yield text_fact("transfers", str(storage.mode), ", ".join(traits))

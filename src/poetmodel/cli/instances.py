@@ -1,4 +1,4 @@
-"""``poetmodel bench instances`` and ``bench check``: the instance library."""
+"""``poetmodel bench instances`` and ``bench check``: the instance library and its solutions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from poetmodel.cli.failures import ExitStatus, print_faults
+from poetmodel.cli.failures import ExitStatus, print_errors
 from poetmodel.cli.output import listing, print_json, print_text, show
 from poetmodel.errors import InputError
 from poetmodel.units import format_joules, format_seconds
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 WRITE, CHECK = "instances", "check"
 """Names of the two commands."""
-FOLDERS: Final = {WRITE: 1, CHECK: 2}
-"""Number of folders that each takes."""
+N_FOLDERS: Final = {WRITE: 1, CHECK: 2}
+"""Number of folder arguments of each command."""
 USAGE: Final = {
     WRITE: "the folder of the library, such as 'poetmodel bench instances library'",
     CHECK: "two folders, such as 'poetmodel bench check library solutions'",
 }
 _REGISTRY: Final = "instances"
-"""Module of a checkout's folder ``bench`` that has the problems."""
+"""Module in the folder ``bench`` of a checkout that defines the problems."""
 
 
 def write_instances(folder: Path, mps: str | None, output: OutputOptions) -> None:
@@ -50,14 +50,14 @@ def write_instances(folder: Path, mps: str | None, output: OutputOptions) -> Non
 
 
 def check_solutions(folder: Path, solutions: Path, output: OutputOptions) -> None:
-    """Verify schedules against a library and print a table; exit with 3 if one is not valid."""
+    """Verify schedules of a library and print a table; exit with status 3 if any is invalid."""
     from poetmodel.sweeps.instances import Finding, check
 
     found = check(folder, solutions)
     if output.json:
         print_json({"solutions": [_values(each) for each in found]})
     else:
-        heads = ("problem", "finding", "overhead", "least known", "bound")
+        heads = ("problem", "finding", "overhead", "best known", "bound")
         rows = [
             (
                 each.name,
@@ -67,11 +67,11 @@ def check_solutions(folder: Path, solutions: Path, output: OutputOptions) -> Non
             for each in found
         ]
         show(listing(f"Solutions in {solutions}", heads, rows, left=2, whole_names=False))
-    print_faults(
+    print_errors(
         [f"{each.name}: {each.reason}" for each in found if each.finding == Finding.INVALID]
     )
     wrong = [each.name for each in found if each.finding == Finding.BELOW_BOUND]
-    print_faults(
+    print_errors(
         [f"{name}: valid and below a proven bound; please report this bug" for name in wrong]
     )
     if any(each.finding == Finding.INVALID for each in found):
@@ -91,12 +91,12 @@ def _amount(value: float | None, unit: str) -> str:
 
 
 def _import_registry() -> Any:
-    """Import the registry of problems from a checkout: of an editable install, or around here.
+    """Import the registry of problems from a checkout: an editable install, or a parent folder.
 
     Raises
     ------
     InputError
-        If there is no checkout: an installed package has neither the captured graphs nor the
+        If there is no checkout. An installed package contains neither the captured graphs nor the
         records.
     """
     here = Path.cwd()

@@ -1,4 +1,4 @@
-"""A whole training job on the command line: its options, and the answer on it."""
+"""Options of a whole training job, and the result table about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from poetmodel.cli.options import LimitOptions, group, option
 from poetmodel.errors import InputError
 from poetmodel.problem import Quantity
 from poetmodel.problem.job import Job
-from poetmodel.report.presenter import Fact, Unit, percent, row
+from poetmodel.report.presenter import Fact, Unit, format_percent, text_fact
 from poetmodel.units import format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from poetmodel.solver.sensitivity import UsedLimit
 
 
-LIMITS_SHARE: Final = 0.25
-"""Share of the time limit to find out which limits bind."""
+LIMITS_TIME_RATIO: Final = 0.25
+"""Fraction of the time limit for finding the limits that bind."""
 
 _job = partial(option, rich_help_panel="The whole job")
 
 
 @group
 class JobOptions:
-    """A whole job: its samples, its time and its energy."""
+    """A whole job: its samples, time and energy."""
 
     samples: int | None = _job(
         None,
@@ -46,8 +46,8 @@ class JobOptions:
         "Energy for all samples, such as 1.2Wh. It sets the energy budget of a step.",
     )
 
-    def read(self, limits: LimitOptions) -> Job | None:
-        """Return the job, if there is one."""
+    def to_job(self, limits: LimitOptions) -> Job | None:
+        """Return the job; None without ``--samples``. Raises `InputError` for conflicts."""
         faults = []
         if self.samples is None and (self.within is not None or self.battery is not None):
             faults.append(
@@ -69,44 +69,44 @@ class JobOptions:
         return Job(samples=self.samples, within=self.within, battery=self.battery)
 
 
-def answer(job: Job, result: SolveResult, *, threads: int) -> Reply:
-    """Find out which limits of a solved step bind."""
+def find_job_result(job: Job, result: SolveResult, *, threads: int) -> JobResult:
+    """Return the result of a job, given that of one step, with the limits that bind."""
     from poetmodel.solver.sensitivity import find_used_limits
 
-    limit_s = LIMITS_SHARE * (result.time_limit_s or 1.0)
+    limit_s = LIMITS_TIME_RATIO * (result.time_limit_s or 1.0)
     limits = find_used_limits(result, time_limit=limit_s, threads=threads)
-    return Reply(job=job, result=result, limits=limits)
+    return JobResult(job=job, result=result, limits=limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """The answer on a job: its time, its energy, and the limits that bind."""
+class JobResult:
+    """Result of a job: its time, its energy, and the limits that bind."""
 
     job: Job
     result: SolveResult
-    """One step of it."""
+    """Result of one step."""
     limits: tuple[UsedLimit, ...] = ()
-    """RAM, and the deadline and the energy budget of a step if stated."""
+    """RAM budget, and deadline and energy budget of a step if stated."""
 
     @property
     def steps(self) -> int:
-        """Steps of the whole job."""
+        """Number of steps of the job."""
         return self.job.steps(self.result.problem.graph)
 
     @property
     def total_s(self) -> float | None:
-        """Time of the whole job, as the deadline counts it [s]."""
+        """Time of the job, as the deadline counts it [s]; None without a schedule."""
         simulation = self.result.simulation
         return None if simulation is None else self.steps * (simulation.time_s or 0.0)
 
     @property
     def total_j(self) -> float | None:
-        """Energy of the whole job [J]."""
+        """Energy of the job [J]; None without a schedule."""
         simulation = self.result.simulation
         return None if simulation is None else self.steps * (simulation.energy_j or 0.0)
 
     def facts(self) -> Iterator[Fact]:
-        """Yield the figures of the answer; people read of a job whose step has a schedule."""
+        """Yield the facts about the job."""
         size = self.result.problem.graph.batch_size
         batch = "one sample each" if size == 1 else f"batches of {size}"
         note = f"{self.steps:,} steps, {batch}"
@@ -114,16 +114,16 @@ class Reply:
         yield Fact("steps", self.steps)
         yield Fact("within_s", self.job.within_s)
         yield Fact("battery_j", self.job.battery_j)
-        of_time = _share(self.total_s, self.job.within_s, "time", format_seconds)
+        of_time = _format_fraction(self.total_s, self.job.within_s, "time", format_seconds)
         yield Fact("total_s", self.total_s, "takes", format_seconds, of_time)
-        of_battery = _share(self.total_j, self.job.battery_j, "battery", format_joules)
+        of_battery = _format_fraction(self.total_j, self.job.battery_j, "battery", format_joules)
         yield Fact("total_j", self.total_j, "needs", format_joules, of_battery)
         yield Fact("limits", [limit.to_dict() for limit in self.limits])
         for limit in self.limits:
-            yield row(_NAMES[limit.quantity], _WORDS[limit.state], self._gain(limit))
+            yield text_fact(_NAMES[limit.quantity], _STATE_TEXTS[limit.state], self._gain(limit))
 
     def _gain(self, limit: UsedLimit) -> str:
-        """Return in words how much a job needs less without a limit that binds."""
+        """Return the saving of the job without a limit that binds, as text; else ""."""
         if limit.state != "binds" or limit.saved is None:
             return ""
         problem, saved = self.result.problem, limit.saved
@@ -131,8 +131,8 @@ class Reply:
             return f"{problem.objective.format(self.steps * saved)} less without it"
         return f"{problem.objective.format(saved)} less without it, a step"
 
-    def sentences(self) -> Iterator[str]:
-        """Yield why a step has no schedule, in sentences."""
+    def infeasibility_notes(self) -> Iterator[str]:
+        """Yield sentences about the limits of a step, if no schedule was found."""
         graph = self.result.problem.graph
         amounts = []
         if self.job.within_s is not None:
@@ -148,15 +148,15 @@ _NAMES: Final = {
     Quantity.TIME: "deadline",
     Quantity.ENERGY: "energy budget",
 }
-_WORDS: Final = {
+_STATE_TEXTS: Final = {
     "binds": "binds",
     "slack": "does not bind",
     "open": "not decided in time",
 }
-"""States of a limit, in words."""
+"""Texts of the states of a limit."""
 
 
-def _share(total: float | None, limit: float | None, what: str, unit: Unit) -> str:
+def _format_fraction(total: float | None, limit: float | None, quantity: str, unit: Unit) -> str:
     if total is None or limit is None:
         return "the whole job"
-    return f"{percent(total / limit, digits=3)} of the {what} of {unit(limit)}"
+    return f"{format_percent(total / limit, digits=3)} of the {quantity} of {unit(limit)}"

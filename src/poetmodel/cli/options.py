@@ -1,4 +1,4 @@
-"""The options of commands, in groups: a group is a frozen dataclass, one parameter of a command."""
+"""Options of commands, in groups. A group is a frozen dataclass and one parameter of a command."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 _Group = TypeVar("_Group")
 
 REQUIRED: Final = MISSING
-"""The default of an option or argument that must be given."""
+"""Default of required options and arguments."""
 MAX_THREADS: Final = 1024
 MAX_SIZE: Final = 1_000_000
-"""Largest size of a network's input that can be requested."""
+"""Largest input size of a network that can be requested."""
 
 
 class Command(NamedTuple):
@@ -56,11 +56,12 @@ class Command(NamedTuple):
 
 
 def command(example: str) -> Callable[[Callable[..., None]], Command]:
-    """Return a decorator that makes a function a command.
+    """Return a decorator that turns a function into a command.
 
-    The parameters of the function are groups of options, which the command line takes one by one.
-    ``Annotated[Group, without("field")]`` leaves options out: their fields keep the defaults. A
-    parameter ``context`` gets typer's context. The help ends with the example, a call.
+    The parameters of the function are groups of options, which become separate options on the
+    command line. ``Annotated[Group, without("field")]`` excludes options: their fields have the
+    defaults. A parameter of type ``typer.Context`` gets typer's context. The help ends with the
+    example call.
     """
 
     def decorate(function: Callable[..., None]) -> Command:
@@ -70,16 +71,20 @@ def command(example: str) -> Callable[[Callable[..., None]], Command]:
             if hint is typer.Context:
                 parameters.append(_parameter(name, inspect.Parameter.empty, hint))
             elif name != "return":
-                options, *left_out = get_args(hint) or (hint,)
-                kept = [p for p in _options(options) if p.name not in frozenset().union(*left_out)]
-                groups[name] = (options, [parameter.name for parameter in kept])
-                parameters += kept
+                options, *excluded = get_args(hint) or (hint,)
+                included = [
+                    p
+                    for p in _group_parameters(options)
+                    if p.name not in frozenset().union(*excluded)
+                ]
+                groups[name] = (options, [parameter.name for parameter in included])
+                parameters += included
 
         @wraps(function)
-        def run(**given: Any) -> None:
+        def run(**changed_options: Any) -> None:
             for name, (options, names) in groups.items():
-                given[name] = options(**{key: given.pop(key) for key in names})
-            function(**given)
+                changed_options[name] = options(**{key: changed_options.pop(key) for key in names})
+            function(**changed_options)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -90,25 +95,25 @@ def command(example: str) -> Callable[[Callable[..., None]], Command]:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def group(cls: type[_Group]) -> type[_Group]:
-    """Make a class a group of options.
+    """Decorate a class as a group of options.
 
-    Every call of the program makes all groups: methods that dataclasses compile would cost it
-    milliseconds.
+    Each start of the program creates all groups. Methods compiled by dataclasses would take
+    milliseconds, so `__init__` is generic.
     """
 
-    def take(self: object, **given: object) -> None:
+    def init(self: object, **changed_options: object) -> None:
         for option in fields(self):  # type: ignore[arg-type]
-            setattr(self, option.name, given.pop(option.name, option.default))
-        if given:
-            raise TypeError(f"{cls.__name__} has no {', '.join(given)}")
+            setattr(self, option.name, changed_options.pop(option.name, option.default))
+        if changed_options:
+            raise TypeError(f"{cls.__name__} has no {', '.join(changed_options)}")
 
     wrapped = dataclass(init=False, eq=False, repr=False)(cls)
-    wrapped.__init__ = take  # type: ignore[method-assign]
+    wrapped.__init__ = init  # type: ignore[method-assign]
     return wrapped
 
 
 @cache
-def _options(group: type) -> tuple[inspect.Parameter, ...]:
+def _group_parameters(group: type) -> tuple[inspect.Parameter, ...]:
     """Return the options of a group as parameters of a command."""
     kinds = get_type_hints(group)
     return tuple(
@@ -124,15 +129,15 @@ def _parameter(name: str, default: object, hint: object) -> inspect.Parameter:
 
 
 def without(*names: str) -> frozenset[str]:
-    """Return the fields of a group that a command does not take."""
+    """Return the names of a group's fields that a command excludes."""
     return frozenset(names)
 
 
 def option(default: object, spelling: str, text: str, **more: Any) -> Any:
-    """Return the field of a group that is an option.
+    """Return the dataclass field of an option.
 
-    `spelling` is the option, and what it takes: ``--ram SIZE``. `text` is its help, and `more` what
-    `typer.Option` takes beside these.
+    `spelling` is the option with its value: ``--ram SIZE``. `text` is its help, and `more` are
+    further keywords of `typer.Option`.
     """
     name, _, metavar = spelling.partition(" ")
     more.setdefault("autocompletion", COMPLETED.get(name, COMPLETED.get(metavar)))
@@ -141,24 +146,27 @@ def option(default: object, spelling: str, text: str, **more: Any) -> Any:
 
 
 def argument(default: object, metavar: str, text: str, **more: Any) -> Any:
-    """Return the field of a group that is an argument: its default, what it is, and its help."""
+    """Return the dataclass field of an argument: its default, placeholder and help."""
     more.setdefault("autocompletion", COMPLETED.get(metavar))
     information = typer.Argument(metavar=metavar, help=text, **more)
     return field(default=default, metadata={"typer": information})
 
 
-what = partial(option, rich_help_panel="What to schedule")
-limit = partial(option, rich_help_panel="Limits")
-how = partial(option, rich_help_panel="How to solve")
-output = partial(option, rich_help_panel="Output")
-onnx = partial(option, rich_help_panel="An ONNX file")
+graph_option = partial(option, rich_help_panel="What to schedule")
+limit_option = partial(option, rich_help_panel="Limits")
+solve_option = partial(option, rich_help_panel="How to solve")
+output_option = partial(option, rich_help_panel="Output")
+onnx_option = partial(option, rich_help_panel="An ONNX file")
 
 
-# -- what options take -------------------------------------------------------------------------
+# -- values of options -------------------------------------------------------------------------
 
 
-def number(wanted: str, *, positive: bool) -> Callable[[str | float], float]:
-    """Return a parser of finite numbers, from 0 or above 0; `wanted` says what it accepts."""
+def number(expected: str, *, positive: bool) -> Callable[[str | float], float]:
+    """Return a parser of finite numbers of at least 0, or above 0 if `positive`.
+
+    `expected` describes the accepted values in errors.
+    """
 
     def parse(text: str | float) -> float:
         try:
@@ -166,14 +174,14 @@ def number(wanted: str, *, positive: bool) -> Callable[[str | float], float]:
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or value < 0 or (positive and value == 0):
-            raise typer.BadParameter(f"expected {wanted}, got {str(text)!r}")
+            raise typer.BadParameter(f"expected {expected}, got {str(text)!r}")
         return value
 
     return parse
 
 
 def seconds(text: str | float) -> float:
-    """Parse a time limit: a number of seconds above 0, or a time with a unit, such as 5min."""
+    """Parse a time limit: a positive number of seconds, or a time with a unit, such as 5min."""
     try:
         value = float(text)
     except ValueError:
@@ -187,17 +195,17 @@ def seconds(text: str | float) -> float:
     return value
 
 
-def whole_number(most: int | None = None, *, least: int = 1) -> Callable[[str | int], int]:
-    """Return a parser of whole numbers from `least`, to `most` if there is a limit."""
+def whole_number(max_value: int | None = None, *, min_value: int = 1) -> Callable[[str | int], int]:
+    """Return a parser of whole numbers from `min_value`, to `max_value` if it is given."""
 
     def parse(text: str | int) -> int:
         try:
             value = int(text)
         except ValueError:
-            value = least - 1
-        if value < least or (most is not None and value > most):
-            to = "" if most is None else f" to {most}"
-            expected = f"expected a whole number from {least}{to}"
+            value = min_value - 1
+        if value < min_value or (max_value is not None and value > max_value):
+            to = "" if max_value is None else f" to {max_value}"
+            expected = f"expected a whole number from {min_value}{to}"
             raise typer.BadParameter(f"{expected}, got {str(text)!r}")
         return value
 
@@ -205,7 +213,7 @@ def whole_number(most: int | None = None, *, least: int = 1) -> Callable[[str | 
 
 
 input_size = whole_number(MAX_SIZE)
-"""Parse a size of a network's input."""
+"""Parse an input size of a network."""
 
 
 def _method_name(text: str) -> str:
@@ -224,8 +232,8 @@ def backend_name(text: str) -> str:
     return text
 
 
-def _option_value(text: str) -> bool | int | float | str:
-    """Return the value of a solver's option: true or false, a number, or else text."""
+def _parse_option_value(text: str) -> bool | int | float | str:
+    """Parse the value of a solver option: true or false, a number, or else text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
@@ -236,12 +244,12 @@ def _option_value(text: str) -> bool | int | float | str:
     return text
 
 
-def _completed_backends(incomplete: str) -> list[str]:
+def _complete_backend(incomplete: str) -> list[str]:
     return [name for name in backend_names() if name.startswith(incomplete)]
 
 
 class FormulationName(StrEnum):
-    """The formulations that ``--formulation`` names."""
+    """Values of ``--formulation``."""
 
     LAZY = "lazy"
     COMPACT = "compact"
@@ -260,7 +268,7 @@ class StateName(StrEnum):
 
 
 class OptimizerName(StrEnum):
-    """The optimizers of `--optimizer`."""
+    """Values of ``--optimizer``."""
 
     SGD = "sgd"
     MOMENTUM = "momentum"
@@ -278,40 +286,40 @@ class OptimizerName(StrEnum):
 
 @group
 class FileGraphOptions:
-    """The graph that a schedule or plan is for, where its file does not say enough."""
+    """The graph of a schedule or plan, if its file does not identify it."""
 
-    graph: str | None = what(
+    graph: str | None = graph_option(
         None,
         "--graph FILE|MODEL",
-        "The graph that the schedule is for: a file, or a built-in network. Default: the "
+        "Graph of the schedule: a file, or a built-in network. Default: the "
         "built-in network that the file names.",
     )
-    batch: int | None = what(
+    batch: int | None = graph_option(
         None,
         "--batch N",
         "Samples of a step, for built-in networks. Default: 1.",
         parser=input_size,
     )
-    image: int | None = what(
+    image: int | None = graph_option(
         None,
         "--image N",
         "Side of square images in pixels, for built-in networks.",
         parser=input_size,
     )
-    sequence: int | None = what(
+    sequence: int | None = graph_option(
         None, "--sequence N", "Tokens of a sample, for built-in networks.", parser=input_size
     )
 
-    state: StateName | None = what(
+    state: StateName | None = graph_option(
         None,
         "--state",
         "Put parameters and the state of this optimizer into the graph, or parameters that are "
         "only read, for built-in networks.",
     )
-    in_place: bool = what(
-        False, "--in-place", "Let operators write over their inputs, for built-in networks."
+    in_place: bool = graph_option(
+        False, "--in-place", "Allow operators to overwrite their inputs, for built-in networks."
     )
-    tile: str | None = what(
+    tile: str | None = graph_option(
         None,
         "--tile SIZE",
         "With --state: split larger parameters along their output channels, such as 32KiB. Of step "
@@ -319,7 +327,7 @@ class FileGraphOptions:
         "tries sizes that fit and takes the best schedule. For 'limits' and 'explore' auto is the "
         "largest that fits.",
     )
-    train: str | None = what(
+    train: str | None = graph_option(
         None,
         "--train WHAT",
         "Train only last-N layers, biases, or the parameters or layers that match a pattern, with "
@@ -328,7 +336,7 @@ class FileGraphOptions:
 
     @property
     def shape(self) -> Variant:
-        """The sizes of the input, and what of its state is in the graph."""
+        """Sizes of the input, and the options of its state."""
         return Variant(
             batch=self.batch,
             image=self.image,
@@ -342,9 +350,11 @@ class FileGraphOptions:
 
 @group
 class GraphOptions(FileGraphOptions):
-    """The graph of a command: a built-in network, for some size of its input, or a file."""
+    """The graph of a command: a built-in network with input sizes, or a file."""
 
-    graph: str | None = what(None, "--graph FILE", "A graph file, *.graph.json, or a step file.")
+    graph: str | None = graph_option(
+        None, "--graph FILE", "A graph file, *.graph.json, or a step file."
+    )
     model: str | None = argument(
         None,
         "MODEL",
@@ -353,7 +363,7 @@ class GraphOptions(FileGraphOptions):
     )
 
 
-def _dimension(text: str) -> tuple[str, int]:
+def _parse_dimension(text: str) -> tuple[str, int]:
     name, _, size = text.rpartition("=")
     if not name or not size.isdecimal() or not 0 < int(size) <= MAX_SIZE:
         raise InputError(f"--dim: expected NAME=N, such as sequence=32, got {text!r}")
@@ -362,50 +372,50 @@ def _dimension(text: str) -> tuple[str, int]:
 
 @group
 class OnnxOptions:
-    """Facts on a training step that an ONNX file lacks."""
+    """Properties of a training step that an ONNX file does not contain."""
 
-    loss: str | None = onnx(
+    loss: str | None = onnx_option(
         None,
         "--loss NAME|MODULE:FUNCTION",
         "The loss of an ONNX file: cross-entropy, mse, bce, nll, l1, or a function of an output "
         "and a target.",
     )
-    batch: int | None = onnx(
+    batch: int | None = onnx_option(
         None,
         "--batch N",
-        "Samples of a step, where the ONNX file leaves them open.",
+        "Samples of a step, if the ONNX file does not fix them.",
         parser=input_size,
     )
-    dim: list[str] | None = onnx(
+    dim: list[str] | None = onnx_option(
         None,
         "--dim NAME=N",
-        "Another dimension that the ONNX file leaves open; may be repeated.",
+        "Another dimension that the ONNX file does not fix; may be repeated.",
     )
 
     def step(self, batch: int | None = None) -> OnnxStep:
-        """Return the statements about the step; another option may have stated the batch."""
+        """Return the properties of the step; `batch` may come from another option."""
         from poetmodel.torch.target import OnnxStep
 
-        dims = tuple(map(_dimension, self.dim or ()))
+        dims = tuple(map(_parse_dimension, self.dim or ()))
         return OnnxStep(loss=self.loss, batch=batch or self.batch, dims=dims)
 
 
 @group
 class CostOptions:
-    """The device, and measured costs in place of its estimates."""
+    """The device, and measured costs that replace its estimates."""
 
-    device: str | None = what(
+    device: str | None = graph_option(
         None,
         "--device NAME|FILE",
         "A built-in device (see 'poetmodel devices'), or a device file, *.toml.",
     )
-    profile: str | None = what(
+    profile: str | None = graph_option(
         None, "--profile FILE", "Measured costs, *.csv. They replace the device's estimates."
     )
 
     @property
     def any(self) -> bool:
-        """Whether one of them is given."""
+        """Whether a device or a profile is given."""
         return self.device is not None or self.profile is not None
 
 
@@ -413,74 +423,75 @@ class CostOptions:
 class CommitOptions:
     """When state is written to storage."""
 
-    commit: bool = limit(
+    commit: bool = limit_option(
         False,
         "--commit",
-        "Write all state that a step replaces to storage in every step, so that a power cut loses "
-        "none.",
+        "Write all state that a step replaces to storage in every step, so that no state is lost "
+        "in a power cut.",
     )
-    commit_every: int | None = limit(
+    commit_every: int | None = limit_option(
         None,
         "--commit-every N",
-        "The same in every N-th step, at 1/N of the cost; with N above 1 the state stays in RAM.",
+        "Write the state in every N-th step, at 1/N of the cost; with N above 1 the state stays "
+        "in RAM.",
         parser=whole_number(),
     )
 
     @property
     def steps_to_commit(self) -> int | None:
-        """After how many steps state is written to storage."""
+        """Number of steps between commits; None without commits."""
         return self.commit_every or (1 if self.commit else None)
 
 
 @group
 class LimitOptions(CommitOptions):
-    """The limits of a step, what is minimized, and which decisions are allowed."""
+    """Limits of a step, the minimized quantity, and the allowed decisions."""
 
-    ram: str | None = limit(
+    ram: str | None = limit_option(
         None,
         "--ram SIZE",
         "RAM budget: 256KiB, 1.5MB, or 50% of the keep-all peak. Default: the device's.",
     )
-    aux: str | None = limit(
+    aux: str | None = limit_option(
         None,
         "--aux SIZE",
         "Storage for paged tensors. Default: the device's, else unlimited.",
     )
-    deadline: str | None = limit(
+    deadline: str | None = limit_option(
         None,
         "--deadline TIME",
         "Time limit of a step: 1.5s, 20ms, or 110% of a single pass over all nodes.",
     )
-    deadline_counts: DeadlineCounts | None = limit(
+    deadline_counts: DeadlineCounts | None = limit_option(
         None,
         "--deadline-counts",
-        "Which time the deadline limits. Default: by the device's storage mode, else serial.",
+        "Time that the deadline limits. Default: by the device's storage mode, else serial.",
     )
-    minimize: Quantity | None = limit(
+    minimize: Quantity | None = limit_option(
         None, "--minimize", "What to minimize. Default: energy, or the objective of --constraints."
     )
-    energy_budget: str | None = limit(
+    energy_budget: str | None = limit_option(
         None,
         "--energy-budget ENERGY",
         "Energy limit of a step: 2.5J, 1.2Wh, or 105% of the baseline.",
     )
-    no_paging: bool = limit(False, "--no-paging", "Do not page, only recompute.")
-    no_recompute: bool = limit(False, "--no-recompute", "Do not recompute, only page.")
-    count_parameters: bool = limit(
+    no_paging: bool = limit_option(False, "--no-paging", "Do not page; only recompute.")
+    no_recompute: bool = limit_option(False, "--no-recompute", "Do not recompute; only page.")
+    count_parameters: bool = limit_option(
         False,
         "--count-parameters",
         "Count parameters, gradients and optimizer state in the RAM budget.",
     )
-    constraints: list[str] | None = limit(
+    constraints: list[str] | None = limit_option(
         None,
         "--constraints FILE",
-        "Own constraints on what is recomputed, paged and written, and an own objective, *.toml; "
+        "User-defined constraints and objective on recomputation, paging and writes, *.toml; "
         "may be repeated.",
     )
 
     @property
-    def given(self) -> list[str]:
-        """The options that are given."""
+    def changed_options(self) -> list[str]:
+        """Options that differ from their defaults."""
         return [
             "--" + entry.name.replace("_", "-")
             for entry in fields(self)
@@ -496,8 +507,8 @@ class LimitOptions(CommitOptions):
         deadline: float | None = None,
         energy_budget: float | None = None,
     ) -> Problem:
-        """Return the problem with these limits; a deadline or budget replaces that of a step."""
-        stated = Problem(
+        """Return the problem with these limits; `deadline` and `energy_budget` override options."""
+        problem = Problem(
             graph,
             costs,
             ram=self.ram if ram is None else ram,
@@ -512,63 +523,64 @@ class LimitOptions(CommitOptions):
             commit=self.steps_to_commit,
         )
         if not self.constraints:
-            return stated
+            return problem
         from poetmodel.problem.io import load_constraints
 
-        stating = None if self.minimize is None else f"--minimize {self.minimize}"
+        objective_source = None if self.minimize is None else f"--minimize {self.minimize}"
         for file in self.constraints:
-            constraints = load_constraints(file, stated)
-            if constraints.own_objective != stated.own_objective:
-                if stating is not None:
+            constraints = load_constraints(file, problem)
+            if constraints.own_objective != problem.own_objective:
+                if objective_source is not None:
                     raise InputError(
-                        f"{stating}: {file} has an [objective] of its own; leave out one of them"
+                        f"{objective_source}: {file} has an [objective] of its own; leave out one "
+                        "of them"
                     )
-                stating = file
-            stated = constraints
-        return stated
+                objective_source = file
+            problem = constraints
+        return problem
 
 
 @group
 class SearchOptions:
     """How to find a schedule."""
 
-    method: str = how(
+    method: str = solve_option(
         DEFAULT,
         "--method NAME",
-        "How to find the schedule: optimal, an earlier method to compare with, such as "
-        "checkpoint-all, chen-sqrt, rotor or dtr, or FILE.py:FUNCTION of your own.",
+        "Method: optimal; an earlier method for comparison, such as checkpoint-all, chen-sqrt, "
+        "rotor or dtr; or FILE.py:FUNCTION, a user-defined method.",
         parser=_method_name,
     )
-    formulation: FormulationName | None = how(
+    formulation: FormulationName | None = solve_option(
         None, "--formulation", "The formulation to solve. Default: lazy."
     )
-    backend: str = how(
+    backend: str = solve_option(
         backend_names()[0],
         f"--backend <{'|'.join(backend_names())}>",
         "The solver.",
         parser=backend_name,
-        autocompletion=_completed_backends,
+        autocompletion=_complete_backend,
     )
-    time_limit: float = how(
+    time_limit: float = solve_option(
         60.0,
         "--time-limit TIME",
         "Wall-clock limit for building and solving: seconds, or a time such as 5min.",
         parser=seconds,
     )
-    gap: float = how(
+    gap: float = solve_option(
         1e-4,
         "--gap FRACTION",
-        "Gap tolerance, as a fraction of the overhead of what is minimized: stop when the gap is "
-        "at most this.",
+        "Gap tolerance, as a fraction of the overhead in the minimized quantity: stop when the gap "
+        "is at most this.",
         parser=number("a fraction from 0, such as 0.01 for 1 %", positive=False),
     )
-    threads: int = how(
+    threads: int = solve_option(
         1,
         "--threads N",
-        "Threads. With 2 or more, `lazy` runs a primal worker beside the proof.",
+        "Threads. With 2 or more, `lazy` runs a primal worker in parallel with the proof.",
         parser=whole_number(MAX_THREADS),
     )
-    solver_option: list[str] | None = how(
+    solver_option: list[str] | None = solve_option(
         None,
         "--solver-option NAME=VALUE",
         "An option of the solver by its own name, such as mip_heuristic_effort=0.2 of HiGHS; may "
@@ -577,15 +589,15 @@ class SearchOptions:
 
     @property
     def solver_options(self) -> dict[str, bool | int | float | str]:
-        """The options of the solver with their values."""
+        """Options of the solver, by name."""
         options: dict[str, bool | int | float | str] = {}
         for text in self.solver_option or ():
-            name, given, value = text.partition("=")
-            if not (name and given):
+            name, changed_options, value = text.partition("=")
+            if not (name and changed_options):
                 raise InputError(f"--solver-option: expected NAME=VALUE, got {text!r}")
             if name in options:
                 raise InputError(f"--solver-option: {name} is given twice")
-            options[name] = _option_value(value)
+            options[name] = _parse_option_value(value)
         return options
 
 
@@ -593,8 +605,8 @@ class SearchOptions:
 class OutputOptions:
     """Output settings."""
 
-    json: bool = output(False, "--json", "Print JSON on stdout, and nothing else.")
-    quiet: bool = output(
+    json: bool = output_option(False, "--json", "Print JSON on stdout, and nothing else.")
+    quiet: bool = output_option(
         False,
         "--quiet",
         "Print nothing but errors, and JSON with --json.",

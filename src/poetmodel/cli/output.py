@@ -1,4 +1,4 @@
-"""Output: tables for people or one JSON value on stdout, a live line or a bar on stderr."""
+"""Output: tables, texts or one JSON value on stdout; a live line or a progress bar on stderr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.report.presenter import Fact, escaped, rows
+from poetmodel.report.presenter import Fact, escape_controls, listed_facts
 from poetmodel.units import ESTIMATES, format_seconds
 
 if TYPE_CHECKING:
@@ -30,64 +30,64 @@ if TYPE_CHECKING:
     OnProgress = Callable[[SolveProgress], None]
 
 
-UNLIMITED: Final = 1_000_000
-"""Columns of a pipe or file, which have no edge to wrap or cut at."""
-MOST_SENTENCE: Final = 2000
-"""Most characters of a line that names come into; the middle of a longer one is left out."""
-MOST_CELL: Final = 400
-"""The same for a cell of a table."""
-MOST_NAME: Final = 240
-"""The same for a word, such as a name or a path."""
-MOST_NAME_IN_CELL: Final = 100
-"""The same for a word in a cell."""
+UNLIMITED_WIDTH: Final = 1_000_000
+"""Width of a pipe or file [columns], in which nothing is wrapped or cut."""
+MAX_LINE: Final = 2000
+"""Maximum length of a line with names; the middle of a longer line is omitted."""
+MAX_CELL: Final = 400
+"""Maximum length of a table cell."""
+MAX_WORD: Final = 240
+"""Maximum length of a word in a line, such as a name or a path."""
+MAX_WORD_IN_CELL: Final = 100
+"""Maximum length of a word in a cell."""
 
 
-class _Voice:
-    """Whether a command prints for people at all."""
+class _Verbosity:
+    """Process-wide setting: whether only errors and JSON are printed."""
 
     quiet = False
 
 
 def set_quiet(quiet: bool) -> bool:
-    """Set ``--quiet``: print only errors, and JSON if requested."""
-    _Voice.quiet = quiet
+    """Set ``--quiet``: print only errors, and JSON if requested. Return the value."""
+    _Verbosity.quiet = quiet
     return quiet
 
 
 def is_quiet() -> bool:
-    """Whether only errors and JSON are printed."""
-    return _Voice.quiet
+    """Return whether only errors and JSON are printed."""
+    return _Verbosity.quiet
 
 
 def print_note(text: str) -> None:
     """Print a line on stderr, unless quiet."""
-    if not _Voice.quiet:
-        print(escaped(text), file=sys.stderr)
+    if not _Verbosity.quiet:
+        print(escape_controls(text), file=sys.stderr)
 
 
 def print_written(path: Path) -> None:
-    """Say on stderr that a file was written."""
+    """Print on stderr that a file was written, unless quiet."""
     print_note(f"wrote {path}")
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Return a console that prints names as they are: no markup, no highlighting.
+    """Return a console that prints names unchanged, without markup and highlighting.
 
     Its default width is that of the terminal or of the environment variable ``COLUMNS``; a pipe or
-    file has no edge.
+    file has unlimited width.
     """
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
     if width is None and not stream.isatty() and not os.environ.get("COLUMNS", "").isdigit():
-        width = UNLIMITED
+        width = UNLIMITED_WIDTH
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=width)
 
 
 def print_json(document: dict[str, Any] | list[dict[str, Any]]) -> None:
-    """Print an object, one key a line, or a list, one object a line, as JSON on stdout.
+    """Print an object, one key per line, or a list, one object per line, as JSON on stdout.
 
-    It is ASCII, so that no setting of a terminal or pipe can break it.
+    The output is ASCII, so that it does not depend on the encoding of a terminal or pipe.
     """
     compact = partial(json.dumps, allow_nan=False)
     if isinstance(document, dict):
@@ -100,8 +100,8 @@ def print_json(document: dict[str, Any] | list[dict[str, Any]]) -> None:
 
 
 def print_text(*lines: str) -> None:
-    """Print lines on stdout as they are, not wrapped, unless quiet."""
-    if _Voice.quiet:
+    """Print lines on stdout without wrapping, unless quiet; control characters are escaped."""
+    if _Verbosity.quiet:
         return
     for line in lines:
         sys.stdout.write(printable(line) + "\n")
@@ -110,96 +110,100 @@ def print_text(*lines: str) -> None:
 def show(*renderables: RenderableType) -> None:
     """Print tables and texts on stdout, unless quiet.
 
-    Cells are wrapped between words to the width of the terminal. A table whose longest words need
-    more is printed wider than the terminal: no word is ever broken, so that it can be copied.
+    Cells are wrapped between words to the width of the terminal. If the longest words of a table
+    need more, the table is printed wider than the terminal: no word is broken, so that it can be
+    copied.
     """
     from rich.table import Table
 
-    if _Voice.quiet:
+    if _Verbosity.quiet:
         return
     target = console()
     for renderable in renderables:
         if isinstance(renderable, Table):
-            needed = _lay_out(renderable, target.width)
+            needed = _set_column_widths(renderable, target.width)
             wide = console(width=max(needed, target.width))
             with wide.capture() as captured:
                 wide.print(renderable, crop=False)
-            # A pipe gets no blanks at the ends of lines; on a terminal they may be coloured.
+            # Strip trailing blanks for pipes; on a terminal they may be coloured.
             text = captured.get()
             sys.stdout.write("".join(f"{line.rstrip()}\n" for line in text.splitlines()))
         else:
             target.print(renderable)
 
 
-def _lay_out(table: Table, width: int) -> int:
+def _set_column_widths(table: Table, width: int) -> int:
     """Set the widths of a table's columns so that no word breaks; return the width of the table.
 
-    Where even the longest words do not fit, names and paths may go on in the next line after one of
-    ``._/``, but for those of a column that must stay on one line.
+    If even the longest words do not fit, names and paths are wrapped after one of ``._/``, except
+    in columns with `no_wrap`.
     """
     columns = table.columns
     texts = [[str(column.header), *map(str, column.cells)] for column in columns]
-    most = [_longest(cells) for cells in texts]
-    gaps = max(0, len(columns) - 1)
-    # Between columns: padding on both sides and the divider of the box, which also has edges.
-    beside = 3 * gaps + 2 if table.box is not None else 2 * gaps
+    max_widths = [_max_width(cells) for cells in texts]
+    n_dividers = max(0, len(columns) - 1)
+    # Dividers have padding on both sides; a box also has edges.
+    border_width = 3 * n_dividers + 2 if table.box is not None else 2 * n_dividers
     widths: list[int] = []
-    for separator in (r"\s+", rf"\s+|{_WITHIN_NAMES}"):
-        least = [
-            whole if column.no_wrap else _longest(re.split(separator, " ".join(cells)))
-            for column, cells, whole in zip(columns, texts, most, strict=True)
+    for separator in (r"\s+", rf"\s+|{_NAME_BREAK}"):
+        min_widths = [
+            max_width if column.no_wrap else _max_width(re.split(separator, " ".join(cells)))
+            for column, cells, max_width in zip(columns, texts, max_widths, strict=True)
         ]
-        shared = _shared(least, most, width - beside)
-        if not widths or sum(shared) + beside <= width:
-            widths = shared
-        if sum(widths) + beside <= width:
+        fitted_widths = _fit_widths(min_widths, max_widths, width - border_width)
+        if not widths or sum(fitted_widths) + border_width <= width:
+            widths = fitted_widths
+        if sum(widths) + border_width <= width:
             break
     for column, size in zip(columns, widths, strict=True):
         column.width = size
-        column._cells = [_broken(str(cell), size) for cell in column.cells]  # noqa: SLF001
-    return sum(widths) + beside
+        column._cells = [_wrap_long_words(str(cell), size) for cell in column.cells]  # noqa: SLF001
+    return sum(widths) + border_width
 
 
-_WITHIN_NAMES: Final = r"(?<=[._/])(?=[^\W\d])"
-"""Where a name may go on in the next line: after one of ``._/`` and before a letter."""
+_NAME_BREAK: Final = r"(?<=[._/])(?=[^\W\d])"
+"""Position at which a name may be wrapped: after one of ``._/`` and before a letter."""
 
 
-def _longest(texts: Iterable[str]) -> int:
+def _max_width(texts: Iterable[str]) -> int:
     from rich.cells import cell_len
 
     return max(map(cell_len, texts), default=0)
 
 
-def _broken(text: str, width: int) -> str:
-    """Return a text whose words longer than a line go on in the next one after a separator."""
-    if _longest(text.split()) <= width:
+def _wrap_long_words(text: str, width: int) -> str:
+    """Wrap the words that are longer than a line after a separator."""
+    if _max_width(text.split()) <= width:
         return text
     lines = [""]
-    for part in re.split(rf"{_WITHIN_NAMES}|(?<=\s)", text):
-        if lines[-1] and _longest([lines[-1] + part.rstrip()]) > width:
+    for part in re.split(rf"{_NAME_BREAK}|(?<=\s)", text):
+        if lines[-1] and _max_width([lines[-1] + part.rstrip()]) > width:
             lines.append("")
         lines[-1] += part
     return "\n".join(lines)
 
 
-def _shared(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
-    """Return widths between two bounds each that keep to the room together, as far as they can.
+def _fit_widths(
+    min_widths: Sequence[int], max_widths: Sequence[int], total_width: int
+) -> list[int]:
+    """Return column widths between lower and upper bounds; their sum fits, if possible.
 
-    All columns that are wider than a common width are cut down to it.
+    The sum is at most `total_width` unless the lower bounds exceed it. All columns wider than a
+    common width are cut to it.
     """
-    widths = list(most)
-    for common in reversed(range(max(most, default=0))):
-        if sum(widths) <= room:
+    widths = list(max_widths)
+    for common in reversed(range(max(max_widths, default=0))):
+        if sum(widths) <= total_width:
             break
-        widths = [max(a, min(b, common)) for a, b in zip(least, most, strict=True)]
+        widths = [max(a, min(b, common)) for a, b in zip(min_widths, max_widths, strict=True)]
     return widths
 
 
-def figures(title: str, facts: Iterable[Fact]) -> Table:
-    """Make a table of the facts that people read: what, how much, and a note; alarms are red."""
-    shown = [((fact.name or "", fact.text, fact.note), fact.alarm) for fact in rows(facts)]
+def fact_table(title: str, facts: Iterable[Fact]) -> Table:
+    """Return a table of facts with name, value and note; alarms are red."""
+    shown = [((fact.name or "", fact.text, fact.note), fact.alarm) for fact in listed_facts(facts)]
     texts = [text for cells, _ in shown for text in cells]
-    table = _titled(title, texts, box=None, show_header=False, padding=(0, 2, 0, 0))
+    table = _titled_table(title, texts, box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_column(style="dim", overflow="fold")
@@ -216,16 +220,16 @@ def listing(
     left: int = 1,
     whole_names: bool = True,
 ) -> Table:
-    """Make a table with heads.
+    """Return a table with heads.
 
-    The first `left` columns hold words; the others hold numbers. With `whole_names` the first one
-    stays on one line, so that it can be copied.
+    The first `left` columns are left-aligned texts; the others are right-aligned numbers. With
+    `whole_names` the first column is not wrapped, so that it can be copied.
     """
     from rich import box
 
     lines = list(lines)
     texts = [*heads, *(text for line in lines for text in line)]
-    table = _titled(title, texts, box=box.SIMPLE_HEAD)
+    table = _titled_table(title, texts, box=box.SIMPLE_HEAD)
     for column, head in enumerate(heads):
         table.add_column(
             head,
@@ -239,10 +243,10 @@ def listing(
 
 
 _ENERGY: Final = re.compile(r"\d [kmµnp]?J\b|\boverhead\b")
-"""What a table shows that has energies."""
+"""Pattern of cells with energies."""
 
 
-def _titled(title: str, texts: Iterable[str], **style: Any) -> Table:
+def _titled_table(title: str, texts: Iterable[str], **style: Any) -> Table:
     from rich.table import Table
 
     if any(map(_ENERGY.search, texts)):
@@ -252,31 +256,32 @@ def _titled(title: str, texts: Iterable[str], **style: Any) -> Table:
 
 
 def _cell(text: str) -> str:
-    return printable(text.rstrip(), most=MOST_CELL, most_of_a_word=MOST_NAME_IN_CELL)
+    return printable(text.rstrip(), max_characters=MAX_CELL, max_word=MAX_WORD_IN_CELL)
 
 
-def printable(text: str, *, most: int = MOST_SENTENCE, most_of_a_word: int = MOST_NAME) -> str:
-    """Return a text for people: control characters spelled out, endless names and lists cut.
+def printable(text: str, *, max_characters: int = MAX_LINE, max_word: int = MAX_WORD) -> str:
+    """Format a text for display: escape control characters, and shorten long texts and words.
 
-    Of a text, and of each word, that is longer than so many characters the middle is left out.
+    The middle of a text longer than `max_characters`, and of a word longer than `max_word`, is
+    omitted.
     """
-    short = escaped(_without_middle(text, 4 * most))
-    words = re.sub(r"\S+", lambda match: _without_middle(match[0], most_of_a_word), short)
-    return _without_middle(words, most)
+    short = escape_controls(_omit_middle(text, 4 * max_characters))
+    words = re.sub(r"\S+", lambda match: _omit_middle(match[0], max_word), short)
+    return _omit_middle(words, max_characters)
 
 
-def _without_middle(text: str, most: int) -> str:
-    if len(text) <= most:
+def _omit_middle(text: str, max_characters: int) -> str:
+    if len(text) <= max_characters:
         return text
-    tail = most // 3
-    return f"{text[: most - tail - 3]}...{text[-tail:]}"
+    tail = max_characters // 3
+    return f"{text[: max_characters - tail - 3]}...{text[-tail:]}"
 
 
-# -- while a command runs ----------------------------------------------------------------------
+# -- progress of a command ---------------------------------------------------------------------
 
 
 class LiveLine:
-    """One line with what is done and, of a solve, incumbent, bound and gap; seconds advance."""
+    """A line with the activity, the elapsed seconds and, for a solve, incumbent, bound and gap."""
 
     def __init__(self, problem: Problem | None = None, doing: str = "solving") -> None:
         self._problem = problem
@@ -289,7 +294,7 @@ class LiveLine:
         self._latest = progress
 
     def text(self) -> str:
-        """Return the line."""
+        """Return the text of the line."""
         seconds = f"{time.monotonic() - self._start_s:.0f} s"
         latest = self._latest
         gap = "" if latest is None or latest.gap is None else f"gap {latest.gap:.2%}  "
@@ -300,7 +305,7 @@ class LiveLine:
         return f"{incumbent}  bound {_amount(latest.overhead_bound, objective)}  {gap}{seconds}"
 
     def __rich__(self) -> Text:
-        """Return the text that rich draws."""
+        """Return the text for rich."""
         from rich.text import Text
 
         return Text(self.text(), no_wrap=True, overflow="ellipsis")
@@ -316,13 +321,14 @@ def _amount(value: float | None, objective: Objective) -> str:
 
 @contextmanager
 def live_line(
-    problem: Problem | None = None, *, wanted: bool, doing: str = "solving"
+    problem: Problem | None = None, *, enabled: bool, doing: str = "solving"
 ) -> Iterator[OnProgress | None]:
-    """Show the live line while the body runs, if it is wanted and stderr is a terminal.
+    """Show a live line on stderr during the body, if enabled and stderr is a terminal.
 
-    Without a problem it says what is done, and of a solve the gap alone.
+    Yields the progress callback, or None without a line. Without a problem the line shows only the
+    activity and the gap.
     """
-    if is_quiet() or not (wanted and sys.stderr.isatty()):
+    if is_quiet() or not (enabled and sys.stderr.isatty()):
         yield None
         return
     from rich.live import Live
@@ -334,13 +340,13 @@ def live_line(
 
 
 @contextmanager
-def progress_bar(*, wanted: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """Show the progress of a sweep on stderr: a bar in a terminal, else a line for each run."""
-    if not wanted or is_quiet():
+def progress_bar(*, enabled: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """Show the progress of a sweep on stderr: a bar on a terminal, else a line per run."""
+    if not enabled or is_quiet():
         yield None
         return
     if not sys.stderr.isatty():
-        yield lambda progress: print(_done(progress), file=sys.stderr)
+        yield lambda progress: print(_progress_text(progress), file=sys.stderr)
         return
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
@@ -349,11 +355,14 @@ def progress_bar(*, wanted: bool) -> Iterator[Callable[[Progress], None] | None]
     with Bar(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("")
         yield lambda progress: bar.update(
-            task, total=progress.total, completed=progress.done, description=_done(progress)
+            task,
+            total=progress.total,
+            completed=progress.done,
+            description=_progress_text(progress),
         )
 
 
-def _done(progress: Progress) -> str:
+def _progress_text(progress: Progress) -> str:
     left = progress.remaining_s
     text = f"{progress.done} of {progress.total} runs done, {progress.failed} failed"
     return text if left is None else f"{text}, about {format_seconds(left)} left"

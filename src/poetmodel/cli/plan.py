@@ -1,4 +1,4 @@
-"""``poetmodel plan``: makes the program that a device runs from a schedule."""
+"""``poetmodel plan``: make the program of a device from a schedule."""
 
 from __future__ import annotations
 
@@ -11,16 +11,24 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import ExitStatus, print_faults, print_room_warnings, print_warnings
-from poetmodel.cli.inputs import MEASURED_COSTS, check_outputs, costs_of_file, graph_of
-from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
+from poetmodel.cli.failures import ExitStatus, print_errors, print_room_warnings, print_warnings
+from poetmodel.cli.inputs import MEASURED_COSTS, check_outputs, read_file_costs, resolve_graph
+from poetmodel.cli.output import fact_table, live_line, print_json, print_text, print_written, show
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.device.ram import DeviceRam
 from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, VerificationError
 from poetmodel.plan.alignment import ALIGNMENT
 from poetmodel.problem import DeadlineCounts, Problem
 from poetmodel.problem.objective import transfer_mode
-from poetmodel.report.presenter import Fact, count, escaped, metric_facts, plural, room_facts, row
+from poetmodel.report.presenter import (
+    Fact,
+    escape_controls,
+    format_count,
+    metric_facts,
+    plural,
+    room_facts,
+    text_fact,
+)
 from poetmodel.schedule.metrics import Display, Group
 from poetmodel.units import format_bytes
 
@@ -46,39 +54,39 @@ class PlanFormat(StrEnum):
 
 @options.group
 class PlanOptions:
-    """The schedule, and the plan that is made of it."""
+    """The schedule, and the settings of its plan."""
 
     schedule: Path = options.argument(
         options.REQUIRED, "SCHEDULE", "A schedule file, *.schedule.json."
     )
-    mode: StorageMode | None = options.what(
+    mode: StorageMode | None = options.graph_option(
         None,
         "--mode",
         "How transfers run. Default: the device's; else dma for an overlap schedule, else "
         "blocking.",
     )
-    arena: bool = options.what(
+    arena: bool = options.graph_option(
         False,
         "--arena",
-        "Give every copy of a tensor and every workspace a fixed offset in one block of RAM.",
+        "Assign a fixed offset in one block of RAM to every copy of a tensor and every workspace.",
     )
-    alignment: int | None = options.what(
+    alignment: int | None = options.graph_option(
         None, "--alignment BYTES", "With --arena: offsets are multiples of it. Default: 16."
     )
-    ram: str | None = options.limit(
+    ram: str | None = options.limit_option(
         None,
         "--ram SIZE",
         "RAM budget: 256KiB, 1.5MB, or 50% of the keep-all peak. Default: the budget "
         "of the schedule.",
     )
-    out: Path | None = options.output(None, "--out FILE", "Write the plan.")
-    form: PlanFormat = options.output(
+    out: Path | None = options.output_option(None, "--out FILE", "Write the plan.")
+    form: PlanFormat = options.output_option(
         PlanFormat.JSON,
         "--format",
-        "json is a plan file, text a listing for people, binary a few hundred bytes for a device, "
+        "json is a plan file, text a readable listing, binary a few hundred bytes for a device, "
         "trace Chrome trace events for Perfetto.",
     )
-    plot: Path | None = options.output(
+    plot: Path | None = options.output_option(
         None, "--plot FILE", "Draw RAM over time, core and bus: .html, .svg, .png, .pdf."
     )
 
@@ -87,58 +95,60 @@ class PlanOptions:
 def plan(
     source: options.FileGraphOptions,
     costing: options.CostOptions,
-    wanted: PlanOptions,
+    request: PlanOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Make the program that a device runs, from a schedule file."""
+    """Make the program that a device executes, from a schedule file."""
     from poetmodel.schedule import check_identity
     from poetmodel.schedule.document import load_document
 
-    if wanted.alignment is not None and not wanted.arena:
-        raise InputError("--alignment: is about addresses; give --arena too")
-    if wanted.form == PlanFormat.BINARY and wanted.out is None:
+    if request.alignment is not None and not request.arena:
+        raise InputError("--alignment: applies to addresses; give --arena too")
+    if request.form == PlanFormat.BINARY and request.out is None:
         raise InputError("--format binary: give --out FILE for the bytes")
-    if wanted.form == PlanFormat.BINARY and wanted.arena:
+    if request.form == PlanFormat.BINARY and request.arena:
         raise InputError("--format binary: has no addresses; give --format json with --arena")
-    path = wanted.schedule
+    path = request.schedule
     inputs = (str(path), source.graph, costing.device, costing.profile)
-    check_outputs(("--out", wanted.out), ("--plot", wanted.plot), inputs=inputs)
+    check_outputs(("--out", request.out), ("--plot", request.plot), inputs=inputs)
     document = load_document(path)
-    graph = graph_of(source, document.schedule.identity, source=path).graph
+    graph = resolve_graph(source, document.schedule.identity, source=path).graph
     try:
         check_identity(graph, document.schedule)
-        costs, notes = costs_of_file(document.device, graph, costing)
+        costs, notes = read_file_costs(document.device, graph, costing)
         stated = document.problem
         if stated is not None:
             costs = replace(costs, commit=stated.commit)
-        budget = _budget(document, graph, costs, wanted.ram)
+        budget = _tensor_ram_bytes(document, graph, costs, request.ram)
         mode, doubts = default_mode(
             costs.device, None if stated is None else stated.deadline_counts
         )
         print_warnings(
-            [*(note + MEASURED_COSTS for note in notes), *(doubts if wanted.mode is None else ())]
+            [*(note + MEASURED_COSTS for note in notes), *(doubts if request.mode is None else ())]
         )
-        with live_line(wanted=not output.json, doing="planning"):
-            planned = PlanResult.of(
+        with live_line(enabled=not output.json, doing="planning"):
+            plan_result = PlanResult.of(
                 graph,
                 costs,
                 document.schedule,
-                mode=wanted.mode or mode,
+                mode=request.mode or mode,
                 ram_budget_bytes=budget,
                 aux_bytes=None if stated is None else stated.aux_bytes,
-                alignment=(wanted.alignment or ALIGNMENT) if wanted.arena else None,
+                alignment=(request.alignment or ALIGNMENT) if request.arena else None,
                 may_wait=stated is None or stated.deadline_counts != "overlap",
             )
     except (ScheduleError, PlanError) as error:
         raise error.within(str(path)) from None
-    if planned.violations:
-        print_faults(planned.violations)
+    if plan_result.violations:
+        print_errors(plan_result.violations)
         raise typer.Exit(ExitStatus.INFEASIBLE)
-    _deliver(planned, wanted, json=output.json)
+    _deliver(plan_result, request, json=output.json)
 
 
-def _budget(document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | None) -> int | None:
-    """Return the RAM for tensors: of the option, the file or the device; None without them."""
+def _tensor_ram_bytes(
+    document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | None
+) -> int | None:
+    """Return the RAM of tensors from the option, the file or the device [B]; None without them."""
     stated = document.problem
     if ram is None and stated is None and costs.device is None:
         return None
@@ -156,41 +166,43 @@ def _budget(document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | N
     return problem.usable_ram_bytes
 
 
-def _deliver(planned: PlanResult, wanted: PlanOptions, *, json: bool) -> None:
-    if wanted.out is not None:
-        planned.save(wanted.out, wanted.form)
-        print_written(wanted.out)
-    if wanted.plot is not None:
+def _deliver(plan_result: PlanResult, request: PlanOptions, *, json: bool) -> None:
+    """Write the plan and its picture, and print JSON, a listing or a table."""
+    if request.out is not None:
+        plan_result.save(request.out, request.form)
+        print_written(request.out)
+    if request.plot is not None:
         from poetmodel.report.drawing import draw_plan
 
-        draw_plan(planned.graph, planned.plan, planned.check, wanted.plot)
-        print_written(wanted.plot)
+        draw_plan(plan_result.graph, plan_result.plan, plan_result.check, request.plot)
+        print_written(request.plot)
     if json:
-        print_json(planned.plan.to_dict(planned.check, planned.arena))
-    elif wanted.form in {PlanFormat.TEXT, PlanFormat.TRACE} and wanted.out is None:
-        print_text(*planned.lines(wanted.form))
+        print_json(plan_result.plan.to_dict(plan_result.check, plan_result.arena))
+    elif request.form in {PlanFormat.TEXT, PlanFormat.TRACE} and request.out is None:
+        print_text(*plan_result.format_lines(request.form))
     else:
-        facts = (*_facts(planned), *room_facts(planned.room))
-        show(figures(f"Plan for {planned.graph.name}", facts))
-    print_room_warnings(planned.room)
+        facts = (*_plan_facts(plan_result), *room_facts(plan_result.room))
+        show(fact_table(f"Plan for {plan_result.graph.name}", facts))
+    print_room_warnings(plan_result.room)
 
 
-def _facts(planned: PlanResult) -> Iterator[Fact]:
+def _plan_facts(plan_result: PlanResult) -> Iterator[Fact]:
+    """Yield the facts about a plan."""
     from poetmodel.plan import Op, encode
     from poetmodel.plan.listing import describe_homes
 
-    plan, check = planned.plan, planned.check
+    plan, check = plan_result.plan, plan_result.check
     times = dict.fromkeys(Op, 0)
     for op, _ in plan.program:
         times[op] += 1
     counts = (
-        (times[Op.COMPUTE] - len(planned.graph.nodes), "recomputation"),
+        (times[Op.COMPUTE] - len(plan_result.graph.nodes), "recomputation"),
         (times[Op.PAGE_OUT], "page-out"),
         (times[Op.PAGE_IN], "page-in"),
     )
-    moved = ", ".join(plural(number, noun) for number, noun in counts)
-    yield row("instructions", f"{len(plan.program):,}", moved)
-    yield row("transfers", str(plan.mode), _MODES[plan.mode])
+    counts_text = ", ".join(plural(number, noun) for number, noun in counts)
+    yield text_fact("instructions", f"{len(plan.program):,}", counts_text)
+    yield text_fact("transfers", str(plan.mode), _MODES[plan.mode])
     budget = plan.ram_budget_bytes
     notes = {
         "stall_s": "the core waits for the bus",
@@ -199,20 +211,22 @@ def _facts(planned: PlanResult) -> Iterator[Fact]:
     shown = partial(metric_facts, Display.PLAN, check, notes=notes)
     groups = (Group.ENERGY, Group.WORK, Group.STEP, Group.MEMORY)
     yield from shown(*groups, unlisted=() if plan.mode == StorageMode.DMA else ("stall_s",))
-    if planned.arena is not None:
-        yield from arena_facts(planned.arena)
+    if plan_result.arena is not None:
+        yield from arena_facts(plan_result.arena)
     yield from shown(Group.STORAGE)
-    homes = describe_homes(planned.graph, plan)
+    homes = describe_homes(plan_result.graph, plan)
     if homes:
-        reads = len(plan.first_reads(planned.graph))
-        first = f", {count(reads)}first reads" if reads else ""
-        yield row("state", format_bytes(planned.graph.state_bytes), homes + first)
-    size = f"{count(len(encode(plan, planned.graph)))}B"
-    yield row("binary size", size, "with --format binary")
+        reads = len(plan.first_reads(plan_result.graph))
+        first_reads_text = f", {format_count(reads)}first reads" if reads else ""
+        yield text_fact(
+            "state", format_bytes(plan_result.graph.state_bytes), homes + first_reads_text
+        )
+    size = f"{format_count(len(encode(plan, plan_result.graph)))}B"
+    yield text_fact("binary size", size, "with --format binary")
 
 
 def arena_facts(arena: Arena) -> Iterator[Fact]:
-    """Yield the figures of the addresses of a plan."""
+    """Yield the facts about the addresses of a plan."""
     from poetmodel.plan.listing import describe_fragmentation
 
     bound = describe_fragmentation(arena)
@@ -228,20 +242,20 @@ _MODES: Final = {
 }
 
 
-# -- plans that commands make ------------------------------------------------------------------
+# -- plans for commands ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """A plan, and what the verifier found."""
+    """A plan with the verifier's checks."""
 
     graph: Graph
     device: Device | None
     plan: Plan
     check: PlanCheck
     arena: Arena | None = None
-    places: ArenaCheck | None = None
-    """Check of the addresses, if there are any."""
+    arena_check: ArenaCheck | None = None
+    """Check of the addresses; None without addresses."""
 
     @classmethod
     def of(
@@ -256,12 +270,12 @@ class PlanResult:
         alignment: int | None = None,
         may_wait: bool = False,
     ) -> PlanResult:
-        """Plan a schedule, with addresses where an alignment is given, and verify both."""
+        """Plan a schedule, with addresses if an alignment is given, and verify both."""
         from poetmodel.planner import make_plan
 
         if alignment is None:
             plan = make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=ram_budget_bytes)
-            return cls.checked(graph, costs, plan, None, aux_bytes=aux_bytes)
+            return cls.verify(graph, costs, plan, None, aux_bytes=aux_bytes)
         from poetmodel.solver.fitting import plan_and_place
 
         plan, arena = plan_and_place(
@@ -273,10 +287,10 @@ class PlanResult:
             alignment=alignment,
             may_wait=may_wait,
         )
-        return cls.checked(graph, costs, plan, arena, aux_bytes=aux_bytes)
+        return cls.verify(graph, costs, plan, arena, aux_bytes=aux_bytes)
 
     @classmethod
-    def checked(
+    def verify(
         cls,
         graph: Graph,
         costs: Costs,
@@ -285,7 +299,7 @@ class PlanResult:
         *,
         aux_bytes: int | None,
     ) -> PlanResult:
-        """Verify a plan and its addresses."""
+        """Verify a plan and its addresses, and return both with the checks."""
         from poetmodel.plan import check_arena, check_plan
 
         return cls(
@@ -294,27 +308,27 @@ class PlanResult:
             plan=plan,
             check=check_plan(graph, costs, plan, aux_bytes=aux_bytes),
             arena=arena,
-            places=None if arena is None else check_arena(graph, plan, arena),
+            arena_check=None if arena is None else check_arena(graph, plan, arena),
         )
 
-    def placed(self) -> PlanResult:
-        """Return the plan as it is with addresses, if it can run."""
+    def with_addresses(self) -> PlanResult:
+        """Return the plan with addresses if it is valid, else unchanged."""
         if self.check.violations:
             return self
         from poetmodel.placement import place
         from poetmodel.plan import check_arena
 
         arena = place(self.graph, self.plan)
-        return replace(self, arena=arena, places=check_arena(self.graph, self.plan, arena))
+        return replace(self, arena=arena, arena_check=check_arena(self.graph, self.plan, arena))
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """Whatever is wrong with the plan, or with its addresses and what to do then."""
-        if self.check.violations or self.places is None or self.arena is None:
+        """Violations of the plan, or of its addresses with a remedy."""
+        if self.check.violations or self.arena_check is None or self.arena is None:
             return self.check.violations
         budget = self.plan.ram_budget_bytes
         if budget is None or self.arena.bytes <= budget:
-            return self.places.violations
+            return self.arena_check.violations
         return (
             f"arena: {self.arena.bytes:,} B are {format_bytes(self.arena.bytes - budget)} above "
             f"the {budget:,} B that tensors may use; 'poetmodel solve' with --plan FILE --arena "
@@ -323,27 +337,30 @@ class PlanResult:
 
     @property
     def room(self) -> DeviceRam | None:
-        """RAM of the device that the plan takes, if there is a device."""
+        """Device RAM that the plan uses; None without a device."""
         return DeviceRam.compare(self.device, self.graph, self.check.peak_ram_bytes)
 
-    def lines(self, form: PlanFormat) -> list[str]:
-        """Return the lines of a listing for people, or of trace events."""
+    def format_lines(self, plan_format: PlanFormat) -> list[str]:
+        """Return the lines of a readable listing, or of trace events."""
         from poetmodel.plan.listing import plan_listing
         from poetmodel.plan.trace import trace_events, trace_text
 
-        if form == PlanFormat.TRACE:
+        if plan_format == PlanFormat.TRACE:
             return trace_text(trace_events(self.graph, self.plan, self.check)).splitlines()
         return plan_listing(self.graph, self.plan, self.check, self.arena).splitlines()
 
-    def save(self, path: Path, form: PlanFormat) -> None:
+    def save(self, path: Path, plan_format: PlanFormat) -> None:
         """Write the plan in one of its formats."""
         from poetmodel.files import write_bytes, write_text
         from poetmodel.plan import encode
 
-        if form == PlanFormat.BINARY:
+        if plan_format == PlanFormat.BINARY:
             write_bytes(path, encode(self.plan, self.graph))
-        elif form in {PlanFormat.TEXT, PlanFormat.TRACE}:
-            write_text(path, "".join(f"{escaped(line)}\n" for line in self.lines(form)))
+        elif plan_format in {PlanFormat.TEXT, PlanFormat.TRACE}:
+            write_text(
+                path,
+                "".join(f"{escape_controls(line)}\n" for line in self.format_lines(plan_format)),
+            )
         else:
             self.plan.save(path, self.check, self.arena)
 
@@ -351,10 +368,10 @@ class PlanResult:
 def default_mode(
     device: Device | None, deadline_counts: str | None
 ) -> tuple[StorageMode, list[str]]:
-    """Return the storage mode of a device, else the one that the deadline implies, and doubts."""
+    """Return the storage mode of a device or else that implied by the deadline, and warnings."""
     mode = transfer_mode(device, deadline_counts)
-    overlap = deadline_counts == DeadlineCounts.OVERLAP
-    if device is None or mode == StorageMode.DMA or not overlap:
+    counts_overlap = deadline_counts == DeadlineCounts.OVERLAP
+    if device is None or mode == StorageMode.DMA or not counts_overlap:
         return mode, []
     return mode, [
         "the time of this schedule lets transfers overlap computation, but the core of "
@@ -363,7 +380,7 @@ def default_mode(
     ]
 
 
-def save_beside(
+def save_plan_and_map(
     result: SolveResult,
     *,
     plan: Path | None,
@@ -372,18 +389,18 @@ def save_beside(
 ) -> Iterator[Path]:
     """Write the plan and the map of a solve; yield each file that was written.
 
-    `fitted` has the plan where addresses are wanted.
+    `fitted` has the plan with addresses, if requested.
     """
     problem = result.problem
     if result.schedule is None:
         return
     if plan is not None and result.violations:
-        print_warnings([f"{plan} was not written: the schedule breaks a rule of execution"])
+        print_warnings([f"{plan} was not written: the schedule violates a rule of execution"])
     elif plan is not None:
         mode, doubts = default_mode(problem.costs.device, problem.deadline_counts)
         print_warnings(doubts)
         if fitted is not None and fitted.plan is not None:
-            planned = PlanResult.checked(
+            plan_result = PlanResult.verify(
                 problem.graph,
                 problem.costs,
                 fitted.plan,
@@ -392,7 +409,7 @@ def save_beside(
             )
         else:
             minimized = None if result.simulation is None else result.simulation.planned_ram_bytes
-            planned = PlanResult.of(
+            plan_result = PlanResult.of(
                 problem.graph,
                 problem.costs,
                 result.schedule,
@@ -400,9 +417,9 @@ def save_beside(
                 ram_budget_bytes=minimized or problem.usable_ram_bytes,
                 aux_bytes=problem.aux_limit_bytes,
             )
-        if planned.violations:
-            raise VerificationError(planned.violations)
-        planned.save(plan, PlanFormat.JSON)
+        if plan_result.violations:
+            raise VerificationError(plan_result.violations)
+        plan_result.save(plan, PlanFormat.JSON)
         yield plan
     if plot is not None:
         from poetmodel.report.drawing import draw_stages

@@ -1,4 +1,4 @@
-"""``poetmodel report``: one self-contained HTML page about schedules."""
+"""``poetmodel report``: write one self-contained HTML page about schedules."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
-from poetmodel.cli.inputs import NamedGraph, check_outputs, graph_of, read_named, verify_document
-from poetmodel.cli.output import figures, live_line, print_json, print_written, show
+from poetmodel.cli.inputs import (
+    NamedGraph,
+    check_outputs,
+    read_named,
+    resolve_graph,
+    verify_document,
+)
+from poetmodel.cli.output import fact_table, live_line, print_json, print_written, show
 from poetmodel.cli.plan import PlanResult, default_mode
 from poetmodel.errors import InputError, PlanError, ScheduleError
-from poetmodel.report.presenter import Fact, row
+from poetmodel.report.presenter import Fact, text_fact
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -25,14 +31,14 @@ LABELS: Final = "ABCDEFGH"
 
 @options.group
 class PageOptions:
-    """The page, and the schedules on it."""
+    """The page, and its schedules."""
 
     schedules: list[Path] = options.argument(
         options.REQUIRED,
         "SCHEDULE...",
         "Schedule files, *.schedule.json, of one graph, shown side by side.",
     )
-    out: Path = options.output(options.REQUIRED, "--out FILE", "The page, *.html.")
+    out: Path = options.output_option(options.REQUIRED, "--out FILE", "The page, *.html.")
 
 
 @options.command("poetmodel report mlp.json --graph mlp --out report.html")
@@ -42,7 +48,7 @@ def report(
     costing: options.CostOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Write one HTML page with verdict, charts and decisions of schedules; it needs no network."""
+    """Write an HTML page with verdict, charts and decisions of schedules; it needs no network."""
     from poetmodel.report.page import check_report, report_facts, write_report
 
     paths = page.schedules
@@ -51,11 +57,11 @@ def report(
     check_report(page.out)
     inputs = (*map(str, paths), source.graph, costing.device, costing.profile)
     check_outputs(("--out", page.out), inputs=inputs)
-    with live_line(wanted=not output.json, doing="verifying"):
+    with live_line(enabled=not output.json, doing="verifying"):
         subjects = read_subjects(paths, source, costing)
     print_warnings(dict.fromkeys(note for subject in subjects for note in subject.notes))
     print_room_warnings(*(subject.room for subject in subjects))
-    with live_line(wanted=not output.json, doing="drawing"):
+    with live_line(enabled=not output.json, doing="drawing"):
         size_bytes = write_report(page.out, subjects)
     print_written(page.out)
     facts = report_facts(subjects)
@@ -63,15 +69,16 @@ def report(
         print_json({"out": str(page.out), "size_bytes": size_bytes, **facts})
         return
     title = f"Report on {subjects[0].graph.name}, {format_bytes(size_bytes)}"
-    show(figures(title, _facts(facts)))
+    show(fact_table(title, _answer_facts(facts)))
 
 
-def _facts(figures: dict[str, Any]) -> Iterator[Fact]:
+def _answer_facts(figures: dict[str, Any]) -> Iterator[Fact]:
+    """Yield the answers about each schedule."""
     from poetmodel.report.wording import answers
 
     for entry in figures["schedules"]:
         for answer in answers(entry):
-            yield row(f"{entry['label']}: {answer.question}", answer.word, answer.text)
+            yield text_fact(f"{entry['label']}: {answer.question}", answer.word, answer.text)
 
 
 def read_subjects(
@@ -85,7 +92,7 @@ def read_subjects(
         given = NamedGraph(graph=graph, name=source.graph, shape=source.shape)
     else:
         first = load_document(paths[0])
-        given = graph_of(source, first.schedule.identity, source=paths[0])
+        given = resolve_graph(source, first.schedule.identity, source=paths[0])
     labelled = zip(LABELS, paths, strict=False)
     return [_read_subject(path, given, costing, label=label) for label, path in labelled]
 
@@ -93,7 +100,7 @@ def read_subjects(
 def _read_subject(
     path: Path, given: NamedGraph, costing: options.CostOptions, *, label: str
 ) -> Subject:
-    """Read and verify a schedule file, and plan its schedule if that is possible."""
+    """Read and verify a schedule file, and plan its schedule if it is valid and has costs."""
     from poetmodel.files import read_text
     from poetmodel.report.subject import Sources, Subject, VerifiedSchedule
     from poetmodel.schedule.document import parse_document
@@ -101,7 +108,7 @@ def _read_subject(
     try:
         document = parse_document(read_text(path), source="")
         verified = verify_document(document, given.graph, costing)
-        planned, notes = _planned(verified)
+        planned, notes = _plan_schedule(verified)
     except ScheduleError as error:
         raise error.within(str(path)) from None
     of_file = {field.name: getattr(verified, field.name) for field in fields(VerifiedSchedule)}
@@ -117,12 +124,12 @@ def _read_subject(
         ),
         plan=None if planned is None else planned.plan,
         check=None if planned is None else planned.check,
-        places=None if planned is None else planned.places,
+        arena_check=None if planned is None else planned.arena_check,
     )
 
 
-def _planned(verified: VerifiedSchedule) -> tuple[PlanResult | None, list[str]]:
-    """Return the plan of a schedule that can run, and notes about it."""
+def _plan_schedule(verified: VerifiedSchedule) -> tuple[PlanResult | None, list[str]]:
+    """Return the plan of a schedule with addresses, or None, and notes about it."""
     costs, stated = verified.costs, verified.document.problem
     if costs is None or verified.simulation.violations:
         return None, []
@@ -136,7 +143,7 @@ def _planned(verified: VerifiedSchedule) -> tuple[PlanResult | None, list[str]]:
             mode=mode,
             ram_budget_bytes=budget if budget is None or budget > 0 else None,
             aux_bytes=None if stated is None else stated.aux_bytes,
-        ).placed()
+        ).with_addresses()
     except PlanError as error:
         return None, [f"there is no plan: {error}"]
     return planned, doubts

@@ -1,4 +1,4 @@
-"""``poetmodel solve``: the schedule of least energy, with its proof."""
+"""``poetmodel solve``: find the schedule with minimum energy, with a proof."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import typer
 
 from poetmodel.baselines.registry import DEFAULT
 from poetmodel.cli import options
-from poetmodel.cli.failures import print_faults, print_room_warnings, print_warnings, status_of
+from poetmodel.cli.failures import exit_status_of, print_errors, print_room_warnings, print_warnings
 from poetmodel.cli.inputs import (
-    auto_tiles,
     check_outputs,
     device_warnings,
+    find_auto_tiles,
     is_step_file,
-    ram_in_bytes,
     read_costs,
     read_graph,
+    resolve_ram_of_source,
 )
-from poetmodel.cli.job import JobOptions, Reply, answer
-from poetmodel.cli.output import figures, live_line, print_json, print_written, show
-from poetmodel.cli.plan import arena_facts, default_mode, save_beside
+from poetmodel.cli.job import JobOptions, JobResult, find_job_result
+from poetmodel.cli.output import fact_table, live_line, print_json, print_written, show
+from poetmodel.cli.plan import arena_facts, default_mode, save_plan_and_map
 from poetmodel.errors import InputError, MethodNotApplicableError
-from poetmodel.report.presenter import document
+from poetmodel.report.presenter import to_json_object
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -47,35 +47,35 @@ if TYPE_CHECKING:
     from poetmodel.solver.tile_trials import ChosenTiles
 
 MIN_NODES: Final = 2
-"""Fewest nodes that leave anything to decide."""
+"""Minimum number of nodes with a decision to make."""
 
-SHORTEST_S: Final = 1e-3
-"""Time for a solve after the trials of tiles have used up all of it [s]."""
+MIN_TIME_LIMIT_S: Final = 1e-3
+"""Time limit of a solve after trials of tile sizes have used all time [s]."""
 
-TOO_EARLY: Final = "interrupted before a schedule was found"
-"""The message of Ctrl-C before there is a schedule."""
+INTERRUPTED_MESSAGE: Final = "interrupted before a schedule was found"
+"""Message for Ctrl-C before a schedule is found."""
 
-WITHOUT_ADDRESSES: Final = "these changes leave addresses aside: with --arena it may take more RAM"
-"""Note on hints where addresses were asked for."""
+WITHOUT_ADDRESSES: Final = "these changes ignore addresses: --arena may need more RAM"
+"""Note on hints if addresses were requested."""
 
 
 @options.group
 class FileOptions:
-    """The files that are written, if there is a schedule."""
+    """Output files, written if a schedule was found."""
 
-    out: Path | None = options.output(
+    out: Path | None = options.output_option(
         None, "--out FILE", "Write the schedule to this file, *.schedule.json."
     )
-    plan: Path | None = options.output(
-        None, "--plan FILE", "Write the program that the device runs, *.plan.json."
+    plan: Path | None = options.output_option(
+        None, "--plan FILE", "Write the program that the device executes, *.plan.json."
     )
-    arena: bool = options.output(
+    arena: bool = options.output_option(
         False,
         "--arena",
-        "With --plan: give all that is in RAM a fixed offset; where the block is above the RAM "
-        "budget, solve again with less.",
+        "With --plan: assign fixed offsets in one block of RAM; if the block exceeds the RAM "
+        "budget, solve again with a smaller budget.",
     )
-    plot: Path | None = options.output(
+    plot: Path | None = options.output_option(
         None,
         "--plot FILE",
         "Draw the map of stages: .html, .svg, .png, .pdf.",
@@ -84,9 +84,9 @@ class FileOptions:
 
 @options.group
 class SolveOutputOptions(options.OutputOptions):
-    """Output settings, with the solver's log."""
+    """Output settings, including the solver's log."""
 
-    verbose: bool = options.output(False, "--verbose", "Print the solver's log on stderr.")
+    verbose: bool = options.output_option(False, "--verbose", "Print the solver's log on stderr.")
 
 
 @options.command("poetmodel solve mlp --device mkr1000 --ram 70% --out mlp.json")
@@ -95,24 +95,26 @@ def solve(
     source: options.GraphOptions,
     costing: options.CostOptions,
     limits: options.LimitOptions,
-    whole: JobOptions,
+    job_options: JobOptions,
     search: options.SearchOptions,
     files: FileOptions,
     output: SolveOutputOptions,
 ) -> None:
-    """Find the training schedule that needs the least energy within the limits."""
+    """Find the training schedule that needs minimum energy within the limits."""
     called_s = context.obj or time.monotonic()
     if files.arena and files.plan is None:
         raise InputError("--arena: addresses are part of a plan; give --plan FILE too")
-    wanted_tile = source.tile
-    auto = auto_tiles(source, costing, limits)
-    limits = ram_in_bytes(source, limits)
-    graph = read_graph(source) if auto is None else auto.candidates[0][1].graph
+    requested_tile = source.tile
+    tile_candidates = find_auto_tiles(source, costing, limits)
+    limits = resolve_ram_of_source(source, limits)
+    graph = (
+        read_graph(source) if tile_candidates is None else tile_candidates.candidates[0][1].graph
+    )
     _check_nodes(graph)
-    job = whole.read(limits)
+    job = job_options.to_job(limits)
 
     @cache
-    def stated(graph: Graph) -> Problem:
+    def make_problem(graph: Graph) -> Problem:
         return limits.problem(
             graph,
             read_costs(graph, costing),
@@ -120,7 +122,7 @@ def solve(
             energy_budget=None if job is None else job.energy_budget_j(graph),
         )
 
-    problem = stated(graph)
+    problem = make_problem(graph)
     check_outputs(
         ("--out", files.out),
         ("--plan", files.plan),
@@ -137,13 +139,13 @@ def solve(
         print_warnings(device_warnings(problem.costs.device))
     read_s = time.monotonic() - called_s
     tiles, limit_s = None, search.time_limit
-    if auto is not None:
-        tiles, limit_s = _chosen_tiles(auto, stated, search, shown=not output.json)
-        source = replace(source, tile=auto.print_choice(tiles.tile_bytes, tiles.step))
-        problem = stated(tiles.step.graph)
-    known = None if tiles is None else tiles.result
-    result, fitted = _solved(
-        problem, known, search, limit_s, arena=files.arena, shown=not output.json
+    if tile_candidates is not None:
+        tiles, limit_s = _choose_tiles(tile_candidates, make_problem, search, shown=not output.json)
+        source = replace(source, tile=tile_candidates.print_choice(tiles.tile_bytes, tiles.step))
+        problem = make_problem(tiles.step.graph)
+    tile_result = None if tiles is None else tiles.result
+    result, fitted = _solve_problem(
+        problem, tile_result, search, limit_s, arena=files.arena, shown=not output.json
     )
     if tiles is not None:
         result = replace(result, time_limit_s=search.time_limit)
@@ -154,10 +156,10 @@ def solve(
     explanation = _explain(result, threads=search.threads)
     if files.arena and explanation is not None and explanation.in_the_way:
         explanation = replace(explanation, notes=(*explanation.notes, WITHOUT_ADDRESSES))
-    reply = None if job is None else answer(job, result, threads=search.threads)
+    job_result = None if job is None else find_job_result(job, result, threads=search.threads)
     _deliver(
         result,
-        reply,
+        job_result,
         explanation,
         tiles,
         arena=None if fitted is None else fitted.arena,
@@ -166,11 +168,11 @@ def solve(
         called_s=called_s,
         read_s=read_s,
     )
-    print_warnings(_remedies(source, result, wanted_tile), kind="hint")
-    for path in save_beside(result, plan=files.plan, plot=files.plot, fitted=fitted):
+    print_warnings(_fit_hints(source, result, requested_tile), kind="hint")
+    for path in save_plan_and_map(result, plan=files.plan, plot=files.plot, fitted=fitted):
         print_written(path)
     _print_reason(result, explanation)
-    raise typer.Exit(status_of(result))
+    raise typer.Exit(exit_status_of(result))
 
 
 def _check_nodes(graph: Graph) -> None:
@@ -181,16 +183,16 @@ def _check_nodes(graph: Graph) -> None:
         )
 
 
-def _chosen_tiles(
-    auto: AutoTiles,
-    stated: Callable[[Graph], Problem],
+def _choose_tiles(
+    tile_candidates: AutoTiles,
+    make_problem: Callable[[Graph], Problem],
     search: options.SearchOptions,
     *,
     shown: bool,
 ) -> tuple[ChosenTiles, float]:
-    """Return the size of tiles with the best schedule of the method, and the time left [s].
+    """Return the tile size with the best schedule of the method, and the remaining time [s].
 
-    No time is left if its schedule is proved, or after Ctrl-C.
+    The remaining time is 0 if its schedule is proved optimal, or after Ctrl-C.
     """
     from poetmodel.result import Termination
     from poetmodel.solver.request import Request
@@ -198,63 +200,75 @@ def _chosen_tiles(
 
     clock = Request(time_limit_s=search.time_limit, gap=search.gap)
 
-    def tried(
+    def solve_trial(
         problem: Problem, *, time_limit: float, on_progress: OnProgress, **_: object
     ) -> SolveResult:
-        return _run(problem, search, time_limit, shown=shown, watch=on_progress)
+        return _run_method(problem, search, time_limit, shown=shown, watch=on_progress)
 
-    tiles = cheapest_tiles(auto.candidates, lambda step: stated(step.graph), clock, solve=tried)
+    tiles = cheapest_tiles(
+        tile_candidates.candidates, lambda step: make_problem(step.graph), clock, solve=solve_trial
+    )
     result = tiles.result
     is_final = result is not None and result.termination == Termination.PROVED
-    return tiles, 0.0 if is_final or tiles.interrupted else max(clock.remaining_s(), SHORTEST_S)
+    return tiles, 0.0 if is_final or tiles.interrupted else max(
+        clock.remaining_s(), MIN_TIME_LIMIT_S
+    )
 
 
-def _solved(
+def _solve_problem(
     problem: Problem,
-    known: SolveResult | None,
+    known_result: SolveResult | None,
     search: options.SearchOptions,
     limit_s: float,
     *,
     arena: bool,
     shown: bool,
 ) -> tuple[SolveResult, Fitted | None]:
-    """Return the result of the method, from a known one on; with addresses if `arena`.
+    """Return the result of the method, started from a known result; with addresses if `arena`.
 
-    Without time left the known one is returned.
+    Without remaining time the known result is returned.
     """
-    start = None if known is None else known.schedule
+    start = None if known_result is None else known_result.schedule
     if arena:
-        fitted = _fit(problem, search, limit_s or SHORTEST_S, shown=shown, start=start)
+        fitted = _fit_arena(problem, search, limit_s or MIN_TIME_LIMIT_S, shown=shown, start=start)
         return fitted.result, fitted
-    if known is not None and limit_s <= 0:
-        return known, None
-    return _run(problem, search, limit_s or SHORTEST_S, shown=shown, start=start), None
+    if known_result is not None and limit_s <= 0:
+        return known_result, None
+    return _run_method(problem, search, limit_s or MIN_TIME_LIMIT_S, shown=shown, start=start), None
 
 
-def _remedies(
-    source: options.GraphOptions, result: SolveResult, wanted_tile: str | None
+def _fit_hints(
+    source: options.GraphOptions, result: SolveResult, requested_tile: str | None
 ) -> Iterator[str]:
-    """Yield what makes a step fit: its state in the graph of a network, tiles of a step file."""
+    """Yield hints for a step that does not fit.
+
+    They are ``--tile auto`` for a step file, and ``--state ... --in-place`` for a built-in network.
+    """
     from poetmodel.device.ram import find_whole_step
     from poetmodel.result import Status
 
     name = source.model if source.graph is None else source.graph
     if is_step_file(name) and result.status == Status.INFEASIBLE:
         tiles = "whole" if source.tile in (None, "none") else f"in tiles of {source.tile}"
-        other = "" if wanted_tile == "auto" else "; --tile auto looks for tiles in which it fits"
-        yield f"proved of the step {tiles}{other}"
+        tile_hint = (
+            ""
+            if requested_tile == "auto"
+            else "; --tile auto searches for tiles with which it fits"
+        )
+        yield f"proved for the step {tiles}{tile_hint}"
     room, device = result.room, result.problem.costs.device
     if room is None or room.fits or not room.resident_bytes or source.model is None:
         return
-    whole = find_whole_step(source.model, source.shape, device, paging=result.problem.paging)
-    if whole is not None:
+    whole_step = find_whole_step(source.model, source.shape, device, paging=result.problem.paging)
+    if whole_step is not None:
         yield (
-            f"with --state {whole.state} --in-place parameters and gradients are planned too: the "
-            f"step then takes at least {format_bytes(whole.min_bytes)} of RAM in all"
+            f"with --state {whole_step.state} --in-place parameters and gradients are also "
+            f"planned: the step then takes at least {format_bytes(whole_step.min_bytes)} of RAM "
+            "in all"
         )
 
 
-def _fit(
+def _fit_arena(
     problem: Problem,
     search: options.SearchOptions,
     limit_s: float,
@@ -262,17 +276,19 @@ def _fit(
     shown: bool,
     start: Schedule | None,
 ) -> Fitted:
-    """Return the result of the method with a plan and addresses that fit."""
+    """Return the result of the method with a plan and addresses that fit in RAM."""
     from poetmodel.solver import fit_arena
 
-    def solved(stated: Problem, *, time_limit: float, start: Schedule | None = None) -> SolveResult:
-        return _run(stated, search, time_limit, shown=shown, start=start)
+    def solve_problem(
+        stated: Problem, *, time_limit: float, start: Schedule | None = None
+    ) -> SolveResult:
+        return _run_method(stated, search, time_limit, shown=shown, start=start)
 
     mode, _ = default_mode(problem.costs.device, problem.deadline_counts)
-    return fit_arena(problem, mode=mode, solve=solved, time_limit=limit_s, start=start)
+    return fit_arena(problem, mode=mode, solve=solve_problem, time_limit=limit_s, start=start)
 
 
-def _run(
+def _run_method(
     problem: Problem,
     search: options.SearchOptions,
     limit_s: float,
@@ -281,20 +297,21 @@ def _run(
     start: Schedule | None = None,
     watch: OnProgress | None = None,
 ) -> SolveResult:
-    """Return the result of the method, also where it does not apply or is interrupted.
+    """Return the result of the method, even if it does not apply or is interrupted.
 
-    `watch` observes the solve beside the live line, and ends it where it returns False.
+    `watch` is called with the progress in addition to the live line, and stops the solve by
+    returning False.
     """
     try:
-        with live_line(problem, wanted=shown) as line:
+        with live_line(problem, enabled=shown) as line:
 
-            def both(progress: SolveProgress) -> bool | None:
+            def notify_both(progress: SolveProgress) -> bool | None:
                 if line is not None:
                     line(progress)
                 return None if watch is None else watch(progress)
 
-            on_progress = line if watch is None else both
-            stated: SolveKeywords = {
+            on_progress = line if watch is None else notify_both
+            keywords: SolveKeywords = {
                 "formulation": None if search.formulation is None else search.formulation.value,
                 "backend": search.backend,
                 "time_limit": limit_s,
@@ -306,24 +323,24 @@ def _run(
             if search.method == DEFAULT:
                 from poetmodel.solver import solve as find_best
 
-                stated["start"] = start
-                return find_best(problem, **stated)
+                keywords["start"] = start
+                return find_best(problem, **keywords)
             from poetmodel.baselines import run
 
-            return run(problem, search.method, **stated)
+            return run(problem, search.method, **keywords)
     except MethodNotApplicableError as error:
-        found: SolveResult | None = error.result
-        if found is None:
+        partial_result: SolveResult | None = error.result
+        if partial_result is None:
             raise
-        return found
-    except KeyboardInterrupt:  # before or after the search, which handles its own
+        return partial_result
+    except KeyboardInterrupt:  # the search itself handles Ctrl-C
         from poetmodel.result import SolveResult, Status, Termination
 
         return SolveResult(
             problem=problem,
             status=Status.UNKNOWN,
             termination=Termination.INTERRUPTED,
-            reason=TOO_EARLY,
+            reason=INTERRUPTED_MESSAGE,
             method=search.method,
             time_limit_s=limit_s,
             requested_gap=search.gap,
@@ -341,13 +358,13 @@ def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
     limit_s = SHARE * (result.time_limit_s or 1.0)
     try:
         return explain_infeasible(result, time_limit=limit_s, threads=threads)
-    except KeyboardInterrupt:  # the result is known and stays
+    except KeyboardInterrupt:  # the result stays without an explanation
         return None
 
 
 def _deliver(
     result: SolveResult,
-    reply: Reply | None,
+    job_result: JobResult | None,
     explanation: Explanation | None,
     tiles: ChosenTiles | None,
     *,
@@ -357,7 +374,7 @@ def _deliver(
     called_s: float,
     read_s: float,
 ) -> None:
-    """Write the file and print the result, also where the file cannot be written."""
+    """Write the schedule file and print the result, even if the file cannot be written."""
     unwritten: InputError | None = None
     if out is not None and result.schedule is not None:
         try:
@@ -365,14 +382,14 @@ def _deliver(
         except InputError as error:
             unwritten = error
     if json:
-        print_json({**result.to_dict(), **_more_values(reply, explanation, tiles)})
+        print_json({**result.to_dict(), **_extra_values(job_result, explanation, tiles)})
     elif result.schedule is not None:
         from poetmodel.cli.summary import result_table
 
         table = result_table(result, total_s=time.monotonic() - called_s, read_s=read_s)
-        show(table, *_more_tables(result, reply, tiles, arena))
-    elif reply is not None:
-        print_warnings(reply.sentences())
+        show(table, *_extra_tables(result, job_result, tiles, arena))
+    elif job_result is not None:
+        print_warnings(job_result.infeasibility_notes())
     print_room_warnings(result.room)
     if unwritten is not None:
         raise unwritten
@@ -380,50 +397,53 @@ def _deliver(
         print_written(out)
 
 
-def _more_values(
-    reply: Reply | None, explanation: Explanation | None, tiles: ChosenTiles | None
+def _extra_values(
+    job_result: JobResult | None, explanation: Explanation | None, tiles: ChosenTiles | None
 ) -> dict[str, Any]:
-    """Return what JSON has beside the content of the schedule file."""
+    """Return the JSON values that are not in the schedule file."""
     values: dict[str, Any] = {}
     if tiles is not None:
         values["tile_bytes"] = tiles.tile_bytes
         values["tile_trials"] = [trial.to_dict() for trial in tiles.trials]
-    if reply is not None:
-        values["job"] = document(reply.facts())
+    if job_result is not None:
+        values["job"] = to_json_object(job_result.facts())
     if explanation is not None:
         values["infeasible"] = explanation.to_dict()
     return values
 
 
-def _more_tables(
-    result: SolveResult, reply: Reply | None, tiles: ChosenTiles | None, arena: Arena | None
+def _extra_tables(
+    result: SolveResult,
+    job_result: JobResult | None,
+    tiles: ChosenTiles | None,
+    arena: Arena | None,
 ) -> Iterator[Table]:
-    """Yield the tables after that of the result."""
+    """Yield the tables after the table of the result."""
     from poetmodel.cli.summary import tile_facts
 
-    if reply is not None:
-        yield figures("The whole job", reply.facts())
+    if job_result is not None:
+        yield fact_table("The whole job", job_result.facts())
     if arena is not None:
-        yield figures("Addresses", arena_facts(arena))
+        yield fact_table("Addresses", arena_facts(arena))
     if tiles is not None and tiles.trials:
-        yield figures("Tiles", tile_facts(tiles.tile_bytes, tiles.trials, result.problem))
+        yield fact_table("Tiles", tile_facts(tiles.tile_bytes, tiles.trials, result.problem))
 
 
 def _print_reason(result: SolveResult, explanation: Explanation | None) -> None:
-    """Print on stderr why a result is none that was asked for."""
+    """Print on stderr why there is no valid schedule, with hints."""
     from poetmodel.result import Status, Termination
 
     if result.violations:
         message = (
-            f"the schedule of formulation {result.formulation!r} breaks a rule of execution; "
-            "use another formulation for one that can run"
+            f"the schedule of formulation {result.formulation!r} violates a rule of execution; "
+            "use another formulation"
         )
-        print_faults([message, *result.violations])
+        print_errors([message, *result.violations])
     elif result.status == Status.INFEASIBLE:
         reason = result.reason if explanation is None else explanation.whole_reason
-        print_faults([f"infeasible: {reason or 'no schedule keeps the limits'}"])
+        print_errors([f"infeasible: {reason or 'no schedule meets the limits'}"])
         print_warnings(() if explanation is None else explanation.hints(), kind="hint")
     elif result.schedule is None:
         interrupted = result.termination == Termination.INTERRUPTED
-        reason = TOO_EARLY if interrupted else result.reason
-        print_faults([reason or "no schedule was found within the limit"])
+        reason = INTERRUPTED_MESSAGE if interrupted else result.reason
+        print_errors([reason or "no schedule was found within the limit"])

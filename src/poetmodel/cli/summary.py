@@ -1,23 +1,23 @@
-"""The table of what a solve found, for people."""
+"""Result table of a solve."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.cli.output import figures
+from poetmodel.cli.output import fact_table
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.problem import USER_OBJECTIVE, DeadlineCounts, Problem, Quantity
 from poetmodel.problem.totals import format_terms
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
+    format_percent,
     metric_facts,
-    percent,
     plural,
     room_facts,
-    row,
     state_facts,
+    text_fact,
     wear_facts,
 )
 from poetmodel.result import SolveResult, Status, Termination, relative_gap
@@ -33,30 +33,30 @@ if TYPE_CHECKING:
     from poetmodel.solver.tile_trials import TileTrial
 
 
-LEAST_SHOWN_S: Final = 1e-3
-"""Shorter parts of the time taken are not listed."""
+MIN_SHOWN_S: Final = 1e-3
+"""Durations below this are not listed [s]."""
 
-MEANINGS: Final = {
+DEADLINE_TEXTS: Final = {
     DeadlineCounts.COMPUTE: "compute time alone",
     DeadlineCounts.SERIAL: "compute plus transfer time",
     DeadlineCounts.OVERLAP: "the makespan, where transfers overlap computation",
 }
-"""Times that the deadline counts, in words."""
+"""Descriptions of the times that a deadline can limit."""
 
-STOPPED: Final = {
+TERMINATION_TEXTS: Final = {
     Termination.PROVED: "proven optimal within the gap tolerance",
     Termination.TIME_LIMIT: "stopped at the time limit, with a gap above the tolerance",
     Termination.INTERRUPTED: "interrupted; this is the best schedule found so far",
     Termination.STALLED: "the solver stopped with a gap above the tolerance",
 }
-"""Why a solve with a schedule stopped, in words."""
+"""Descriptions of the reasons why a solve with a schedule stopped."""
 
 
 def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table:
-    """Make the table of a result that has a schedule.
+    """Return the table of a result that has a schedule.
 
-    `total_s` is the time from the call of the command until now [s], and `read_s` the part of it
-    that loaded the program and read graph, device and limits [s].
+    `total_s` is the time from the start of the command until now [s]. `read_s` is the part of it
+    for starting the program and reading graph, device and limits [s].
     """
     schedule, simulation = result.require_schedule(), result.simulation
     problem = result.problem
@@ -64,46 +64,46 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
     device_name = device.short_name if device is not None else problem.costs.source
     facts = list(proof_facts(result))
     if simulation is not None:
-        facts += _memory(problem, simulation)
+        facts += _memory_facts(problem, simulation)
         facts += room_facts(result.room)
-        facts += treatment(problem.graph, schedule, simulation)
+        facts += decision_facts(problem.graph, schedule, simulation)
         facts += metric_facts(Display.SOLVE, simulation, Group.STORAGE)
         facts += wear_facts(Display.SOLVE, simulation)
         facts += time_facts(problem, simulation)
         facts += constraint_facts(constraint_values(problem, simulation))
-    facts += _effort(result, total_s=total_s, read_s=read_s)
-    return figures(
+    facts += _effort_facts(result, total_s=total_s, read_s=read_s)
+    return fact_table(
         f"{problem.graph.name} on {device_name}" if device_name else problem.graph.name, facts
     )
 
 
 def proof_facts(result: SolveResult) -> Iterator[Fact]:
-    """Yield what was minimized, what is proved of it, and why the solve stopped."""
-    reason = STOPPED[result.termination]
-    if result.termination == Termination.STALLED and _is_own_model_proved(result):
-        reason = "proved for the model that was solved, which is not the problem itself"
+    """Yield the minimized quantity, its proof, and the reason why the solve stopped."""
+    reason = TERMINATION_TEXTS[result.termination]
+    if result.termination == Termination.STALLED and _is_solved_model_proved(result):
+        reason = "proved for the model that was solved, which is not the stated problem"
     if result.violations:
         reason = "rejected by the verifier, see below"
     if not result.backend and result.termination == Termination.STALLED:
         reason = f"method {result.method!r} proves nothing about its schedule"
-    yield row("status", str(result.status), reason)
+    yield text_fact("status", str(result.status), reason)
     if result.problem.graph.exactness:
-        yield row("numbers", result.problem.graph.exactness)
+        yield text_fact("numbers", result.problem.graph.exactness)
     if result.problem.minimize == Quantity.ENERGY:
-        yield from _energy(result)
-        yield row("gap", _gap(result), f"of the overhead; {_tolerance(result)}")
+        yield from _energy_facts(result)
+        yield text_fact("gap", _gap(result), f"of the overhead; {_tolerance(result)}")
         return
-    yield from _minimized(result)
+    yield from _objective_facts(result)
     if result.problem.uses_energy:
-        yield from _energy(result)
+        yield from _energy_facts(result)
 
 
 def tile_facts(
     tile_bytes: int | None, trials: Sequence[TileTrial], problem: Problem
 ) -> Iterator[Fact]:
-    """Yield the size of tiles, and the sizes that were tried, with their best values."""
+    """Yield the tile size, and the sizes that were tried with their objective values."""
     if tile_bytes is not None:
-        yield row("tiles", format_bytes(tile_bytes), f"--tile {tile_bytes}B")
+        yield text_fact("tiles", format_bytes(tile_bytes), f"--tile {tile_bytes}B")
     if trials:
         show = problem.objective.format
         tried = (
@@ -111,11 +111,11 @@ def tile_facts(
             + ("no schedule" if trial.value is None else show(trial.value))
             for trial in trials
         )
-        yield row("tiles tried", "; ".join(tried), "for a share of the time")
+        yield text_fact("tiles tried", "; ".join(tried), "for a fraction of the time")
 
 
-def _is_own_model_proved(result: SolveResult) -> bool:
-    """Whether the solver proved its model: ``paper``, or that of a narrower problem."""
+def _is_solved_model_proved(result: SolveResult) -> bool:
+    """Return whether the solver solved its model to optimality: ``paper``, or a restriction."""
     found = result.statistics
     value, bound = found.get("model_value"), found.get("model_bound")
     if found.get("restricted_status") is not None:
@@ -127,98 +127,104 @@ def _is_own_model_proved(result: SolveResult) -> bool:
     )
 
 
-def _energy(result: SolveResult) -> Iterator[Fact]:
+def _energy_facts(result: SolveResult) -> Iterator[Fact]:
+    """Yield energy, overhead and proven bound."""
     baseline_j, overhead_j = result.problem.baseline_energy_j, result.overhead_j or 0.0
     baseline = f"baseline {format_joules(baseline_j)}: a single pass that computes every node once"
-    of = f"{percent(overhead_j / baseline_j)} of the baseline" if baseline_j > 0 else ""
+    of = f"{format_percent(overhead_j / baseline_j)} of the baseline" if baseline_j > 0 else ""
     if result.simulation is not None:
         notes = {"energy_j": baseline, "overhead_j": of}
         yield from metric_facts(Display.SOLVE, result.simulation, Group.ENERGY, notes=notes)
     if result.bound_j is not None:
         least = f"no schedule has an overhead below {format_joules(result.overhead_bound_j)}"
-        yield row("proven bound", format_joules(result.bound_j), least)
+        yield text_fact("proven bound", format_joules(result.bound_j), least)
 
 
-def _minimized(result: SolveResult) -> Iterator[Fact]:
-    """Yield what was minimized other than energy, and its gap."""
+def _objective_facts(result: SolveResult) -> Iterator[Fact]:
+    """Yield the minimized quantity, if it is not energy, and its gap."""
     minimize, objective = result.problem.minimize, result.problem.objective
     value, bound = (objective.format(figure or 0.0) for figure in (result.value, result.bound))
-    name, what = f"minimized {minimize}", ""
+    name, remark = f"minimized {minimize}", ""
     if minimize == USER_OBJECTIVE:
-        name, what = "own objective", f"{format_terms(result.problem.own_objective)}; "
+        name, remark = "user-defined objective", f"{format_terms(result.problem.own_objective)}; "
     elif minimize == Quantity.TIME and objective.baseline > 0:
-        more = percent((result.overhead or 0.0) / objective.baseline)
-        what = f"{more} more than a single pass; "
+        increase = format_percent((result.overhead or 0.0) / objective.baseline)
+        remark = f"{increase} more than a single pass; "
     trains = bool(result.problem.graph.replacement_of) and result.status == Status.OPTIMAL
     if minimize == Quantity.RAM and trains:
-        what = f"the least RAM in which this network trains{_within(result.problem)}; "
-    yield row(name, value, f"{what}bound {bound}")
-    yield row("gap", _gap(result), f"of the {name}; {_tolerance(result)}")
+        remark = f"the minimum RAM in which this network trains{_conditions_text(result.problem)}; "
+    yield text_fact(name, value, f"{remark}bound {bound}")
+    yield text_fact("gap", _gap(result), f"of the {name}; {_tolerance(result)}")
 
 
 def _gap(result: SolveResult) -> str:
-    return percent(result.gap or 0.0, digits=3)
+    return format_percent(result.gap or 0.0, digits=3)
 
 
 def _tolerance(result: SolveResult) -> str:
-    return f"tolerance {percent(result.requested_gap)}"
+    return f"tolerance {format_percent(result.requested_gap)}"
 
 
-def _within(problem: Problem) -> str:
-    """Return the conditions under which the least RAM is the least."""
+def _conditions_text(problem: Problem) -> str:
+    """Return the condition under which the minimum RAM holds, as text."""
     limits = (problem.deadline_s, problem.energy_budget_j, problem.constraints or None)
-    free = problem.recompute and problem.can_page and all(limit is None for limit in limits)
-    return " at all" if free else " within the other limits"
+    is_unlimited = problem.recompute and problem.can_page and all(limit is None for limit in limits)
+    return " at all" if is_unlimited else " within the other limits"
 
 
-def _memory(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
+def _memory_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
+    """Yield peak RAM relative to the budget, and resident bytes."""
     graph, peak_bytes = problem.graph, simulation.peak_ram_bytes
     resident_bytes = graph.total_resident_bytes
     used_bytes = peak_bytes + (resident_bytes if problem.count_parameters else 0)
     budget = format_bytes(problem.ram_budget_bytes)
-    of = percent(used_bytes / problem.ram_budget_bytes, digits=3)
-    whole = format_bytes(checkpoint_all_peak_bytes(graph))
-    beside = ", resident bytes included" if problem.count_parameters and resident_bytes else ""
-    note = f"{of} of the budget of {budget}{beside}; keep-all takes {whole}"
+    fraction_text = format_percent(used_bytes / problem.ram_budget_bytes, digits=3)
+    keep_all_text = format_bytes(checkpoint_all_peak_bytes(graph))
+    resident_remark = (
+        ", resident bytes included" if problem.count_parameters and resident_bytes else ""
+    )
+    note = f"{fraction_text} of the budget of {budget}{resident_remark}; keep-all: {keep_all_text}"
     notes = {"peak_ram_bytes": note}
     yield from metric_facts(Display.SOLVE, simulation, Group.MEMORY, notes=notes)
     if resident_bytes:
         kinds = ", ".join(kind for kind, size in graph.resident_bytes.items() if size)
         counted = "counted in the budget"
         if not problem.count_parameters:
-            counted = "needed on top, not counted in the budget"
-        yield row("resident RAM", format_bytes(resident_bytes), f"{kinds}: {counted}")
+            counted = "needed in addition to the budget"
+        yield text_fact("resident RAM", format_bytes(resident_bytes), f"{kinds}: {counted}")
 
 
-def treatment(graph: Graph, schedule: Schedule, simulation: Simulation) -> Iterator[Fact]:
-    """Yield where state has its home, and what a schedule recomputes, pages and keeps.
+def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> Iterator[Fact]:
+    """Yield the homes of state, and the tensors that a schedule recomputes, pages and keeps.
 
-    Paged in are the first reads of state on storage too. Kept are the tensors, but for state, that
-    are read, computed once and never paged: they stay in RAM to their last use.
+    Page-ins include the first reads of state on storage. Kept tensors are read, computed once,
+    never paged, and not state: they stay in RAM until their last use.
     """
-    again = [k for t, k in schedule.R if k < t]
-    recomputed = set(again)
-    moved = {*simulation.page_ins, *simulation.page_outs, *graph.state_tensors}
+    recomputations = [k for t, k in schedule.R if k < t]
+    recomputed = set(recomputations)
+    paged = {*simulation.page_ins, *simulation.page_outs, *graph.state_tensors}
     kept = [
         i
         for i, users in enumerate(graph.users_of)
-        if users and i not in moved and graph.node_of[i] not in recomputed
+        if users and i not in paged and graph.node_of[i] not in recomputed
     ]
-    made_bytes = sum(graph.nodes[k].output_bytes for k in again)
+    made_bytes = sum(graph.nodes[k].output_bytes for k in recomputations)
     yield from state_facts(graph, simulation)
-    yield row("recomputed", _times_of(len(again)), f"{format_bytes(made_bytes)} of outputs")
+    yield text_fact(
+        "recomputed", _times_text(len(recomputations)), f"{format_bytes(made_bytes)} of outputs"
+    )
     for name, counted, moved_bytes in (
         ("paged out", simulation.page_outs, f"{format_bytes(simulation.written_bytes)} written"),
         ("paged in", simulation.page_ins, f"{format_bytes(simulation.read_bytes)} read"),
     ):
-        yield row(name, _times_of(sum(counted.values())), moved_bytes)
+        yield text_fact(name, _times_text(sum(counted.values())), moved_bytes)
     stay = format_bytes(sum(graph.tensor_bytes[i] for i in kept))
     note = f"{stay} that stay in RAM from first computation to last use"
-    yield row("kept", plural(len(kept), "tensor"), note)
+    yield text_fact("kept", plural(len(kept), "tensor"), note)
 
 
 def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
-    """Yield how long a step computes and moves, and what limits that."""
+    """Yield compute and transfer times of a step, and their limits."""
     single_pass = f"a single pass takes {format_seconds(problem.pass_time_s)}"
     overlap = "of the plan, where transfers overlap computation"
     notes = {"compute_s": single_pass, "makespan_s": overlap}
@@ -227,7 +233,7 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     for fact in shown(Group.WORK):
         yield fact
         if fact.key == "compute_s" and model is not None:
-            yield row("  its cycles", model.rate, f"{model.origin}; {model.label}")
+            yield text_fact("  its cycles", model.rate, f"{model.origin}; {model.label}")
     yield from commit_facts(problem)
     yield from shown(
         Group.STEP, unlisted=() if simulation.planned_s is not None else ("makespan_s",)
@@ -235,27 +241,32 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     if problem.deadline_s is not None:
         used_s = simulation.time_s or 0.0
         counts = DeadlineCounts(problem.deadline_counts or DeadlineCounts.SERIAL)
-        of = f", {percent(used_s / problem.deadline_s, digits=3)}" if problem.deadline_s else ""
-        yield row(
+        fraction_text = (
+            f", {format_percent(used_s / problem.deadline_s, digits=3)}"
+            if problem.deadline_s
+            else ""
+        )
+        yield text_fact(
             "deadline",
             format_seconds(problem.deadline_s),
-            f"{counts}: {MEANINGS[counts]}; {format_seconds(used_s)} used{of}",
+            f"{counts}: {DEADLINE_TEXTS[counts]}; {format_seconds(used_s)} used{fraction_text}",
         )
     if problem.energy_budget_j is not None:
-        yield row("energy budget", format_joules(problem.energy_budget_j))
+        yield text_fact("energy budget", format_joules(problem.energy_budget_j))
 
 
 def commit_facts(problem: Problem) -> Iterator[Fact]:
-    """Yield what commits take of a step; every schedule pays it."""
+    """Yield the cost of commits in a step; it is the same for every schedule."""
     commit, paid = problem.table.commit, problem.commit_cost
     if commit is not None:
-        every = "every step" if problem.commit == 1 else f"its share of one in {problem.commit}"
+        every = "every step" if problem.commit == 1 else f"1/{problem.commit} of a commit"
         written = f"{format_bytes(commit.written_bytes)} and {commit.erased_blocks:.4g} erases"
         amount = f"{format_seconds(paid.time_s)}, {format_joules(paid.energy_j)}"
-        yield row("commit", amount, f"{every}: {written}, a part of the single pass")
+        yield text_fact("commit", amount, f"{every}: {written}, included in the single pass")
 
 
-def _effort(result: SolveResult, *, total_s: float, read_s: float) -> Iterator[Fact]:
+def _effort_facts(result: SolveResult, *, total_s: float, read_s: float) -> Iterator[Fact]:
+    """Yield the time by activity, the size of the solver's model, and the solver."""
     spent = {
         "reading": read_s,
         "building": result.build_s,
@@ -263,25 +274,25 @@ def _effort(result: SolveResult, *, total_s: float, read_s: float) -> Iterator[F
         "verifying": result.verify_s,
     }
     spent["answering"] = total_s - sum(spent.values())
-    shown = [f"{name} {format_seconds(s)}" for name, s in spent.items() if s >= LEAST_SHOWN_S]
+    shown = [f"{name} {format_seconds(s)}" for name, s in spent.items() if s >= MIN_SHOWN_S]
     limit = f"; limit {format_seconds(result.time_limit_s)}" if result.time_limit_s else ""
-    yield row("time taken", format_seconds(total_s), ", ".join(shown) + limit)
+    yield text_fact("time taken", format_seconds(total_s), ", ".join(shown) + limit)
     sizes = list(_sizes(result.statistics))
     if sizes:
-        yield row("solver's model", sizes[0], ", ".join(sizes[1:]))
+        yield text_fact("solver's model", sizes[0], ", ".join(sizes[1:]))
     if not result.backend:
-        yield row("made by", result.method, "without a solver")
+        yield text_fact("made by", result.method, "without a solver")
         return
     method = "" if result.method == "optimal" else f"method {result.method}"
     versions = ", ".join(
         f"{name} {version}" for name, version in result.versions.items() if name != "poetmodel"
     )
     parts = (method, f"formulation {result.formulation}", versions)
-    yield row("solved by", result.backend, "; ".join(part for part in parts if part))
+    yield text_fact("solved by", result.backend, "; ".join(part for part in parts if part))
 
 
 def _sizes(statistics: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the size of what the back end solved, as far as the formulation reports it."""
+    """Yield the sizes of the solved model that the formulation reports."""
     for key in ("columns", "rows", "nonzeros", "rounds", "enforced_rows"):
         value = statistics.get(key)
         if value is not None:
@@ -289,5 +300,5 @@ def _sizes(statistics: Mapping[str, Any]) -> Iterator[str]:
             yield f"{value:,} {name.removesuffix('s') if value == 1 else name}"
 
 
-def _times_of(count: int) -> str:
+def _times_text(count: int) -> str:
     return "once" if count == 1 else f"{count} times" if count else "nothing"

@@ -1,4 +1,4 @@
-"""``poetmodel sweep`` and ``bench``: many problems by many methods, in a store; can be resumed."""
+"""``poetmodel sweep`` and ``bench``: solve many problems by many methods; runs can be resumed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from poetmodel.backends.registry import backend_names
 from poetmodel.cli import options
-from poetmodel.cli.failures import ExitStatus, print_faults, print_warnings
+from poetmodel.cli.failures import ExitStatus, print_errors, print_warnings
 from poetmodel.cli.output import listing, print_json, progress_bar, show
 from poetmodel.errors import InputError, listed
 from poetmodel.files import read_text
@@ -39,44 +39,48 @@ _run = partial(options.option, rich_help_panel="Run")
 
 @options.group
 class GridOptions:
-    """The problems: all combinations of these."""
+    """The problems: all combinations of the values."""
 
     models: list[str] = options.argument(
         options.REQUIRED,
         "MODELS...",
         "Built-in networks, or graph files.",
     )
-    batch: str | None = options.what(None, "--batch N,...", "Batch sizes, for built-in networks.")
-    image: str | None = options.what(None, "--image N,...", "Sides of square images in pixels.")
-    sequence: str | None = options.what(None, "--sequence N,...", "Tokens of a sample.")
-    devices: str = options.what(
+    batch: str | None = options.graph_option(
+        None, "--batch N,...", "Batch sizes, for built-in networks."
+    )
+    image: str | None = options.graph_option(
+        None, "--image N,...", "Sides of square images in pixels."
+    )
+    sequence: str | None = options.graph_option(None, "--sequence N,...", "Tokens of a sample.")
+    devices: str = options.graph_option(
         options.REQUIRED,
         "--devices NAME,...",
         "Devices, by name or file.",
     )
-    ram: str = options.limit(
+    ram: str = options.limit_option(
         options.REQUIRED, "--ram SIZE,...", "RAM budgets, such as 20%,30%,256KiB."
     )
-    out: Path = options.output(
+    out: Path = options.output_option(
         options.REQUIRED,
         "--out DIR",
         "Folder of the records. Runs that are recorded there are not repeated.",
     )
-    deadline: str = options.limit(
+    deadline: str = options.limit_option(
         "none",
         "--deadline TIME,...",
         "Deadlines, such as none,110%. Default: none.",
         show_default=False,
     )
-    deadline_counts: DeadlineCounts | None = options.limit(
+    deadline_counts: DeadlineCounts | None = options.limit_option(
         None,
         "--deadline-counts MODE",
-        "Which time the deadline limits: compute, serial, overlap.",
+        "Time that the deadline limits: compute, serial, overlap.",
     )
-    constraints: Path | None = options.limit(
+    constraints: Path | None = options.limit_option(
         None,
         "--constraints FILE",
-        "Own constraints of all runs, *.toml, as --constraints of solve.",
+        "User-defined constraints of all runs, *.toml, as --constraints of solve.",
     )
     methods: str = _methods(
         "optimal",
@@ -92,7 +96,7 @@ class GridOptions:
 
 @options.group
 class WorkersOption:
-    """Where runs are solved, and how many at a time."""
+    """Where runs are solved, and how many in parallel."""
 
     workers: int = _run(1, "--workers", "Worker processes.", min=1, max=MAX_WORKERS)
     scheduler: str | None = _run(
@@ -104,9 +108,9 @@ class WorkersOption:
 
 @options.group
 class RunOptions(WorkersOption):
-    """How the runs are solved, and what is made of them."""
+    """Settings of the runs, and outputs."""
 
-    seed: int = options.how(0, "--seed", "Seed of the solves.", min=0)
+    seed: int = options.solve_option(0, "--seed", "Seed of the solves.", min=0)
     cold: bool = _run(
         False,
         "--cold",
@@ -117,10 +121,10 @@ class RunOptions(WorkersOption):
         "--shard I/N",
         "Solve every N-th run, from the I-th on; merge joins the folders.",
     )
-    plot: Path | None = options.output(
+    plot: Path | None = options.output_option(
         None, "--plot FILE", "Draw overhead against RAM: .svg, .png or .pdf."
     )
-    pareto: bool = options.output(
+    pareto: bool = options.output_option(
         False, "--pareto", "Write and draw the Pareto front of energy, RAM and time."
     )
 
@@ -138,18 +142,18 @@ def sweep(
     runs: RunOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Solve every combination of models, devices, limits and methods, and record each."""
+    """Solve every combination of models, devices, limits and methods, and record each run."""
     from poetmodel import sweeps
 
     _check_picture(runs.plot)
     commit = commits.steps_to_commit
-    cells = _runs(problems, variant.shape, search, seed=runs.seed, commit=commit)
+    cells = _grid_runs(problems, variant.shape, search, seed=runs.seed, commit=commit)
     if runs.shard is not None:
         try:
             cells = cells[sweeps.shard(runs.shard)]
         except InputError as error:
             raise error.within("--shard") from None
-    with progress_bar(wanted=not output.json) as on_progress:
+    with progress_bar(enabled=not output.json) as on_progress:
         records = sweeps.sweep(
             cells,
             problems.out,
@@ -168,13 +172,13 @@ class MergeOptions:
     folders: list[Path] = options.argument(
         options.REQUIRED, "FOLDERS...", "Folders of sweeps, such as those of --shard."
     )
-    out: Path = options.output(
-        options.REQUIRED, "--out DIR", "Folder that gets all records; it may have some already."
+    out: Path = options.output_option(
+        options.REQUIRED, "--out DIR", "Folder for all records; it may contain some."
     )
-    plot: Path | None = options.output(
+    plot: Path | None = options.output_option(
         None, "--plot FILE", "Draw overhead against RAM: .svg, .png or .pdf."
     )
-    pareto: bool = options.output(
+    pareto: bool = options.output_option(
         False, "--pareto", "Write and draw the Pareto front of energy, RAM and time."
     )
 
@@ -197,7 +201,7 @@ def merge(folders: MergeOptions, output: options.OutputOptions) -> None:
 
 
 def _check_picture(plot: Path | None) -> None:
-    """Raise `InputError` if a picture of this form cannot be drawn."""
+    """Raise `InputError` if a picture with this suffix cannot be drawn."""
     if plot is not None:
         from poetmodel.sweeps.pictures import check_suffix
 
@@ -207,34 +211,34 @@ def _check_picture(plot: Path | None) -> None:
 def _show_records(
     records: Sequence[Record],
     folder: Path,
-    wanted: RunOptions | MergeOptions,
+    request: RunOptions | MergeOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Write tables and pictures of records, print the tables, and exit 1 if a run failed."""
+    """Write tables and pictures of records, print the tables, and exit with 1 if a run failed."""
     from poetmodel.sweeps import panels, tables
 
     rows = tables.rows(records)
-    front = tables.pareto(rows) if wanted.pareto else []
+    front = tables.pareto(rows) if request.pareto else []
     tables.write_csv(folder / "cells.csv", rows)
-    if wanted.pareto:
+    if request.pareto:
         tables.write_csv(folder / "pareto.csv", front)
-    if wanted.plot is not None:
+    if request.plot is not None:
         from poetmodel.sweeps.pictures import draw
 
-        draw(wanted.plot, panels.overheads(rows))
+        draw(request.plot, panels.overheads(rows))
     notes = _draw(folder / "pareto", panels.frontier(front))[1] if front else []
     if output.json:
-        print_json({"cells": rows, **({"pareto": front} if wanted.pareto else {})})
+        print_json({"cells": rows, **({"pareto": front} if request.pareto else {})})
     else:
         show(_table("Runs", rows, proof="status"))
-        if wanted.pareto:
+        if request.pareto:
             show(_table("Pareto front of energy, RAM and time", front, proof="proven"))
         print_warnings(notes)
-    _warn(rows)
-    fail_if_failed(rows)
+    _warn_about_device_ram(rows)
+    exit_if_failed(rows)
 
 
-def _runs(
+def _grid_runs(
     problems: GridOptions,
     variant: Variant,
     search: options.SearchOptions,
@@ -242,7 +246,7 @@ def _runs(
     seed: int,
     commit: int | None,
 ) -> Sequence[Run]:
-    """Return all combinations; raise every fault of the options, those of a file with its name."""
+    """Return the runs of all combinations; raise `InputError` with all errors of the options."""
     from poetmodel import sweeps
     from poetmodel.sweeps.runs import IN_CONSTRAINTS
 
@@ -259,19 +263,22 @@ def _runs(
     try:
         return sweeps.grid(
             problems.models,
-            _names(problems.devices, "--devices"),
-            ram=_names(problems.ram, "--ram"),
+            _split_names(problems.devices, "--devices"),
+            ram=_split_names(problems.ram, "--ram"),
             shapes=[
                 replace(variant, batch=samples, image=side, sequence=tokens)
-                for samples in _sizes(problems.batch, "--batch")
-                for side in _sizes(problems.image, "--image")
-                for tokens in _sizes(problems.sequence, "--sequence")
+                for samples in _parse_sizes(problems.batch, "--batch")
+                for side in _parse_sizes(problems.image, "--image")
+                for tokens in _parse_sizes(problems.sequence, "--sequence")
             ],
             deadlines=[
-                None if name == "none" else name for name in _names(problems.deadline, "--deadline")
+                None if name == "none" else name
+                for name in _split_names(problems.deadline, "--deadline")
             ],
-            methods=_names(problems.methods, "--methods"),
-            backends=[_backend(name) for name in _names(problems.backends, "--backends")],
+            methods=_split_names(problems.methods, "--methods"),
+            backends=[
+                _check_backend(name) for name in _split_names(problems.backends, "--backends")
+            ],
             settings=settings,
         )
     except InputError as error:
@@ -279,47 +286,47 @@ def _runs(
         raise InputError(fault.replace(IN_CONSTRAINTS, file, 1) for fault in error.faults) from None
 
 
-def fail_if_failed(rows: Sequence[Row]) -> None:
-    """Exit with the reasons of the runs that failed, if any did."""
+def exit_if_failed(rows: Sequence[Row]) -> None:
+    """Exit with status 1 and print the reasons if any run failed."""
     failed = [row for row in rows if row["status"] == "failed"]
     if failed:
         reasons = [f"{row['model']} | {row['method']}: {row['reason']}" for row in failed]
-        print_faults([f"{len(failed)} of {len(rows)} runs failed", *reasons])
+        print_errors([f"{len(failed)} of {len(rows)} runs failed", *reasons])
         raise typer.Exit(ExitStatus.FAILURE)
 
 
-def _warn(rows: Sequence[Row]) -> None:
+def _warn_about_device_ram(rows: Sequence[Row]) -> None:
     """Warn about runs whose peak and resident bytes exceed the RAM of their device."""
-    over = [row for row in rows if row["fits_device"] is False]
-    if over:
-        places = dict.fromkeys(f"{row['model']} on {row['device']}" for row in over)
-        verb = "does" if len(over) == 1 else "do"
+    exceeding = [row for row in rows if row["fits_device"] is False]
+    if exceeding:
+        places = dict.fromkeys(f"{row['model']} on {row['device']}" for row in exceeding)
+        verb = "does" if len(exceeding) == 1 else "do"
         print_warnings(
             [
-                f"{len(over)} of {len(rows)} runs {verb} not fit the RAM of their device with all "
-                f"resident bytes: {listed(places)}"
+                f"{len(exceeding)} of {len(rows)} runs {verb} not fit the RAM of their device "
+                f"with all resident bytes: {listed(places)}"
             ]
         )
 
 
-def _names(text: str, option: str) -> list[str]:
+def _split_names(text: str, option: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise InputError(f"{option}: expected names with commas between them, got {text!r}")
     return names
 
 
-def _sizes(text: str | None, option: str) -> list[int | None]:
-    """Return the sizes of a network's input; without any, its own."""
+def _parse_sizes(text: str | None, option: str) -> list[int | None]:
+    """Return the input sizes of an option; [None], the network's own size, without the option."""
     if text is None:
         return [None]
     try:
-        return [options.input_size(name) for name in _names(text, option)]
+        return [options.input_size(name) for name in _split_names(text, option)]
     except typer.BadParameter as error:
         raise InputError(f"{option}: {error}") from None
 
 
-def _backend(name: str) -> str:
+def _check_backend(name: str) -> str:
     if name not in backend_names():
         known = ", ".join(backend_names())
         raise InputError(f"--backends: expected some of {known}, got {name!r}")
@@ -327,6 +334,7 @@ def _backend(name: str) -> str:
 
 
 def _table(title: str, rows: Sequence[Row], *, proof: str) -> Table:
+    """Return the table of runs; `proof` is the column that shows their status or proof."""
     from poetmodel.sweeps.summaries import overhead_ratio
 
     heads = ("model, device", "RAM", "method", proof)
@@ -334,58 +342,58 @@ def _table(title: str, rows: Sequence[Row], *, proof: str) -> Table:
     lines = [
         (
             f"{row['model']} {row['device']}",
-            _words_of(row["ram"], row["deadline"]),
-            _words_of(row["method"], row["backend"]),
+            _join_texts(row["ram"], row["deadline"]),
+            _join_texts(row["method"], row["backend"]),
             yes_or_no(row[proof]) if isinstance(row[proof], bool) else row[proof],
-            _figure(overhead_ratio(row), "{:.3%}".format),
-            _figure(row["axis_gap"], lambda gap: "none" if gap == 1 else f"{gap:.2%}"),
-            _figure(row["peak_ram_bytes"], format_bytes),
-            _figure(row["makespan_s"], format_seconds),
+            _format_value(overhead_ratio(row), "{:.3%}".format),
+            _format_value(row["axis_gap"], lambda gap: "none" if gap == 1 else f"{gap:.2%}"),
+            _format_value(row["peak_ram_bytes"], format_bytes),
+            _format_value(row["makespan_s"], format_seconds),
         )
         for row in rows
     ]
     return listing(title, (*heads, *figures), lines, left=len(heads), whole_names=False)
 
 
-def _words_of(*parts: str | None) -> str:
+def _join_texts(*parts: str | None) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _figure(value: float | None, unit: Unit) -> str:
+def _format_value(value: float | None, unit: Unit) -> str:
     return "" if value is None else unit(value)
 
 
 # -- figures of the paper ----------------------------------------------------------------------
 
 FOLDER: Final = Path("poetmodel-bench")
-"""Parent of the default folders of all figures."""
+"""Parent of the default output folders of figures."""
 FORMS: Final = (".svg", ".png")
 
 
 @options.group
 class FigureOptions:
-    """The figure, and how it is made."""
+    """The figure, and its settings."""
 
     name: str = options.argument(
         options.REQUIRED,
         "NAME",
-        "figure2, figure3, figure4, figure5, table3: of the POET paper; instances: write the "
+        "figure2, figure3, figure4, figure5, table3 of the POET paper; instances: write the "
         "instance library; check: verify solutions of it.",
     )
     folders: list[Path] | None = options.argument(
         None, "[FOLDERS]...", "For instances: DIR. For check: DIR and SOLUTIONS."
     )
-    mps: str | None = options.output(
+    mps: str | None = options.output_option(
         None, "--mps NAME,...", "With instances: also write MPS files of these problems."
     )
-    quick: bool = options.how(False, "--quick", "Fewer budgets, shorter limits.")
-    out: Path | None = options.output(
+    quick: bool = options.solve_option(False, "--quick", "Fewer budgets, shorter limits.")
+    out: Path | None = options.output_option(
         None,
         "--out DIR",
         "Folder of records, tables and pictures. Runs that are recorded there are not "
         "repeated. Default: poetmodel-bench/NAME.",
     )
-    time_limit: float | None = options.how(
+    time_limit: float | None = options.solve_option(
         None,
         "--time-limit TIME",
         "Limit of each solve: seconds, or a time such as 5min. Default: the figure's.",
@@ -394,35 +402,35 @@ class FigureOptions:
 
 
 @options.command("poetmodel bench figure5 --quick")
-def bench(wanted: FigureOptions, runs: WorkersOption, output: options.OutputOptions) -> None:
+def bench(request: FigureOptions, runs: WorkersOption, output: options.OutputOptions) -> None:
     """Reproduce a figure of the paper, or write and check the instance library."""
     from poetmodel.cli import instances
 
-    folders = wanted.folders or []
-    if len(folders) != instances.FOLDERS.get(wanted.name, 0):
-        expected = instances.USAGE.get(wanted.name, "no folder; the records go to --out")
-        raise InputError(f"bench {wanted.name}: expected {expected}")
-    if wanted.mps is not None and wanted.name != instances.WRITE:
+    folders = request.folders or []
+    if len(folders) != instances.N_FOLDERS.get(request.name, 0):
+        expected = instances.USAGE.get(request.name, "no folder; the records go to --out")
+        raise InputError(f"bench {request.name}: expected {expected}")
+    if request.mps is not None and request.name != instances.WRITE:
         raise InputError(f"--mps: only 'poetmodel bench {instances.WRITE}' takes it")
-    if wanted.name == instances.WRITE:
-        instances.write_instances(folders[0], wanted.mps, output)
-    elif wanted.name == instances.CHECK:
+    if request.name == instances.WRITE:
+        instances.write_instances(folders[0], request.mps, output)
+    elif request.name == instances.CHECK:
         instances.check_solutions(folders[0], folders[1], output)
     else:
-        _reproduce(wanted, runs, output)
+        _reproduce(request, runs, output)
 
 
-def _reproduce(wanted: FigureOptions, runs: WorkersOption, output: options.OutputOptions) -> None:
-    """Write records, a table and a picture of a figure of the paper; can be resumed."""
+def _reproduce(request: FigureOptions, runs: WorkersOption, output: options.OutputOptions) -> None:
+    """Write records, a table and a picture of a figure of the paper; skip recorded runs."""
     from poetmodel.sweeps import figures, panels, summaries, tables
     from poetmodel.sweeps import sweep as run_all
     from poetmodel.sweeps.store import Store
 
-    limit_s, name = wanted.time_limit, wanted.name
+    limit_s, name = request.time_limit, request.name
     figure = figures.figure(name)
-    folder = FOLDER / name if wanted.out is None else wanted.out
-    figure_runs = figure.runs(quick=wanted.quick, time_limit_s=limit_s)
-    with progress_bar(wanted=not output.json) as on_progress:
+    folder = FOLDER / name if request.out is None else request.out
+    figure_runs = figure.runs(quick=request.quick, time_limit_s=limit_s)
+    with progress_bar(enabled=not output.json) as on_progress:
         records = run_all(
             figure_runs,
             folder,
@@ -456,11 +464,11 @@ def _reproduce(wanted: FigureOptions, runs: WorkersOption, output: options.Outpu
             show(listing(table.title, heads, rows, left=table.words, whole_names=False))
         show(f"The paper: {figure.paper}")
         print_warnings(notes)
-    fail_if_failed(cells)
+    exit_if_failed(cells)
 
 
 def _draw(stem: Path, shown: Sequence[Panel] | Sequence[Map]) -> tuple[list[Path], list[str]]:
-    """Draw the pictures; return their files, and notes on what is missing."""
+    """Draw the pictures; return their files, and a note if pictures cannot be drawn."""
     from poetmodel.sweeps.pictures import check_suffix, draw
 
     paths = [stem.with_suffix(form) for form in FORMS]

@@ -1,4 +1,4 @@
-"""``poetmodel verify``: the verifier for a schedule file or a plan."""
+"""``poetmodel verify``: verify a schedule file or a plan."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from poetmodel.cli.failures import ExitStatus, print_room_warnings, print_warnin
 from poetmodel.cli.inputs import (
     NO_COSTS,
     check_names,
-    costs_to_verify,
-    graph_of,
-    graph_of_binary,
-    in_bytes,
+    costs_for_verification,
+    resolve_binary_graph,
+    resolve_graph,
+    resolve_ram,
     verify_document,
 )
-from poetmodel.cli.output import figures, live_line, print_json, print_text, show
+from poetmodel.cli.output import fact_table, live_line, print_json, print_text, show
 from poetmodel.cli.plan import arena_facts
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.ram import DeviceRam
 from poetmodel.errors import InputError, PlanError, ScheduleError
-from poetmodel.files import as_text, read_bytes
+from poetmodel.files import decode_text, read_bytes
 from poetmodel.plan.simulation import check_identity
 from poetmodel.problem import Problem
 from poetmodel.problem.rows import within
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
-    document,
+    format_number,
     metric_facts,
     plural,
     room_facts,
     state_facts,
+    to_json_object,
     wear_facts,
-    whole,
 )
 from poetmodel.report.subject import free_costs
 from poetmodel.schedule.metrics import Display, Group
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 
 MAX_VIOLATIONS: Final = 20
 _PLAN_LIMITS: Final = ("--ram", "--aux", "--deadline")
-"""The limits that a plan alone can be held against."""
+"""Limits that can be verified for a plan alone."""
 
 
 @options.group
 class FileArgument:
-    """The file."""
+    """The file to verify."""
 
     schedule: Path = options.argument(
         options.REQUIRED,
@@ -76,28 +76,31 @@ def verify(
     limits: Annotated[options.LimitOptions, options.without("minimize")],
     output: options.OutputOptions,
 ) -> None:
-    """Simulate a schedule or a plan; check rules of execution, limits, and its stated figures.
+    """Simulate a schedule or a plan; check rules of execution, limits, and stated metrics.
 
-    The limits are those of the file, or those that are given, as 'poetmodel solve' takes them.
+    The limits are those of the file, or the given ones, as for 'poetmodel solve'.
     """
     content = read_bytes(given.schedule)
-    about = _about_plan if is_plan(content) else _about_schedule
-    with live_line(wanted=not output.json, doing="verifying"):
-        facts, title, room = about(content, given.schedule, source, costing, limits)
-        values = document(facts)
+    verify_file = _verify_plan if is_plan(content) else _verify_schedule
+    with live_line(enabled=not output.json, doing="verifying"):
+        facts, title, room = verify_file(content, given.schedule, source, costing, limits)
+        values = to_json_object(facts)
     print_warnings(values["notes"])
     if output.json:
         print_json(values)
     else:
-        _print_verdict(title.partition(" ")[0].lower(), values["violations"], limits.given)
-        show(figures(title, facts))
+        _print_verdict(
+            title.partition(" ")[0].lower(), values["violations"], limits.changed_options
+        )
+        show(fact_table(title, facts))
     print_room_warnings(room)
     raise typer.Exit(ExitStatus.SUCCESS if values["valid"] else ExitStatus.INFEASIBLE)
 
 
-def _print_verdict(what: str, violations: Sequence[str], limits: Sequence[str]) -> None:
+def _print_verdict(kind: str, violations: Sequence[str], limits: Sequence[str]) -> None:
+    """Print whether the file is valid, and its first violations."""
     if not violations:
-        print_text(f"valid: the {what} keeps every rule and limit that was checked", "")
+        print_text(f"valid: the {kind} meets every rule and limit that was checked", "")
         if limits:
             print_text(
                 "Where 'poetmodel solve' says infeasible with these limits, it is wrong. Please "
@@ -111,9 +114,10 @@ def _print_verdict(what: str, violations: Sequence[str], limits: Sequence[str]) 
     print_text(f"not valid: {many}", *violations[:MAX_VIOLATIONS], *rest, "")
 
 
-def _verdict(
+def _verdict_facts(
     graph: Graph, costs: Costs | None, violations: Sequence[str], notes: Sequence[str]
 ) -> Iterator[Fact]:
+    """Yield the verdict, notes, graph and source of costs, for JSON."""
     yield Fact("valid", not violations)
     yield Fact("violations", list(violations))
     yield Fact("notes", list(notes))
@@ -124,20 +128,20 @@ def _verdict(
 # -- schedules ---------------------------------------------------------------------------------
 
 
-def _about_schedule(
+def _verify_schedule(
     content: bytes,
     path: Path,
     source: options.FileGraphOptions,
     costing: options.CostOptions,
     limits: options.LimitOptions,
 ) -> tuple[list[Fact], str, DeviceRam | None]:
-    """Return the facts about a schedule, the title of their table, and the RAM of the device."""
+    """Verify a schedule; return its facts, the title of their table, and the device RAM."""
     from poetmodel.schedule.document import parse_document
 
-    stated = parse_document(as_text(content, source=str(path)), source=str(path))
-    graph = graph_of(source, stated.schedule.identity, source=path).graph
+    stated = parse_document(decode_text(content, source=str(path)), source=str(path))
+    graph = resolve_graph(source, stated.schedule.identity, source=path).graph
     if source.graph is not None:
-        limits = in_bytes(limits, source.graph, source.shape)
+        limits = resolve_ram(limits, source.graph, source.shape)
     try:
         verified = verify_document(stated, graph, costing, limits)
     except ScheduleError as error:
@@ -146,10 +150,10 @@ def _about_schedule(
 
 
 def _schedule_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
-    """Yield the verdict and the simulated figures; without costs, no times and energies."""
+    """Yield the verdict and the simulated metrics; without costs, times and energies are None."""
     graph, simulation = verified.graph, verified.simulation
     peak, tensors = simulation.peak, simulation.peak_tensors
-    yield from _verdict(graph, verified.costs, verified.verdict.violations, verified.notes)
+    yield from _verdict_facts(graph, verified.costs, verified.verdict.violations, verified.notes)
     timed = verified.costs is not None
     node = graph.nodes[peak.node].name
     notes = {
@@ -186,19 +190,19 @@ def is_plan(content: bytes) -> bool:
         return False
     try:
         values = json.loads(content)
-    except (ValueError, RecursionError):  # the reader of plans says what is wrong
+    except (ValueError, RecursionError):  # the reader of plans reports the error
         return True
     return isinstance(values, dict) and values.get("format") == FORMAT
 
 
-def _about_plan(
+def _verify_plan(
     content: bytes,
     path: Path,
     source: options.FileGraphOptions,
     costing: options.CostOptions,
     limits: options.LimitOptions,
 ) -> tuple[list[Fact], str, DeviceRam | None]:
-    """Return the facts about a plan, the title of their table, and the RAM of the device."""
+    """Verify a plan; return its facts, the title of their table, and the device RAM."""
     from poetmodel.plan import check_arena, check_plan
     from poetmodel.plan.simulation import false_claims
 
@@ -209,7 +213,7 @@ def _about_plan(
         check_names(plan.identity, graph)
     except InputError as error:
         raise error.within(str(path)) from None
-    costs, notes = costs_to_verify(plan.device, graph, costing)
+    costs, notes = costs_for_verification(plan.device, graph, costing)
     budget_bytes, problem = plan.ram_budget_bytes, _limits_of_plan(graph, costs, limits)
     if limits.ram is not None:
         budget_bytes = problem.usable_ram_bytes
@@ -222,14 +226,14 @@ def _about_plan(
         ram_budget_bytes=budget_bytes,
         aux_bytes=None if limits.aux is None else problem.aux_limit_bytes,
     )
-    late = check.makespan_s is not None and not within(check.makespan_s, problem.deadline_s)
+    is_late = check.makespan_s is not None and not within(check.makespan_s, problem.deadline_s)
     arena = stated.arena
     violations = [
         *check.violations,
         *(() if arena is None else check_arena(graph, plan, arena).violations),
         *false_claims(check, stated.stated),
     ]
-    if late:
+    if is_late:
         violations.append(
             f"makespan {format_seconds(check.makespan_s or 0.0)} is above the deadline of "
             f"{format_seconds(problem.deadline_s or 0.0)}"
@@ -237,7 +241,7 @@ def _about_plan(
     device = None if costs is None else costs.device
     room = DeviceRam.compare(device, graph, check.peak_ram_bytes)
     facts = [
-        *_verdict(graph, costs, violations, notes),
+        *_verdict_facts(graph, costs, violations, notes),
         *_plan_facts(stated, check, room, timed=costs is not None),
     ]
     return facts, f"Plan for {graph.name}", room
@@ -252,20 +256,23 @@ def _read_plan(
     from poetmodel.plan.document import PlanDocument, parse_document
 
     if not is_binary(content):
-        stated = parse_document(as_text(content, source=str(path)), source=str(path))
-        return stated, graph_of(source, stated.plan.identity, source=path).graph
+        stated = parse_document(decode_text(content, source=str(path)), source=str(path))
+        return stated, resolve_graph(source, stated.plan.identity, source=path).graph
     try:
-        graph = graph_of_binary(source, content, source=path)
+        graph = resolve_binary_graph(source, content, source=path)
         return PlanDocument(plan=decode(content, graph), stated={}), graph
     except PlanError as error:
         raise error.within(str(path)) from None
 
 
 def _limits_of_plan(graph: Graph, costs: Costs | None, limits: options.LimitOptions) -> Problem:
-    """Return the RAM, storage and deadline that are given for a plan, as a problem."""
-    others = [name for name in limits.given if name not in _PLAN_LIMITS]
-    if others:
-        raise InputError(f"{', '.join(others)}: not known of a plan; verify its schedule file")
+    """Return the given RAM, storage and deadline of a plan as a problem.
+
+    Raises `InputError` for other limits, which a plan does not state.
+    """
+    unknown = [name for name in limits.changed_options if name not in _PLAN_LIMITS]
+    if unknown:
+        raise InputError(f"{', '.join(unknown)}: unknown for a plan; verify its schedule file")
     if costs is None and limits.deadline is not None:
         raise InputError(NO_COSTS)
     return Problem(
@@ -280,12 +287,12 @@ def _limits_of_plan(graph: Graph, costs: Costs | None, limits: options.LimitOpti
 def _plan_facts(
     stated: PlanDocument, check: PlanCheck, room: DeviceRam | None, *, timed: bool
 ) -> Iterator[Fact]:
-    """Yield the simulated figures of a plan; times and energies are None without costs."""
+    """Yield the simulated metrics of a plan; times and energies are None without costs."""
     plan = stated.plan
     yield Fact("mode", str(plan.mode))
     yield Fact("ram_budget_bytes", plan.ram_budget_bytes)
     size = len(plan.program)
-    yield Fact("instructions", size, "instructions", whole, f"{plan.mode} transfers")
+    yield Fact("instructions", size, "instructions", format_number, f"{plan.mode} transfers")
     stalls = plan.mode == StorageMode.DMA and timed
     at = "" if check.peak_position is None else f"at instruction {check.peak_position}"
     notes = {

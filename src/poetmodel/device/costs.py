@@ -403,6 +403,7 @@ def _weighted_sum(times: Mapping[int, int], costs: Sequence[float]) -> float:
 
 
 def _estimate_node(graph: Graph, k: int, device: Device) -> Cost:
+    """Return the estimated cost of node `k` from its FLOP and memory traffic."""
     node = graph.nodes[k]
     compute = device.compute
     time_s = node.flops / compute.flops_per_s
@@ -437,6 +438,7 @@ def _cost_fault(where: str, cost: Cost) -> Iterator[str]:
 
 
 def _mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:
+    """Yield an error for missing costs, and for costs of unknown or stateful nodes and tensors."""
     state = {graph.nodes[graph.node_of[i]].name for i in graph.state_tensors}
     computing = [name for name in graph.node_index if name not in state]
     compared: list[tuple[str, str, Mapping[str, object], Collection[str]]] = [
@@ -448,18 +450,19 @@ def _mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:
         missing = [shown(name) for name in names_in_graph if name not in costs_by_name]
         if missing:
             yield (
-                f"no {kind} costs for {listed(missing, most=_MAX_NAMED)} of graph {graph.name!r}; "
-                f"every {owner} needs a row with the {kind} columns"
+                f"no {kind} costs for {listed(missing, max_names=_MAX_NAMED)} of graph "
+                f"{graph.name!r}; every {owner} needs a row with the {kind} columns"
             )
         known = frozenset(names_in_graph)
         extra = [shown(name) for name in costs_by_name if name not in known]
         stateful = [shown(name) for name in costs_by_name if kind == "compute" and name in state]
         if stateful:
             yield (
-                f"compute costs for {listed(stateful, most=_MAX_NAMED)} of graph {graph.name!r}, "
-                "which holds state and computes nothing; leave its compute columns empty"
+                f"compute costs for {listed(stateful, max_names=_MAX_NAMED)} of graph "
+                f"{graph.name!r}, which holds state and computes nothing; leave its compute "
+                "columns empty"
             )
             extra = [name for name in extra if name not in stateful]
         if extra:
-            names = listed(extra, most=_MAX_NAMED)
+            names = listed(extra, max_names=_MAX_NAMED)
             yield f"{kind} costs for {names}, which graph {graph.name!r} does not have"

@@ -65,8 +65,8 @@ def quantity_field(
 
     Quantities in bytes are integers, all others floats.
     """
-    known = DeviceQuantity(name, unit, typical_range, is_positive, is_optional=default is None)
-    return field(default=default, metadata={"quantity": known})
+    quantity = DeviceQuantity(name, unit, typical_range, is_positive, is_optional=default is None)
+    return field(default=default, metadata={"quantity": quantity})
 
 
 class StorageMode(StrEnum):
@@ -293,11 +293,11 @@ class Device:
             return None
         worn = flash if flash is not None and self.stores_in_flash else storage
         block = worn.erase_block_bytes or 1
-        written = sum(-(-size // block) * block * times for size, times in writes)
-        apart = flash is not None and self.is_volatile
-        beside = 0.0 if apart else committed_blocks * block
-        parts = [(self.aux_bytes, worn.endurance_cycles, written + beside)]
-        if flash is not None and apart:
+        page_out_bytes = sum(-(-size // block) * block * times for size, times in writes)
+        commits_elsewhere = flash is not None and self.is_volatile
+        commit_bytes = 0.0 if commits_elsewhere else committed_blocks * block
+        parts = [(self.aux_bytes, worn.endurance_cycles, page_out_bytes + commit_bytes)]
+        if flash is not None and commits_elsewhere:
             committed = committed_blocks * flash.erase_block_bytes
             parts.append((flash.storage_bytes, flash.endurance_cycles, committed))
         lives = [
@@ -338,9 +338,9 @@ def device_quantities() -> Iterator[tuple[str, DeviceQuantity]]:
     for part, (kind, prefix) in _TABLES_BY_PATH.items():
         for entry in fields(kind):
             if "quantity" in entry.metadata:
-                known: DeviceQuantity = entry.metadata["quantity"]
+                quantity: DeviceQuantity = entry.metadata["quantity"]
                 path = f"{part}.{entry.name}" if part else entry.name
-                yield path, known._replace(name=prefix + known.name)
+                yield path, quantity._replace(name=prefix + quantity.name)
 
 
 def _file_keys(kind: type) -> tuple[str, ...]:
@@ -358,6 +358,7 @@ _FLASH_REQUIRED: Final = tuple(entry.name for entry in fields(Flash) if entry.de
 
 
 def _parse_device(document: dict[str, Any], *, key: str) -> Device:
+    """Parse the content of a device file; raise `DeviceError` with all errors."""
     faults: list[str] = _unknown_keys(document, (*_file_keys(Device), *_TABLE_NAMES), "")
     compute = _parse_table(document, "compute", "compute", _file_keys(Compute), faults)
     values = {name: document[name] for name in _file_keys(Device) if name in document}
@@ -382,14 +383,14 @@ def _parse_device(document: dict[str, Any], *, key: str) -> Device:
 
 
 def _parse_compute(table: Mapping[str, Any]) -> Compute:
-    given = {name: table[name] for name in _file_keys(Compute) if name in table}
-    return Compute(**{"flops_per_s": None} | given)
+    values = {name: table[name] for name in _file_keys(Compute) if name in table}
+    return Compute(**{"flops_per_s": None} | values)
 
 
 def _parse_flash(document: dict[str, Any], faults: list[str]) -> Flash:
     table = _parse_table(document, "flash", "flash", _file_keys(Flash), faults)
-    needed = {key: table.get(key) for key in _FLASH_REQUIRED}
-    return Flash(**needed | {key: table[key] for key in _file_keys(Flash) if key in table})  # type: ignore[arg-type]
+    required = {key: table.get(key) for key in _FLASH_REQUIRED}
+    return Flash(**required | {key: table[key] for key in _file_keys(Flash) if key in table})  # type: ignore[arg-type]
 
 
 def _parse_storage(document: dict[str, Any], flash: Flash | None, faults: list[str]) -> Storage:
@@ -400,12 +401,12 @@ def _parse_storage(document: dict[str, Any], flash: Flash | None, faults: list[s
         transfer = _parse_table(storage, name, f"storage.{name}", _file_keys(Transfer), faults)
         transfers[name] = Transfer(**{key: transfer.get(key) for key in _file_keys(Transfer)})  # type: ignore[arg-type]
     mode = storage.get("mode")
-    known = {str(member): member for member in StorageMode}
+    modes = {str(member): member for member in StorageMode}
     values = {key: storage[key] for key in keys if key in storage and key != "mode"}
     if flash is not None and flash.storage_bytes and not storage.get("volatile"):
         for key in ("endurance_cycles", "erase_block_bytes"):
             values.setdefault(key, getattr(flash, key))
-    mode = known.get(mode, mode) if isinstance(mode, str) else mode
+    mode = modes.get(mode, mode) if isinstance(mode, str) else mode
     return Storage(mode=mode, **transfers, **values)  # type: ignore[arg-type]
 
 
@@ -431,24 +432,25 @@ def _unknown_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) 
 # -- checks ----------------------------------------------------------------------------------------
 def quantity_values(device: Device) -> Iterator[tuple[str, DeviceQuantity, Any]]:
     """Yield (key in files, quantity, value) for each quantity of a device; skips absent tables."""
-    for path, known in device_quantities():
+    for path, quantity in device_quantities():
         table, _, key = path.rpartition(".")
         part: Any = device
         for name in table.split(".") if table else ():
             part = None if part is None else getattr(part, name)
         if part is not None:
-            yield f"[{table}] {key}" if table else key, known, getattr(part, key)
+            yield f"[{table}] {key}" if table else key, quantity, getattr(part, key)
 
 
 def _faults(device: Device) -> Iterator[str]:
+    """Yield an error for each invalid value of a device."""
     for key in ("name", "core", "source", "key"):
         value = getattr(device, key)
         if not isinstance(value, str) or (key == "name" and not value):
-            wanted = "a non-empty string" if key == "name" else "a string"
-            yield f"{key}: expected {wanted}, got {shown(value)}"
-    for key, known, value in quantity_values(device):
-        if value is not None or not known.is_optional:
-            yield from _quantity_fault(key, known, value)
+            expected = "a non-empty string" if key == "name" else "a string"
+            yield f"{key}: expected {expected}, got {shown(value)}"
+    for key, quantity, value in quantity_values(device):
+        if value is not None or not quantity.is_optional:
+            yield from _quantity_fault(key, quantity, value)
     compute, line = device.compute, device.compute.cache_line_bytes
     if isinstance(line, int) and line & (line - 1):
         yield f"[compute] cache_line_bytes: expected a power of two, got {shown(line)}"
@@ -497,16 +499,16 @@ def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
         )
 
 
-def _quantity_fault(key: str, known: DeviceQuantity, value: Any) -> Iterator[str]:
+def _quantity_fault(key: str, quantity: DeviceQuantity, value: Any) -> Iterator[str]:
     """Yield an error if the value of a quantity is out of range or of the wrong type."""
-    if known.unit == "B":
-        minimum = int(known.is_positive)
-        wanted = f"a whole number of bytes from {minimum} to 2^53"
+    if quantity.unit == "B":
+        minimum = int(quantity.is_positive)
+        expected = f"a whole number of bytes from {minimum} to 2^53"
         is_valid = isinstance(value, int) and minimum <= value <= MAX_BYTES
     else:
-        wanted = f"a finite number {'>' if known.is_positive else '>='} 0"
+        expected = f"a finite number {'>' if quantity.is_positive else '>='} 0"
         # math.isfinite overflows for integers beyond the range of floats.
         is_valid = isinstance(value, int | float) and 0 <= value <= sys.float_info.max
-        is_valid = is_valid and (value > 0 or not known.is_positive)
+        is_valid = is_valid and (value > 0 or not quantity.is_positive)
     if not is_valid or isinstance(value, bool):
-        yield f"{key}: expected {wanted}, got {shown(value)}"
+        yield f"{key}: expected {expected}, got {shown(value)}"

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from poetmodel.errors import DeviceError, did_you_mean, raised_as, shown
-from poetmodel.files import parse_toml, read_text, shipped
+from poetmodel.files import parse_toml, read_text, shipped_folder
 
 _SUFFIX: Final = ".toml"
 
 
 def device_names() -> tuple[str, ...]:
     """Return the names of the shipped devices, sorted."""
-    return tuple(sorted(path.stem for path in shipped("devices").glob(f"*{_SUFFIX}")))
+    return tuple(sorted(path.stem for path in shipped_folder("devices").glob(f"*{_SUFFIX}")))
 
 
 def read_device(key: str) -> dict[str, Any]:
@@ -30,11 +30,11 @@ def read_device(key: str) -> dict[str, Any]:
     """
     names = device_names()
     if key in names:
-        path = shipped("devices") / f"{key}{_SUFFIX}"
+        path = shipped_folder("devices") / f"{key}{_SUFFIX}"
     elif _is_path(key):
         path = Path(key)
     else:
-        hint = did_you_mean(key.lower(), names, most=3)
+        hint = did_you_mean(key.lower(), names, max_names=3)
         aside = f" ({hint})" if hint else ""
         raise DeviceError(
             f"device {shown(key)}: there is no such device{aside}; shipped are {', '.join(names)}; "

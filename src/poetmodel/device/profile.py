@@ -87,6 +87,7 @@ class _ProfileParser:
     """Parses a profile to `compute` and `pages` by name, and `faults`, errors with their lines."""
 
     def __init__(self, text: str) -> None:
+        """Parse `text`; sets `compute`, `pages` and `faults`."""
         self.compute: dict[str, Cost] = {}
         self.pages: dict[str, PageCost] = {}
         self.faults: list[str] = []
@@ -119,6 +120,7 @@ class _ProfileParser:
             self.faults.append(f"line {line}: not valid CSV ({error})")
 
     def _parse_row(self, line: int, cells: list[str], columns: list[str]) -> None:
+        """Parse one row, adding its costs or faults."""
         if len(cells) != len(columns):
             self.faults.append(f"line {line}: expected {len(columns)} cells, got {len(cells)}")
             return
@@ -152,13 +154,13 @@ class _ProfileParser:
 
         Adds a fault for invalid numbers and for partly empty groups.
         """
-        given = [column for column in columns if row[column].strip()]
-        empty = [column for column in columns if column not in given]
-        if given and empty:
-            self.faults.append(f"{where}: {given[0]} is given, but not {', '.join(empty)}")
+        filled = [column for column in columns if row[column].strip()]
+        empty = [column for column in columns if column not in filled]
+        if filled and empty:
+            self.faults.append(f"{where}: {filled[0]} is given, but not {', '.join(empty)}")
         faults = [
             f"{where}: {column}: expected a finite number >= 0, got {shown(cell)}"
-            for column in given
+            for column in filled
             if _NUMBER.fullmatch(cell := row[column].strip()) is None
             or not 0 <= float(cell) < math.inf
         ]
@@ -167,6 +169,7 @@ class _ProfileParser:
 
 
 def _header_faults(columns: list[str], line: int) -> Iterator[str]:
+    """Yield an error for each unknown, duplicate or missing column."""
     for column in dict.fromkeys(columns):
         if column not in COLUMNS:
             yield f"line {line}: unknown column {shown(column)}; expected are {', '.join(COLUMNS)}"

@@ -145,15 +145,15 @@ def find_whole_step(
     if device is None or name not in model_names() or shape.overrides.get("state"):
         return None
     pages = paging and device.storage is not None
-    whole = WholeStep(state="sgd", in_place=True, min_bytes=0)
-    options = {**asdict(shape), "state": whole.state, "in_place": whole.in_place}
+    step = WholeStep(state="sgd", in_place=True, min_bytes=0)
+    options = {**asdict(shape), "state": step.state, "in_place": step.in_place}
     try:
         graph = load_model(name, Variant(**options))
     except InputError:  # published graphs have no state
         return None
     mapped = pages and device.is_memory_mapped
-    least = floor(graph, memory_mapped=mapped, resident=not pages)
-    return replace(whole, min_bytes=least.bytes) if least.bytes <= device.ram_bytes else None
+    minimum = floor(graph, memory_mapped=mapped, resident=not pages)
+    return replace(step, min_bytes=minimum.bytes) if minimum.bytes <= device.ram_bytes else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +218,7 @@ class DeviceRam:
         return f"the step does not fit device {self.device}, which has {ram} of RAM: {needs}"
 
     def _describe_need(self) -> str:
+        """Return a phrase with peak, resident bytes, their sum, and which exceeds the RAM."""
         peak, resident = format_bytes(self.peak_bytes), format_bytes(self.resident_bytes)
         needs = f"it needs {peak} at the peak"
         if self.resident_bytes:
@@ -225,8 +226,8 @@ class DeviceRam:
         if self.fits:
             return needs
         if self.peak_bytes > self.ram_bytes:
-            both = self.resident_bytes > self.ram_bytes
-            return f"{needs}; {'each' if both else 'the peak'} alone is too much"
+            each_exceeds = self.resident_bytes > self.ram_bytes
+            return f"{needs}; {'each' if each_exceeds else 'the peak'} alone is too much"
         if self.resident_bytes > self.ram_bytes:
             return f"{needs}; the resident bytes alone are too much"
         return f"{needs}; together they are too much"
@@ -267,9 +268,11 @@ def gauge_by_json_path(values: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def format_gauge(values: Mapping[str, Any]) -> tuple[str, str]:
     """Return two phrases: the RAM that is free or missing, and the RAM in use by kind."""
-    taken = {name: values[part.name] for name, part in zip(KIND_NAMES, fields(RamUse), strict=True)}
-    parts = [f"{name} {format_bytes(size)}" for name, size in taken.items() if size]
-    rest = f"{format_bytes(values['free_bytes'])} free"
+    used_bytes = {
+        name: values[part.name] for name, part in zip(KIND_NAMES, fields(RamUse), strict=True)
+    }
+    parts = [f"{name} {format_bytes(size)}" for name, size in used_bytes.items() if size]
+    free_text = f"{format_bytes(values['free_bytes'])} free"
     if values["missing_bytes"]:
-        rest = f"{format_bytes(values['missing_bytes'])} missing"
-    return rest, ", ".join(parts)
+        free_text = f"{format_bytes(values['missing_bytes'])} missing"
+    return free_text, ", ".join(parts)

@@ -26,6 +26,7 @@ def sanity_warnings(device: Device) -> tuple[str, ...]:
 
 
 def _power_warnings(device: Device) -> Iterator[str]:
+    """Yield a warning if stated and implied power differ too much."""
     compute = device.compute
     if compute.flops_per_j is None or compute.power_w is None:
         return
@@ -40,6 +41,7 @@ def _power_warnings(device: Device) -> Iterator[str]:
 
 
 def _rate_warnings(device: Device) -> Iterator[str]:
+    """Yield a warning if storage is faster than RAM."""
     if device.storage is None or device.compute.bytes_per_s is None:
         return
     for key in ("page_in", "page_out"):

@@ -1,1 +1,1 @@
-"""The explorer: a local page on which one drags the budget and sees the schedule change."""
+"""The explorer: a local page with sliders for the limits that shows the resulting schedule."""

@@ -1,4 +1,4 @@
-"""Views of a point on a page: charts, decisions and words, by the report's own functions."""
+"""Data that the page shows about a point: charts, decisions and texts, made as for a report."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.errors import PlanError, VerificationError
 from poetmodel.explore.tasks import (
     Frame,
+    JobContext,
     StatedProblem,
-    Talk,
-    gzipped,
     read_choice,
     read_problem,
+    to_gzipped_json,
     unpack_schedule,
 )
 from poetmodel.graph import Phase
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Verdict
 
 LABEL: Final = "A"
-"""The label of the one schedule."""
+"""Label of the single schedule."""
 
 
-def draw(job: dict[str, Any], talk: Talk) -> Frame:
-    """Draw the schedule that came along; reply with the answer, gzipped JSON."""
-    subject = subject_of(job, talk)
-    stated = facts(subject)
+def draw(job: dict[str, Any], context: JobContext) -> Frame:
+    """Task: draw the job's schedule; return charts, answers and facts as to_gzipped_json JSON."""
+    subject = make_subject(job, context)
+    schedule_facts = facts(subject)
     charts = {
         "timeline": timeline_chart(subject),
         "map": map_chart(subject.graph, subject.schedule),
@@ -49,29 +49,31 @@ def draw(job: dict[str, Any], talk: Talk) -> Frame:
     }
     if job["proof"]["final"]:
         charts["addresses"] = address_chart(subject)
-    drawn = {
+    values = {
         "charts": {name: chart for name, chart in charts.items() if chart is not None},
-        "answers": [asdict(answer) for answer in answers(stated)],
-        "facts": stated,
-        "command": lines_of(job, talk, subject),
+        "answers": [asdict(answer) for answer in answers(schedule_facts)],
+        "facts": schedule_facts,
+        "command": reproduction_commands(job, context, subject),
     }
-    return Frame(body=gzipped(drawn))
+    return Frame(body=to_gzipped_json(values))
 
 
-def lines_of(job: dict[str, Any], talk: Talk, subject: Subject) -> list[str]:
-    """Return the lines that reproduce a point: of a step file those that make its C, if they can.
+def reproduction_commands(job: dict[str, Any], context: JobContext, subject: Subject) -> list[str]:
+    """Return the commands that reproduce a point; for a step file those that export its C.
 
-    The RAM of the point is that for tensors; stack, inputs and runtime come on top of it.
+    A step file is exported only if the objective is energy and the device is known; otherwise the
+    commands solve and verify the point. The RAM of the point is that of the tensors; stack, inputs
+    and runtime are added for the export.
     """
     from poetmodel.export.deployment import reserved_bytes, stack_bytes
 
-    known, search, deadline_s = read_choice(job, talk), job["search"], job["deadline_s"]
-    step, choice = known.source.step, known.choice
-    device, profile = talk.catalogue.cost_options(choice)
+    stated_problem, search, deadline_s = read_choice(job, context), job["search"], job["deadline_s"]
+    step, choice = stated_problem.source.step, stated_problem.choice
+    device, profile = context.catalogue.cost_options(choice)
     if step is None or choice.minimize != "energy" or device is None:
         return list(commands(subject))
     stack = stack_bytes(None, commit=choice.commit is not None)
-    given = {
+    values_by_option = {
         "--device": device,
         "--profile": profile,
         "--ram": job["ram_bytes"] + reserved_bytes(replace(step, inference=None), stack),
@@ -79,19 +81,24 @@ def lines_of(job: dict[str, Any], talk: Talk, subject: Subject) -> list[str]:
         "--deadline": None if deadline_s is None else f"{deadline_s!r}s",
         "--time-limit": search["time_limit"],
         "--gap": search["gap"],
-        "--out": f"{file_stem(known.source.graph.name)}-c",
+        "--out": f"{file_stem(stated_problem.source.graph.name)}-c",
     }
-    words = [f"{word}" for pair in given.items() if pair[1] is not None for word in pair]
+    arguments = [
+        f"{word}" for pair in values_by_option.items() if pair[1] is not None for word in pair
+    ]
     switches = [f"--no-{name}" for name in ("paging", "recompute") if not getattr(choice, name)]
-    return [shlex.join(["poetmodel", "export", known.source.name, *words, *switches])]
+    return [shlex.join(["poetmodel", "export", stated_problem.source.name, *arguments, *switches])]
 
 
-def result_of(job: dict[str, Any], talk: Talk) -> tuple[SolveResult, Verdict]:
-    """Return the result of a point, from the schedule that came along, and what verifies it."""
-    problem, proof, search = read_problem(job, talk), job["proof"], job["search"]
-    schedule = unpack_schedule(talk.body)
+def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResult, Verdict]:
+    """Return the result of a point with the job's schedule, and its verdict.
+
+    Raises `VerificationError` if the schedule is invalid.
+    """
+    problem, proof, search = read_problem(job, context), job["proof"], job["search"]
+    schedule = unpack_schedule(context.body)
     verdict = verify(problem, schedule)
-    if not verdict.valid:  # nothing unverified is shown
+    if not verdict.valid:  # the page shows only verified schedules
         raise VerificationError(verdict.violations)
     objective = problem.objective
     bound = min(proof["bound"], objective.overhead_of(verdict.simulation))
@@ -115,16 +122,16 @@ def result_of(job: dict[str, Any], talk: Talk) -> tuple[SolveResult, Verdict]:
     return result, verdict
 
 
-def subject_of(job: dict[str, Any], talk: Talk) -> Subject:
+def make_subject(job: dict[str, Any], context: JobContext) -> Subject:
     """Return the subject of a report: the schedule with its plan and its addresses."""
     from poetmodel.placement import place
     from poetmodel.plan import check_arena, check_plan
 
-    result, verdict = result_of(job, talk)
+    result, verdict = verified_result(job, context)
     problem, schedule = result.problem, result.require_schedule()
     graph, costs = problem.graph, problem.costs
-    known = read_choice(job, talk)
-    notes, plan, check, places = [], None, None, None
+    stated_problem = read_choice(job, context)
+    notes, plan, check, arena_check = [], None, None, None
     try:
         plan = make_plan(
             graph,
@@ -135,7 +142,7 @@ def subject_of(job: dict[str, Any], talk: Talk) -> Subject:
         )
         check = check_plan(graph, costs, plan, aux_bytes=problem.aux_limit_bytes)
         if job["proof"]["final"] and not check.violations:
-            places = check_arena(graph, plan, place(graph, plan))
+            arena_check = check_arena(graph, plan, place(graph, plan))
     except PlanError as error:
         notes.append(f"there is no plan: {error}")
     return Subject(
@@ -146,58 +153,58 @@ def subject_of(job: dict[str, Any], talk: Talk) -> Subject:
         verdict=verdict,
         notes=tuple(notes),
         label=LABEL,
-        sources=sources_of(known, talk.catalogue),
+        sources=command_line_sources(stated_problem, context.catalogue),
         plan=plan,
         check=check,
-        places=places,
+        arena_check=arena_check,
     )
 
 
-def sources_of(known: StatedProblem, catalogue: Catalogue) -> Sources:
-    """Return the command-line names of the parts of a choice."""
-    device, profile = catalogue.cost_options(known.choice)
+def command_line_sources(stated_problem: StatedProblem, catalogue: Catalogue) -> Sources:
+    """Return the command-line names of the inputs of a choice."""
+    device, profile = catalogue.cost_options(stated_problem.choice)
     return Sources(
-        schedule=f"{file_stem(known.source.graph.name)}.schedule.json",
-        graph=known.source.name,
-        shape=known.source.shape,
+        schedule=f"{file_stem(stated_problem.source.graph.name)}.schedule.json",
+        graph=stated_problem.source.name,
+        shape=stated_problem.source.shape,
         device=device,
         profile=profile,
     )
 
 
 def file_stem(name: str) -> str:
-    """Return a name as that of a file: letters, digits, dots and dashes alone."""
+    """Replace characters except ASCII letters, digits and ``.-_`` by dashes."""
     return "".join(c if c.isascii() and (c.isalnum() or c in ".-_") else "-" for c in name)
 
 
-# -- why not less ------------------------------------------------------------------------------
+# -- reasons for infeasibility -----------------------------------------------------------------
 
 
-def why(job: dict[str, Any], talk: Talk) -> Frame:
-    """Say which limits of a point no schedule can keep, and what the minimum RAM consists of."""
-    problem = read_problem(job, talk)
-    graph, least = problem.graph, problem.floor
-    node = graph.nodes[least.node]
-    apart = set(graph.state_of)
+def why(job: dict[str, Any], context: JobContext) -> Frame:
+    """Task: return the limits that no schedule meets, and the parts of the minimum RAM."""
+    problem = read_problem(job, context)
+    graph, min_ram = problem.graph, problem.floor
+    node = graph.nodes[min_ram.node]
+    excluded = set(graph.state_of)
     resident = 0 if problem.can_page else graph.state_bytes
     if resident or problem.reads_in_place:
-        apart.update(graph.state_tensors)
-    used = dict.fromkeys((*graph.inputs_of[least.node], *graph.outputs_of[least.node]))
+        excluded.update(graph.state_tensors)
+    used = dict.fromkeys((*graph.inputs_of[min_ram.node], *graph.outputs_of[min_ram.node]))
     held = [
         {
             "tensor": graph.tensors[i].name,
             "index": i,
             "bytes": graph.tensor_bytes[i],
-            "role": "output" if graph.node_of[i] == least.node else "input",
+            "role": "output" if graph.node_of[i] == min_ram.node else "input",
         }
         for i in used
-        if i not in apart
+        if i not in excluded
     ]
-    needs = least.bytes + problem.resident_bytes
+    needs = min_ram.bytes + problem.resident_bytes
     reasons = list(infeasibility_reasons(problem))
     return Frame(
         values={
-            "text": "; ".join(reasons) or _open(problem, needs),
+            "text": "; ".join(reasons) or _no_obstacle_text(problem, needs),
             "reasons": reasons,
             "node": node.name,
             "phase": str(Phase(node.phase)),
@@ -206,16 +213,16 @@ def why(job: dict[str, Any], talk: Talk) -> Frame:
             "held": sorted(held, key=lambda tensor: -tensor["bytes"]),
             "workspace_bytes": node.workspace_bytes,
             "state_bytes": resident,
-            "shared_bytes": graph.shared_bytes(least.node, graph.inputs_of[least.node]),
+            "shared_bytes": graph.shared_bytes(min_ram.node, graph.inputs_of[min_ram.node]),
             "resident_bytes": problem.resident_bytes,
             "single_pass_s": problem.pass_time_s,
         }
     )
 
 
-def _open(problem: Problem, needs: int) -> str:
+def _no_obstacle_text(problem: Problem, needs: int) -> str:
     node = problem.graph.nodes[problem.floor.node].name
     return (
-        f"nothing forbids a schedule at once: step {node!r} needs {needs:,} B, the minimum RAM; "
-        "what the limits rule out together only a solve can tell"
+        f"no limit alone excludes a schedule: step {node!r} needs {needs:,} B, the minimum RAM; "
+        "only a solve can determine whether the limits can be met together"
     )

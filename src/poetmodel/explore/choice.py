@@ -1,4 +1,4 @@
-"""Choice to explore: a network or file with its options, on a device, for an aim."""
+"""The choice to explore: a network or file with options, a device, and an objective."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.lowered.step import LoweredStep
 
-MOST_TEXT: Final = 200
-"""Most characters of a name."""
+MAX_TEXT: Final = 200
+"""Maximum length of a name."""
 State = Literal[STATES]  # type: ignore[valid-type]
-"""Kinds of state in the graph."""
+"""Optimizers whose state may be in the graph."""
 Size = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
-Text = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 
 
 class ExplorerChoice(BaseModel):
-    """Everything of a problem but its RAM and its deadline, which the sliders give."""
+    """All properties of a problem except RAM and deadline, which the sliders set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,7 +63,7 @@ class ExplorerChoice(BaseModel):
 
     @property
     def shape(self) -> Variant:
-        """The sizes of the input, and what of the state is in the graph."""
+        """Sizes of the input, and the options of its state."""
         sizes = {name: getattr(self, name) for name in Variant.__dataclass_fields__}
         return Variant(**sizes)
 
@@ -74,7 +74,7 @@ class Source:
 
     graph: Graph
     name: str
-    """A built-in network, or the path of a file."""
+    """Name of a built-in network, or path of a file."""
     shape: InputShape = DEFAULT_SHAPE
     step: LoweredStep | None = None
     """Captured step, if the file is a step file."""
@@ -82,29 +82,29 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
-    """Available choices: everything built in, and the files of the command line.
+    """Available choices: everything built in, and the files on the command line.
 
-    A browser names files as they are shown, never by a path.
+    The browser refers to files by their displayed names, never by paths.
     """
 
     graphs: Mapping[str, str] = field(default_factory=dict)
-    """Paths of graph files, by the name that is shown."""
+    """Paths of graph files, by displayed name."""
     steps: Mapping[str, str] = field(default_factory=dict)
     """Paths of step files."""
     devices: Mapping[str, str] = field(default_factory=dict)
     """Paths of device files."""
     profiles: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
-    """Paths of measured costs, each with the device that they were measured on."""
+    """Paths of measured costs, each with the device on which they were measured."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the catalogue that `to_json` wrote."""
+        """Return the catalogue from the text that `to_json` returned."""
         values = json.loads(text)
         values["profiles"] = {name: tuple(pair) for name, pair in values["profiles"].items()}
         return cls(**values)
 
     def to_json(self) -> str:
-        """Return it as text, for another process."""
+        """Return the catalogue as text, for another process."""
         return json.dumps(asdict(self))
 
     def models(self) -> list[dict[str, str]]:
@@ -122,16 +122,16 @@ class Catalogue:
         return [{"name": name, "ram_bytes": self._ram_bytes(name)} for name in names]
 
     def source(self, choice: ExplorerChoice) -> Source:
-        """Read or make the graph of a choice."""
+        """Read or build the graph of a choice."""
         name, shape = choice.model, choice.shape
         if name in self.steps:
             from poetmodel.lowered.io import load_step
-            from poetmodel.tiling.choice import in_tiles
+            from poetmodel.tiling.choice import divide_step
 
             if shape.overrides.keys() - {"tile"}:
                 raise InputError(f"{name}: a step file has fixed sizes and state; leave these out")
             path = self.steps[name]
-            step = in_tiles(load_step(path), choice.tile)
+            step = divide_step(load_step(path), choice.tile)
             return Source(graph=step.graph, name=path, shape=shape, step=step)
         if name in self.graphs:
             path = self.graphs[name]
@@ -141,7 +141,7 @@ class Catalogue:
         return Source(graph=load_model(name, shape), name=name, shape=shape)
 
     def cost_options(self, choice: ExplorerChoice) -> tuple[str | None, str | None]:
-        """Return the device and the profile of a choice as a command line names them."""
+        """Return the device and the profile of a choice as on the command line."""
         if choice.device in self.profiles:
             profile, device = self.profiles[choice.device]
             return device, profile
@@ -153,13 +153,13 @@ class Catalogue:
         if name not in {*self.profiles, *self.devices, *device_names()}:
             raise InputError(f"device {shown(name)}: expected one of the list")
         device, profile = self.cost_options(choice)
-        known = None if device is None else Device.load(device)
+        device_values = None if device is None else Device.load(device)
         if profile is not None:
-            return Costs.load(profile, device=known)
-        return Costs.estimate(graph, Device.load(name) if known is None else known)
+            return Costs.load(profile, device=device_values)
+        return Costs.estimate(graph, Device.load(name) if device_values is None else device_values)
 
     def problem(self, choice: ExplorerChoice, graph: Graph, costs: Costs) -> Problem:
-        """Return the problem of a choice without a deadline, with the device's RAM."""
+        """Return the problem of a choice without a deadline, with the device's RAM as budget."""
         return Problem(
             graph,
             costs,
@@ -178,36 +178,38 @@ class Catalogue:
         return None if device is None else Device.load(device).ram_bytes
 
 
-def of_files(
+def catalogue_with_files(
     *,
     graph: str | None = None,
     step: str | None = None,
     device: str | None = None,
     profile: str | None = None,
 ) -> Catalogue:
-    """Return the catalogue with the files of a command line beside what is built in."""
-    known = device in device_names()
+    """Return the catalogue of everything built in and the given files."""
+    is_built_in = device in device_names()
     return Catalogue(
-        graphs={} if graph is None else {_shown(graph): str(Path(graph).absolute())},
-        steps={} if step is None else {_shown(step): str(Path(step).absolute())},
-        devices={} if device is None or known else {_shown(device): str(Path(device).absolute())},
+        graphs={} if graph is None else {_displayed_name(graph): str(Path(graph).absolute())},
+        steps={} if step is None else {_displayed_name(step): str(Path(step).absolute())},
+        devices={}
+        if device is None or is_built_in
+        else {_displayed_name(device): str(Path(device).absolute())},
         profiles={}
         if profile is None
         else {
-            _shown(profile): (
+            _displayed_name(profile): (
                 str(Path(profile).absolute()),
-                device if device is None or known else str(Path(device).absolute()),
+                device if device is None or is_built_in else str(Path(device).absolute()),
             )
         },
     )
 
 
-def _shown(path: str) -> str:
-    return Path(path).name[:MOST_TEXT]
+def _displayed_name(path: str) -> str:
+    return Path(path).name[:MAX_TEXT]
 
 
 def fingerprint(problem: Problem) -> str:
-    """Return an identifier of a problem, whatever its RAM and its deadline are."""
+    """Return a hash of a problem without its RAM and its deadline."""
     limits = problem.to_dict()
     for key in ("ram_budget_bytes", "deadline_s"):
         del limits[key]

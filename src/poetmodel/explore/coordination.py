@@ -1,8 +1,8 @@
-"""Shared state of all sessions: problems, points, demand, and the work on it.
+"""Shared state of all sessions: problems, points, requests, and running solves.
 
-A session wants one point at a time. A point that somebody wants and that is not over is solved, the
-newest wish first; one that nobody wants any more is not. Everything here runs in the event loop of
-the server, and nothing takes long.
+Each session requests one point at a time. Unfinished requested points are solved, the newest
+request first; solves that no session requests any more are cancelled. All code here runs in the
+event loop of the server, and must not block.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.explore.points import Opened, Point, point_id
+from poetmodel.explore.points import OpenProblem, Point, point_id
 from poetmodel.explore.pool import RefusedError, WorkerPool
 from poetmodel.explore.solving import Solves
 
@@ -23,54 +23,54 @@ if TYPE_CHECKING:
     from poetmodel.explore.store import PointStore
     from poetmodel.explore.tasks import Frame
 
-KEPT_PROBLEMS: Final = 64
-"""Problems that are kept beside those that somebody looks at."""
-KEPT_SESSIONS: Final = 500
-LINGER_S: Final = 10.0
-"""How long a wish stays after nobody listens to its session any more, for a reload [s]."""
+MAX_KEPT_PROBLEMS: Final = 64
+"""Maximum number of problems in memory, in addition to those of open sessions."""
+MAX_KEPT_SESSIONS: Final = 500
+REQUEST_LIFETIME_S: Final = 10.0
+"""Time for which the request of a session without listeners stays valid, for a reload [s]."""
 
 
 class Listener:
-    """One stream of events to a browser: only the newest state of each point is sent."""
+    """An event stream to a browser; for each point only the newest event is sent."""
 
     def __init__(self) -> None:
-        self._news: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._pending_events: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._signal = asyncio.Event()
-        self.over = False
+        self.is_closed = False
 
-    def hear(self, kind: str, point: str) -> None:
-        """Take note that there is something new about a point."""
-        self._news[kind, point] = None
+    def notify(self, kind: str, point: str) -> None:
+        """Queue an event about a point."""
+        self._pending_events[kind, point] = None
         self._signal.set()
 
-    def end(self) -> None:
-        """End the stream: the server stops."""
-        self.over = True
+    def close(self) -> None:
+        """End the stream, because the server stops."""
+        self.is_closed = True
         self._signal.set()
 
-    async def next(self, most_s: float) -> list[tuple[str, str]]:
-        """Return the next news, kind and point; nothing after a while without news."""
+    async def next_events(self, max_s: float) -> list[tuple[str, str]]:
+        """Wait for events and return them as (kind, point); empty after `max_s` without events."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._signal.wait(), most_s)
+            await asyncio.wait_for(self._signal.wait(), max_s)
         self._signal.clear()
-        news, self._news = list(self._news), OrderedDict()
-        return news
+        events, self._pending_events = list(self._pending_events), OrderedDict()
+        return events
 
 
 @dataclass(slots=True)
 class PageSession:
-    """A page in a browser, and the point that it wants."""
+    """A page in a browser, and the point that it requests."""
 
     name: str
-    wants: str | None = None
+    requested_point: str | None = None
     problem: str | None = None
     listeners: list[Listener] = field(default_factory=list)
-    alone_s: float = field(default_factory=time.monotonic)
-    """When it was last heard of, if nobody listens, on the monotonic clock [s]."""
+    last_seen_s: float = field(default_factory=time.monotonic)
+    """Time of the last contact, if there is no listener, on the monotonic clock [s]."""
 
 
 class GoneError(Exception):
-    """Something that was asked for by a name that is not known, or not any more."""
+    """Error for a request about an unknown or discarded problem, point or revision."""
 
 
 class Coordinator:
@@ -90,24 +90,24 @@ class Coordinator:
         self.drawers = drawers
         self.drawn_by = drawn_by
         self.solves = Solves(
-            store, solvers=solvers, drawers=drawers, search=search, tell=self._tell
+            store, solvers=solvers, drawers=drawers, search=search, notify=self._notify_listeners
         )
-        self.opened: OrderedDict[str, Opened] = OrderedDict()
+        self.opened: OrderedDict[str, OpenProblem] = OrderedDict()
         self.sessions: OrderedDict[str, PageSession] = OrderedDict()
-        self._reading: dict[ExplorerChoice, asyncio.Task[Opened]] = {}
+        self._reads: dict[ExplorerChoice, asyncio.Task[OpenProblem]] = {}
         self._choices: OrderedDict[ExplorerChoice, str] = OrderedDict()
         self._drawings: dict[str, asyncio.Task[bytes | None]] = {}
-        self._unwanted: set[str] = set()
-        self._tidying: asyncio.Task[None] | None = None
+        self._unrequested_drawings: set[str] = set()
+        self._cleanup_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the workers."""
+        """Start the workers and the periodic clean-up."""
         await asyncio.gather(self.solvers.start(), self.drawers.start())
-        self._tidying = asyncio.create_task(self._tidy())
+        self._cleanup_task = asyncio.create_task(self._clean_up())
 
     async def stop(self) -> None:
-        """End all tasks; the store keeps all schedules and bounds."""
-        tasks = [*self._drawings.values(), *filter(None, [self._tidying])]
+        """Cancel all tasks and stop the workers; the store has all schedules and bounds."""
+        tasks = [*self._drawings.values(), *filter(None, [self._cleanup_task])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(self.solves.stop(), *tasks, return_exceptions=True)
@@ -115,56 +115,57 @@ class Coordinator:
 
     # -- problems --------------------------------------------------------------------------------
 
-    async def open(self, choice: ExplorerChoice) -> Opened:
-        """Return the problem of a choice with all its points."""
+    async def open(self, choice: ExplorerChoice) -> OpenProblem:
+        """Return the problem of a choice with all its points; read its graph on the first call."""
         name = self._choices.get(choice)
         opened = None if name is None else self.opened.get(name)
         if opened is None:
-            task = self._reading.get(choice)
+            task = self._reads.get(choice)
             if task is None:
-                task = self._reading[choice] = asyncio.create_task(self._read(choice))
-                task.add_done_callback(lambda _: self._reading.pop(choice, None))
+                task = self._reads[choice] = asyncio.create_task(self._read_problem(choice))
+                task.add_done_callback(lambda _: self._reads.pop(choice, None))
             opened = await asyncio.shield(task)
         self.opened.move_to_end(opened.name)
         return opened
 
-    async def _read(self, choice: ExplorerChoice) -> Opened:
-        reply = await self.drawers.do({"task": "prepare", "choice": choice.model_dump()})
+    async def _read_problem(self, choice: ExplorerChoice) -> OpenProblem:
+        """Prepare the problem of a choice in a worker, and load its stored points."""
+        reply = await self.drawers.run_job({"task": "prepare", "choice": choice.model_dump()})
         name = reply.values["problem"]
         opened = self.opened.get(name)
         if opened is None:
             points = await self.store.call(self.store.points, name)
-            opened = Opened(name, reply.values, reply.body.decode().removesuffix("}"))
-            opened.points = {point.id: _as_stopped(point) for point in points}
+            opened = OpenProblem(name, reply.values, reply.body.decode().removesuffix("}"))
+            opened.points = {point.id: _without_running_solve(point) for point in points}
             self.opened[name] = opened
         self._choices[choice] = name
         return opened
 
-    def problem(self, name: str) -> Opened:
-        """Return an open problem."""
+    def problem(self, name: str) -> OpenProblem:
+        """Return an open problem; raise `GoneError` if it is not open."""
         opened = self.opened.get(name)
         if opened is None:
             msg = "this problem is not open here: choose model and device again"
             raise GoneError(msg)
         return opened
 
-    def find(self, name: str) -> tuple[Opened, Point]:
-        """Return a point of an open problem."""
+    def find(self, name: str) -> tuple[OpenProblem, Point]:
+        """Return an open problem and one of its points; raise `GoneError` for an unknown point."""
         for opened in reversed(self.opened.values()):
             if name in opened.points:
                 return opened, opened.points[name]
         msg = "this point is not known here: choose model and device again"
         raise GoneError(msg)
 
-    # -- wishes ----------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------
 
     def session(self, name: str) -> PageSession:
-        """Return a session, a new one if it is not known."""
+        """Return the session of a name; create it if it is unknown."""
         session = self.sessions.setdefault(name, PageSession(name))
         self.sessions.move_to_end(name)
         return session
 
-    async def want(
+    async def request_point(
         self,
         session: str,
         problem: str,
@@ -173,37 +174,49 @@ class Coordinator:
         *,
         more: bool = False,
     ) -> dict[str, Any]:
-        """Let a session want a point; return what is known of it, at once."""
+        """Set the requested point of a session, start its solve if necessary, and return its state.
+
+        The point replaces the session's previous one. With `more`, a point that ended with a gap is
+        solved again.
+        """
         opened, name = self.problem(problem), point_id(problem, ram_bytes, deadline_s)
         point = opened.points.get(name)
         if point is None or not point.is_over:
             stored = await self.store.call(self.store.point, name)
-            point = opened.points.get(name)  # another request may have added it
-            if stored is not None and (point is None or _is_ahead(stored, point)):
-                point = opened.points[name] = _as_stopped(stored)
+            point = opened.points.get(name)  # another request may have added the point
+            if stored is not None and (point is None or _is_newer(stored, point)):
+                point = opened.points[name] = _without_running_solve(stored)
             elif stored is not None and point is not None:
-                most = stored.bound if point.value is None else min(stored.bound, point.value)
-                point.bound = max(point.bound, most)
+                max_bound = stored.bound if point.value is None else min(stored.bound, point.value)
+                point.bound = max(point.bound, max_bound)
         if point is None:
             point = Point(id=name, problem=problem, ram_bytes=ram_bytes, deadline_s=deadline_s)
             opened.points[name] = point
-        asking = self.session(session)
-        before, asking.wants, asking.problem = asking.wants, name, problem
-        asking.alone_s = time.monotonic()
-        if before is not None and before != name:
-            self._drop(before)
-        again = more and not point.is_proved
-        if name not in self.solves.running and (again or not point.is_over):
+        page_session = self.session(session)
+        previous, page_session.requested_point, page_session.problem = (
+            page_session.requested_point,
+            name,
+            problem,
+        )
+        page_session.last_seen_s = time.monotonic()
+        if previous is not None and previous != name:
+            self._cancel_unrequested(previous)
+        solves_again = more and not point.is_proved
+        if name not in self.solves.running and (solves_again or not point.is_over):
             if not point.is_over:
-                await self.solves.lend(opened, point)
-            wanted = asking.wants == name and (again or not point.is_over)
-            if wanted and name not in self.solves.running:  # nothing came meanwhile
-                self.solves.begin(opened, point)
+                await self.solves.use_neighbour(opened, point)
+            is_still_requested = page_session.requested_point == name and (
+                solves_again or not point.is_over
+            )
+            if (
+                is_still_requested and name not in self.solves.running
+            ):  # the state has not changed during the wait
+                self.solves.start_solve(opened, point)
         return opened.describe(point)
 
-    def _drop(self, name: str) -> None:
-        """Cancel the solve of a point that nobody wants."""
-        if any(session.wants == name for session in self.sessions.values()):
+    def _cancel_unrequested(self, name: str) -> None:
+        """Cancel the solve and the drawing of a point unless another session requests it."""
+        if any(session.requested_point == name for session in self.sessions.values()):
             return
         self.solves.cancel(name)
         for opened in self.opened.values():
@@ -213,14 +226,15 @@ class Coordinator:
             if not point.is_over:
                 point.state = "cancelled"
             if point.digest in self._drawings:
-                self._unwanted.add(point.digest)
+                self._unrequested_drawings.add(point.digest)
 
-    # -- answers ---------------------------------------------------------------------------------
+    # -- drawings --------------------------------------------------------------------------------
 
     async def answer(self, name: str, revision: int | None) -> bytes | None:
-        """Return the drawing of a point, gzipped JSON.
+        """Return the drawing of a point as gzipped JSON.
 
-        None where there is nothing to draw, or nobody wanted it any more when its turn came.
+        None without a schedule, or if no session requests the point when its turn comes. Raises
+        `GoneError` for an old revision.
         """
         opened, point = self.find(name)
         if point.value is None:
@@ -229,114 +243,120 @@ class Coordinator:
             msg = f"revision {revision} is over: the newest one is {point.revision}"
             raise GoneError(msg)
         digest = point.digest
-        self._unwanted.discard(digest)
+        self._unrequested_drawings.discard(digest)
         task = self._drawings.get(digest)
         if task is None:
             task = self._drawings[digest] = asyncio.create_task(self._draw(opened, point))
-            task.add_done_callback(lambda _: self._forget(digest))
+            task.add_done_callback(lambda _: self._discard_drawing(digest))
         return await asyncio.shield(task)
 
-    def _forget(self, digest: str) -> None:
+    def _discard_drawing(self, digest: str) -> None:
         self._drawings.pop(digest, None)
-        self._unwanted.discard(digest)
+        self._unrequested_drawings.discard(digest)
 
-    async def _draw(self, opened: Opened, point: Point) -> bytes | None:
+    async def _draw(self, opened: OpenProblem, point: Point) -> bytes | None:
+        """Return the stored drawing of a point, or draw it in a worker and store it."""
         digest = point.digest
-        name, of = point.id, digest
+        name, answer_digest = point.id, digest
         if point.provisional and point.lender is not None:
-            name, of = point.lender
-        known = await self.store.call(self.store.answer, name, of, self.drawn_by)
-        if known is not None:
-            return known
-        job, schedule = self.solves.proved(opened, point), await self.solves.schedule(point)
-        worker = await self.drawers.take()
-        if digest in self._unwanted:  # somebody dragged on while this one waited
-            self.drawers.give_back(worker)
+            name, answer_digest = point.lender
+        stored = await self.store.call(self.store.answer, name, answer_digest, self.drawn_by)
+        if stored is not None:
+            return stored
+        job, schedule = (
+            self.solves.make_job_with_proof(opened, point),
+            await self.solves.schedule(point),
+        )
+        worker = await self.drawers.acquire()
+        if digest in self._unrequested_drawings:  # the slider has moved during the wait
+            self.drawers.release(worker)
             return None
-        reply = await self.drawers.let(worker, {**job, "task": "draw"}, schedule)
+        reply = await self.drawers.run_job_on(worker, {**job, "task": "draw"}, schedule)
         await self.store.call(self.store.save_answer, point.id, digest, self.drawn_by, reply.body)
         return reply.body
 
     async def export(self, name: str, kind: str) -> Frame:
-        """Return a file about a point."""
+        """Return a file about a point; raise `RefusedError` if it has no schedule."""
         opened, point = self.find(name)
         if point.value is None:
             msg = "there is no schedule yet to export"
             raise RefusedError(msg)
-        job = self.solves.proved(opened, point)
+        job = self.solves.make_job_with_proof(opened, point)
         job |= {"task": "export", "kind": kind}
-        return await self.drawers.do(job, await self.solves.schedule(point))
+        return await self.drawers.run_job(job, await self.solves.schedule(point))
 
     async def why(self, problem: str, ram_bytes: int, deadline_s: float | None) -> dict[str, Any]:
-        """Return the binding limits at a RAM and a deadline."""
+        """Return the reasons why a RAM and a deadline may be infeasible."""
         opened = self.problem(problem)
         point = Point(id="", problem=problem, ram_bytes=ram_bytes, deadline_s=deadline_s)
-        reply = await self.drawers.do(self.solves.job("why", opened, point))
+        reply = await self.drawers.run_job(self.solves.make_job("why", opened, point))
         return reply.values
 
-    # -- news ------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------
 
-    def listen(self, name: str) -> Listener:
-        """Begin to listen for a session; what it wants is told first."""
+    def add_listener(self, name: str) -> Listener:
+        """Add an event stream to a session; its first event is the requested point."""
         session, listener = self.session(name), Listener()
         session.listeners.append(listener)
-        if session.wants is not None:
-            listener.hear("point", session.wants)
+        if session.requested_point is not None:
+            listener.notify("point", session.requested_point)
         return listener
 
-    def silence(self) -> None:
-        """End all streams of events."""
+    def close_listeners(self) -> None:
+        """End all event streams."""
         for session in self.sessions.values():
             for listener in session.listeners:
-                listener.end()
+                listener.close()
 
-    def leave(self, name: str, listener: Listener) -> None:
-        """Stop listening."""
+    def remove_listener(self, name: str, listener: Listener) -> None:
+        """Remove an event stream from a session."""
         session = self.sessions.get(name)
         if session is not None and listener in session.listeners:
             session.listeners.remove(listener)
-            session.alone_s = time.monotonic()
+            session.last_seen_s = time.monotonic()
 
-    def _tell(self, opened: Opened, point: Point, *, front: bool = False) -> None:
+    def _notify_listeners(self, opened: OpenProblem, point: Point, *, front: bool = False) -> None:
         for session in self.sessions.values():
             for listener in session.listeners:
-                if session.wants == point.id:
-                    listener.hear("point", point.id)
+                if session.requested_point == point.id:
+                    listener.notify("point", point.id)
                 if front and session.problem == opened.name:
-                    listener.hear("front", point.id)
+                    listener.notify("front", point.id)
 
-    async def _tidy(self) -> None:
-        """Let wishes of closed pages lapse, and forget problems that nobody looks at."""
+    async def _clean_up(self) -> None:
+        """Periodically cancel requests of closed pages; discard unused problems and sessions."""
         while True:
             await asyncio.sleep(1)
             now_s = time.monotonic()
             sessions = list(self.sessions.values())
             for session in sessions:
-                if session.listeners or now_s - session.alone_s < LINGER_S:
+                if session.listeners or now_s - session.last_seen_s < REQUEST_LIFETIME_S:
                     continue
-                wanted, session.wants = session.wants, None
-                if wanted is not None:
-                    self._drop(wanted)
-                if len(self.sessions) > KEPT_SESSIONS:
+                requested, session.requested_point = session.requested_point, None
+                if requested is not None:
+                    self._cancel_unrequested(requested)
+                if len(self.sessions) > MAX_KEPT_SESSIONS:
                     del self.sessions[session.name]
             for opened in self.opened.values():
-                opened.forget(self.solves.running.keys() | {session.wants for session in sessions})
+                opened.discard_idle(
+                    self.solves.running.keys() | {session.requested_point for session in sessions}
+                )
             used = {session.problem for session in self.sessions.values()}
             for name in [name for name in self.opened if name not in used]:
-                busy = any(point in self.solves.running for point in self.opened[name].points)
-                if len(self.opened) > KEPT_PROBLEMS and not busy:
+                is_solving = any(point in self.solves.running for point in self.opened[name].points)
+                if len(self.opened) > MAX_KEPT_PROBLEMS and not is_solving:
                     del self.opened[name]
 
 
-def _as_stopped(point: Point) -> Point:
-    """Return a stored point, with a solve that another server began marked as cancelled."""
+def _without_running_solve(point: Point) -> Point:
+    """Mark the unfinished solve of a stored point, begun by another server, as cancelled."""
     if not point.is_over:
         point.state = "cancelled"
     return point
 
 
-def _is_ahead(stored: Point, point: Point) -> bool:
-    """Return whether the store has a better schedule of a point, or the end of its solve."""
+def _is_newer(stored: Point, point: Point) -> bool:
+    """Return whether the stored point is finished or has a better schedule than `point`."""
     if stored.is_over:
         return True
     return stored.value is not None and (point.value is None or stored.value < point.value)

@@ -9,31 +9,32 @@ from typing import Any
 from poetmodel.errors import PlanError
 from poetmodel.explore.answers import (
     file_stem,
-    lines_of,
-    result_of,
-    subject_of,
+    make_subject,
+    reproduction_commands,
+    verified_result,
 )
-from poetmodel.explore.tasks import Frame, Talk
+from poetmodel.explore.tasks import Frame, JobContext
 from poetmodel.schedule.relations import dump
 
 
-def export(job: dict[str, Any], talk: Talk) -> Frame:
-    """Reply with a file, its name and its type."""
-    return _KINDS[job["kind"]](job, talk)
+def export(job: dict[str, Any], context: JobContext) -> Frame:
+    """Task: return a file in the format `kind` of the job, with its name and media type."""
+    return _KINDS[job["kind"]](job, context)
 
 
 def _file(name: str, media: str, body: bytes) -> Frame:
     return Frame(values={"name": name, "media": media}, body=body)
 
 
-def _schedule(job: dict[str, Any], talk: Talk) -> Frame:
-    result, _ = result_of(job, talk)
+def _schedule_file(job: dict[str, Any], context: JobContext) -> Frame:
+    result, _ = verified_result(job, context)
     name = f"{file_stem(result.problem.graph.name)}.schedule.json"
     return _file(name, "application/json", dump(result.to_dict()).encode())
 
 
-def _plan(job: dict[str, Any], talk: Talk) -> Frame:
-    subject = subject_of(job, talk)
+def _plan_file(job: dict[str, Any], context: JobContext) -> Frame:
+    """Return the plan file of a point; raise `PlanError` if it has no plan."""
+    subject = make_subject(job, context)
     if subject.plan is None or subject.check is None:
         raise PlanError("; ".join(subject.notes) or "this schedule has no plan")
     with tempfile.TemporaryDirectory() as folder:
@@ -42,17 +43,22 @@ def _plan(job: dict[str, Any], talk: Talk) -> Frame:
         return _file(path.name, "application/json", path.read_bytes())
 
 
-def _report(job: dict[str, Any], talk: Talk) -> Frame:
+def _report_file(job: dict[str, Any], context: JobContext) -> Frame:
     from poetmodel.report.page import report_page
 
-    subject = subject_of(job, talk)
+    subject = make_subject(job, context)
     page = report_page([subject]).encode("utf-8", "replace")
     return _file(f"{file_stem(subject.graph.name)}.html", "text/html; charset=utf-8", page)
 
 
-def _command(job: dict[str, Any], talk: Talk) -> Frame:
-    lines = "\n".join(lines_of(job, talk, subject_of(job, talk)))
+def _command_file(job: dict[str, Any], context: JobContext) -> Frame:
+    lines = "\n".join(reproduction_commands(job, context, make_subject(job, context)))
     return _file("command.sh", "text/x-shellscript; charset=utf-8", f"{lines}\n".encode())
 
 
-_KINDS = {"schedule": _schedule, "plan": _plan, "report": _report, "command": _command}
+_KINDS = {
+    "schedule": _schedule_file,
+    "plan": _plan_file,
+    "report": _report_file,
+    "command": _command_file,
+}

@@ -1,4 +1,4 @@
-"""Access to the explorer: its own page in a browser on this machine, and nothing else."""
+"""Access control of the explorer: only its own page in a browser of this machine is served."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MOST_BODY_BYTES: Final = 64 * 1024
-"""Largest body of a request."""
-YEAR_S: Final = 31_536_000
-"""How long a browser keeps the token [s]."""
+MAX_BODY_BYTES: Final = 64 * 1024
+"""Maximum size of the body of a request [B]."""
+COOKIE_LIFETIME_S: Final = 31_536_000
+"""Lifetime of the token's cookie in the browser [s]."""
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
-"""Names of this machine that a browser may have in its address bar."""
+"""Host names of this machine that are accepted."""
 POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-"""The page holds its scripts and styles, and talks to its server alone."""
+"""Content security policy: the page contains its scripts and styles, and connects only to its
+server."""
 _HEADERS: Final = {
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -38,12 +39,12 @@ _HEADERS: Final = {
 
 
 class Guard:
-    """Lets requests through that come from the page of this server; others get a sentence.
+    """ASGI middleware that rejects requests except those of the page of this server.
 
-    The printed address carries the token; the first visit puts it into a cookie that scripts cannot
-    read and other sites cannot send. The Host header must name this machine, so that no other name
-    that resolves to it (DNS rebinding) will do; and no other page's request passes, even one of
-    another port of this machine.
+    The printed address contains the token. The first visit stores it in a cookie that scripts
+    cannot read and other sites cannot send. The Host header must be a name of this machine, which
+    prevents DNS rebinding. Requests from pages of other origins are rejected, including other ports
+    of this machine.
     """
 
     def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
@@ -53,41 +54,46 @@ class Guard:
         self._cookie = f"poetmodel-{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or answer it."""
+        """Pass an accepted request to the application; answer a rejected one with an error."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
         request = Request(scope)
-        refusal = self._refusal(request.headers)
-        given = request.query_params.get("token", "")
-        if refusal is None and scope["path"] == "/" and self._is_token(given):
-            admitted: Response = RedirectResponse("/", 303)
-            admitted.set_cookie(
-                self._cookie, self._token, max_age=YEAR_S, httponly=True, samesite="strict"
+        refusal = self._find_refusal(request.headers)
+        query_token = request.query_params.get("token", "")
+        if refusal is None and scope["path"] == "/" and self._is_token(query_token):
+            redirect: Response = RedirectResponse("/", 303)
+            redirect.set_cookie(
+                self._cookie,
+                self._token,
+                max_age=COOKIE_LIFETIME_S,
+                httponly=True,
+                samesite="strict",
             )
-            await admitted(scope, receive, _with_headers(send))
+            await redirect(scope, receive, _with_headers(send))
             return
         if refusal is None and not self._is_token(request.cookies.get(self._cookie, "")):
             refusal = 403, "open the address that 'poetmodel explore' printed, with its token"
-        if refusal is None and _length(request.headers) > MOST_BODY_BYTES:
-            refusal = 413, f"a request may have {MOST_BODY_BYTES:,} bytes"
+        if refusal is None and _length(request.headers) > MAX_BODY_BYTES:
+            refusal = 413, f"a request may have {MAX_BODY_BYTES:,} bytes"
         if refusal is not None:
             status, text = refusal
             await JSONResponse({"detail": text}, status)(scope, receive, _with_headers(send))
             return
-        await self._app(scope, _limited(receive), _with_headers(send))
+        await self._app(scope, _limit_body(receive), _with_headers(send))
 
-    def _refusal(self, headers: Mapping[str, str]) -> tuple[int, str] | None:
+    def _find_refusal(self, headers: Mapping[str, str]) -> tuple[int, str] | None:
+        """Return the status and reason to reject a request by its headers, or None."""
         host = headers.get("host", "")
         name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
         if name not in LOOPBACK or port != str(self._port):
-            return 403, "the explorer answers to this machine's own names alone"
+            return 403, "the explorer only answers to names of this machine"
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
-            return 403, "the explorer answers to its own page alone"
+            return 403, "the explorer only answers to its own page"
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            return 403, "the explorer answers to its own page alone"
+            return 403, "the explorer only answers to its own page"
         return None
 
     def _is_token(self, given: str) -> bool:
@@ -96,24 +102,24 @@ class Guard:
 
 def _length(headers: Mapping[str, str]) -> int:
     text = headers.get("content-length", "0")
-    return int(text) if text.isdecimal() else MOST_BODY_BYTES + 1
+    return int(text) if text.isdecimal() else MAX_BODY_BYTES + 1
 
 
-def _limited(receive: Receive) -> Receive:
-    """Limit a request's bytes; a body may be sent in pieces of no stated length."""
-    left = MOST_BODY_BYTES
+def _limit_body(receive: Receive) -> Receive:
+    """Limit the size of a request body, including chunked bodies without a stated length."""
+    left_bytes = MAX_BODY_BYTES
 
     async def receiving() -> Message:
-        nonlocal left
+        nonlocal left_bytes
         message = await receive()
-        left -= len(message.get("body", b""))
-        return message if left >= 0 else {"type": "http.disconnect"}
+        left_bytes -= len(message.get("body", b""))
+        return message if left_bytes >= 0 else {"type": "http.disconnect"}
 
     return receiving
 
 
 def _with_headers(send: Send) -> Send:
-    """Return the application with the headers that every reply has."""
+    """Wrap `send` so that each response has the security headers."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,6 +1,6 @@
-"""A point: a problem at one RAM and one deadline, what is known of it, and how far its solve is.
+"""Points: the state and the result of a solve at one RAM budget and one deadline.
 
-A problem has all its points, one for each stop of the sliders that somebody wanted.
+A problem has one point for each position of the sliders that a session requested.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Set as AbstractSet
 
-KEPT_STOPS: Final = 500
-"""Points of a problem that are kept though nothing of their own is known."""
-FIGURES: Final = (
+MAX_IDLE_POINTS: Final = 500
+"""Maximum number of points of a problem in memory that have no schedule of their own."""
+METRICS: Final = (
     "value",
     "energy_j",
     "overhead_j",
@@ -27,12 +27,12 @@ FIGURES: Final = (
     "makespan_s",
     "time_s",
 )
-"""A worker's report on a schedule."""
+"""Metrics that a worker reports about a schedule."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Point:
-    """Results at one RAM and one deadline."""
+    """State and result of the solve at one RAM budget and one deadline."""
 
     id: str
     problem: str
@@ -41,72 +41,77 @@ class Point:
     state: str = "waiting"
     """``waiting``, ``solving``, ``done``, ``cancelled`` or ``failed``."""
     status: str | None = None
-    """Claim, as of a `SolveResult`; None while there is no schedule."""
+    """Status as in a `SolveResult`; None without a schedule."""
     reason: str = ""
-    """Why there is no schedule, or why the solve failed."""
+    """Reason why there is no schedule, or why the solve failed."""
     provisional: bool = False
-    """Whether the schedule is one of another point, and the solve has not told any yet."""
+    """Whether the schedule is that of another point, until the own solve finds one."""
     neighbour_bytes: int | None = None
-    """The RAM of that point [B]."""
+    """RAM budget of that other point [B]."""
     lender: tuple[str, str] | None = None
-    """Its id and digest."""
+    """Id and digest of that other point."""
     value: float | None = None
-    """Minimized value beyond the part that every schedule pays."""
+    """Minimized quantity above its baseline."""
     bound: float = 0.0
-    """Proved bound on it."""
+    """Proven lower bound on `value`."""
     energy_j: float | None = None
     overhead_j: float | None = None
     peak_ram_bytes: int | None = None
     needs_bytes: int | None = None
-    """The least RAM budget that the schedule keeps [B]."""
+    """Smallest RAM budget that the schedule meets [B]."""
     makespan_s: float | None = None
     time_s: float | None = None
-    """The time that the deadline limits [s]."""
+    """Time that the deadline limits [s]."""
     seconds: float = 0.0
     """Time of all solves so far [s]."""
     revision: int = 0
-    """Grows with each new schedule, and when the solve ends."""
+    """Number that increases with each new schedule, and when the solve ends."""
     digest: str = ""
-    """Names what is drawn at this revision."""
+    """Hash that identifies the drawing of this revision."""
     proof: dict[str, Any] = field(default_factory=dict)
-    """Further facts in the certificate of the schedule."""
+    """Further facts for the certificate of the schedule."""
 
     @property
     def gap(self) -> float | None:
-        """Gap of what can be decided; None without a schedule."""
+        """Gap of `value`; None without a schedule."""
         return None if self.value is None else relative_gap(self.value, self.bound)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the solve has finished."""
         return self.state == "done"
 
     @property
     def is_proved(self) -> bool:
-        """Whether a further solve could not tell more."""
+        """Whether a further solve cannot improve the result."""
         return self.is_over and self.status in ("optimal", "infeasible")
 
     @property
     def proof_rank(self) -> int:
-        """Rank of its state: 0 while it is open, 1 after its solve, 2 with a proof."""
+        """0 for an unfinished solve, 1 after the solve, 2 with a proof."""
         return self.is_over + self.is_proved
 
-    def take(self, figures: dict[str, Any], schedule: bytes) -> None:
-        """Take over a schedule with its figures."""
-        self.figures(figures)
+    def set_schedule(self, set_metrics: dict[str, Any], schedule: bytes) -> None:
+        """Store a new schedule's metrics, and begin a new revision."""
+        self.set_metrics(set_metrics)
         if self.status is None or self.status in ("unknown", "infeasible"):
             self.status = "feasible"
-        self.revise(schedule)
+        self.begin_revision(schedule)
 
-    def figures(self, figures: dict[str, Any]) -> None:
-        """Take over the figures of a schedule."""
-        for name in FIGURES:
-            setattr(self, name, figures[name])
+    def set_metrics(self, set_metrics: dict[str, Any]) -> None:
+        """Store the metrics of a schedule."""
+        for name in METRICS:
+            setattr(self, name, set_metrics[name])
 
-    def end(self, ended: dict[str, Any], schedule: bytes, *, before_s: float) -> None:
-        """Take over how a solve ended, with the best schedule; `before_s` went before it [s]."""
-        figures = ended.get("found")
-        better = figures is not None and (self.value is None or figures["value"] <= self.value)
+    def finish(self, ended: dict[str, Any], schedule: bytes, *, before_s: float) -> None:
+        """Store the end of a solve, with the best schedule.
+
+        `before_s` is the time of earlier solves [s].
+        """
+        set_metrics = ended.get("found")
+        better = set_metrics is not None and (
+            self.value is None or set_metrics["value"] <= self.value
+        )
         self.seconds = before_s + ended["build_s"] + ended["solve_s"]
         self.proof = {key: ended[key] for key in ("termination", "build_s", "versions")}
         self.proof["solve_s"] = before_s + ended["solve_s"]
@@ -115,20 +120,20 @@ class Point:
         if better or not schedule or ended["status"] == "optimal":
             self.status = ended["status"]
         self.reason = "" if schedule else ended["reason"]
-        if figures is not None and better:
-            self.figures(figures)
+        if set_metrics is not None and better:
+            self.set_metrics(set_metrics)
         if self.value is not None:
             self.bound = min(self.bound, self.value)
-        self.revise(schedule)
+        self.begin_revision(schedule)
 
-    def revise(self, schedule: bytes) -> None:
-        """Begin a revision: something new is to be drawn."""
+    def begin_revision(self, schedule: bytes) -> None:
+        """Increase the revision, because the drawing changes."""
         self.revision += 1
         stated = f"{self.id} {self.revision} {self.status} {self.bound!r} {self.state}"
         self.digest = hashlib.sha256(stated.encode() + schedule).hexdigest()[:16]
 
     def to_dict(self, baseline: float, *, minimize: str) -> dict[str, Any]:
-        """Return it as the page gets it."""
+        """Return the point as JSON values for the page."""
         shown = asdict(self)
         for name in ("digest", "lender", "proof"):
             del shown[name]
@@ -138,55 +143,57 @@ class Point:
 
 
 @dataclass(slots=True)
-class Opened:
-    """A problem that somebody looks at."""
+class OpenProblem:
+    """A problem that is open in a session."""
 
     name: str
     facts: dict[str, Any]
-    """The worker's report on it."""
+    """Facts about the problem from the worker."""
     drawn: str
-    """The same for the page with the graph, as JSON, but for the last brace."""
+    """Facts and graph for the page as JSON, without the closing brace."""
     points: dict[str, Point] = field(default_factory=dict)
 
     def describe(self, point: Point) -> dict[str, Any]:
-        """Return a point as the page gets it."""
+        """Return a point as JSON values for the page."""
         objective = self.facts["objective"]
         return point.to_dict(objective["baseline"], minimize=objective["minimize"])
 
-    def forget(self, used: AbstractSet[str | None]) -> None:
-        """Forget the oldest stops of a slider that left nothing behind."""
+    def discard_idle(self, used: AbstractSet[str | None]) -> None:
+        """Discard the oldest points without a schedule of their own, except those of `used`."""
         idle = [
             name
             for name, point in self.points.items()
             if not point.is_over and (point.value is None or point.provisional) and name not in used
         ]
-        for name in idle[:-KEPT_STOPS]:
+        for name in idle[:-MAX_IDLE_POINTS]:
             del self.points[name]
 
-    def front(self) -> list[Point]:
+    def points_with_schedule(self) -> list[Point]:
         """Return the points that have a schedule of their own."""
         points = self.points.values()
         return [point for point in points if point.value is not None and not point.provisional]
 
 
 def point_id(problem: str, ram_bytes: int, deadline_s: float | None) -> str:
-    """Return the id of a point: what its problem, its RAM and its deadline come to."""
+    """Return the id of a point: a hash of its problem, RAM and deadline."""
     stated = f"{problem} {ram_bytes} {deadline_s!r}"
     return hashlib.sha256(stated.encode()).hexdigest()[:20]
 
 
 def merge_records(before: Point, new: Point, *, carried: bool) -> tuple[Point, bool]:
-    """Merge two records of a point; also return whether the schedule is the one of `new`.
+    """Merge two records of a point; also return whether the schedule is that of `new`.
 
-    The better schedule is kept, of equal ones that with the higher `proof_rank`; and the higher
-    bound. A better value of `new` counts only with its schedule (`carried`).
+    The better schedule is retained, for equal values that with the higher `proof_rank`; and the
+    higher bound. A better value of `new` is used only if its schedule is available (`carried`).
     """
     if before.value == new.value:
-        figures = carried or all(getattr(before, name) == getattr(new, name) for name in FIGURES)
-        is_new = figures and new.proof_rank >= before.proof_rank
+        set_metrics = carried or all(
+            getattr(before, name) == getattr(new, name) for name in METRICS
+        )
+        is_new = set_metrics and new.proof_rank >= before.proof_rank
     else:
-        lower = before.value is None or (new.value is not None and new.value < before.value)
-        is_new = carried and lower
+        is_better = before.value is None or (new.value is not None and new.value < before.value)
+        is_new = carried and is_better
     best = new if is_new else before
     bound = max(before.bound, new.bound, 0.0)
     bound = bound if best.value is None else min(bound, best.value)
@@ -195,14 +202,16 @@ def merge_records(before: Point, new: Point, *, carried: bool) -> tuple[Point, b
     return replace(best, bound=bound, proof=dict(best.proof)), is_new
 
 
-def neighbour(point: Point, others: Iterable[Point], *, overlaps: bool = False) -> Point | None:
-    """Return the point whose schedule is the best one that keeps the limits of another point.
+def best_neighbour(
+    point: Point, others: Iterable[Point], *, overlaps: bool = False
+) -> Point | None:
+    """Return the other point with the best schedule that meets the limits of `point`, or None.
 
-    Where time is the makespan of a plan that `overlaps` transfers with the computing, one in less
-    RAM may be slower: the schedule is one of as much RAM, or less.
+    If time is the makespan of a plan that `overlaps` transfers with computations, a plan with less
+    RAM may be faster: only schedules of points with at most as much RAM are considered.
     """
     limit_s = math.inf if point.deadline_s is None else point.deadline_s
-    fitting = [
+    candidates = [
         other
         for other in others
         if other.value is not None
@@ -210,11 +219,11 @@ def neighbour(point: Point, others: Iterable[Point], *, overlaps: bool = False) 
         and (other.time_s or 0.0) <= limit_s
         and (not overlaps or other.ram_bytes <= point.ram_bytes)
     ]
-    return min(fitting, key=lambda other: (other.value, -other.ram_bytes), default=None)
+    return min(candidates, key=lambda other: (other.value, -other.ram_bytes), default=None)
 
 
-def known_bound(point: Point, others: Iterable[Point]) -> float:
-    """Return the best bound that is proved where there is as much RAM and time, or more."""
+def inherited_bound(point: Point, others: Iterable[Point]) -> float:
+    """Return the best bound of points with at least as much RAM and time, which also holds here."""
     limit_s = math.inf if point.deadline_s is None else point.deadline_s
     return max(
         (

@@ -1,4 +1,4 @@
-"""The processes of the explorer: started warm, given one job at a time, replaced when they die."""
+"""Worker processes of the explorer: warm, one job at a time, replaced when they die."""
 
 from __future__ import annotations
 
@@ -18,82 +18,89 @@ if TYPE_CHECKING:
 
     from poetmodel.explore.tasks import Frame
 
-    Tell = Callable[[Frame], None]
+    OnFrame = Callable[[Frame], None]
 
 _LOG = logging.getLogger(__name__)
 
 CANCEL_S: Final = 1.0
-"""How long a process may take to end a job that nobody wants, before it is replaced [s]."""
+"""Maximum time for a process to end a cancelled job before it is replaced [s]."""
 START_S: Final = 60.0
-"""How long a process may take to start [s]."""
-STARTS: Final = 5
-"""How often a process that does not start is started."""
+"""Maximum time for a process to start [s]."""
+MAX_STARTS: Final = 5
+"""Maximum number of attempts to start a process."""
 
 
 class WorkerError(Exception):
-    """A job that a process did not finish: it died, or met an error of its own."""
+    """Error for an unfinished job: the process died, or had an internal error."""
 
 
 class RefusedError(PoetModelError):
-    """A job that cannot be done, for a reason that people can do something about."""
+    """Error for a job that cannot be done, for a reason that the user can change."""
 
 
 @dataclass(slots=True)
 class WorkerPool:
-    """Processes that share a queue."""
+    """Processes with a common queue of jobs."""
 
     size: int
     niceness: int
     catalogue: str
     newest_first: bool = False
-    """Whether who asks last gets a process first: of solves, which take long."""
+    """Whether the latest request gets the next free process; used for solves, which take long."""
     free: list[WorkerProcess] = field(default_factory=list)
     workers: set[WorkerProcess] = field(default_factory=set)
     waiting: list[asyncio.Future[WorkerProcess]] = field(default_factory=list)
-    mending: set[asyncio.Task[None]] = field(default_factory=set)
+    recoveries: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
         """Start all processes."""
-        await asyncio.gather(*(self._hire() for _ in range(self.size)))
+        await asyncio.gather(*(self._start_process() for _ in range(self.size)))
 
     async def stop(self) -> None:
         """End all processes."""
-        for task in self.mending:
+        for task in self.recoveries:
             task.cancel()
         for future in self.waiting:
             future.cancel()
         await asyncio.gather(*(asyncio.to_thread(worker.close) for worker in self.workers))
 
-    async def do(self, job: dict[str, Any], body: bytes = b"", tell: Tell | None = None) -> Frame:
-        """Return the reply to a job; `tell` gets what is said before it.
+    async def run_job(
+        self, job: dict[str, Any], body: bytes = b"", on_frame: OnFrame | None = None
+    ) -> Frame:
+        """Run a job on a free process and return its reply; `on_frame` gets the frames before it.
 
-        Raises `WorkerError` or `RefusedError`. Cancelled, it leaves the process to end the job.
-        Where the process had died, perhaps before it got the job, another one does it.
+        Raises `WorkerError` or `RefusedError`. On cancellation the process is left to end the job.
+        If the process had died, another one runs the job.
         """
         with contextlib.suppress(ProcessEndedError):
-            return await self._let(await self.take(), job, body, tell)
-        return await self.let(await self.take(), job, body, tell)
+            return await self._run_job_on(await self.acquire(), job, body, on_frame)
+        return await self.run_job_on(await self.acquire(), job, body, on_frame)
 
-    async def let(
-        self, worker: WorkerProcess, job: dict[str, Any], body: bytes, tell: Tell | None = None
+    async def run_job_on(
+        self,
+        worker: WorkerProcess,
+        job: dict[str, Any],
+        body: bytes,
+        on_frame: OnFrame | None = None,
     ) -> Frame:
-        """Let a process that was taken do a job, as `do`; then it is free."""
+        """Run a job like `run_job` on an acquired process, which is released afterwards."""
         try:
-            return await self._let(worker, job, body, tell)
+            return await self._run_job_on(worker, job, body, on_frame)
         except ProcessEndedError as error:
             msg = f"a worker: {error}"
             raise WorkerError(msg) from error
 
-    async def _let(
-        self, worker: WorkerProcess, job: dict[str, Any], body: bytes, tell: Tell | None
+    async def _run_job_on(
+        self, worker: WorkerProcess, job: dict[str, Any], body: bytes, on_frame: OnFrame | None
     ) -> Frame:
+        """Run a job on a process and release it; replace a process that does not end."""
         loop = asyncio.get_running_loop()
 
-        def hear(news: Frame) -> None:
-            if tell is not None:
-                loop.call_soon_threadsafe(tell, news)
+        def forward(news: Frame) -> None:
+            if on_frame is not None:
+                loop.call_soon_threadsafe(on_frame, news)
 
-        reply = worker.call(perform, self.catalogue, job, body, on_news=hear)
+        reply = worker.call(run_task, self.catalogue, job, body, on_progress=forward)
         try:
             return await asyncio.wrap_future(reply)
         except PoetModelError as error:
@@ -109,17 +116,17 @@ class WorkerPool:
             raise WorkerError(msg) from error
         finally:
             if reply.done() and worker.is_alive:
-                self.give_back(worker)
+                self.release(worker)
             else:
-                self._mend(worker, reply)
+                self._recover_in_background(worker, reply)
 
-    async def take(self) -> WorkerProcess:
-        """Return a free process as soon as there is one."""
+    async def acquire(self) -> WorkerProcess:
+        """Wait for a free process and return it."""
         while self.free:
             worker = self.free.pop()
             if worker.is_alive:
                 return worker
-            self._mend(worker)
+            self._recover_in_background(worker)
         future: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
         self.waiting.append(future)
         try:
@@ -128,11 +135,11 @@ class WorkerPool:
             if future in self.waiting:
                 self.waiting.remove(future)
             elif future.done() and not future.cancelled():
-                self.give_back(future.result())
+                self.release(future.result())
             raise
 
-    def give_back(self, worker: WorkerProcess) -> None:
-        """Let others have a process."""
+    def release(self, worker: WorkerProcess) -> None:
+        """Pass a process to the next waiting request, or mark it as free."""
         while self.waiting:
             future = self.waiting.pop(-1 if self.newest_first else 0)
             if not future.done():
@@ -140,8 +147,8 @@ class WorkerPool:
                 return
         self.free.append(worker)
 
-    async def _hire(self) -> None:
-        """Start a process, and wait until it has imported all that it needs."""
+    async def _start_process(self) -> None:
+        """Start a process, wait until it has imported its modules, and release it."""
         try:
             worker = WorkerProcess()
         except OSError as error:
@@ -149,32 +156,36 @@ class WorkerPool:
             raise WorkerError(msg) from error
         self.workers.add(worker)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(worker.call(load, self.niceness)), START_S)
+            await asyncio.wait_for(
+                asyncio.wrap_future(worker.call(prepare_process, self.niceness)), START_S
+            )
         except Exception as error:
             self.workers.discard(worker)
             worker.end()
             msg = f"a worker process did not start: {type(error).__name__}: {error}"
             raise WorkerError(msg) from error
-        self.give_back(worker)
+        self.release(worker)
 
-    def _mend(self, worker: WorkerProcess, reply: Future[Frame] | None = None) -> None:
+    def _recover_in_background(
+        self, worker: WorkerProcess, reply: Future[Frame] | None = None
+    ) -> None:
         task = asyncio.create_task(self._recover(worker, reply))
-        self.mending.add(task)
-        task.add_done_callback(self.mending.discard)
+        self.recoveries.add(task)
+        task.add_done_callback(self.recoveries.discard)
 
     async def _recover(self, worker: WorkerProcess, reply: Future[Frame] | None) -> None:
-        """Wait for a cancelled job to end, or replace the process."""
+        """Wait for a cancelled job to end; otherwise replace the process."""
         if reply is not None and worker.is_alive:
             worker.cancel()
             await asyncio.to_thread(wait, [reply], CANCEL_S)
             if reply.done() and worker.is_alive:
-                self.give_back(worker)
+                self.release(worker)
                 return
         self.workers.discard(worker)
         worker.end()
-        for _ in range(STARTS):
+        for _ in range(MAX_STARTS):
             try:
-                await self._hire()
+                await self._start_process()
             except WorkerError as error:
                 _LOG.warning("%s", error)
                 await asyncio.sleep(1)
@@ -182,11 +193,11 @@ class WorkerPool:
                 return
 
 
-# -- in the processes ------------------------------------------------------------------------------
+# -- code in the worker processes ------------------------------------------------------------------
 
 
-def load(_: WorkerJob, niceness: int) -> None:
-    """Import all that jobs need, once and before the first one, and give way to others then."""
+def prepare_process(_: WorkerJob, niceness: int) -> None:
+    """Import the modules of all jobs, and lower the priority of the process."""
     import poetmodel.explore.exports
     import poetmodel.solver.lazy
     import poetmodel.solver.monolithic  # noqa: F401
@@ -194,12 +205,12 @@ def load(_: WorkerJob, niceness: int) -> None:
     os.nice(niceness)
 
 
-def perform(job: WorkerJob, catalogue: str, values: dict[str, Any], body: bytes) -> Frame:
-    """Do what a job names, and return the reply."""
+def run_task(job: WorkerJob, catalogue: str, values: dict[str, Any], body: bytes) -> Frame:
+    """Run the task that a job names, and return its reply."""
     from poetmodel.explore import answers, exports, tasks
     from poetmodel.explore.choice import Catalogue
 
-    tasks_of = {
+    functions = {
         "prepare": tasks.prepare,
         "begin": tasks.begin,
         "solve": tasks.solve,
@@ -207,10 +218,10 @@ def perform(job: WorkerJob, catalogue: str, values: dict[str, Any], body: bytes)
         "why": answers.why,
         "export": exports.export,
     }
-    talk = tasks.Talk(
+    context = tasks.JobContext(
         catalogue=Catalogue.from_json(catalogue),
-        tell=job.tell,
+        send=job.tell,
         cancelled=lambda: job.cancelled,
         body=body,
     )
-    return tasks_of[values["task"]](values, talk)
+    return functions[values["task"]](values, context)

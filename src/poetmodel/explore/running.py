@@ -1,4 +1,4 @@
-"""Running the explorer: the store, the workers and the server, from start to Ctrl-C."""
+"""Run the explorer: store, workers and server, from start to Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from poetmodel.explore.coordination import Coordinator
 from poetmodel.explore.pool import WorkerPool
 from poetmodel.explore.server import application
 from poetmodel.explore.store import PointStore
-from poetmodel.files import installed
+from poetmodel.files import installed_version
 from poetmodel.graph.zoo.state import STATES
 from poetmodel.problem import Quantity
-from poetmodel.report.facts import CHOICES
+from poetmodel.report.facts import CHOICE_NAMES
 from poetmodel.report.folding import HEADS
 from poetmodel.report.template import render
 from poetmodel.units import ESTIMATES
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
     from poetmodel.explore.choice import Catalogue
     from poetmodel.explore.guard import Guard
 
-SOLVING: Final = 15
-DRAWING: Final = 5
-"""Niceness of the processes that solve and that draw: the server comes first, pictures second."""
+SOLVING_NICENESS: Final = 15
+DRAWING_NICENESS: Final = 5
+"""Niceness of the processes that solve and that draw: the server has the highest priority, then
+drawing."""
 CHARTS: Final = ("timeline", "gauge", "decisions", "map")
-"""The types of the charts of an answer, in the order in which they are drawn."""
+"""Types of charts, in drawing order."""
 STOP_S: Final = 1
-"""How long open streams may take to end [s]."""
+"""Maximum time for open streams to end [s]."""
 
 
 def serve(
@@ -51,14 +52,14 @@ def serve(
     workers: int | None = None,
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM; `ready` gets the address once it answers.
+    """Serve until Ctrl-C or SIGTERM; call `ready` with the address once the server is up.
 
-    In the main thread neither of them raises anything from here on, to the end of the process.
+    In the main thread these signals raise no exceptions from then on, until the end of the process.
     """
-    ending = _Ending()
+    stop_signals = _StopSignals()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, ending.request)
+            signal.signal(number, stop_signals.request)
     port = listening.getsockname()[1]
     app = explorer(
         port=port,
@@ -79,29 +80,29 @@ def serve(
     address = f"http://127.0.0.1:{port}/?token={app.token}"
     server = _Server(config, app.coordinator, lambda: ready(address))
     try:
-        ending.of(server)
+        stop_signals.stop_on_request(server)
         server.run([listening])
     finally:
         app.store.close()
 
 
-class _Ending:
-    """Requests by signals: a server that runs ends, and one that starts ends at once."""
+class _StopSignals:
+    """Signal handler that stops the server, or prevents its start."""
 
     def __init__(self) -> None:
-        self._wanted = False
+        self._is_requested = False
         self._server: uvicorn.Server | None = None
 
     def request(self, *_: object) -> None:
-        """Handle a signal; while the server runs it has a handler of its own."""
-        self._wanted = True
+        """Handle a signal; the running server has its own handler."""
+        self._is_requested = True
         if self._server is not None:
             self._server.should_exit = True
 
-    def of(self, server: uvicorn.Server) -> None:
-        """Let signals end a server, those that came before it too."""
+    def stop_on_request(self, server: uvicorn.Server) -> None:
+        """Set the server that signals stop; stop it if a signal has arrived before."""
         self._server = server
-        if self._wanted:
+        if self._is_requested:
             server.should_exit = True
 
 
@@ -124,25 +125,29 @@ def explorer(
     search: dict[str, Any],
     workers: int | None = None,
 ) -> Explorer:
-    """Open a store and return its explorer; the workers start with it."""
+    """Open a store and return its explorer; the workers start with the server."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    kept, text = PointStore(store), catalogue.to_json()
+    point_store, catalogue_text = PointStore(store), catalogue.to_json()
     coordinator = Coordinator(
-        kept,
-        solvers=WorkerPool(workers or cores or 1, SOLVING, text, newest_first=True),
-        drawers=WorkerPool(max(min(cores or 1, 2), (cores or 1) // 2), DRAWING, text),
+        point_store,
+        solvers=WorkerPool(
+            workers or cores or 1, SOLVING_NICENESS, catalogue_text, newest_first=True
+        ),
+        drawers=WorkerPool(
+            max(min(cores or 1, 2), (cores or 1) // 2), DRAWING_NICENESS, catalogue_text
+        ),
         search=search,
         drawn_by=_drawing_version(),
     )
-    token = kept.now(kept.secret)
+    token = point_store.call_and_wait(point_store.token)
     app = application(
         coordinator, catalogue, page=explorer_page, initial=initial, token=token, port=port
     )
-    return Explorer(app=app, coordinator=coordinator, store=kept, token=token)
+    return Explorer(app=app, coordinator=coordinator, store=point_store, token=token)
 
 
 def explorer_page() -> str:
-    """Return the explorer as the text of an HTML page; its data come over the API."""
+    """Return the HTML page of the explorer; its data are loaded from the API."""
     return render(
         "explore.html.jinja",
         package="poetmodel.explore",
@@ -152,38 +157,38 @@ def explorer_page() -> str:
         states=STATES,
         decision_heads=HEADS,
         estimates=ESTIMATES,
-        choices=list(CHOICES.values()),
-        version=installed("poetmodel") or "",
+        choices=list(CHOICE_NAMES.values()),
+        version=installed_version("poetmodel") or "",
     )
 
 
 class _Server(uvicorn.Server):
-    """A server that says when it has started, and ends its streams when it stops."""
+    """A server that reports its start, and ends its streams when it stops."""
 
     def __init__(
-        self, config: uvicorn.Config, coordinator: Coordinator, started: Callable[[], None]
+        self, config: uvicorn.Config, coordinator: Coordinator, on_start: Callable[[], None]
     ) -> None:
         super().__init__(config)
         self._coordinator = coordinator
-        self._tell = started
+        self._on_start = on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and say so."""
-        if self.should_exit:  # asked for before it had begun
+        """Start and call `on_start`, unless a stop was requested."""
+        if self.should_exit:  # requested before the start
             return
         await super().startup(sockets)
         if self.started and not self.should_exit:
-            self._tell()
+            self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End all streams, then stop."""
-        self._coordinator.silence()
+        self._coordinator.close_listeners()
         await super().shutdown(sockets)
 
 
 def _drawing_version() -> str:
-    """Return the digest of the code that draws answers, with which the store labels them."""
-    digest = hashlib.sha256((installed("poetmodel") or "").encode())
+    """Return a hash of the code that draws answers, with which the store labels them."""
+    digest = hashlib.sha256((installed_version("poetmodel") or "").encode())
     for package in ("poetmodel.explore", "poetmodel.plan", "poetmodel.report"):
         for path in sorted(files(package).iterdir(), key=lambda path: path.name):
             if path.name.endswith(".py"):

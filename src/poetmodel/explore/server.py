@@ -1,38 +1,38 @@
 """The explorer's HTTP API.
 
-A visit of the printed address, ``/?token=T``, sets a cookie; nothing else is answered without it
+A visit of the printed address, ``/?token=T``, sets a cookie; other requests are rejected without it
 (see `poetmodel.explore.guard`). Errors are ``{"detail": "a sentence"}``. All values are plain JSON
 in SI units; bodies of requests are JSON.
 
 ``GET /``
     The page.
 ``GET /api/choices``
-    ``{models: [{name, group}], devices: [{name, ram_bytes}], initial, version}``: what may be
-    chosen, and what the command line asked for: a CHOICE, perhaps with ``ram_bytes`` and
-    ``deadline_s``.
+    ``{models: [{name, group}], devices: [{name, ram_bytes}], initial, version}``: the available
+    choices, and the initial CHOICE of the command line, with ``ram_bytes`` and ``deadline_s`` if
+    given.
 ``POST /api/problems`` CHOICE
     Opens a problem: ``{problem, title, choice, graph, floor_bytes, keep_all_bytes, resident_bytes,
     device_ram_bytes, baseline_energy_j, objective: {minimize, baseline}, deadline: {least_s,
-    default, single_pass_s, most_s, counts}, points}``. ``graph`` is what charts know of
-    the graph, ``points`` all points with a schedule of their own. CHOICE has
-    the fields of `poetmodel.explore.choice.ExplorerChoice`.
+    default, single_pass_s, most_s, counts}, points}``. ``graph`` has the data of the graph for
+    charts, ``points`` all points with a schedule of their own. CHOICE has the fields of
+    `poetmodel.explore.choice.ExplorerChoice`.
 ``POST /api/points`` ``{problem, ram_bytes, deadline_s, session, more}``
-    Lets a session want a point, in place of the one that it wanted before, and returns the POINT at
-    once. What is not over is solved; with ``more`` also what ended with a gap.
+    Sets the requested point of a session and returns the POINT at once. An unfinished point is
+    solved; with ``more`` also a point that ended with a gap.
 ``GET /api/points/ID``
-    The POINT as it is now.
+    The current POINT.
 ``GET /api/events?session=S``
-    Server-sent events: ``point``, a POINT, whenever what the session wants has changed, and once
-    at the beginning; ``front``, a POINT of the same problem with a new schedule. A
-    page that comes back states its wish anew: a wish lapses ten seconds after its page has gone.
+    Server-sent events: ``point``, the requested POINT, when it has changed, and once at the
+    beginning; ``front``, a POINT of the same problem with a new schedule. A request lapses ten
+    seconds after its page was closed, so a page that reconnects repeats it.
 ``GET /api/points/ID/answer?revision=N``
-    What is drawn of a point: ``{charts: {TYPE: data}, answers: [{question, word, text, mood}],
-    facts, command}``, with the charts of the report by their types and what it says of one
-    schedule; of a provisional point that of the neighbour. It waits until it is drawn. It never
-    changes for a revision (``ETag``); one that is over redirects to the newest one. 204 where
-    there is nothing to draw, or nobody wanted it any more.
+    The drawing of a point: ``{charts: {TYPE: data}, answers: [{question, word, text, mood}],
+    facts, command}``, with the charts of a report by type, and its texts about one schedule; for a
+    provisional point that of the neighbour. The response waits until it is drawn. It never changes
+    for a revision (``ETag``); an old revision redirects to the newest one. 204 without a schedule,
+    or if no session requests the point any more.
 ``GET /api/problems/ID/why?ram_bytes=N&deadline_s=S``
-    Which limits no schedule can keep, and what the minimum RAM consists of: ``{text, reasons, node,
+    The limits that no schedule can meet, and the parts of the minimum RAM: ``{text, reasons, node,
     phase, least_bytes, missing_bytes, held: [{tensor, index, bytes, role}], workspace_bytes,
     state_bytes, shared_bytes, resident_bytes, single_pass_s}``.
 ``GET /api/points/ID/export/KIND``
@@ -62,7 +62,7 @@ from poetmodel.explore.choice import ExplorerChoice  # noqa: TC001 - FastAPI rea
 from poetmodel.explore.coordination import Coordinator, GoneError
 from poetmodel.explore.guard import Guard
 from poetmodel.explore.pool import WorkerError
-from poetmodel.files import installed
+from poetmodel.files import installed_version
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ if TYPE_CHECKING:
     from poetmodel.explore.choice import Catalogue
 
 KEEP_ALIVE_S: Final = 10.0
-"""How often a silent stream of events says that it is alive [s]."""
-LEAST_PAUSE_S: Final = 0.05
-"""Least time between two batches of events of a session [s]."""
+"""Interval of keep-alive comments in a silent event stream [s]."""
+MIN_PAUSE_S: Final = 0.05
+"""Minimum time between two batches of events of a session [s]."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Session = Annotated[str, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Ram = Annotated[int, Field(ge=1, le=MAX_BYTES, strict=True)]
@@ -81,8 +81,8 @@ Seconds = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 Kind = Literal["schedule", "plan", "report", "command"]
 
 
-class Wish(BaseModel):
-    """The point that a session wants."""
+class PointRequest(BaseModel):
+    """The point that a session requests."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -105,13 +105,13 @@ def application(  # noqa: C901 - the routes, each a few lines
     """Return the explorer as an ASGI application."""
 
     @asynccontextmanager
-    async def living(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await coordinator.start()
         yield
         await coordinator.stop()
 
-    app = FastAPI(lifespan=living, docs_url=None, redoc_url=None, openapi_url=None)
-    _sentences(app)
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    _add_error_handlers(app)
 
     @app.get("/", response_class=HTMLResponse)
     def home() -> HTMLResponse:
@@ -123,21 +123,25 @@ def application(  # noqa: C901 - the routes, each a few lines
             "models": catalogue.models(),
             "devices": catalogue.device_list(),
             "initial": dict(initial),
-            "version": installed("poetmodel") or "",
+            "version": installed_version("poetmodel") or "",
         }
 
     @app.post("/api/problems")
     async def open_problem(choice: ExplorerChoice) -> Response:
         opened = await coordinator.open(choice)
-        points = [opened.describe(point) for point in opened.front()]
+        points = [opened.describe(point) for point in opened.points_with_schedule()]
         added = json.dumps({"points": points}, allow_nan=False)
-        # The graph is JSON already, an object without its last brace.
+        # `drawn` is a JSON object without its closing brace.
         return Response(f"{opened.drawn}, {added[1:]}", media_type="application/json")
 
     @app.post("/api/points")
-    async def want(wish: Wish) -> dict[str, Any]:
-        return await coordinator.want(
-            wish.session, wish.problem, wish.ram_bytes, wish.deadline_s, more=wish.more
+    async def request_point(point_request: PointRequest) -> dict[str, Any]:
+        return await coordinator.request_point(
+            point_request.session,
+            point_request.problem,
+            point_request.ram_bytes,
+            point_request.deadline_s,
+            more=point_request.more,
         )
 
     @app.get("/api/points/{point}")
@@ -147,6 +151,7 @@ def application(  # noqa: C901 - the routes, each a few lines
 
     @app.get("/api/points/{point}/answer")
     async def answer(request: Request, point: Name, revision: int | None = None) -> Response:
+        """Return the drawing of a point, or redirect to its newest revision."""
         _, known = coordinator.find(point)
         if revision is not None and known.value is not None and revision != known.revision:
             return RedirectResponse(f"/api/points/{point}/answer?revision={known.revision}")
@@ -176,71 +181,78 @@ def application(  # noqa: C901 - the routes, each a few lines
 
     @app.get("/api/events", response_class=EventSourceResponse)
     async def events(session: Session) -> AsyncIterator[ServerSentEvent]:
-        async for event in _events(coordinator, session):
+        async for event in _stream_events(coordinator, session):
             yield event
 
     return Guard(app, token=token, port=port)
 
 
-async def _events(coordinator: Coordinator, session: str) -> AsyncIterator[ServerSentEvent]:
+async def _stream_events(coordinator: Coordinator, session: str) -> AsyncIterator[ServerSentEvent]:
+    """Yield the events of a session until the server stops."""
     import asyncio
 
-    listener = coordinator.listen(session)
+    listener = coordinator.add_listener(session)
     try:
         yield ServerSentEvent(comment="listening", retry=500)
         while True:
-            news = await listener.next(KEEP_ALIVE_S)
-            if listener.over:
+            events = await listener.next_events(KEEP_ALIVE_S)
+            if listener.is_closed:
                 return
-            if not news:
+            if not events:
                 yield ServerSentEvent(comment="alive")
-            for kind, name in news:
+            for kind, name in events:
                 try:
                     opened, point = coordinator.find(name)
                 except GoneError:
                     continue
                 described = opened.describe(point)
                 yield ServerSentEvent(event=kind, data=described)
-            await asyncio.sleep(LEAST_PAUSE_S)
+            await asyncio.sleep(MIN_PAUSE_S)
     finally:
-        coordinator.leave(session, listener)
+        coordinator.remove_listener(session, listener)
 
 
-def _sentences(app: FastAPI) -> None:
-    """Let every error be a sentence."""
+def _add_error_handlers(app: FastAPI) -> None:
+    """Register handlers that return every error as a JSON sentence."""
 
-    def say(status: int, text: str) -> JSONResponse:
+    def error_response(status: int, text: str) -> JSONResponse:
         return JSONResponse({"detail": text}, status)
 
     @app.exception_handler(RequestValidationError)
-    def _unusable(_: Request, error: RequestValidationError) -> JSONResponse:
+    def _handle_invalid_request(_: Request, error: RequestValidationError) -> JSONResponse:
         faults = [
             f"{'.'.join(map(str, fault['loc'][1:])) or 'request'}: {fault['msg']}"
             for fault in error.errors()[:5]
         ]
-        return say(422, "; ".join(faults))
+        return error_response(422, "; ".join(faults))
 
     @app.exception_handler(HTTPException)
-    def _http(request: Request, error: HTTPException) -> JSONResponse:
+    def _handle_http_error(request: Request, error: HTTPException) -> JSONResponse:
         allowed = Headers(error.headers).get("allow")
         if allowed is None:
-            return say(error.status_code, f"{error.detail}: there is nothing at this address")
-        response = say(error.status_code, f"{request.method}: this address takes {allowed}")
+            return error_response(
+                error.status_code, f"{error.detail}: there is nothing at this address"
+            )
+        response = error_response(
+            error.status_code, f"{request.method}: this address accepts {allowed}"
+        )
         response.headers["allow"] = allowed
         return response
 
     @app.exception_handler(GoneError)
-    def _gone(_: Request, error: GoneError) -> JSONResponse:
-        return say(410, str(error))
+    def _handle_gone(_: Request, error: GoneError) -> JSONResponse:
+        return error_response(410, str(error))
 
     @app.exception_handler(PoetModelError)
-    def _refused(_: Request, error: PoetModelError) -> JSONResponse:
-        return say(409, str(error))
+    def _handle_poetmodel_error(_: Request, error: PoetModelError) -> JSONResponse:
+        return error_response(409, str(error))
 
     @app.exception_handler(WorkerError)
-    def _broken(_: Request, error: WorkerError) -> JSONResponse:
-        return say(500, str(error))
+    def _handle_worker_error(_: Request, error: WorkerError) -> JSONResponse:
+        return error_response(500, str(error))
 
     @app.exception_handler(Exception)
-    def _failed(_: Request, error: Exception) -> JSONResponse:
-        return say(500, f"the explorer failed ({type(error).__name__}); the terminal says more")
+    def _handle_exception(_: Request, error: Exception) -> JSONResponse:
+        return error_response(
+            500, f"the explorer failed ({type(error).__name__}); see the terminal for details"
+        )

@@ -1,7 +1,7 @@
-"""The store of the explorer: solved points and drawn answers in an SQLite file.
+"""Store of the explorer: solved points and drawn answers in an SQLite file.
 
-Several servers may share a file. A server makes all calls in one thread, in order. SQLite's
-write-ahead log keeps committed points however the server ends.
+Several servers may share a file. A server makes all calls in one thread, in order. Committed points
+survive a crash of the server, because SQLite uses a write-ahead log.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PointStore:
     Raises
     ------
     InputError
-        If the file cannot be written, or is another program's or version's.
+        If the file cannot be written, or was written by another program or version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,14 +61,15 @@ class PointStore:
         self._connection = self._thread.submit(self._open).result()
 
     def _open(self) -> sqlite3.Connection:
+        """Open or create the file and its tables; raise `InputError` if it is not usable."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # the token is inside
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # it contains the token
             with ExitStack() as opened:
                 connection = opened.enter_context(
                     closing(sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None))
                 )
-                self._check_own(connection)
+                self._check_format(connection)
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
                 connection.executescript(_TABLES)
@@ -79,7 +80,7 @@ class PointStore:
             ) from error
         return connection
 
-    def _check_own(self, connection: sqlite3.Connection) -> None:
+    def _check_format(self, connection: sqlite3.Connection) -> None:
         """Raise `InputError` for a file of another program or version, before writing to it."""
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         if not tables:
@@ -99,8 +100,8 @@ class PointStore:
         """Call one of the methods below in the thread of the store."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *given)
 
-    def now(self, function: Callable[..., _Result], *given: Any) -> _Result:
-        """Call one of the methods below, and wait for its result."""
+    def call_and_wait(self, function: Callable[..., _Result], *given: Any) -> _Result:
+        """Call one of the methods below in the thread of the store, and wait for its result."""
         return self._thread.submit(function, *given).result()
 
     def close(self) -> None:
@@ -108,9 +109,9 @@ class PointStore:
         self._thread.submit(self._connection.close).result()
         self._thread.shutdown()
 
-    # -- run in the store's thread ---------------------------------------------------------------
+    # -- methods in the store's thread -----------------------------------------------------------
 
-    def secret(self) -> str:
+    def token(self) -> str:
         """Return the token of this file; the first call creates it."""
         with self._connection as connection:
             connection.execute(
@@ -138,28 +139,28 @@ class PointStore:
         return b"" if row is None or row[0] is None else row[0]
 
     def save(self, point: Point, schedule: bytes | None) -> None:
-        """Merge a point into the file; without a schedule the stored one stays."""
+        """Merge a point into the file; without a schedule the stored one is retained."""
         with self._transaction() as connection:
-            before = self.point(point.id)
-            kept, is_new = point, True
-            if before is not None:
-                kept, is_new = merge_records(before, point, carried=schedule is not None)
-            if kept == before:
+            stored = self.point(point.id)
+            merged, is_new = point, True
+            if stored is not None:
+                merged, is_new = merge_records(stored, point, carried=schedule is not None)
+            if merged == stored:
                 return
             packed = (schedule if is_new else None) or self.schedule(point.id)
-            if kept not in (before, point):  # a bound that only the other one knew
-                kept.revise(packed)
-            facts = json.dumps(asdict(kept), allow_nan=False)
+            if merged not in (stored, point):  # the bound is that of the other record
+                merged.begin_revision(packed)
+            facts = json.dumps(asdict(merged), allow_nan=False)
             connection.execute(
                 "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    *(kept.id, kept.problem, kept.ram_bytes, kept.deadline_s, kept.state),
-                    *(kept.proof_rank, kept.value, kept.bound, kept.digest, facts),
+                    *(merged.id, merged.problem, merged.ram_bytes, merged.deadline_s, merged.state),
+                    *(merged.proof_rank, merged.value, merged.bound, merged.digest, facts),
                     *(packed or None, time.time()),
                 ),
             )
             connection.execute(
-                "DELETE FROM answers WHERE point = ? AND digest <> ?", (kept.id, kept.digest)
+                "DELETE FROM answers WHERE point = ? AND digest <> ?", (merged.id, merged.digest)
             )
 
     @contextmanager
@@ -170,20 +171,20 @@ class PointStore:
             yield connection
 
     def answer(self, name: str, digest: str, drawn_by: str) -> bytes | None:
-        """Return the answer drawn for a revision of a point by a version of the code, or None."""
+        """Return the answer drawn by a version of the code for a revision of a point, or None."""
         query = "SELECT body FROM answers WHERE point = ? AND digest = ? AND drawn_by = ?"
         row = self._connection.execute(query, (name, digest, drawn_by)).fetchone()
         return None if row is None else row[0]
 
     def save_answer(self, name: str, digest: str, drawn_by: str, body: bytes) -> None:
-        """Write the answer drawn for a revision of a point."""
+        """Store the answer drawn for a revision of a point."""
         with self._connection as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", (name, digest, drawn_by, body)
             )
 
     def check(self) -> str:
-        """Return ``ok``, or the first damage that SQLite finds in the file."""
+        """Return ``ok``, or the first corruption that SQLite finds in the file."""
         with closing(self._connection.execute("PRAGMA integrity_check")) as rows:
             return str(rows.fetchone()[0])
 

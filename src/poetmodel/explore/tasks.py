@@ -1,7 +1,7 @@
 """Tasks of a worker: read a graph, make a first schedule, solve, draw, explain, export.
 
-Each task is a function of a job, plain values that the server sends, and a `Talk` with the server.
-Every schedule that leaves a worker was verified here, and its figures come from the simulator.
+Each task is a function of a job, plain values from the server, and a `JobContext`. Every schedule
+that a worker returns was verified by it, and its metrics are those of the simulator.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
     from poetmodel.solver import SolveProgress
 
-KEPT_GRAPHS: Final = 12
-"""Graphs with their costs that a worker keeps."""
+MAX_CACHED_GRAPHS: Final = 12
+"""Maximum number of graphs with costs in a worker's cache."""
 READ_S: Final = 20.0
-"""Most time to read or make a graph [s]."""
+"""Time limit to read or build a graph [s]."""
 FIRST_S: Final = 0.25
-"""Most time to make a better first schedule than one that pages everything [s]."""
+"""Time limit to find a first schedule that is better than one that pages everything [s]."""
 BOUND_EVERY_S: Final = 0.2
-"""How often bounds alone are told [s]."""
+"""Minimum interval between reports of bounds without a new schedule [s]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A message: plain values, and bytes beside them."""
+    """A message between server and worker: plain values, and bytes."""
 
     values: dict[str, Any] = field(default_factory=dict)
     body: bytes = b""
@@ -52,7 +52,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class StatedProblem:
-    """A choice as a problem, whose limits change, and where its graph comes from."""
+    """A choice, its graph's source, and its problem, whose limits vary."""
 
     choice: ExplorerChoice
     source: Source
@@ -60,39 +60,40 @@ class StatedProblem:
 
 
 @dataclass(slots=True)
-class Talk:
-    """A worker's side of the talk about one job."""
+class JobContext:
+    """A worker's connection to the server during one job."""
 
     catalogue: Catalogue
-    tell: Callable[[Frame], None]
-    """Sends something before the reply."""
+    send: Callable[[Frame], None]
+    """Send a frame before the reply."""
     cancelled: Callable[[], bool]
-    """Whether the server wants nothing of this job any more."""
+    """Return whether the server has cancelled the job."""
     body: bytes = b""
-    """Attachments of the job."""
+    """Binary data of the job."""
 
 
-def read_problem(job: dict[str, Any], talk: Talk) -> Problem:
-    """Return the problem of a job: a choice with its RAM and its deadline."""
-    known = read_choice(job, talk)
+def read_problem(job: dict[str, Any], context: JobContext) -> Problem:
+    """Return the problem of a job: its choice with its RAM and its deadline."""
+    known = read_choice(job, context)
     limits = {"ram": job["ram_bytes"], "deadline": job["deadline_s"]}
     return replace(known.problem, **limits)
 
 
-@lru_cache(maxsize=KEPT_GRAPHS)
-def _read(catalogue: str, choice: str) -> StatedProblem:
+@lru_cache(maxsize=MAX_CACHED_GRAPHS)
+def _read_stated_problem(catalogue: str, choice: str) -> StatedProblem:
+    """Read the problem of a choice, both given as JSON; cached."""
     known = Catalogue.from_json(catalogue)
-    wanted = ExplorerChoice.model_validate_json(choice)
+    explorer_choice = ExplorerChoice.model_validate_json(choice)
     with time_limit(READ_S):
-        source = known.source(wanted)
-        costs = known.costs(source.graph, wanted)
-        problem = known.problem(wanted, source.graph, costs)
-    return StatedProblem(wanted, source, problem)
+        source = known.source(explorer_choice)
+        costs = known.costs(source.graph, explorer_choice)
+        problem = known.problem(explorer_choice, source.graph, costs)
+    return StatedProblem(explorer_choice, source, problem)
 
 
-def read_choice(job: dict[str, Any], talk: Talk) -> StatedProblem:
-    """Return the choice of a job as a problem; the last few are kept."""
-    return _read(talk.catalogue.to_json(), json.dumps(job["choice"]))
+def read_choice(job: dict[str, Any], context: JobContext) -> StatedProblem:
+    """Return the choice of a job as a problem, from a cache of the latest ones."""
+    return _read_stated_problem(context.catalogue.to_json(), json.dumps(job["choice"]))
 
 
 def pack_schedule(graph: Graph, schedule: Schedule) -> bytes:
@@ -102,22 +103,22 @@ def pack_schedule(graph: Graph, schedule: Schedule) -> bytes:
 
 
 def unpack_schedule(body: bytes) -> Schedule:
-    """Return a packed schedule."""
+    """Return the schedule that `pack_schedule` packed."""
     return Schedule.from_entries(json.loads(zlib.decompress(body)), None)
 
 
-# -- a problem ---------------------------------------------------------------------------------
+# -- problems ----------------------------------------------------------------------------------
 
 
-def prepare(job: dict[str, Any], talk: Talk) -> Frame:
-    """Read the graph of a choice; reply with what a page needs of it, as JSON."""
-    known = read_choice(job, talk)
+def prepare(job: dict[str, Any], context: JobContext) -> Frame:
+    """Task: read the graph of a choice; return the facts for the page, as JSON."""
+    known = read_choice(job, context)
     problem, graph = known.problem, known.source.graph
     device, resident = problem.costs.device, problem.resident_bytes
     paging = page_everything(problem)
     paged_s = None if paging is None else verify(problem, paging).simulation.time_s
     pass_s = problem.pass_time_s
-    most_s = max(2 * pass_s, paged_s or 0.0)
+    max_s = max(2 * pass_s, paged_s or 0.0)
     name = known.choice.shape.label(known.choice.model)
     choice, keep_all = known.choice, checkpoint_all_peak_bytes(graph)
     whole = None
@@ -138,7 +139,7 @@ def prepare(job: dict[str, Any], talk: Talk) -> Frame:
             "least_s": pass_s,
             "default": None,
             "single_pass_s": pass_s,
-            "most_s": most_s,
+            "most_s": max_s,
             "counts": str(problem.deadline_counts),
         },
     }
@@ -146,16 +147,16 @@ def prepare(job: dict[str, Any], talk: Talk) -> Frame:
     return Frame(values=facts, body=json.dumps(drawn, allow_nan=False).encode())
 
 
-def gzipped(values: Any) -> bytes:
-    """Return plain values as gzipped JSON, the same bytes for the same values."""
+def to_gzipped_json(values: Any) -> bytes:
+    """Return plain values as gzipped JSON; equal values give equal bytes."""
     return gzip.compress(json.dumps(values, allow_nan=False).encode(), compresslevel=5, mtime=0)
 
 
-# -- a point -----------------------------------------------------------------------------------
+# -- points ------------------------------------------------------------------------------------
 
 
-def figures(problem: Problem, simulation: Simulation) -> dict[str, Any]:
-    """Return the figures of a verified schedule that a point shows."""
+def schedule_metrics(problem: Problem, simulation: Simulation) -> dict[str, Any]:
+    """Return the metrics of a verified schedule that a point shows."""
     return {
         "value": problem.objective.overhead_of(simulation),
         "energy_j": simulation.energy_j,
@@ -167,24 +168,24 @@ def figures(problem: Problem, simulation: Simulation) -> dict[str, Any]:
     }
 
 
-def begin(job: dict[str, Any], talk: Talk) -> Frame:
-    """Make a first schedule quickly; reply with it, or with what forbids any."""
-    problem = read_problem(job, talk)
+def begin(job: dict[str, Any], context: JobContext) -> Frame:
+    """Task: find a first schedule quickly; return it, or the limit that excludes all schedules."""
+    problem = read_problem(job, context)
     reason = infeasibility_reason(problem)
     if reason is not None:
         return Frame(values={"obstacle": reason})
     best: tuple[Schedule, Simulation] | None = None
     for make in (trivial, _greedy, page_everything):
-        answer = make(problem)
-        verdict = None if answer is None else verify(problem, answer)
-        if answer is not None and verdict is not None and verdict.valid:
-            best = answer, verdict.simulation
+        candidate = make(problem)
+        verdict = None if candidate is None else verify(problem, candidate)
+        if candidate is not None and verdict is not None and verdict.valid:
+            best = candidate, verdict.simulation
             break
     if best is None:
         return Frame()
     schedule, simulation = best
     return Frame(
-        values={"found": figures(problem, simulation)},
+        values={"found": schedule_metrics(problem, simulation)},
         body=pack_schedule(problem.graph, schedule),
     )
 
@@ -195,20 +196,21 @@ def _greedy(problem: Problem) -> Schedule | None:
 
 @dataclass(slots=True)
 class _Progress:
-    """Tells the server each better schedule and, now and then, the bound."""
+    """Progress callback that sends each better schedule, and periodically the bound."""
 
     problem: Problem
-    talk: Talk
+    context: JobContext
     gap: float
     known: float
-    """A bound that is proved already."""
+    """Bound that is already proven."""
     value: float | None = None
     bound: float = 0.0
-    told_s: float = 0.0
+    last_sent_s: float = 0.0
     seen: set[int] = field(default_factory=set)
 
     def __call__(self, progress: SolveProgress) -> bool:
-        if self.talk.cancelled():
+        """Send a better schedule, or the bound if it is due; return False to stop."""
+        if self.context.cancelled():
             return False
         self.bound = max(self.bound, self.known, progress.overhead_bound or 0.0)
         schedule = progress.schedule
@@ -216,49 +218,49 @@ class _Progress:
             self.value is None or progress.overhead < self.value
         )
         if schedule is not None and better:
-            self._tell_schedule(schedule, progress.seconds)
-        elif time.monotonic() - self.told_s > BOUND_EVERY_S:
-            self._tell({}, b"", progress.seconds)
-        return not self.closed
+            self._send_schedule(schedule, progress.seconds)
+        elif time.monotonic() - self.last_sent_s > BOUND_EVERY_S:
+            self._send({}, b"", progress.seconds)
+        return not self.is_closed
 
     @property
-    def closed(self) -> bool:
-        """Whether the best schedule is within the gap of what is proved."""
+    def is_closed(self) -> bool:
+        """Whether the best schedule is within the gap of the proven bound."""
         return self.value is not None and is_closed(self.problem, self.value, self.bound, self.gap)
 
-    def _tell_schedule(self, schedule: Schedule, seconds: float) -> None:
+    def _send_schedule(self, schedule: Schedule, seconds: float) -> None:
         verdict = verify(self.problem, schedule)
         if not verdict.valid:
             return
-        known = figures(self.problem, verdict.simulation)
+        known = schedule_metrics(self.problem, verdict.simulation)
         self.value = known["value"]
-        self._tell({"found": known}, pack_schedule(self.problem.graph, schedule), seconds)
+        self._send({"found": known}, pack_schedule(self.problem.graph, schedule), seconds)
 
-    def _tell(self, values: dict[str, Any], body: bytes, seconds: float) -> None:
-        self.told_s = time.monotonic()
-        told = {**values, "bound": self.bound, "seconds": seconds}
-        self.talk.tell(Frame(values=told, body=body))
+    def _send(self, values: dict[str, Any], body: bytes, seconds: float) -> None:
+        self.last_sent_s = time.monotonic()
+        sent_values = {**values, "bound": self.bound, "seconds": seconds}
+        self.context.send(Frame(values=sent_values, body=body))
 
 
-def solve(job: dict[str, Any], talk: Talk) -> Frame:
-    """Solve a point, from a schedule if one came along; reply with how it ended."""
-    problem = read_problem(job, talk)
+def solve(job: dict[str, Any], context: JobContext) -> Frame:
+    """Task: solve a point, from the job's schedule if it has one; return the result."""
+    problem = read_problem(job, context)
     search = job["search"]
-    start = unpack_schedule(talk.body) if talk.body else None
+    start = unpack_schedule(context.body) if context.body else None
     if start is not None and not verify(problem, start).valid:
         start = None
-    watch = _Progress(problem, talk, search["gap"], job["bound"])
+    watch = _Progress(problem, context, search["gap"], job["bound"])
     result = solve_problem(problem, start=start, on_progress=watch, **search)
-    proved = result.status
+    status = result.status
     bound = watch.known
     if result.simulation is not None:
         measured = problem.objective.overhead_of(result.simulation)
         bound = max(bound, result.proven_bound - problem.objective.baseline)
         bound = min(bound, measured)
         if is_closed(problem, measured, bound, search["gap"]):
-            proved = "optimal"  # type: ignore[assignment]
+            status = "optimal"  # type: ignore[assignment]
     reply = {
-        "status": str(proved),
+        "status": str(status),
         "termination": str(result.termination),
         "reason": result.reason,
         "bound": bound,
@@ -268,6 +270,6 @@ def solve(job: dict[str, Any], talk: Talk) -> Frame:
     }
     if result.schedule is None or result.simulation is None:
         return Frame(values=reply)
-    known = figures(problem, result.simulation)
+    known = schedule_metrics(problem, result.simulation)
     body = pack_schedule(problem.graph, result.schedule)
     return Frame(values=reply | {"found": known}, body=body)

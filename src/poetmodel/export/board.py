@@ -1,4 +1,4 @@
-"""A board: building an exported folder for it or this machine, and running what was built."""
+"""Building an exported folder for this machine or an emulated board, and executing the program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Target(StrEnum):
-    """What the Makefile of an exported folder builds for."""
+    """A target of the Makefile of an exported folder."""
 
     HOST = "host"
     HOST_DOUBLE = "host-double"
@@ -29,7 +29,7 @@ class Target(StrEnum):
 
     @property
     def is_board(self) -> bool:
-        """Whether it is emulated."""
+        """Whether the target is a board, which QEMU emulates."""
         return self in MACHINES
 
 
@@ -38,7 +38,7 @@ MACHINES: Final = {
     Target.M4: "mps2-an386",
     Target.M7: "mps2-an500",
 }
-"""The machines of QEMU that stand for boards."""
+"""The QEMU machine that emulates each board."""
 
 PACKAGES: Final = {
     "make": "make",
@@ -46,34 +46,36 @@ PACKAGES: Final = {
     "arm-none-eabi-gcc": "gcc-arm-none-eabi and libnewlib-arm-none-eabi",
     "qemu-system-arm": "qemu-system-arm",
 }
-"""What Debian calls the packages of the programs."""
+"""The Debian packages of each program."""
 
 
 class ToolchainError(PoetModelError, RuntimeError):
-    """A compiler, a linker or the emulator refused its work."""
+    """A compiler, a linker, the emulator or an executed program failed."""
 
 
-def programs(target: Target, *, emulate: bool = True) -> tuple[str, ...]:
-    """Return the programs that a target needs: to be built and, with `emulate`, to be run."""
+def required_programs(target: Target, *, emulate: bool = True) -> tuple[str, ...]:
+    """Return the programs that building for a target needs, with `emulate` also the emulator."""
     if not target.is_board:
         return ("make", "cc")
     return ("make", "arm-none-eabi-gcc", *(("qemu-system-arm",) if emulate else ()))
 
 
 def missing_programs(target: Target, *, emulate: bool = True) -> tuple[str, ...]:
-    """Return those programs that this machine lacks."""
+    """Return the required programs that are not installed on this machine."""
     return tuple(
-        program for program in programs(target, emulate=emulate) if shutil.which(program) is None
+        program
+        for program in required_programs(target, emulate=emulate)
+        if shutil.which(program) is None
     )
 
 
-def require(target: Target, *, emulate: bool = True) -> None:
-    """Make sure that all programs are there.
+def require_programs(target: Target, *, emulate: bool = True) -> None:
+    """Check that all programs for a target are installed.
 
     Raises
     ------
     MissingExtraError
-        One is not; the message says how Debian calls it.
+        If a program is missing; the message names its Debian package.
     """
     missing = missing_programs(target, emulate=emulate)
     if missing:
@@ -87,34 +89,34 @@ def require(target: Target, *, emulate: bool = True) -> None:
 def build(
     folder: Path, target: Target, *, settings: Sequence[str] = (), time_limit_s: float = 600.0
 ) -> Path:
-    """Build the program of an exported folder, and return its path.
+    """Build the program of an exported folder with ``make``, and return its path.
 
     Parameters
     ----------
     folder : Path
-        What was exported.
+        The exported folder.
     target : Target
-        For which processor.
+        The processor to build for.
     settings : sequence of str
-        What else ``make`` is told: ``DRIVER=ram``, ``CHECKSUM=1``, ``RAM_SIZE=65536``.
+        Variables of ``make``, such as ``DRIVER=ram``, ``CHECKSUM=1``, ``RAM_SIZE=65536``.
     time_limit_s : float
-        How long it may take [s].
+        Time limit of the build [s].
 
     Raises
     ------
     MissingExtraError
-        A program is missing.
+        If a program is missing.
     ToolchainError
-        The compiler or the linker refused; the message has their first errors.
+        If the compiler or the linker fails, with its first errors, or if the build takes too long.
     """
-    require(target, emulate=False)
-    # What a make around this one hands on would change what is built.
-    handed_on = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CFLAGS")
-    environment = {key: value for key, value in os.environ.items() if key not in handed_on}
+    require_programs(target, emulate=False)
+    # Variables that an outer make exports would change the build.
+    inherited = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CFLAGS")
+    environment = {key: value for key, value in os.environ.items() if key not in inherited}
     command = ["make", "--silent", target.value, *settings]
-    done = execute(command, folder, time_limit_s=time_limit_s, environment=environment)
-    if done.returncode:
-        raise ToolchainError(f"{folder}: make {target} failed: {_first_errors(done.stderr)}")
+    completed = execute(command, folder, time_limit_s=time_limit_s, environment=environment)
+    if completed.returncode:
+        raise ToolchainError(f"{folder}: make {target} failed: {_first_errors(completed.stderr)}")
     return folder / "build" / target / "pm_run"
 
 
@@ -125,15 +127,15 @@ def execute(
     time_limit_s: float,
     environment: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder, and return what it said.
+    """Execute a command in a folder, and return its output and exit status.
 
     Raises
     ------
     ToolchainError
-        It was not done in time.
+        If the command exceeds the time limit.
     """
     try:
-        return subprocess.run(  # noqa: S603 - make, QEMU, or what was built from the folder
+        return subprocess.run(  # noqa: S603 - make, QEMU, or a program built from the folder
             list(command),
             cwd=folder,
             env=environment,
@@ -151,24 +153,26 @@ def execute(
         ) from None
 
 
-def _first_errors(text: str, most: int = 3) -> str:
-    """Return the lines that say what is wrong, the first ones of them."""
+def _first_errors(text: str, max_lines: int = 3) -> str:
+    """Return the first error lines of a compiler's output, otherwise its last lines."""
     marks = ("error", "overflowed", "undefined reference", "heap")
     lines = [line.strip() for line in text.splitlines()]
-    telling = [line for line in lines if any(mark in line for mark in marks)] or lines[-most:]
-    return "; ".join(telling[:most])
+    error_lines = [line for line in lines if any(mark in line for mark in marks)] or lines[
+        -max_lines:
+    ]
+    return "; ".join(error_lines[:max_lines])
 
 
 INPUTS: Final = "inputs.bin"
 STATE: Final = "state.bin"
 FAULT_STATUS: Final = 3
-"""Exit status of a board whose core met a fault."""
+"""Exit status of a board after a processor fault."""
 STOPPED_STATUS: Final = 9
-"""Exit status of a program that was told to stop at a moment (``cut:`` or ``stop:``)."""
+"""Exit status of a program that ends at an injected stop (``cut:`` or ``stop:``)."""
 STEP_STATUS: Final = 10
-"""Added to the error number of a step."""
+"""Exit status minus the error number of a failed step."""
 
-_FIGURE: Final = re.compile(r"^([a-z_]+) (\d+)$", re.MULTILINE)
+_METRIC: Final = re.compile(r"^([a-z_]+) (\d+)$", re.MULTILINE)
 _NODE: Final = re.compile(r"^node (\d+) (\d+)$", re.MULTILINE)
 _LOSS: Final = re.compile(r"^loss (\d+) (\S+)$", re.MULTILINE)
 _EVALUATION: Final = re.compile(r"^evaluation (\d+) (\S+) (\d+)$", re.MULTILINE)
@@ -176,42 +180,43 @@ _EVALUATION: Final = re.compile(r"^evaluation (\d+) (\S+) (\d+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRun:
-    """What a program printed, wrote, and how it ended."""
+    """The output, state file and exit status of an executed program."""
 
     status: int
     losses: Mapping[int, float]
-    """By the number of the step, from 1."""
+    """Loss by number of the step, from 1."""
     state: bytes = field(repr=False)
-    """All state tensors, or gradients; empty where none were written."""
-    figures: Mapping[str, int]
-    """Of a board: ``ram_bytes``, ``ram_limit_bytes``, ``stack_bytes``, ``stack_limit_bytes``,
-    ``flash_bytes``, ``step_instructions``; ``other_instructions``, those of no node, with
-    ``PROFILE=1``; ``storage_reads`` and ``storage_writes`` where faults are built in; ``resumed``,
-    the steps before, where it went on; with ``DRIVER=nor`` ``storage_bytes`` written since the
-    start, ``storage_erases``, and ``storage_worn``, those of the block that has most."""
+    """Content of the state file: all state tensors, or gradients; empty if none was written."""
+    metrics: Mapping[str, int]
+    """Metrics by name. Of a board: ``ram_bytes``, ``ram_limit_bytes``, ``stack_bytes``,
+    ``stack_limit_bytes``, ``flash_bytes``, ``step_instructions``. With ``PROFILE=1``:
+    ``other_instructions``, executed outside of nodes. With fault injection: ``storage_reads``,
+    ``storage_writes``. After ``resume``: ``resumed``, the number of earlier steps. With
+    ``DRIVER=nor``: ``storage_bytes`` written since the start, ``storage_erases``, and
+    ``storage_worn``, the erases of the most erased block."""
     node_instructions: Mapping[int, int]
-    """Instructions of one step by node, where they were counted (``PROFILE=1``)."""
+    """Instructions of one step by node; empty without ``PROFILE=1``."""
     messages: str
-    """All that it said on standard error."""
+    """The standard error of the program."""
     evaluations: Mapping[int, tuple[float, int]] = field(default_factory=dict)
-    """Loss and number of correct samples in evaluation mode, by the number of the batch, from 1."""
+    """Loss and number of correct samples in evaluation mode, by number of the batch, from 1."""
 
     @property
     def error(self) -> int:
-        """The error number of the step that failed, or 0."""
+        """The error number of the failed step, or 0."""
         return max(0, self.status - STEP_STATUS)
 
     def require_success(self) -> ProgramRun:
-        """Return the run, or raise where it did not end well.
+        """Return this object if the exit status is 0.
 
         Raises
         ------
         ToolchainError
-            With what the program said.
+            If the exit status is not 0, with the first lines of standard error.
         """
         if self.status:
-            said = "; ".join(self.messages.strip().splitlines()[:3]) or "nothing was said"
-            raise ToolchainError(f"pm_run: ended with status {self.status}: {said}")
+            output = "; ".join(self.messages.strip().splitlines()[:3]) or "no message"
+            raise ToolchainError(f"pm_run: ended with status {self.status}: {output}")
         return self
 
 
@@ -226,62 +231,66 @@ def run(
     words: Sequence[str] = (),
     time_limit_s: float = 600.0,
 ) -> ProgramRun:
-    """Run a program that was built from an exported folder.
+    """Execute a program that was built from an exported folder, in QEMU if it is for a board.
 
     Parameters
     ----------
     program : Path
-        What `build` returned.
+        Path from `build`.
     target : Target
-        What it was built for.
+        The processor that the program was built for.
     folder : Path
-        Where it runs: its inputs, state and storage are files there.
+        Working folder; inputs, state and storage are files in it. An old state file is deleted.
     inputs : bytes
-        Batches, each with the array of every input.
+        The batches, each of them the arrays of all inputs.
     steps : int
-        How many to train.
+        Number of training steps.
     learning_rate : float
-        The same in all steps.
+        Learning rate of all steps.
     words : sequence of str
-        ``resume``, ``evaluate``, and faults such as ``cut:7``.
+        Further arguments: ``resume``, ``evaluate``, and faults such as ``cut:7``.
     time_limit_s : float
-        After how long it is ended [s].
+        Time limit of the execution [s].
 
     Raises
     ------
     MissingExtraError
-        The emulator is missing.
+        If the emulator is missing.
     ToolchainError
-        It took too long, or the emulator itself failed.
+        If the program exceeds the time limit, or the emulator fails.
     """
     (folder / INPUTS).write_bytes(inputs)
     (folder / STATE).unlink(missing_ok=True)
     arguments = [str(steps), repr(learning_rate), INPUTS, STATE, *words]
     if target.is_board:
-        require(target)
-        command = _emulated(program.resolve(), target, arguments)
+        require_programs(target)
+        command = _qemu_command(program.resolve(), target, arguments)
     else:
         command = [str(program.resolve()), *arguments]
-    done = execute(command, folder, time_limit_s=time_limit_s)
-    if done.returncode < 0 and target.is_board:
-        raise ToolchainError(f"QEMU: ended by signal {-done.returncode}: {done.stderr.strip()}")
+    completed = execute(command, folder, time_limit_s=time_limit_s)
+    if completed.returncode < 0 and target.is_board:
+        raise ToolchainError(
+            f"QEMU: ended by signal {-completed.returncode}: {completed.stderr.strip()}"
+        )
     state = folder / STATE
     return ProgramRun(
-        status=done.returncode,
-        losses={int(step): float(loss) for step, loss in _LOSS.findall(done.stdout)},
+        status=completed.returncode,
+        losses={int(step): float(loss) for step, loss in _LOSS.findall(completed.stdout)},
         evaluations={
             int(batch): (float(loss), int(correct))
-            for batch, loss, correct in _EVALUATION.findall(done.stdout)
+            for batch, loss, correct in _EVALUATION.findall(completed.stdout)
         },
         state=state.read_bytes() if state.is_file() else b"",
-        figures={name: int(value) for name, value in _FIGURE.findall(done.stderr)},
-        node_instructions={int(node): int(count) for node, count in _NODE.findall(done.stderr)},
-        messages=done.stderr,
+        metrics={name: int(value) for name, value in _METRIC.findall(completed.stderr)},
+        node_instructions={
+            int(node): int(count) for node, count in _NODE.findall(completed.stderr)
+        },
+        messages=completed.stderr,
     )
 
 
-def _emulated(program: Path, target: Target, arguments: Sequence[str]) -> list[str]:
-    """Return the command line of QEMU: an instruction takes a nanosecond of the board's time."""
+def _qemu_command(program: Path, target: Target, arguments: Sequence[str]) -> list[str]:
+    """Return the command line of QEMU, in which each instruction takes 1 ns of emulated time."""
     words = "".join(f",arg={word}" for word in ("pm_run", *arguments))
     options = ["-icount", "shift=0", "-nographic", "-monitor", "none", "-serial", "none"]
     hosting = f"enable=on,target=native{words}"

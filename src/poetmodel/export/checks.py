@@ -1,4 +1,4 @@
-"""Checks of an export that need no schedule: options, first weights, the RAM of one node."""
+"""Checks of an export that need no schedule: options, size of the weights, RAM of one node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from poetmodel.device import Costs, Device
 from poetmodel.device.generation import MIN_WRITE_UNIT_BYTES, GenerationLayout
 from poetmodel.errors import BudgetError, FlashError, InputError
 from poetmodel.export.deployment import RUNTIME_BYTES, WeightsFormat, stack_bytes
-from poetmodel.export.folder import check_folder, check_prefix, check_shared
+from poetmodel.export.folder import check_folder, check_prefix, check_shared_folder
 from poetmodel.export.replay import check_samples
 from poetmodel.lowered.tables import parse_byte_inputs
 from poetmodel.problem import Quantity
@@ -48,15 +48,15 @@ def check_options(  # noqa: PLR0913 - each option of an export that needs no ste
     shared_kernels: str | Path | None,
     replay: int,
 ) -> Device:
-    """Return the device of an export; raise for each option that no step can be exported with.
+    """Check the options of `poetmodel.export.exporting.export_step`, and return the device.
 
-    The options are those of `poetmodel.export.exporting.export_step`. Nothing is written.
+    Raises `InputError` or `BudgetError` for an invalid option. Writes no file.
     """
     Request(time_limit_s=time_limit, gap=gap)
     check_folder(folder)
     check_prefix(prefix)
     if shared_kernels is not None:
-        check_shared(Path(shared_kernels), folder)
+        check_shared_folder(Path(shared_kernels), folder)
     if weights not in list(WeightsFormat):
         raise InputError(f"weights: expected c or binary, got {weights!r}")
     if minimize not in list(Quantity):
@@ -85,24 +85,24 @@ def check_options(  # noqa: PLR0913 - each option of an export that needs no ste
 
 
 def check_ram(ram: str | int | Budget | None, stack: str | int | None, board: Device) -> None:
-    """Raise `BudgetError` if stack and runtime alone take all of a RAM budget."""
+    """Raise `BudgetError` if stack and runtime use all of a RAM budget given in bytes."""
     budget = None if ram is None else Budget.parse(ram)
     if budget is None or budget.size_bytes is None:
         return
     ram_bytes = budget.size_bytes
-    beside = stack_bytes(stack, commit=False) + RUNTIME_BYTES
-    if ram_bytes <= beside:
+    fixed_bytes = stack_bytes(stack, commit=False) + RUNTIME_BYTES
+    if ram_bytes <= fixed_bytes:
         has_unit = not str(budget.stated).isdigit() or not ram_bytes
         remark = "" if has_unit else missing_unit_hint(ram_bytes, board.ram_bytes)
         raise BudgetError(
-            f"ram: {format_bytes(ram_bytes)} less {format_bytes(beside)} for stack and runtime "
-            "leave 0 B for inputs and tensors; give more, up to the "
+            f"ram: {format_bytes(ram_bytes)} less {format_bytes(fixed_bytes)} for stack and "
+            "runtime leave 0 B for inputs and tensors; give more, up to the "
             f"{format_bytes(board.ram_bytes)} of device {board.short_name}{remark}"
         )
 
 
 def _check_commit(board: Device) -> None:
-    """Raise if a device cannot keep generations of state."""
+    """Raise `InputError` if a device can store no generations of state."""
     if board.storage is None:
         raise InputError(f"commit: device {board.name} has no storage for two generations of state")
     if board.is_volatile:
@@ -123,9 +123,9 @@ def _check_commit(board: Device) -> None:
 
 
 def min_weight_bytes(step: LoweredStep) -> int:
-    """Return the size of all numbers of a step that are not 0, which any tiles keep in flash [B].
+    """Return the bytes of all nonzero weights: the minimum in flash, for any tiles [B].
 
-    Only slices of state that are zeros throughout are left out there.
+    Weights in flash omit slices of state that contain only zeros.
     """
     steps = (step, *step.beside)
     return sum(
@@ -136,7 +136,7 @@ def min_weight_bytes(step: LoweredStep) -> int:
 
 
 def check_weight_bytes(weight_bytes: int, device: Device) -> None:
-    """Raise `FlashError` if weights that train alone exceed the flash of a device."""
+    """Raise `FlashError` if the first weights alone exceed the flash of a device."""
     if device.flash is not None and weight_bytes > device.flash.size_bytes:
         raise FlashError(
             f"flash: first weights alone are {weight_bytes:,} B at least, and device "
@@ -145,38 +145,41 @@ def check_weight_bytes(weight_bytes: int, device: Device) -> None:
         )
 
 
-def ram_refusal(
+def ram_error(
     step: LoweredStep,
     device: Device,
     *,
     ram_bytes: int,
-    reserved: int,
-    least: int,
+    reserved_bytes: int,
+    needed_bytes: int,
     tile_bytes: int | None,
     paging: bool,
-    remedies: Iterable[str],
+    hints: Iterable[str],
 ) -> BudgetError:
-    """Return the error where one node of a step needs more RAM than tensors may use.
+    """Return the error for a step with a node that needs more RAM than tensors may use.
 
-    `least` is what that node needs [B], and `reserved` what inputs, stack and runtime take [B].
-    More RAM is advised up to that of the device; `remedies` are options that help.
+    `needed_bytes` is the working set of that node [B], and `reserved_bytes` the size of inputs,
+    stack and runtime [B]. The message advises more RAM if the device has it. `hints` are further
+    options that reduce the working set.
     """
-    whole, have = least + reserved, device.ram_bytes
+    total_bytes, available_bytes = needed_bytes + reserved_bytes, device.ram_bytes
     tiles = "whole" if tile_bytes is None else f"in tiles of {format_bytes(tile_bytes)}"
-    advice = list(remedies)
-    if whole <= have:
+    options = list(hints)
+    if total_bytes <= available_bytes:
         more = "" if paging else "without paging "
-        advice.insert(0, f"{more}give at least {whole:,} B")
-        remark = missing_unit_hint(ram_bytes, whole)
+        options.insert(0, f"{more}give at least {total_bytes:,} B")
+        remark = missing_unit_hint(ram_bytes, total_bytes)
         known = ""
     else:
         remark = ""
-        known = f", {whole:,} B in all, and device {device.short_name} has {have:,} B"
+        known = (
+            f", {total_bytes:,} B in all, and device {device.short_name} has {available_bytes:,} B"
+        )
         if step.gradients:
-            advice.append("update the parameters by an optimizer: gradients are then in tiles too")
-        advice = advice or ["take a smaller network or batch, or a device with more RAM"]
+            options.append("update the parameters by an optimizer: gradients are then in tiles too")
+        options = options or ["take a smaller network or batch, or a device with more RAM"]
     return BudgetError(
-        f"ram: {format_bytes(ram_bytes)} less {format_bytes(reserved)} for inputs, stack and "
-        f"runtime leave {max(0, ram_bytes - reserved):,} B for tensors, and one node alone of the "
-        f"step, {tiles}, needs {least:,} B{known}; {', or '.join(advice)}{remark}"
+        f"ram: {format_bytes(ram_bytes)} less {format_bytes(reserved_bytes)} for inputs, stack and "
+        f"runtime leave {max(0, ram_bytes - reserved_bytes):,} B for tensors, and one node alone "
+        f"of the step, {tiles}, needs {needed_bytes:,} B{known}; {', or '.join(options)}{remark}"
     )

@@ -1,4 +1,4 @@
-"""Inputs of bytes in front of an int8 front: one table from bytes to int8, without real numbers."""
+"""Fusion of byte lookups and int8 quantization into one table, which maps bytes to int8."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ QUANTIZE: Final = "pm_q8_quantize"
 _LOWEST, _HIGHEST = -128, 127
 
 
-def with_codes(step: LoweredStep) -> LoweredStep:
-    """Return a step in which bytes become int8 at once, and so do those of its forward passes.
+def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
+    """Return a step whose byte inputs are mapped to int8 by one lookup, also in forward passes.
 
-    A lookup whose only reader quantizes its real numbers, and that reader, become one node with a
-    table of the quantized numbers. It has the bytes of both, and no tensor of real numbers.
+    A node that looks up real numbers, and its only reader, which quantizes them, become one
+    node with a table of quantized numbers. Results have the same bits, and the tensor of real
+    numbers between both nodes is removed.
     """
     inference, evaluation = (
-        None if part is None else with_codes(part) for part in (step.inference, step.evaluation)
+        None if part is None else fuse_byte_quantization(part)
+        for part in (step.inference, step.evaluation)
     )
     step = replace(step, inference=inference, evaluation=evaluation)
-    while (pair := next(_pairs(step), None)) is not None:
-        step = _fused(step, *pair)
+    while (pair := next(_fusible_pairs(step), None)) is not None:
+        step = _fuse_pair(step, *pair)
     return step
 
 
-def _pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yield a node that looks bytes up, the one that quantizes them, and numbers of the kernel."""
+def _fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Yield each fusible pair: (lookup node, quantization node, numbers of the fused kernel)."""
     graph = step.graph
     for k, calls in enumerate(step.calls):
         if len(calls) != 1 or calls[0].kernel != LOOKUP:
@@ -48,25 +50,30 @@ def _pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         if len(readers) != 1 or out in step.handed_out:
             continue
         (reader,) = readers
-        its = step.calls[reader]
-        if len(its) != 1 or its[0].kernel != QUANTIZE or call_refs(its[0])[1] != Ref(out):
+        reader_calls = step.calls[reader]
+        if (
+            len(reader_calls) != 1
+            or reader_calls[0].kernel != QUANTIZE
+            or call_refs(reader_calls[0])[1] != Ref(out)
+        ):
             continue
-        numbers = _numbers(calls[0], its[0])
+        numbers = _kernel_numbers(calls[0], reader_calls[0])
         if numbers is not None:
             yield k, reader, numbers
 
 
-def _given(call: Call) -> dict[str, Any]:
+def _arguments_by_name(call: Call) -> dict[str, Any]:
     return dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
 
 
-def _numbers(lookup: Call, quantize: Call) -> tuple[int, ...] | None:
-    """Return the numbers that the kernel takes: images, channels, elements of a plane, and steps.
+def _kernel_numbers(lookup: Call, quantize: Call) -> tuple[int, ...] | None:
+    """Return the numeric arguments of the fused kernel, None if the strides are irregular.
 
-    None if the bytes of an image do not lie in regular steps.
+    They are the numbers of images, channels and elements of a plane, the strides of the input for
+    each of the three, and the stride of the table between channels [elements].
     """
-    given = _given(quantize)
-    batch, channels, plane = (given[name] for name in ("batch", "channels", "plane"))
+    arguments = _arguments_by_name(quantize)
+    batch, channels, plane = (arguments[name] for name in ("batch", "channels", "plane"))
     refs, (sizes, *steps) = call_refs(lookup), columns_of(lookup.arguments[-1])
     elements = int(np.prod([batch, channels, plane]))
     if any(ref.offset for ref in refs) or int(np.prod(sizes)) != elements:
@@ -76,49 +83,60 @@ def _numbers(lookup: Call, quantize: Call) -> tuple[int, ...] | None:
     if not np.array_equal(np.sort(out), np.arange(elements)):
         return None
     order = np.argsort(out)
-    lies = [array[order].reshape(batch, channels, plane) for array in (x, table)]
+    positions = [array[order].reshape(batch, channels, plane) for array in (x, table)]
     index = np.indices((batch, channels, plane))
-    rows = []
-    for array in lies:
+    strides_of = []
+    for array in positions:
         if array[0, 0, 0]:
             return None
-        own = [int(array[p]) if all(n > i for n, i in zip(array.shape, p, strict=True)) else 0
+        strides = [int(array[p]) if all(n > i for n, i in zip(array.shape, p, strict=True)) else 0
                for p in ((1, 0, 0), (0, 1, 0), (0, 0, 1))]  # fmt: skip
-        if not np.array_equal(np.tensordot(own, index, 1), array):
+        if not np.array_equal(np.tensordot(strides, index, 1), array):
             return None
-        rows.append(own)
-    (image_step, channel_step, element_step), (own_image, table_step, own_element) = rows
-    if own_image or own_element:
+        strides_of.append(strides)
+    (
+        (image_stride, channel_stride, element_stride),
+        (table_image_stride, table_channel_stride, table_element_stride),
+    ) = strides_of
+    if table_image_stride or table_element_stride:
         return None
-    return batch, channels, plane, image_step, channel_step, element_step, table_step
+    return (
+        batch,
+        channels,
+        plane,
+        image_stride,
+        channel_stride,
+        element_stride,
+        table_channel_stride,
+    )
 
 
-def _fused(step: LoweredStep, k: int, reader: int, numbers: tuple[int, ...]) -> LoweredStep:
-    """Return a step with one node for a lookup and the quantization of its result."""
+def _fuse_pair(step: LoweredStep, k: int, reader: int, numbers: tuple[int, ...]) -> LoweredStep:
+    """Return a step in which one node replaces lookup node `k` and its quantization `reader`."""
     graph = step.graph
     (lookup,), (quantize,) = step.calls[k], step.calls[reader]
     real, x, table = call_refs(lookup)
     out, *_ = call_refs(quantize)
-    given = _given(quantize)
-    inverse, zero = given["inverse"], given["zero"]
+    arguments = _arguments_by_name(quantize)
+    inverse, zero = arguments["inverse"], arguments["zero"]
     rows = np.float32(step.values[table.buffer]) * np.float32(inverse)
-    found = np.nan_to_num(np.rint(rows), nan=0.0, posinf=1024.0, neginf=-1024.0)
-    codes = np.clip(np.clip(found, -1024, 1024) + zero, _LOWEST, _HIGHEST).astype("i1")
+    rounded = np.nan_to_num(np.rint(rows), nan=0.0, posinf=1024.0, neginf=-1024.0)
+    codes = np.clip(np.clip(rounded, -1024, 1024) + zero, _LOWEST, _HIGHEST).astype("i1")
     name = f"{table.buffer} as int8"
     while name in step.buffers:
         name += "'"
     call = Call(CODES, (out, x, Ref(name), *numbers))
     old, node = graph.nodes[k], graph.nodes[reader]
-    own = tuple(i for i in node.inputs if i != real.buffer)
+    other_inputs = tuple(i for i in node.inputs if i != real.buffer)
     output = Tensor(name=out.buffer, bytes=step.buffers[out.buffer].bytes)
     merged = replace(
-        node, inputs=(*old.inputs, *own), outputs=(output,), flops=old.flops, in_place=()
+        node, inputs=(*old.inputs, *other_inputs), outputs=(output,), flops=old.flops, in_place=()
     )
-    nodes = [merged if n == reader else each for n, each in enumerate(graph.nodes) if n != k]
-    calls = [(call,) if n == reader else each for n, each in enumerate(step.calls) if n != k]
-    read = {name for its in calls for each in its for name in each.buffers}
-    gone = {real.buffer} | ({table.buffer} - read)
-    buffers = {n: buffer for n, buffer in step.buffers.items() if n not in gone}
+    nodes = [merged if n == reader else other for n, other in enumerate(graph.nodes) if n != k]
+    calls = [(call,) if n == reader else other for n, other in enumerate(step.calls) if n != k]
+    read = {name for node_calls in calls for other in node_calls for name in other.buffers}
+    removed = {real.buffer} | ({table.buffer} - read)
+    buffers = {n: buffer for n, buffer in step.buffers.items() if n not in removed}
     buffers[name] = Buffer(elements=codes.size, type=DataType.INT8)
-    values = {n: array for n, array in step.values.items() if n not in gone} | {name: codes}
+    values = {n: array for n, array in step.values.items() if n not in removed} | {name: codes}
     return step.with_nodes(nodes, calls, buffers=buffers, values=values)

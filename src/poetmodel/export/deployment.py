@@ -1,4 +1,4 @@
-"""A step on a device: its schedule, its program, its addresses, and what takes the rest of RAM."""
+"""An exported step: its plan and offsets, slots on storage, and usage of RAM, flash and storage."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from poetmodel.schedule.machine import BEFORE
 from poetmodel.units import brief, format_bytes, parse_size
 
 RUNTIME_BYTES: Final = 512
-"""What the C library, the page driver and `pm_run` may take of RAM [B]: 172 were the most that was
-measured on Cortex-M cores, checksums of pages aside."""
+"""Reserved RAM of the C library, the page driver and `pm_run` [B]. The largest measured use on
+Cortex-M cores was 172, without checksums of pages."""
 STACK_BYTES: Final = 1536
-"""What is reserved for the stack unless another size is wanted [B]. Cortex-M cores needed between
-1,280 and 1,408 at most: for Adam with state that is read in place."""
+"""Default size of the stack [B]. The largest measured stack on Cortex-M cores was between 1,280 and
+1,408, for Adam with memory-mapped state."""
 COMMIT_STACK_BYTES: Final = 2048
-"""The same where state is committed [B]: a U-Net with Adam needed 1,572."""
+"""Default size of the stack with commits [B]: a U-Net with Adam needed 1,572."""
 RECORD_SLOT: Final = "record of a generation"
-"""Name of the slot in which a generation begins."""
+"""Name of the first slot of a generation."""
 SEAL_SLOT: Final = "seal of a generation"
-"""Name of the slot in which it ends."""
+"""Name of the last slot of a generation."""
 WORD_BYTES: Final = 4
 """Each input of a batch begins at a multiple of this [B]."""
 NEARLY_FULL: Final = 0.9
-"""Share of the flash that generations leave free where two fit, and above which there is a
-warning."""
-MOST_GENERATIONS: Final = 4096
-"""How many generations of state rotate at most: after a restart the record of each is read."""
+"""Max. fraction of the flash that program and generations use if two generations fit within it.
+A larger fraction causes a warning."""
+MAX_GENERATIONS: Final = 4096
+"""Max. number of generations that take turns: a restart reads the record of each."""
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -52,68 +52,67 @@ if TYPE_CHECKING:
 
 
 class WeightsFormat(StrEnum):
-    """How an exported folder has the values that state begins with, and constants."""
+    """Format of the first values of state and of the constants in an exported folder."""
 
     C = "c"
-    """As an array of C, which any build takes."""
+    """An array in C, for any build system."""
     BINARY = "binary"
-    """As a file beside, which the assembler includes: for weights that a compiler reads slowly."""
+    """A binary file that the assembler includes: faster to build if the weights are large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardPass:
-    """A forward pass in evaluation mode as it is exported."""
+    """An exported forward pass in evaluation mode."""
 
     kind: str
     """``inference`` or ``evaluation``."""
     step: LoweredStep
-    """It reads from storage the state that has its home there: nodes that are `on_aux`."""
+    """The lowered forward pass; nodes that are `on_aux` read state from storage."""
     plan: Plan
     arena: Arena
-    """Its addresses, which begin where the state in RAM ends."""
+    """Offsets relative to the end of the state in RAM."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """What is exported: a step, and the decisions about it."""
+    """A step to export, and all decisions about it."""
 
     step: LoweredStep
     identity: str
-    """What `step_identity` returns for the step before it was cut into tiles."""
+    """Result of `step_identity` for the step before tiling."""
     plan: Plan
     arena: Arena
     ram_bytes: int
-    """All of the RAM that the step may take, stack and input buffers included [B]."""
+    """RAM limit of the step, stack and input buffers included [B]."""
     stack_bytes: int
-    """What is reserved for the stack [B]."""
+    """Reserved size of the stack [B]."""
     tile_bytes: int | None = None
-    """The size of the tiles that the step is in [B]; None where it is whole."""
+    """Max. size of a tile [B]; None for a step without tiles."""
     tile_trials: tuple[TileTrial, ...] = ()
-    """Sizes of tiles that were tried for ``auto``; empty where there was no choice."""
+    """Trials of tile sizes for ``auto``; empty if only one size was possible."""
     device: Device | None = None
     result: SolveResult | None = None
     commit: bool = False
-    """Whether storage has generations of all state that is replaced, of which one is always
-    whole."""
+    """Whether storage holds generations of all replaced state, of which one is always complete."""
     commit_every: int = 1
-    """In each how many steps state is committed."""
+    """Number of steps between two commits of state."""
     checksum: bool = True
     """Whether committed state has checksums on storage."""
     inference: ForwardPass | None = None
-    """The forward pass in evaluation mode, where it was asked for."""
+    """The forward pass to the output, if requested."""
     evaluation: ForwardPass | None = None
-    """The same to the loss, where it was asked for."""
+    """The forward pass to the loss, if requested."""
     replay: Replay | None = None
-    """The storage of samples for steps behind the frozen front, where it was asked for."""
+    """The storage of samples for steps after the frozen front, if requested."""
     migration: Migration | None = None
-    """What it takes over of the state of another step, where that was asked for."""
+    """The state that the step copies from the storage of another step, if requested."""
     prefix: str = "pm"
-    """What all names of C begin with."""
+    """Prefix of all names in C."""
     weights: WeightsFormat = WeightsFormat.C
     shared_kernels: str | None = None
-    """The folder of kernels that steps share, from the folder of this one on; None: it has all."""
-    program: Mapping[str, int] = field(default_factory=dict)
-    """What takes how much of flash beside storage: code, constants, first weights [B]."""
+    """Relative path to the folder of shared kernels; None if the step has all kernels itself."""
+    program_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Flash usage without storage, by use: code, constants, first weights [B]."""
 
     def __repr__(self) -> str:
         instructions = f"{len(self.plan.program)} instructions"
@@ -123,91 +122,97 @@ class Deployment:
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
-        """What is kept on storage, by slot: tensors paged out, gradients, state, in this order.
+        """Names of the slots: paged-out tensors, gradients, state, generation, in this order.
 
-        The state of a generation is between its record and its seal.
+        A generation consists of a record, its state tensors, and a seal.
         """
         if not self.generation:
             return tuple(self._page_bytes)
-        saved = map(saved_slot, self.generation) if self.saves else self.generation
+        saved = map(saved_slot_name, self.generation) if self.copies_to_flash else self.generation
         return (*self._page_bytes, RECORD_SLOT, *saved, SEAL_SLOT)
 
     @cached_property
     def page_bytes(self) -> tuple[int, ...]:
-        """The sizes of the first slots, which are in blocks of their own [B]."""
+        """Sizes of the slots outside of generations, each of which has its own erase blocks [B]."""
         return tuple(self._page_bytes.values())
 
     @cached_property
     def generation_bytes(self) -> tuple[int, ...]:
-        """The sizes of the tensors of one generation, which are the last slots [B]."""
+        """Sizes of the state tensors of one generation [B]."""
         return tuple(self.step.buffers[name].bytes for name in self.generation)
 
     @cached_property
     def _page_bytes(self) -> dict[str, int]:
         buffers = self.step.buffers
-        paged = {name: buffers[name].bytes for name in _paged_out(self.step, self.plan)}
-        more = {
-            pass_slot(each.kind, name): each.step.buffers[name].bytes
-            for each in self.passes
-            for name in _paged_out(each.step, each.plan)
+        paged = {name: buffers[name].bytes for name in _paged_out_names(self.step, self.plan)}
+        pass_pages = {
+            pass_slot_name(each.kind, name): each.step.buffers[name].bytes
+            for each in self.forward_passes
+            for name in _paged_out_names(each.step, each.plan)
         }
-        handed_out = {
-            gradient_slot(value): buffers[value.pieces[0].buffer].bytes
+        gradients = {
+            gradient_slot_name(value): buffers[value.pieces[0].buffer].bytes
             for value in self.step.gradients
         }
-        state = {name: buffers[name].bytes for name in self._state if self._has_slot(name)}
-        return paged | more | handed_out | state
+        state = {name: buffers[name].bytes for name in self._state if self._has_page_slot(name)}
+        return paged | pass_pages | gradients | state
 
     @cached_property
     def _state(self) -> tuple[str, ...]:
         graph = self.step.graph
         return tuple(graph.tensors[i].name for i in graph.state_tensors)
 
-    def _has_slot(self, name: str) -> bool:
-        """Return whether a state tensor has a slot of its own: with commits one that stays so."""
-        if self.rotating:
-            return name not in self.rotating
+    def _has_page_slot(self, name: str) -> bool:
+        """Return whether a state tensor has a slot outside of generations.
+
+        With rotating state, all other state has one; otherwise, state with its home on storage.
+        """
+        if self.rotating_state:
+            return name not in self.rotating_state
         return name not in self.resident_names
 
     @cached_property
     def resident_names(self) -> frozenset[str]:
-        """The state that has its home in RAM."""
+        """Names of the state tensors with their home in RAM."""
         return frozenset(self.step.graph.tensors[i].name for i in self.plan.resident or ())
 
     @cached_property
     def generation(self) -> tuple[str, ...]:
-        """The state that each commit writes, in the order in which a step does: storage first."""
+        """Names of the state in each generation: first that on storage, in order of its writes."""
         if not self.commit:
             return ()
         graph = self.step.graph
         replaced = {graph.tensors[old].name for old in graph.replacement_of}
         pieces = (ref.buffer for value in self.step.states for ref in value.pieces)
-        order = (*self._written(), *(name for name in pieces if name in self.resident_names))
+        order = (
+            *self._written_state_names(),
+            *(name for name in pieces if name in self.resident_names),
+        )
         return tuple(dict.fromkeys(name for name in order if name in replaced))
 
     @property
     def keeps_best(self) -> bool:
-        """Whether two more generations hold the best state, where evaluations find it."""
+        """Whether two more generations store the state with the best evaluation."""
         return bool(self.generation) and self.evaluation is not None
 
     @property
     def counts_correct(self) -> bool:
-        """Whether an evaluation counts correct classes beside the loss."""
+        """Whether an evaluation counts correct classes in addition to the loss."""
         output = None if self.evaluation is None else self.evaluation.step.output
         return output is not None and math.prod(output.shape) > 1
 
     @property
-    def saves(self) -> bool:
-        """Whether commits copy state to flash at the end of a step, as storage forgets it."""
+    def copies_to_flash(self) -> bool:
+        """Whether commits copy state to flash after a step, because storage is volatile."""
         return self.commit and self.device is not None and self.device.is_volatile
 
     @cached_property
-    def rotating(self) -> frozenset[str]:
-        """The state that each step writes to the next of the places that generations have."""
-        return frozenset(() if self.saves else self.generation)
+    def rotating_state(self) -> frozenset[str]:
+        """Names of the state that a step writes directly to the next generation on storage."""
+        return frozenset(() if self.copies_to_flash else self.generation)
 
-    def _written(self) -> Iterator[str]:
-        """Yield state that has its home on storage when it is written there."""
+    def _written_state_names(self) -> Iterator[str]:
+        """Yield the names of state on storage in the order in which a step writes it."""
         graph = self.step.graph
         for op, i in self.plan.program:
             if op == Op.PAGE_OUT and i in graph.state_of and not self.plan.memory_mapped:
@@ -218,12 +223,12 @@ class Deployment:
 
     @property
     def layout(self) -> GenerationLayout:
-        """How generations are written, on storage or in flash."""
+        """Write units and erase blocks of generations, on storage or in flash."""
         return GenerationLayout.for_device(self.device, checksums=self.checksum)
 
     @property
     def page_layout(self) -> GenerationLayout:
-        """How pages are written: memory that forgets has no blocks."""
+        """Write units and erase blocks of pages; volatile memory has no erase blocks."""
         if self.device is None or not self.device.is_volatile:
             return self.layout
         return GenerationLayout(erase_block_bytes=self.arena.alignment)
@@ -235,99 +240,113 @@ class Deployment:
 
     @property
     def generations(self) -> int:
-        """How many generations of state take turns: two, or all that storage has room for."""
+        """Number of generations that take turns: 2, or as many as fit storage that wears out."""
         if not self.generation:
             return 0
         if self.device is None or self._endurance_cycles is None:
             return 2
-        flash, beside = self.device.flash, 0 if self.saves else self._paged_bytes
-        beside += self._best_bytes + self.replay_bytes
-        room = (self.device.aux_bytes or 0) - beside
+        flash, other_bytes = self.device.flash, 0 if self.copies_to_flash else self._paged_bytes
+        other_bytes += self._best_bytes + self.replay_bytes
+        free_bytes = (self.device.aux_bytes or 0) - other_bytes
         if flash is not None and self.device.commits_to_flash:
-            most = int(NEARLY_FULL * flash.size_bytes) - sum(self.program.values())
-            room = min(flash.storage_bytes if self.saves else room, most - beside)
-        shared = self.generations_in_block
-        return max(2, min(room // self._erased_bytes, MOST_GENERATIONS // shared)) * shared
+            max_flash_bytes = int(NEARLY_FULL * flash.size_bytes) - sum(self.program_bytes.values())
+            free_bytes = min(
+                flash.storage_bytes if self.copies_to_flash else free_bytes,
+                max_flash_bytes - other_bytes,
+            )
+        per_block = self.generations_per_block
+        return (
+            max(2, min(free_bytes // self._bytes_per_generation, MAX_GENERATIONS // per_block))
+            * per_block
+        )
 
     @property
-    def generations_in_block(self) -> int:
-        """How many generations share an erase block, where a commit wears one; else 1."""
-        worn = self.generation and self._endurance_cycles is not None
-        return self.layout.generations_per_block(self.generation_bytes) if worn else 1
+    def generations_per_block(self) -> int:
+        """Number of generations that share an erase block; 1 if erasing causes no wear."""
+        causes_wear = self.generation and self._endurance_cycles is not None
+        return self.layout.generations_per_block(self.generation_bytes) if causes_wear else 1
 
     @property
-    def _generations_apart(self) -> int:
-        """How many of the generations share no erase block."""
-        return self.generations // self.generations_in_block
+    def _generation_groups(self) -> int:
+        """Number of groups of generations that share erase blocks."""
+        return self.generations // self.generations_per_block
 
     @property
     def uses_storage(self) -> bool:
-        """Whether the program needs a driver of storage."""
+        """Whether the program needs a storage driver."""
         return bool(self.slots) or self.replay is not None
 
     @property
     def replay_bytes(self) -> int:
-        """The blocks of stored samples [B]."""
+        """Erase blocks of stored samples [B]."""
         return 0 if self.replay is None else self.replay.stored_bytes
 
     @property
     def _best_bytes(self) -> int:
-        """The blocks of the best generation and of the one that takes its place [B]."""
-        return 2 * self._erased_bytes if self.keeps_best else 0
+        """Erase blocks of the best generation and of its replacement [B]."""
+        return 2 * self._bytes_per_generation if self.keeps_best else 0
 
     @property
-    def _erased_bytes(self) -> int:
-        """The blocks of one generation [B]."""
+    def _bytes_per_generation(self) -> int:
+        """Erase blocks of one generation [B]."""
         return self.commit_erases * self.layout.erase_block_bytes
 
     @property
     def _endurance_cycles(self) -> float | None:
-        """How often each block endures to be erased that generations, or else pages, lie in."""
+        """Rated erase cycles of the blocks of generations and pages; None if not stated."""
         if self.device is None:
             return None
-        worn = self.device.flash if self.saves else self.device.storage
-        return None if worn is None else worn.endurance_cycles
+        memory = self.device.flash if self.copies_to_flash else self.device.storage
+        return None if memory is None else memory.endurance_cycles
 
     @property
     def saved_bytes(self) -> int:
-        """What generations take of flash in its blocks, where storage forgets [B]."""
-        if not self.saves:
+        """Erase blocks of generations and samples in flash; 0 unless storage is volatile [B]."""
+        if not self.copies_to_flash:
             return 0
-        return self._generations_apart * self._erased_bytes + self._best_bytes + self.replay_bytes
+        return (
+            self._generation_groups * self._bytes_per_generation
+            + self._best_bytes
+            + self.replay_bytes
+        )
 
     @property
     def stored_bytes(self) -> int:
-        """What storage takes in its blocks: pages, and all generations [B]."""
-        return self._stored_bytes(self._generations_apart)
+        """Erase blocks on storage: pages, samples, and all generations [B]."""
+        return self._stored_bytes(self._generation_groups)
 
     @property
-    def least_stored_bytes(self) -> int:
-        """The same with two generations, where there are any [B]."""
-        return self._stored_bytes(min(self._generations_apart, 2))
+    def min_stored_bytes(self) -> int:
+        """Erase blocks on storage with at most two groups of generations [B]."""
+        return self._stored_bytes(min(self._generation_groups, 2))
 
     def _stored_bytes(self, generations: int) -> int:
-        if self.saves:
+        if self.copies_to_flash:
             return self._paged_bytes
-        kept = generations * self._erased_bytes + self._best_bytes
-        own = self._paged_bytes + kept + self.replay_bytes
-        return own if self.migration is None else max(own, self.migration.source["stored_bytes"])
+        stored_generations_bytes = generations * self._bytes_per_generation + self._best_bytes
+        used_bytes = self._paged_bytes + stored_generations_bytes + self.replay_bytes
+        return (
+            used_bytes
+            if self.migration is None
+            else max(used_bytes, self.migration.source["stored_bytes"])
+        )
 
     @property
     def commit_bytes(self) -> int:
-        """What one commit writes: record, state, checksums, seal [B]."""
+        """Bytes that one commit writes: record, state, checksums, seal [B]."""
         return self.layout.size_bytes(self.generation_bytes) if self.generation else 0
 
     @property
     def commit_erases(self) -> int:
-        """How many blocks a commit erases at most: of generations in one block, one erases it."""
+        """Max. number of blocks that a commit erases: those of one generation, or a shared one."""
         return self.layout.blocks(self.generation_bytes) if self.generation else 0
 
     @property
     def page_writes(self) -> tuple[tuple[int, int], ...]:
-        """What a step writes beside commits: sizes of pages [B], and how often each."""
+        """Writes of one step outside of commits: (size of a page [B], number of writes)."""
         graph, sizes = self.step.graph, self.step.graph.tensor_bytes
         paged = Counter(i for op, i in self.plan.program if op == Op.PAGE_OUT)
-        homes = {graph.tensor_index[name] for name in self.rotating}
+        homes = {graph.tensor_index[name] for name in self.rotating_state}
         buffers = (self.step.buffers[value.pieces[0].buffer] for value in self.step.gradients)
         return (
             *((sizes[i], n) for i, n in paged.items() if graph.state_of.get(i) not in homes),
@@ -335,33 +354,33 @@ class Deployment:
         )
 
     @property
-    def writes(self) -> tuple[tuple[int, float], ...]:
-        """What a step writes to storage: sizes [B], and how often; of a commit its share."""
+    def step_writes(self) -> tuple[tuple[int, float], ...]:
+        """Mean writes of one step: (size [B], number); a commit counts 1 / `commit_every` times."""
         commit = (self.commit_bytes, 1 / self.commit_every)
         return (*self.page_writes, commit) if self.generation else self.page_writes
 
     @property
     def written_bytes(self) -> int:
-        """What a step writes to storage, in the mean [B]."""
-        return math.ceil(sum(size * times for size, times in self.writes))
+        """Mean bytes that a step writes to storage [B]."""
+        return math.ceil(sum(size * times for size, times in self.step_writes))
 
     @property
     def steps_until_worn(self) -> float | None:
-        """How many steps the storage endures as its drivers write it, which level nothing.
+        """Number of steps until the first block reaches its rated erase cycles.
 
-        Each page keeps its blocks, and generations take turns. None where the device states no
-        endurance, or nothing is written.
+        Drivers do no wear levelling: each page stays in its blocks, and generations take turns.
+        None if the device states no endurance, or a step writes no byte.
         """
         if self._endurance_cycles is None:
             return None
-        turns = [1 / times for _, times in self.page_writes if not self.saves]
+        steps_per_erase = [1 / times for _, times in self.page_writes if not self.copies_to_flash]
         if self.generation:
-            turns.append(self.generations * self.commit_every)
-        return self._endurance_cycles * min(turns) if turns else None
+            steps_per_erase.append(self.generations * self.commit_every)
+        return self._endurance_cycles * min(steps_per_erase) if steps_per_erase else None
 
     @cached_property
     def resident_bytes(self) -> int:
-        """Where the state in RAM ends, which lies at the bottom of the arena [B]."""
+        """Size of the state in RAM, which is at the beginning of the arena [B]."""
         sizes, alignment = self.step.graph.tensor_bytes, self.arena.alignment
         resident = [entry for entry in self.arena.offsets if entry.position == BEFORE]
         return max(
@@ -371,29 +390,29 @@ class Deployment:
 
     @property
     def arena_bytes(self) -> int:
-        """The size of the arena, in which a step and forward passes run at different times [B]."""
-        return max(self.arena.bytes, 0, *map(self.pass_bytes, self.passes))
+        """Size of the arena, which the step and forward passes use at different times [B]."""
+        return max(self.arena.bytes, 0, *map(self.pass_bytes, self.forward_passes))
 
     def pass_bytes(self, each: ForwardPass) -> int:
-        """Return what the state in RAM and a forward pass take of the arena [B]."""
+        """Return the arena size for the state in RAM and a forward pass [B]."""
         return self.resident_bytes + each.arena.bytes
 
     @property
-    def passes(self) -> tuple[ForwardPass, ...]:
-        """The forward passes in evaluation mode that are exported."""
+    def forward_passes(self) -> tuple[ForwardPass, ...]:
+        """The exported forward passes in evaluation mode."""
         return tuple(each for each in (self.inference, self.evaluation) if each is not None)
 
     def flash_map(self) -> dict[str, int]:
-        """Return what takes how much of the flash of the device [B]; nothing where it has none."""
+        """Return the flash usage by use, free bytes included [B]; empty without flash."""
         if self.device is None or self.device.flash is None:
             return {}
         in_flash = self.device.stores_in_flash
         stored = self.stored_bytes if in_flash else self.saved_bytes
-        sizes = {**self.program, "storage": stored}
+        sizes = {**self.program_bytes, "storage": stored}
         return sizes | {"free": self.device.flash.size_bytes - sum(sizes.values())}
 
     def ram_map(self) -> dict[str, int]:
-        """Return what takes how much of the RAM of the build for the device [B]."""
+        """Return the RAM usage of the build for the device by use, free bytes included [B]."""
         step, resident = self.step, self.plan.resident or ()
         state = sum(step.graph.tensor_bytes[i] for i in resident)
         outputs = {} if self.inference is None else {"outputs": output_bytes(step)}
@@ -412,48 +431,48 @@ class Deployment:
         }
 
 
-def _paged_out(step: LoweredStep, plan: Plan) -> list[str]:
-    """Return the tensors that a program pages out, but for new state."""
+def _paged_out_names(step: LoweredStep, plan: Plan) -> list[str]:
+    """Return the names of the tensors that a plan pages out, except new state."""
     graph = step.graph
     out = {i for (op, i) in plan.program if op == Op.PAGE_OUT and i not in graph.state_of}
     return [graph.tensors[i].name for i in sorted(out)]
 
 
-def pass_slot(kind: str, name: str) -> str:
-    """Return what the slot of a tensor that a forward pass pages out is called."""
+def pass_slot_name(kind: str, name: str) -> str:
+    """Return the name of the slot of a tensor that a forward pass pages out."""
     return f"{name} of the {kind}"
 
 
-def saved_slot(name: str) -> str:
-    """Return what the slot of a tensor in a generation is called that storage has another of."""
+def saved_slot_name(name: str) -> str:
+    """Return the name of the slot of a state tensor in a generation that is a copy in flash."""
     return f"{name} in flash"
 
 
-def gradient_slot(value: NamedTensor) -> str:
-    """Return what the slot of a gradient that is handed out is called."""
+def gradient_slot_name(value: NamedTensor) -> str:
+    """Return the name of the slot of a gradient that the program returns."""
     return f"gradient of {value.name}"
 
 
 def input_bytes(step: LoweredStep) -> int:
-    """Return the size of a batch, which is in RAM for all of a step [B]."""
+    """Return the size of the inputs of a step, which stay in RAM during the step [B]."""
     sizes = (step.buffers[value.pieces[0].buffer].bytes for value in step.inputs)
     return sum(round_up(size, WORD_BYTES) for size in sizes)
 
 
 def output_bytes(step: LoweredStep) -> int:
-    """Return the size of what an inference writes for its caller [B]."""
+    """Return the size of the output of an inference, 0 without one [B]."""
     output = None if step.inference is None else step.inference.output
     return 0 if output is None else math.prod(output.shape) * output.type.itemsize
 
 
 def stack_bytes(stack: str | int | None, *, commit: bool) -> int:
-    """Return what to reserve for the stack, as wanted or by default [B]."""
+    """Return the size of the stack: `stack` if given, otherwise the default [B]."""
     if stack is None:
         return COMMIT_STACK_BYTES if commit else STACK_BYTES
     return parse_size(stack, field="stack")
 
 
 def reserved_bytes(step: LoweredStep, stack_bytes: int, replay: Replay | None = None) -> int:
-    """Return what a step takes of RAM beside its arena [B]."""
+    """Return the RAM outside of the arena: inputs, outputs, samples, stack, runtime [B]."""
     stored = 0 if replay is None else replay.ram_bytes
     return input_bytes(step) + output_bytes(step) + stored + stack_bytes + RUNTIME_BYTES

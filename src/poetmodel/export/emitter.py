@@ -1,4 +1,4 @@
-"""The C of a step: its program as straight-line calls with constant addresses."""
+"""Generation of the C statements of a step: straight-line kernel calls with constant addresses."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BudgetError, InputError
-from poetmodel.export.deployment import gradient_slot, pass_slot
-from poetmodel.export.ranges import Indices, indices_of, traced
+from poetmodel.export.deployment import gradient_slot_name, pass_slot_name
+from poetmodel.export.ranges import Indices, index_operands, trace_copies
 from poetmodel.lowered.calls import (
     WORKSPACE,
     Call,
@@ -39,98 +39,104 @@ _POINTER: Final = {
     DataType.UINT8: "PM_BYTES",
     DataType.INT8: "PM_INT8S",
 }
-"""The macros that turn an offset in the arena into a pointer."""
+"""The macros that convert an offset in the arena to a typed pointer."""
 _CONSTANT: Final = {
     DataType.REAL: "PM_CONSTANT_REALS",
     DataType.INT32: "PM_CONSTANT_INTS",
     DataType.UINT8: "PM_CONSTANT_BYTES",
     DataType.INT8: "PM_CONSTANT_INT8S",
 }
+"""The macros that convert an index in the weights to a typed pointer."""
 _PIECE: Final = 32
-"""Elements of memory-mapped state that are updated and written at a time."""
-_MANY_PIECES: Final = 4
-"""So many of them are on the stack at a time; where there are more, they are half as long."""
-_STACK_BESIDE_BYTES: Final = 1024
-"""What the rest of a program takes of the stack while a weight's windows are there [B]: 676 were
-measured on a Cortex-M4."""
+"""Number of elements of memory-mapped state that one iteration updates and writes."""
+_MAX_LONG_PIECES: Final = 4
+"""Max. number of pieces on the stack with this length; more pieces have half of it."""
+_OTHER_STACK_BYTES: Final = 1024
+"""Stack of the rest of a program while the windows of a weight are on the stack [B]. The measured
+use on a Cortex-M4 is 676."""
 
 
 class ProgramSource:
-    """The body of ``pm_step``, or of a forward pass beside it: lines for each instruction.
+    """Generator of the body of ``pm_step`` or of a forward pass: C lines for each plan instruction.
 
-    A forward pass begins as a step does: with all state at home, and that in RAM at the bottom of
-    the arena.
+    Both begin with all state at its home; state in RAM is at the beginning of the arena. Generating
+    the lines also collects the called kernels and the arrays of sizes and strides.
     """
 
     def __init__(
-        self, deployment: Deployment, weights: Weights, beside: ForwardPass | None = None
+        self, deployment: Deployment, weights: Weights, forward_pass: ForwardPass | None = None
     ) -> None:
         self.deployment = deployment
-        self.beside = beside
-        program = deployment if beside is None else beside
+        self.forward_pass = forward_pass
+        program = deployment if forward_pass is None else forward_pass
         self.step = program.step
         self.graph = program.step.graph
         self.plan = program.plan
         self.arena = program.arena
         self.weights = weights
         self.lists: dict[tuple[int, ...], str] = {}
-        """Sizes and strides that calls take, by the names of their arrays."""
+        """Names of the C arrays of sizes and strides, by their content."""
         self.kernels: dict[str, None] = {}
-        """The kernels that are called, in the order of their first call."""
+        """The called kernels, in the order of their first call."""
         self._gradients = tuple(value.pieces[0] for value in self.step.gradients)
-        """Where those that are handed out lie: none of them is in tiles."""
+        """The buffers of returned gradients, none of which is in tiles."""
         self._slot = {name: k for k, name in enumerate(deployment.slots)}
-        self._callers = {v.pieces[0].buffer: f"x{k}" for k, v in enumerate(self.step.inputs)}
-        """What belongs to the caller, by the names of its pointers."""
+        self._caller_pointers = {
+            v.pieces[0].buffer: f"x{k}" for k, v in enumerate(self.step.inputs)
+        }
+        """C pointers to the buffers of the caller: inputs and output."""
         if self.step.output is not None:
-            self._callers[self.step.output.pieces[0].buffer] = "outputs"
+            self._caller_pointers[self.step.output.pieces[0].buffer] = "outputs"
         trained, plan = deployment.step.graph, deployment.plan
         self._resident = {trained.tensors[i].name for i in plan.resident or ()}
         self._state = {trained.tensors[i].name for i in trained.state_tensors}
         self._mapped = self._state - self._resident if plan.memory_mapped else set()
         self._constants = weights.offsets.keys() - self._state
-        self._within: list[Indices] = []
-        """The indices that were found to be in their range."""
-        self._old = {
+        self._checked_indices: list[Indices] = []
+        """The index operands that are already checked, or implied by a check."""
+        self._replaced_state = {
             self.graph.tensors[new].name: self.graph.tensors[old].name
             for old, new in self.graph.replacement_of.items()
         }
-        """Of each replacement the state tensor that it replaces."""
-        self._offsets = self._placed()
-        self._here = {
+        """The replaced state tensor of each replacement."""
+        self._offsets = self._offsets_by_instruction()
+        self._current_offsets = {
             trained.tensors[entry.index].name: entry.offset
             for entry in deployment.arena.offsets
             if entry.position == BEFORE
         }
-        """Where in the arena the current copy of each tensor is [B]."""
-        self.room = dict(self._here)
-        """Where a tensor of state is, or may be put between two steps [B]."""
-        self._taken: set[str] = set()
-        """Inputs of the last node whose memory its outputs have taken over."""
-        self._written: set[str] = set()
-        """Memory-mapped state that has its new value."""
+        """Offset of the current copy of each tensor in the arena [B]."""
+        self.state_offsets = dict(self._current_offsets)
+        """Offset at which a state tensor is, or may be loaded between two steps [B]."""
+        self._overwritten: set[str] = set()
+        """Inputs of the last node that its outputs overwrite in place."""
+        self._written_state: set[str] = set()
+        """Memory-mapped state of which the new value is already written."""
         self._workspace: int | None = None
-        self._torn = False
-        self._moving: dict[str, None] = {}
-        """The slots whose transfer has begun and is not waited for yet."""
+        self._has_updated = False
+        """Whether an update was executed, so that an error leaves old and new state mixed."""
+        self._transfers: dict[str, None] = {}
+        """The slots of transfers in progress, in the order of their start."""
         self.writes_early = False
-        """Whether a step writes committed state before its end."""
-        self._slices = 0
-        """Nodes that were computed; a step can be ended before each."""
-        self._replay = deployment.replay if beside is None else None
-        self._is_kept = self._replay is None
-        """Whether all that a sample holds of the front was computed: what follows is behind it."""
-        self._uncomputed = set(self._replay.front.outputs) if self._replay else set()
-        """Outputs of the front that were not computed yet."""
+        """Whether a step writes state of a generation before its end."""
+        self._slice_count = 0
+        """Number of slice labels so far: a sliced step can pause before each computation."""
+        self._replay = deployment.replay if forward_pass is None else None
+        self._front_is_stored = self._replay is None
+        """Whether all outputs of the front are stored, so that only later nodes follow."""
+        self._missing_outputs = set(self._replay.front.outputs) if self._replay else set()
+        """Outputs of the front that are not computed yet."""
         numbers = self._replay.front.inputs if self._replay else ()
         self._stored_inputs = {self.step.inputs[k].pieces[0].buffer for k in numbers}
-        """Inputs that a stored sample has."""
-        self._seen: Counter[int] = Counter()
+        """Buffers of the inputs that a stored sample contains."""
+        self._computation_counts: Counter[int] = Counter()
+        """Number of computations of each node so far."""
 
-    def _placed(self) -> dict[int, dict[int, int]]:
+    def _offsets_by_instruction(self) -> dict[int, dict[int, int]]:
+        """Return the offset of each output by instruction and tensor, and register workspaces."""
         offsets: dict[int, dict[int, int]] = {}
         self._workspaces: dict[int, int] = {}
-        base = 0 if self.beside is None else self.deployment.resident_bytes
+        base = 0 if self.forward_pass is None else self.deployment.resident_bytes
         for position, content, index, at in self.arena.offsets:
             offset = base + at
             if content == Content.WORKSPACE:
@@ -140,172 +146,177 @@ class ProgramSource:
         return offsets
 
     def lines(self) -> Iterator[str]:
-        """Yield the statements of one step, or of one forward pass."""
+        """Yield the C statements of the step or the forward pass."""
         tensors = {tensor.name for tensor in self.graph.tensors}
-        yield from self._callers_indices()
-        yield from self._handed_out({ref.buffer for ref in self._gradients} - tensors)
+        yield from self._caller_index_checks()
+        yield from self._gradient_page_outs({ref.buffer for ref in self._gradients} - tensors)
         for position, (op, index) in enumerate(self.plan.program):
             if op == Op.COMPUTE:
                 self._workspace = self._workspaces.get(position)
-                self._taken = set(self._taken_over(position, index))
+                self._overwritten = set(self._overwritten_inputs(position, index))
             for i, offset in self._offsets.get(position, {}).items():
-                self._here[self.graph.tensors[i].name] = offset
+                self._current_offsets[self.graph.tensors[i].name] = offset
             if self._replay is None:
-                yield from self._instruction(op, index)
+                yield from self._instruction_lines(op, index)
             else:
-                yield from self._replayed(self._replay.front, op, index)
+                yield from self._replay_lines(self._replay.front, op, index)
 
-    def _instruction(self, op: Op, index: int) -> Iterator[str]:
-        """Yield the statements of an instruction of the plan."""
+    def _instruction_lines(self, op: Op, index: int) -> Iterator[str]:
+        """Yield the C statements of one instruction of the plan."""
         if op == Op.COMPUTE:
-            yield from self._compute(index)
+            yield from self._compute_lines(index)
             return
         name = self.graph.tensors[index].name
         if op == Op.PAGE_IN:
-            yield from self._page_in(name)
+            yield from self._page_in_lines(name)
         elif op == Op.PAGE_OUT:
-            yield from self._page_out(name)
+            yield from self._page_out_lines(name)
         elif op == Op.WAIT:
-            yield self._wait(self._slot_of(name))
-        elif self._old.get(name, name) not in self._resident | self._mapped | self._taken:
-            size = self.step.buffers[self._old.get(name, name)].bytes
+            yield self._wait_line(self._slot_of(name))
+        elif (
+            self._replaced_state.get(name, name)
+            not in self._resident | self._mapped | self._overwritten
+        ):
+            size = self.step.buffers[self._replaced_state.get(name, name)].bytes
             if size:
                 yield f"PM_FREE({self._address_of(name)}, {size});"
 
     # -- stored samples ----------------------------------------------------------------------------
 
-    def _replayed(self, front: Front, op: Op, index: int) -> Iterator[str]:
-        """Yield an instruction of a step that stored samples can begin behind the front.
+    def _replay_lines(self, front: Front, op: Op, index: int) -> Iterator[str]:
+        """Yield the C statements of one instruction of a step with replay.
 
-        PM_STORED: the step is on a stored sample. PM_KEEPS: it ends behind the front, whose outputs
-        are stored. The other nodes run if neither is so.
+        On a stored sample (PM_STORED), nodes of the front are skipped, and their outputs are read
+        from the sample. A step that stores a sample (PM_KEEPS) writes these outputs, and ends after
+        the front.
         """
         maker = index if op == Op.COMPUTE else self.graph.node_of[index]
-        lines = list(self._instruction(op, index))
+        lines = list(self._instruction_lines(op, index))
         names = [tensor.name for tensor in self.graph.nodes[maker].outputs]
-        kept = [name for name in names if name in front.outputs]
+        front_outputs = [name for name in names if name in front.outputs]
         if maker not in front.nodes:
-            yield from lines if self._is_kept else _guarded("!PM_KEEPS", lines)
+            yield from lines if self._front_is_stored else _if_block("!PM_KEEPS", lines)
         elif op == Op.COMPUTE:
-            yield from _guarded("!PM_STORED", lines)
-            yield from self._loaded(kept)
-            if self._seen[index] == 1:
-                yield from self._stored(kept)
-        elif self.graph.tensors[index].name in kept:
+            yield from _if_block("!PM_STORED", lines)
+            yield from self._sample_reads(front_outputs)
+            if self._computation_counts[index] == 1:
+                yield from self._sample_writes(front_outputs)
+        elif self.graph.tensors[index].name in front_outputs:
             yield from lines
         else:
-            yield from _guarded("!PM_STORED", lines)
+            yield from _if_block("!PM_STORED", lines)
 
-    def _loaded(self, names: Sequence[str]) -> Iterator[str]:
-        """Yield what reads outputs of the front from a stored sample."""
+    def _sample_reads(self, names: Sequence[str]) -> Iterator[str]:
+        """Yield the statements that read outputs of the front from a stored sample."""
         for name in names:
-            read = self._try(f"pm_sample_read({self._part(name)})")
+            read = self._checked_call(f"pm_sample_read({self._sample_arguments(name)})")
             yield f"if (PM_STORED) {read}"
 
-    def _stored(self, names: Sequence[str]) -> Iterator[str]:
-        """Yield what writes outputs of the front to a sample, and the end of that."""
+    def _sample_writes(self, names: Sequence[str]) -> Iterator[str]:
+        """Yield the statements that write outputs of the front to a sample, then the return."""
         for name in names:
-            write = self._try(f"pm_sample_write({self._part(name)})")
+            write = self._checked_call(f"pm_sample_write({self._sample_arguments(name)})")
             yield f"if (PM_KEEPS) {write}"
-        self._uncomputed -= set(names)
-        if not self._uncomputed and not self._is_kept:
-            self._is_kept = True
-            waits = "".join(f"(void)pm_page_wait({slot}); " for slot in self._moving)
+        self._missing_outputs -= set(names)
+        if not self._missing_outputs and not self._front_is_stored:
+            self._front_is_stored = True
+            waits = "".join(f"(void)pm_page_wait({slot}); " for slot in self._transfers)
             yield f"if (PM_KEEPS) {{ {waits}return PM_OK; }}"
 
-    def _part(self, name: str) -> str:
-        """Return the arguments that say which part of a sample an output of the front is."""
+    def _sample_arguments(self, name: str) -> str:
+        """Return the C arguments for an output of the front in a sample: number, address, size."""
         if self._replay is None:
             raise ValueError(name)
         number = self._replay.front.outputs.index(name)
         size = self.step.buffers[name].bytes
         return f"{number}, PM_ADDRESS({self._address_of(name)}), {size} * PM_SCALE"
 
-    def _taken_over(self, position: int, k: int) -> Iterator[str]:
-        """Yield the inputs of a node whose memory its outputs take over."""
+    def _overwritten_inputs(self, position: int, k: int) -> Iterator[str]:
+        """Yield the names of the inputs of a node that its outputs overwrite in place."""
         placed = self._offsets.get(position, {})
         for y, x in self.graph.in_place_of[k]:
             name = self.graph.tensors[x].name
-            if y in placed and placed[y] == self._here.get(name):
+            if y in placed and placed[y] == self._current_offsets.get(name):
                 yield name
 
     # -- indices -----------------------------------------------------------------------------------
 
-    def _callers_indices(self) -> Iterator[str]:
-        """Yield what refuses the indices that a caller gives, those too that a step copies."""
+    def _caller_index_checks(self) -> Iterator[str]:
+        """Yield the range checks of indices in inputs, also if the step copies them first."""
         makers = {
             tensor.name: [call for call in calls if tensor.name in call.buffers]
             for node, calls in zip(self.graph.nodes, self.step.calls, strict=True)
             for tensor in node.outputs
         }
         for calls in self.step.calls:
-            for indices in (indices for call in calls for indices in indices_of(call)):
-                given = traced(indices, makers)
-                if given.ref.buffer in self._callers:
-                    refused = list(self._refused(given))
+            for indices in (indices for call in calls for indices in index_operands(call)):
+                given = trace_copies(indices, makers)
+                if given.ref.buffer in self._caller_pointers:
+                    checks = list(self._index_check(given))
                     stored = self._replay is None or given.ref.buffer in self._stored_inputs
-                    yield from refused if stored else _guarded("!PM_STORED", refused)
-                    self._within.append(indices)
+                    yield from checks if stored else _if_block("!PM_STORED", checks)
+                    self._checked_indices.append(indices)
 
-    def _refused(self, indices: Indices) -> Iterator[str]:
-        """Yield what ends the program where indices are out of their range and were not asked."""
-        known = any(others.imply(indices) for others in self._within)
+    def _index_check(self, indices: Indices) -> Iterator[str]:
+        """Yield the range check of indices, unless they are constant or already checked."""
+        known = any(checked.implies(indices) for checked in self._checked_indices)
         if known or indices.ref.buffer in self._constants:
             return
-        self._within.append(indices)
+        self._checked_indices.append(indices)
         self.kernels.setdefault("pm_within")
         numbers = f"{indices.low}, {indices.high}, {indices.ignored}"
-        given = f"{self._pointer(indices.ref)}, {self._word(indices.shape)}, {numbers}"
-        yield self._end_if(f"!pm_within({given})", "PM_ERROR_INPUT")
+        arguments = f"{self._pointer(indices.ref)}, {self._argument(indices.shape)}, {numbers}"
+        yield self._return_if(f"!pm_within({arguments})", "PM_ERROR_INPUT")
 
-    def _end_if(self, condition: str, error: str) -> str:
-        """Return the statement that ends a program on a condition, once no transfer is under way.
+    def _return_if(self, condition: str, error: str) -> str:
+        """Return the statement that waits for transfers and returns `error` if a condition is true.
 
-        The program returns PM_TORN instead of an error after the first update.
+        After the first update, the program returns PM_TORN instead.
         """
-        waits = "".join(f"(void)pm_page_wait({slot}); " for slot in self._moving)
-        end = f"return {'PM_TORN' if self._torn else error};"
+        waits = "".join(f"(void)pm_page_wait({slot}); " for slot in self._transfers)
+        end = f"return {'PM_TORN' if self._has_updated else error};"
         return f"if ({condition}) {{ {waits}{end} }}" if waits else f"if ({condition}) {end}"
 
     # -- computing ---------------------------------------------------------------------------------
 
-    def _compute(self, k: int) -> Iterator[str]:
+    def _compute_lines(self, k: int) -> Iterator[str]:
+        """Yield the statements of node `k`: a page-in of state, or its calls and results."""
         node = self.graph.nodes[k]
-        self._seen[k] += 1
+        self._computation_counts[k] += 1
         if node.is_state:
             name = node.outputs[0].name
             if name not in self._resident | self._mapped:
-                self.room.setdefault(name, self._here[name])
-                yield from self._page_in(name)
+                self.state_offsets.setdefault(name, self._current_offsets[name])
+                yield from self._page_in_lines(name)
             return
         if node.on_aux:
             for tensor in node.outputs:
-                yield from self._transfer("in", tensor.name, wait=True)
+                yield from self._transfer_lines("in", tensor.name, wait=True)
             return
-        yield from self._heading(k)
+        yield from self._node_heading(k)
         replaced = {tensor.replaces for tensor in node.outputs if tensor.replaces is not None}
         yield from self._begin_generation(replaced & self._mapped)
         if replaced:
-            self._torn = True
+            self._has_updated = True
         calls = self.step.calls[k]
-        for place, call in enumerate(calls):
-            if not self._copies_nothing(call):
+        for call_number, call in enumerate(calls):
+            if not self._is_self_copy(call):
                 self.kernels.setdefault(call.kernel)
-                yield from self._called(node.name, calls, place, replaced)
-        if self._seen[k] == 1:
-            yield from self._results(k)
+                yield from self._call_lines(node.name, calls, call_number, replaced)
+        if self._computation_counts[k] == 1:
+            yield from self._result_lines(k)
 
-    def _called(
-        self, node: str, calls: Sequence[Call], place: int, replaced: AbstractSet[str | None]
+    def _call_lines(
+        self, node: str, calls: Sequence[Call], call_number: int, replaced: AbstractSet[str | None]
     ) -> Iterator[str]:
-        """Yield one of a node's calls; what it writes to mapped state goes by the driver."""
-        call = calls[place]
-        for indices in indices_of(call):
-            yield from self._refused(indices)
+        """Yield one call of a node, with range checks; writes to mapped state use the driver."""
+        call = calls[call_number]
+        for indices in index_operands(call):
+            yield from self._index_check(indices)
         refs = changed(call)
         written = {ref.buffer for ref in refs} & replaced
         if not written & self._mapped:
-            yield from self._call_in_ram(calls[:place], call, replaced)
+            yield from self._call_in_ram(calls[:call_number], call, replaced)
         elif any(ref.offset and ref.buffer in written & self._mapped for ref in refs):
             raise InputError(
                 f"{node}: its state is a part of a larger tensor, which memory-mapped storage "
@@ -313,57 +324,59 @@ class ProgramSource:
                 "device whose storage is paged"
             )
         elif call.kernel.startswith("pm_copy"):
-            yield self._copied(node, call)
+            yield self._copy_to_storage(node, call)
         elif call.kernel == "pm_mm_sgd":
-            yield from self._row_by_row(call)
+            yield from self._update_by_row(call)
         elif call.kernel in FUSED.values():
-            yield from self._filter_by_filter(call)
-        elif self.deployment.rotating:
-            yield from self._one_by_one(calls, place, written)
+            yield from self._update_by_filter(call)
+        elif self.deployment.rotating_state:
+            yield from self._update_one_by_one(calls, call_number, written)
         else:
-            yield from self._piecewise((call,), written & self._mapped)
+            yield from self._update_in_pieces((call,), written & self._mapped)
 
     def _call_in_ram(
         self, before: Sequence[Call], call: Call, replaced: AbstractSet[str | None]
     ) -> Iterator[str]:
-        """Yield the lines of a call that writes to no mapped state.
+        """Yield the lines of a call that writes no mapped state.
 
         `before` are the earlier calls of its node. If they change a sum of gradients on mapped
-        storage, a commit writes the new sum only after the node: an update of state in RAM reads
-        pieces of the sum, which are computed again, and a copy of the sum is changed itself.
+        storage, the call cannot read the new sum before the commit. An update of state in RAM then
+        recomputes the sum in pieces, and a copy of the sum adds the gradient itself.
         """
         sums = [r.buffer for r in call.arguments if isinstance(r, Ref) and r.buffer in replaced]
-        adding = [c for c in before if any(ref.buffer in sums for ref in changed(c))]
-        if not (self.deployment.rotating and adding and self._written.intersection(sums)):
-            yield self._line(call)
+        additions = [c for c in before if any(ref.buffer in sums for ref in changed(c))]
+        if not (
+            self.deployment.rotating_state and additions and self._written_state.intersection(sums)
+        ):
+            yield self._call_line(call)
         elif call.kernel.startswith("pm_copy"):
-            (add,) = adding
-            yield from self._copy_of_new_sum(call, add, sums)
+            (add,) = additions
+            yield from self._copy_new_sum(call, add, sums)
         else:
-            yield from self._piecewise((*adding, call), set())
+            yield from self._update_in_pieces((*additions, call), set())
 
-    def _copy_of_new_sum(self, copy: Call, add: Call, sums: Sequence[str]) -> Iterator[str]:
-        """Yield a copy of an old sum of gradients, and the call that adds the gradient to it."""
+    def _copy_new_sum(self, copy: Call, add: Call, sums: Sequence[str]) -> Iterator[str]:
+        """Yield a copy of the old sum of gradients, and the call that adds the gradient to it."""
         (to, old), (_, gradient), count = call_refs(copy), call_refs(add), add.arguments[-1]
-        self._written.difference_update(sums)
+        self._written_state.difference_update(sums)
         if gradient.buffer != WORKSPACE:
-            yield self._line(copy)
+            yield self._call_line(copy)
             old = gradient
-        yield self._line(replace(copy, kernel=add.kernel, arguments=(to, old, count)))
-        self._written.update(sums)
+        yield self._call_line(replace(copy, kernel=add.kernel, arguments=(to, old, count)))
+        self._written_state.update(sums)
 
-    def _heading(self, k: int) -> Iterator[str]:
-        """Yield what comes before the calls of a node: in a step, where a slice may end, a hook."""
-        again = ", again" if self._seen[k] > 1 else ""
+    def _node_heading(self, k: int) -> Iterator[str]:
+        """Yield the comment before the calls of a node; in a step, also slice label and hook."""
+        suffix = ", again" if self._computation_counts[k] > 1 else ""
         mark = ""
-        if self.beside is None:
-            self._slices += 1
-            yield f"PM_SLICE({self._slices + 1}):"
+        if self.forward_pass is None:
+            self._slice_count += 1
+            yield f"PM_SLICE({self._slice_count + 1}):"
             mark = f"PM_NODE({k}); "
-        yield f"{mark}/* {comment(self.graph.nodes[k].name)}{again} */"
+        yield f"{mark}/* {comment_text(self.graph.nodes[k].name)}{suffix} */"
 
-    def _copies_nothing(self, call: Call) -> bool:
-        """Return whether a call copies elements to where they lie, in place."""
+    def _is_self_copy(self, call: Call) -> bool:
+        """Return whether a call copies a tensor onto itself."""
         match call:
             case Call(kernel, (Ref() as to, Ref() as of, tuple() as shape)) if kernel.startswith(
                 "pm_copy"
@@ -371,26 +384,29 @@ class ProgramSource:
                 return shape[2::3] == shape[3::3] and self._pointer(to) == self._pointer(of)
         return False
 
-    def _line(self, call: Call) -> str:
-        words = map(self._word_for, parameters(call.kernel), call.arguments)
-        return self._made(call, f"{call.kernel}({', '.join(words)});")
+    def _call_line(self, call: Call) -> str:
+        words = map(self._cast_argument, parameters(call.kernel), call.arguments)
+        return self._conditional_line(call, f"{call.kernel}({', '.join(words)});")
 
-    def _word_for(self, wanted: str, argument: Argument) -> str:
-        """Return an argument as a parameter takes it: bytes with a sign by their bits too."""
-        word = self._word(argument)
+    def _cast_argument(self, wanted: str, argument: Argument) -> str:
+        """Return the C of an argument, with a cast if the parameter is `wanted` unsigned."""
+        word = self._argument(argument)
         if wanted != "const uint8_t *" or not isinstance(argument, Ref):
             return word
         signed = self.step.buffers[argument.buffer].type is DataType.INT8
         return f"({wanted})({word})" if signed else word
 
-    def _made(self, call: Call, line: str) -> str:
-        """Return what makes a call where it is to be made."""
+    def _conditional_line(self, call: Call, line: str) -> str:
+        """Return a line of C, under the condition of its call if it has one."""
         if call.where is None:
             return line
         return f"if (*{self._pointer(call.where.counter)} == {call.where.value}) {line}"
 
-    def _copied(self, node: str, call: Call) -> str:
-        """Return what writes a tensor to state that the core reads where it lies: one new value."""
+    def _copy_to_storage(self, node: str, call: Call) -> str:
+        """Return the driver call for a kernel that copies a new value to memory-mapped state.
+
+        Raises `InputError` if the copy changes the order of elements.
+        """
         match call.arguments:
             case (Ref() as new, Ref() as value, (1, count, *steps)) if count == 1 or steps == [
                 1,
@@ -398,91 +414,101 @@ class ProgramSource:
             ]:
                 kind = self.step.buffers[new.buffer].type.c_name
                 first, size = f"{new.offset} * sizeof({kind})", f"{count} * sizeof({kind})"
-                moved = f"(uint32_t)({first}), {self._pointer(value)}, (uint32_t)({size})"
-                line = self._try(f"pm_page_write({self._new_slot(new.buffer)}, {moved})")
-                self._written.add(new.buffer)
+                write_arguments = f"(uint32_t)({first}), {self._pointer(value)}, (uint32_t)({size})"
+                line = self._checked_call(
+                    f"pm_page_write({self._new_slot(new.buffer)}, {write_arguments})"
+                )
+                self._written_state.add(new.buffer)
                 return line
         raise InputError(
             f"{node}: its new value lies in another order than the state, which memory-mapped "
             "storage cannot take; make it contiguous, or choose a device whose storage is paged"
         )
 
-    def _one_by_one(self, calls: Sequence[Call], place: int, written: set[str]) -> Iterator[str]:
-        """Yield what writes the tensors of an update to the next generation, one after the other.
+    def _update_one_by_one(
+        self, calls: Sequence[Call], call_number: int, written: set[str]
+    ) -> Iterator[str]:
+        """Yield an update of several mapped tensors that writes one after the other.
 
-        Each is computed again from old values, by all calls of its node that it depends on. State
-        in RAM that the call changes too is changed with the last one.
+        Each is recomputed from old values, by all calls of its node on which it depends. State in
+        RAM that the call also changes is updated with the last tensor.
         """
-        names = (ref.buffer for ref in changed(calls[place]))
-        targets = [name for name in dict.fromkeys(names) if name in self._mapped - self._written]
+        names = (ref.buffer for ref in changed(calls[call_number]))
+        targets = [
+            name for name in dict.fromkeys(names) if name in self._mapped - self._written_state
+        ]
         in_ram = written - self._mapped
         for target in targets:
             live = {target}
-            needed: list[Call] = []
+            needed_calls: list[Call] = []
             for k, call in reversed([*enumerate(calls)]):
                 changes = {ref.buffer for ref in changed(call)}
-                if changes & live and (k <= place or changes == {target}):
-                    needed.insert(0, call)
+                if changes & live and (k <= call_number or changes == {target}):
+                    needed_calls.insert(0, call)
                     read = {a.buffer for a in call.arguments if isinstance(a, Ref)}
                     live |= read & self._mapped
             last = target == targets[-1]
-            yield from self._piecewise(needed, {target}, set() if last else in_ram)
+            yield from self._update_in_pieces(needed_calls, {target}, set() if last else in_ram)
 
-    def _piecewise(
-        self, calls: Sequence[Call], targets: set[str], kept: AbstractSet[str] = frozenset()
+    def _update_in_pieces(
+        self, calls: Sequence[Call], targets: set[str], preserved: AbstractSet[str] = frozenset()
     ) -> Iterator[str]:
-        """Yield updates of state that the core reads where it lies, and writes by the driver.
+        """Yield a loop that updates memory-mapped state in pieces on the stack.
 
-        Only `targets` are written, if there are any; what else of such state calls change, and what
-        is `kept`, they change in copies. Kernels of updates take pointers first, which all advance
-        with the elements but those to buffers of one, and then the count of elements.
+        Pieces of `targets` are written by the driver. All other mapped state that the calls change,
+        and the state in RAM in `preserved`, are updated in copies only. The first arguments of
+        update kernels are pointers, which advance with the elements except for buffers of one
+        element; the number of elements follows.
         """
         buffers = self.step.buffers
-        refs = {a.buffer: a for c in calls for a in changed(c) if a.buffer in self._mapped | kept}
+        refs = {
+            a.buffer: a for c in calls for a in changed(c) if a.buffer in self._mapped | preserved
+        }
         pieces = {name: f"piece{k}" for k, name in enumerate(refs)}
         count = max(buffers[name].elements for name in targets or pieces)
-        most = _PIECE if len(pieces) <= _MANY_PIECES else _PIECE // 2
+        max_elements = _PIECE if len(pieces) <= _MAX_LONG_PIECES else _PIECE // 2
         begin = "{"
-        if not self.deployment.rotating and targets <= self._written:
-            # The new values are there, and would be erased by being written again as they are.
+        if not self.deployment.rotating_state and targets <= self._written_state:
+            # Values are already written; a conditional call would write them again, and erase.
             (call,) = calls
-            begin, calls = self._made(call, begin), (replace(call, where=None),)
+            begin, calls = self._conditional_line(call, begin), (replace(call, where=None),)
         yield begin
         for name, piece in pieces.items():
             kind = buffers[name].type.c_name
-            yield f"    {kind} {piece}[{min(most, buffers[name].elements)}];"
+            yield f"    {kind} {piece}[{min(max_elements, buffers[name].elements)}];"
             yield f"    const {kind} *const old_{piece} = {self._pointer(refs[name], old=True)};"
-        yield f"    for (int32_t first = 0; first < {count}; first += {most}) {{"
-        yield f"        const int32_t n = PM_MIN({count} - first, {most});"
+        yield f"    for (int32_t first = 0; first < {count}; first += {max_elements}) {{"
+        yield f"        const int32_t n = PM_MIN({count} - first, {max_elements});"
         for name, piece in pieces.items():
             n, first = ("1", "") if buffers[name].elements == 1 != count else ("n", " + first")
             yield f"        memcpy({piece}, old_{piece}{first}, (size_t){n} * sizeof {piece}[0]);"
         for call in calls:
             self.kernels.setdefault(call.kernel)
-            yield f"        {self._made(call, self._of_a_piece(call, count, pieces))}"
+            line = self._conditional_line(call, self._call_on_piece(call, count, pieces))
+            yield f"        {line}"
         for name, piece in pieces.items():
             if name not in targets:
                 continue
             slot, size = self._new_slot(name), f"(uint32_t)sizeof {piece}[0]"
-            moved = f"(uint32_t)first * {size}, {piece}, (uint32_t)n * {size}"
-            yield f"        {self._try(f'pm_page_write({slot}, {moved})')}"
+            write_arguments = f"(uint32_t)first * {size}, {piece}, (uint32_t)n * {size}"
+            yield f"        {self._checked_call(f'pm_page_write({slot}, {write_arguments})')}"
         yield "    }"
         yield "}"
-        self._written.update(targets)
+        self._written_state.update(targets)
 
-    def _of_a_piece(self, call: Call, count: int, pieces: Mapping[str, str]) -> str:
-        """Return a call that takes some elements, from `first` on."""
+    def _call_on_piece(self, call: Call, count: int, pieces: Mapping[str, str]) -> str:
+        """Return the C of an update call for the piece from element `first` on."""
         words: list[str] = []
         if call.kernel in (*QUANTIZED_FUSED.values(), *QUANTIZED_UPDATES):
             names = parameter_names(call.kernel)
             for name, argument in zip(names, call.arguments, strict=True):
-                words.append(self._of_a_part(call.kernel, name, argument, pieces))
+                words.append(self._int8_argument(call.kernel, name, argument, pieces))
             return f"{call.kernel}({', '.join(words)});"
         for argument in call.arguments:
             if not isinstance(argument, Ref):
                 whole = argument == count and len(words) == len(call_refs(call))
-                words.append("n" if whole else self._word(argument))
-            elif argument.buffer == WORKSPACE:  # the gradient, summed or clipped
+                words.append("n" if whole else self._argument(argument))
+            elif argument.buffer == WORKSPACE:  # the summed or clipped gradient
                 words.append(f"(const pm_real *){self._pointer(argument)} + first")
             elif argument.buffer in pieces:
                 words.append(pieces[argument.buffer])
@@ -491,43 +517,46 @@ class ProgramSource:
                 words.append(self._pointer(argument) + ("" if one else " + first"))
         return f"{call.kernel}({', '.join(words)});"
 
-    def _of_a_part(
+    def _int8_argument(
         self, kernel: str, name: str, argument: Argument, pieces: Mapping[str, str]
     ) -> str:
-        """Return an argument of a kernel that updates some int8 weights, from `first` on."""
+        """Return an argument of an update of int8 weights for a piece, from `first` on."""
         if name in ("first", "count"):
             return "first" if name == "first" else "n"
         if not isinstance(argument, Ref):
-            return self._word(argument)
+            return self._argument(argument)
         advances = name in ("w", "residual") or (name == "gradient" and kernel in QUANTIZED_UPDATES)
         if not advances:
-            return self._word(argument)
+            return self._argument(argument)
         if argument.buffer == WORKSPACE:
             return f"(const pm_real *){self._pointer(argument)} + first"
         return pieces.get(argument.buffer) or f"{self._pointer(argument)} + first"
 
-    def _row_by_row(self, call: Call) -> Iterator[str]:
-        """Yield the update of a mapped weight that makes its gradient: parts of each row."""
+    def _update_by_row(self, call: Call) -> Iterator[str]:
+        """Yield the update of pieces of rows of a mapped matrix, by a kernel with its gradient."""
         weight, a, b, m, k, n, _, a_row, a_column, b_row, b_column, *numbers = call.arguments
         loops = (
             f"for (int32_t row = 0; row < {m}; row++) {{",
             f"for (int32_t first = 0; first < {n}; first += {_PIECE}) {{",
         )
         count = f"PM_MIN({n} - first, {_PIECE})"
-        factors = f"{self._word(a)} + row * {a_row}, {self._word(b)} + first * {b_column}"
+        factors = f"{self._argument(a)} + row * {a_row}, {self._argument(b)} + first * {b_column}"
         sizes = f"1, {k}, n, n, {a_row}, {a_column}, {b_row}, {b_column}"
-        words = ", ".join((factors, sizes, *map(self._word, numbers)))
-        yield from self._summed(call.kernel, weight, loops, _PIECE, count, words)
+        words = ", ".join((factors, sizes, *map(self._argument, numbers)))
+        yield from self._update_windows(call.kernel, weight, loops, _PIECE, count, words)
 
-    def _filter_by_filter(self, call: Call) -> Iterator[str]:
-        """Yield the same of a convolution: some input channels of each output channel."""
+    def _update_by_filter(self, call: Call) -> Iterator[str]:
+        """Yield the update of a mapped convolution weight by a kernel that computes its gradient.
+
+        Each call updates some input channels of one output channel.
+        """
         weight, x, dy, shape, batch, first, count, dy_step, x_step, *numbers = call.arguments
         if not isinstance(shape, tuple):
             raise TypeError(shape)
         sizes = ConvolutionSizes(*shape)
         channels = sizes.group_channels
-        most = max(1, _PIECE // sizes.window)
-        size = max(n for n in range(1, channels + 1) if channels % n == 0 and n <= most)
+        max_elements = max(1, _PIECE // sizes.window)
+        size = max(n for n in range(1, channels + 1) if channels % n == 0 and n <= max_elements)
         loops = (
             f"for (int32_t o = 0; o < {count}; o++) {{",
             f"for (int32_t i = 0; i < {channels}; i += {size}) {{",
@@ -535,38 +564,45 @@ class ProgramSource:
         part = tuple(sizes._replace(channels=size, results=1, groups=1))
         given = (part, batch, 0, 1, dy_step, x_step, *numbers)
         channel = f"(o + {first}) / {sizes.group_results} * {channels} + i"
-        inputs = f"{self._word(x)} + ({channel}) * {sizes.plane}"
-        factors = f"{inputs}, {self._word(dy)} + o * {sizes.out_plane}"
-        words = ", ".join((factors, *map(self._word, given)))
+        inputs = f"{self._argument(x)} + ({channel}) * {sizes.plane}"
+        factors = f"{inputs}, {self._argument(dy)} + o * {sizes.out_plane}"
+        words = ", ".join((factors, *map(self._argument, given)))
         elements = size * sizes.window
-        yield from self._summed(call.kernel, weight, loops, elements, str(elements), words)
+        yield from self._update_windows(call.kernel, weight, loops, elements, str(elements), words)
 
-    def _summed(
-        self, kernel: str, weight: Argument, loops: Sequence[str], most: int, count: str, words: str
+    def _update_windows(
+        self,
+        kernel: str,
+        weight: Argument,
+        loops: Sequence[str],
+        max_elements: int,
+        count: str,
+        words: str,
     ) -> Iterator[str]:
-        """Yield loops that update a mapped weight, in which a kernel takes so many elements a time.
+        """Yield loops that update a mapped weight, at most `max_elements` per kernel call.
 
-        They are written in pieces of one size, so that each write begins where flash can begin one.
+        All writes have one size, so that each begins at a write unit of flash. Raises `BudgetError`
+        if the stack is too small for the windows.
         """
         if not isinstance(weight, Ref):
             raise TypeError(weight)
-        needed_bytes = _STACK_BESIDE_BYTES + DataType.REAL.itemsize * (_PIECE + most)
-        if most > _PIECE and needed_bytes > self.deployment.stack_bytes:
+        needed_bytes = _OTHER_STACK_BYTES + DataType.REAL.itemsize * (_PIECE + max_elements)
+        if max_elements > _PIECE and needed_bytes > self.deployment.stack_bytes:
             raise BudgetError(
                 f"stack: windows of {weight.buffer} are updated on the stack, which takes up to "
-                f"{needed_bytes:,} B of it; give a stack of so much"
+                f"{needed_bytes:,} B of it; give a stack of this size"
             )
         slot = self._new_slot(weight.buffer)
         size = "(uint32_t)sizeof piece[0]"
         whole, rest = (
-            self._try(
+            self._checked_call(
                 f"pm_page_write({slot}, (uint32_t)at * {size}, piece, (uint32_t){n} * {size})"
             )
             for n in (_PIECE, "held")
         )
         yield "{"
-        yield f"    pm_real piece[{_PIECE + most}];"
-        yield f"    const pm_real *const old = {self._word(weight)};"
+        yield f"    pm_real piece[{_PIECE + max_elements}];"
+        yield f"    const pm_real *const old = {self._argument(weight)};"
         yield "    int32_t at = 0, held = 0;"
         yield f"    {loops[0]}"
         yield f"        {loops[1]}"
@@ -586,108 +622,109 @@ class ProgramSource:
         yield f"        {rest}"
         yield "    }"
         yield "}"
-        self._written.add(weight.buffer)
+        self._written_state.add(weight.buffer)
 
-    def _word(self, argument: Argument) -> str:
+    def _argument(self, argument: Argument) -> str:
         if isinstance(argument, Ref):
             return self._pointer(argument)
         if isinstance(argument, ScaledLearningRate):
-            return "lr" if argument.factor == 1 else f"lr * {_real(argument.factor)}"
+            return "lr" if argument.factor == 1 else f"lr * {_real_literal(argument.factor)}"
         if isinstance(argument, tuple):
             return self.lists.setdefault(argument, f"pm_list_{len(self.lists)}")
-        return str(int(argument)) if isinstance(argument, int) else _real(argument)
+        return str(int(argument)) if isinstance(argument, int) else _real_literal(argument)
 
     def _pointer(self, ref: Ref, *, old: bool = False) -> str:
         name = ref.buffer
         if name == WORKSPACE:
-            # Its elements are of the type that the kernel takes: 4 bytes each, as PM_SCALE counts.
+            # The kernel defines the type of elements: 4 bytes each, scaled by PM_SCALE.
             return f"PM_ADDRESS({(self._workspace or 0) + 4 * ref.offset})"
         kind = self.step.buffers[name].type
-        if name in self._callers:
-            return _plus(self._callers[name], ref.offset)
+        if name in self._caller_pointers:
+            return _add_offset(self._caller_pointers[name], ref.offset)
         if name in self._mapped:
-            way = "NEW" if name in self._written and not old else "OLD"
-            commits = name in self.deployment.rotating
-            slot = f"PM_{way}({self._slot[name]})" if commits else f"{self._slot[name]}"
+            version = "NEW" if name in self._written_state and not old else "OLD"
+            commits = name in self.deployment.rotating_state
+            slot = f"PM_{version}({self._slot[name]})" if commits else f"{self._slot[name]}"
             pointer = f"((const {kind.c_name} *)pm_page_address({slot}))"
-            return _plus(pointer, ref.offset)
-        if name in self._here or name in self._old:
-            return _plus(f"{_POINTER[kind]}({self._address_of(name)})", ref.offset)
+            return _add_offset(pointer, ref.offset)
+        if name in self._current_offsets or name in self._replaced_state:
+            return _add_offset(f"{_POINTER[kind]}({self._address_of(name)})", ref.offset)
         at = self.weights.offsets[name] // kind.itemsize
         return f"{_CONSTANT[kind]}({at + ref.offset})"
 
     def _address_of(self, name: str) -> int:
-        return self._here[self._old.get(name, name)]
+        return self._current_offsets[self._replaced_state.get(name, name)]
 
     # -- transfers and results ---------------------------------------------------------------------
 
     def _slot_of(self, name: str) -> str:
-        old = self._old.get(name)
+        old = self._replaced_state.get(name)
         if old is not None:
             return self._new_slot(old)
-        if name in self.deployment.rotating:
+        if name in self.deployment.rotating_state:
             return f"PM_OLD({self._slot[name]})"
-        if self.beside is None or name in self._state:
+        if self.forward_pass is None or name in self._state:
             return str(self._slot[name])
-        return str(self._slot[pass_slot(self.beside.kind, name)])
+        return str(self._slot[pass_slot_name(self.forward_pass.kind, name)])
 
     def _new_slot(self, name: str) -> str:
-        """Return where state is written to: with generations on storage, to the next of them."""
+        """Return the slot for writes of state, in C: rotating state uses the next generation."""
         slot = str(self._slot[name])
-        return f"PM_NEW({slot})" if name in self.deployment.rotating else slot
+        return f"PM_NEW({slot})" if name in self.deployment.rotating_state else slot
 
-    def _page_in(self, name: str) -> Iterator[str]:
-        yield from self._transfer("in", name)
+    def _page_in_lines(self, name: str) -> Iterator[str]:
+        yield from self._transfer_lines("in", name)
 
-    def _page_out(self, name: str) -> Iterator[str]:
-        if self._old.get(name, name) not in self._mapped:  # that is written piece by piece
-            yield from self._begin_generation({self._old.get(name)})
-            yield from self._transfer("out", name)
+    def _page_out_lines(self, name: str) -> Iterator[str]:
+        # An update writes mapped state itself.
+        if self._replaced_state.get(name, name) not in self._mapped:
+            yield from self._begin_generation({self._replaced_state.get(name)})
+            yield from self._transfer_lines("out", name)
 
     def _begin_generation(self, written: AbstractSet[str | None]) -> Iterator[str]:
-        """Yield the write of the record before the first of the tensors in the next generation."""
-        if not self.writes_early and written & self.deployment.rotating:
+        """Yield the write of the record, if `written` includes the first tensor of a generation."""
+        if not self.writes_early and written & self.deployment.rotating_state:
             self.writes_early = True
-            yield self._try("pm_commit_begin(1)")
+            yield self._checked_call("pm_commit_begin(1)")
 
-    def _transfer(self, way: str, name: str, *, wait: bool = False) -> Iterator[str]:
+    def _transfer_lines(self, direction: str, name: str, *, wait: bool = False) -> Iterator[str]:
         slot = self._slot_of(name)
-        size = self.step.buffers[self._old.get(name, name)].bytes
+        size = self.step.buffers[self._replaced_state.get(name, name)].bytes
         address = f"PM_ADDRESS({self._address_of(name)})"
-        yield self._try(f"pm_page_{way}({slot}, {address}, {size} * PM_SCALE)")
-        self._moving[slot] = None
+        yield self._checked_call(f"pm_page_{direction}({slot}, {address}, {size} * PM_SCALE)")
+        self._transfers[slot] = None
         if wait or self.plan.mode == "blocking":
-            yield self._wait(slot)
+            yield self._wait_line(slot)
 
-    def _wait(self, slot: str) -> str:
-        self._moving.pop(slot, None)
-        return self._try(f"pm_page_wait({slot})")
+    def _wait_line(self, slot: str) -> str:
+        self._transfers.pop(slot, None)
+        return self._checked_call(f"pm_page_wait({slot})")
 
-    def _results(self, k: int) -> Iterator[str]:
-        """Yield the check of the loss, and what hands out the loss and gradients."""
+    def _result_lines(self, k: int) -> Iterator[str]:
+        """Yield the check and return of the loss, and the page-outs of gradients, of node `k`."""
         outputs = {tensor.name for tensor in self.graph.nodes[k].outputs}
         if self.step.loss.buffer in outputs:
             loss = f"*{self._pointer(self.step.loss)}"
-            yield self._end_if(f"!pm_is_finite({loss})", "PM_ERROR_NUMBER")
+            yield self._return_if(f"!pm_is_finite({loss})", "PM_ERROR_NUMBER")
             yield f"pm_progress.loss = {loss};"
-        yield from self._handed_out(outputs)
+        yield from self._gradient_page_outs(outputs)
 
-    def _handed_out(self, buffers: AbstractSet[str]) -> Iterator[str]:
-        """Yield what hands out gradients that lie in some buffers, as constants may."""
+    def _gradient_page_outs(self, buffers: AbstractSet[str]) -> Iterator[str]:
+        """Yield the page-outs of the returned gradients that are in `buffers`."""
         for value, piece in zip(self.step.gradients, self._gradients, strict=True):
-            slot = self._slot[gradient_slot(value)]
+            slot = self._slot[gradient_slot_name(value)]
             if piece.buffer in buffers:
                 size = self.step.buffers[piece.buffer].bytes
                 address = self._pointer(Ref(piece.buffer))
-                yield self._try(f"pm_page_out({slot}, {address}, {size} * PM_SCALE)")
-                yield self._try(f"pm_page_wait({slot})")
+                yield self._checked_call(f"pm_page_out({slot}, {address}, {size} * PM_SCALE)")
+                yield self._checked_call(f"pm_page_wait({slot})")
 
-    def _try(self, call: str) -> str:
-        return f"PM_TRY_{'TORN' if self._torn else 'PAGE'}({call});"
+    def _checked_call(self, call: str) -> str:
+        return f"PM_TRY_{'TORN' if self._has_updated else 'PAGE'}({call});"
 
 
-def _guarded(condition: str, lines: Sequence[str]) -> Iterator[str]:
-    """Yield statements that run on a condition; marks of slices stay in front of it."""
+def _if_block(condition: str, lines: Sequence[str]) -> Iterator[str]:
+    """Yield statements in an if block; slice labels stay outside, before the block."""
     marks = [line for line in lines if line.startswith("PM_SLICE(")]
     inside = [line for line in lines if not line.startswith("PM_SLICE(")]
     yield from marks
@@ -697,11 +734,11 @@ def _guarded(condition: str, lines: Sequence[str]) -> Iterator[str]:
         yield "}"
 
 
-def _plus(pointer: str, offset: int) -> str:
+def _add_offset(pointer: str, offset: int) -> str:
     return f"{pointer} + {offset}" if offset else pointer
 
 
-def _real(value: float) -> str:
+def _real_literal(value: float) -> str:
     if math.isnan(value):
         return "PM_C(NAN)"
     if math.isinf(value):
@@ -709,7 +746,7 @@ def _real(value: float) -> str:
     return f"PM_C({value!r})"
 
 
-def comment(text: str) -> str:
-    """Return text that may stand in a comment of C."""
+def comment_text(text: str) -> str:
+    """Return a text as ASCII without comment marks, for a comment in C."""
     shown = text.replace("*/", "* /").replace("/*", "/ *")
     return shown.encode("ascii", "backslashreplace").decode()

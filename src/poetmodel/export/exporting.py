@@ -1,4 +1,4 @@
-"""Export: a step is solved for a device, planned, placed, and written as a folder of C."""
+"""Export: solve a step for a device, plan it, assign offsets, and write a folder of C."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import BudgetError, FlashError, InputError, VerificationError, listed
-from poetmodel.export.checks import check_options, check_ram, min_weight_bytes, ram_refusal
-from poetmodel.export.codes import with_codes
+from poetmodel.export.checks import check_options, check_ram, min_weight_bytes, ram_error
+from poetmodel.export.codes import fuse_byte_quantization
 from poetmodel.export.deployment import (
     Deployment,
     ForwardPass,
@@ -23,11 +23,11 @@ from poetmodel.export.deployment import (
     reserved_bytes,
     stack_bytes,
 )
-from poetmodel.export.flash import check_flash, program_sizes, smallest
+from poetmodel.export.flash import check_flash, program_sizes, smallest_program
 from poetmodel.export.folder import write_folder
 from poetmodel.export.identity import step_identity
-from poetmodel.export.migration import load_source, migration_of
-from poetmodel.export.replay import in_plan_order, replay_of
+from poetmodel.export.migration import load_generation, match_state
+from poetmodel.export.replay import create_replay, order_outputs
 from poetmodel.export.source import StepSource
 from poetmodel.export.values import check_values
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
@@ -40,7 +40,7 @@ from poetmodel.problem import Problem
 from poetmodel.solver.fitting import fit_arena
 from poetmodel.solver.request import Request
 from poetmodel.solver.tile_trials import cheapest_tiles
-from poetmodel.tiling.choice import chosen_tiles, fitting_tiles, needed_bytes, parse_tile
+from poetmodel.tiling.choice import candidate_tiles, choose_tiles, needed_bytes, parse_tile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -55,11 +55,12 @@ if TYPE_CHECKING:
     from poetmodel.solver.request import OnProgress
 
 DEVICE = "nrf52840"
-"""The device whose costs count unless another is named: a Cortex-M4 with 256 KiB."""
+"""The default device: a Cortex-M4 with 256 KiB of RAM."""
 STEP_RATIO: Final = 0.9
-"""Share of the time limit for the step; the rest is for checks, and for an inference."""
+"""Fraction of the time limit for the step; the rest is for checks and forward passes."""
 INTERRUPTED_RATIO: Final = 0.1
-"""The same if Ctrl-C ended the trials of tiles: time to plan the schedule that they found."""
+"""Fraction of the time limit for the step after Ctrl-C ended the trials of tiles: enough to plan
+the schedule that they found."""
 
 
 class ExportKeywords(TypedDict, total=False):
@@ -89,7 +90,7 @@ class ExportKeywords(TypedDict, total=False):
     on_progress: OnProgress | None
 
 
-def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameters have defaults
+def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     step: LoweredStep,
     folder: Path,
     *,
@@ -118,93 +119,94 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     command: str = "",
     on_progress: OnProgress | None = None,
 ) -> Deployment:
-    """Write a folder of C that trains a step within all of a device's RAM.
+    """Write a folder of C that executes a training step within the RAM of a device.
 
     Parameters
     ----------
     step : LoweredStep
-        What is computed.
+        The step to export.
     folder : Path
-        Where to write; made if it is not there.
+        The folder to write; created if it does not exist.
     ram : str or int, optional
-        All of the RAM that a step takes: state, tensors, inputs, stack, runtime. Bytes, or a size
-        such as ``256KiB``; a percentage of the keep-all peak, as for `poetmodel.Problem`, is for
-        state and tensors, and the others come on top. Default: the device's.
+        RAM limit of the step: state, tensors, inputs, stack and runtime together. Bytes, or a size
+        such as ``256KiB``. A percentage is relative to the keep-all peak, as for
+        `poetmodel.Problem`, and excludes inputs, stack and runtime. Default: RAM of the device.
     device : str or Device
-        Whose costs, storage and RAM count.
+        The device: source of costs, and of the limits on RAM, storage and flash.
     profile : str, Path or Costs, optional
         Measured costs in place of the device's estimates.
     stack : str or int, optional
-        What to reserve for the stack. Default: 1536 bytes, 2048 with `commit`.
+        Reserved size of the stack. Default: 1536 bytes, 2048 with `commit`.
     tile : str or int, optional
-        Largest tensor, such as ``32KiB``: parameters and activations that are larger are in slices
-        of channels, as far as kernels take these. ``none`` or None for whole ones. ``auto``
-        leaves them whole if the minimum RAM fits so; else it solves with up to four sizes that fit
-        for a share of the time, and takes the one with the best schedule. Default: ``auto``.
+        Max. size of a tensor, such as ``32KiB``: larger parameters and activations are divided into
+        slices of channels, if their kernels support it. ``none`` or None: no division. ``auto``:
+        no division if the minimum RAM fits without; otherwise the best of up to four sizes that
+        fit, each solved for a fraction of the time. Default: ``auto``.
     paging, recompute : bool
-        Whether tensors may be paged, and computed again.
+        Whether tensors may be paged, and recomputed.
     minimize : {'energy', 'time', 'ram', 'writes'}
-        What the schedule is best in.
+        Objective of the schedule.
     deadline : str or float, optional
         Time limit of a step: seconds, ``20ms``, or ``150%`` of one computation of every node.
     time_limit : float
-        Wall time for everything but the writing of the files: all solves, plans and addresses,
-        those of forward passes included [s]. What was found by then is written.
+        Limit on the wall time of all solves, plans and offsets, those of forward passes included;
+        files are written after it [s]. The best result within it is exported.
     gap : float
         Gap of the overhead at which the solver stops.
     commit : bool
-        Whether storage keeps generations of all state, so that one is whole at any moment.
+        Whether storage holds generations of all state, of which one is complete at any time.
     commit_every : int
-        In each how many steps state goes there; above 1 it implies `commit`, and all state that is
-        replaced must have its home in RAM.
+        Number of steps between two commits. Above 1, it implies `commit`, and all replaced state
+        must have its home in RAM.
     checksum : bool
-        Whether committed state has checksums, which are compared when it is read.
+        Whether committed state has checksums, which are checked when it is read.
     infer : bool
-        Whether ``pm_infer`` is wanted too: the forward pass in evaluation mode. Its step must have
-        been captured with it.
+        Whether to export ``pm_infer``, the forward pass in evaluation mode. The step must have been
+        captured with it.
     evaluate : bool
-        Whether ``pm_evaluate`` is wanted too: loss and correct classes of a batch in evaluation
-        mode, and with `commit` ``pm_keep_best`` and ``pm_restore_best``. Captured like `infer`.
+        Whether to export ``pm_evaluate``: loss and correct classes of a batch in evaluation mode;
+        with `commit`, also ``pm_keep_best`` and ``pm_restore_best``. Captured like `infer`.
     replay : int
-        How many samples storage has room for, as the outputs of the frozen front and what else
-        nodes behind it read: ``pm_keep_sample`` stores them, and ``pm_step_stored`` trains behind
-        the front. 0: none.
+        Number of samples on storage, each as the outputs of the frozen front and inputs that later
+        nodes read. ``pm_keep_sample`` stores a sample, ``pm_step_stored`` trains on stored ones. 0:
+        none.
     migrate_from : str or Path, optional
-        The folder of an earlier export with commits, whose state ``pm_migrate`` takes over from
-        storage: tensors of equal names, shapes and types.
+        The folder of an earlier export with commits. ``pm_migrate`` copies its state from storage:
+        tensors with the same name, shape and type.
     byte_inputs : mapping
-        Inputs of real numbers, by name, that the step is to take as bytes, and what these mean:
-        ``uint8:0.0039`` are integers times a scale, ``uint8:0.01,0.02,0.01:-1.5`` with a scale for
-        each channel, and an offset that is added. Inputs that are bytes already need none.
+        Real inputs that the step receives as bytes, by name, with their conversion:
+        ``uint8:0.0039`` multiplies integers by a scale, ``uint8:0.01,0.02,0.01:-1.5`` by a scale
+        for each channel, and adds an offset. Inputs that are bytes already need no entry.
     prefix : str
-        What all names of C begin with: two steps of other prefixes link into one program.
+        Prefix of all names in C. Steps with different prefixes can be linked into one program.
     weights : {'c', 'binary'}
-        Whether the first values of state are an array of C, or a file that the assembler includes.
+        Format of constants and first values of state: an array in C, or a binary file that the
+        assembler includes.
     shared_kernels : str or Path, optional
-        A folder for the kernels, which several steps share: each adds those that it needs.
+        A folder of kernels that several steps share: each export adds the kernels that it needs.
     command : str
-        What made the folder, for its readers.
+        The command that exported the folder, for its README and manifest.
     on_progress : callable, optional
-        As for `poetmodel.solve`: called with the progress of each solve.
+        Called with the progress of each solve, as for `poetmodel.solve`.
 
     Returns
     -------
     Deployment
-        What was written, with the result of the solve.
+        The exported step, with the result of the solve.
 
     Raises
     ------
     InputError
-        If an option has no such value, or parameters, buffers, constants or optimizer state are
-        not finite.
+        If an option is invalid, or parameters, buffers, constants or optimizer state are not
+        finite.
     BudgetError
-        If the RAM leaves no room for any schedule.
+        If the RAM or storage limit permits no schedule.
     FlashError
         If program and storage do not fit the flash of the device.
     NoScheduleError
-        If no schedule keeps the limits, or none was found in time.
+        If no schedule meets the limits, or none was found in time.
     """
-    clock = Request(time_limit_s=time_limit, gap=gap, on_progress=on_progress)
+    request = Request(time_limit_s=time_limit, gap=gap, on_progress=on_progress)
     board = check_options(
         folder,
         ram=ram,
@@ -224,11 +226,11 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         shared_kernels=shared_kernels,
         replay=replay,
     )
-    for option, wanted, part in (
+    for option, is_requested, part in (
         ("infer", infer, step.inference),
         ("evaluate", evaluate, step.evaluation),
     ):
-        if wanted and part is None:
+        if is_requested and part is None:
             raise InputError(
                 f"{option}: {step.graph.name} was captured without its forward pass in evaluation "
                 f"mode; capture it again, with {option}"
@@ -239,25 +241,25 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         evaluation=step.evaluation if evaluate else None,
     )
     check_values(step)
-    step = with_codes(with_byte_inputs(step, byte_inputs))
+    step = fuse_byte_quantization(with_byte_inputs(step, byte_inputs))
     commit = commit or commit_every > 1
-    source = _migration_source(migrate_from, board, commit=commit)
-    sample_storage = partial(_sample_storage, samples=replay, device=board, commit=commit)
-    stored = sample_storage(step)
+    source = _load_migration_source(migrate_from, board, commit=commit)
+    make_replay = partial(_make_replay, samples=replay, device=board, commit=commit)
+    stored = make_replay(step)
     identity = step_identity(step)
     stack = stack_bytes(stack, commit=commit)
     reserved = reserved_bytes(step, stack, stored)
-    ram_bytes = _ram_bytes(step, board, ram, reserved)
+    ram_bytes = _total_ram_bytes(step, board, ram, reserved)
     choice = parse_tile(tile)
-    pages = paging and _costs(step, board, profile).pages is not None
-    room = ram_bytes - reserved
-    whole, first = step, Weights.of(step)
-    least_plan, no_addresses = smallest(step)
+    may_page = paging and _load_costs(step, board, profile).pages is not None
+    budget_bytes = ram_bytes - reserved
+    whole, first_weights = step, Weights.of(step)
+    smallest_plan, zero_offsets = smallest_program(step)
     deployment = Deployment(
         step=step,
         identity=identity,
-        plan=least_plan,
-        arena=no_addresses,
+        plan=smallest_plan,
+        arena=zero_offsets,
         ram_bytes=ram_bytes,
         stack_bytes=stack,
         device=board,
@@ -272,92 +274,103 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         else Path(os.path.relpath(shared_kernels, folder)).as_posix(),
     )
     if board.flash is not None and min_weight_bytes(step) > board.flash.size_bytes:
-        check_flash(_with_sizes(deployment, first), at_least=True)  # of no tiles, which need more
+        # Tiles need more flash than the whole step.
+        check_flash(_with_program_bytes(deployment, first_weights), at_least=True)
 
-    def stated(step: LoweredStep) -> Problem:
+    def make_problem(step: LoweredStep) -> Problem:
         return Problem(
             step.graph,
-            _costs(step, board, profile),
-            ram=room,
+            _load_costs(step, board, profile),
+            ram=budget_bytes,
             deadline=deadline,
             recompute=recompute,
-            paging=pages,
+            paging=may_page,
             minimize=minimize,
             commit=commit_every if commit else None,
         )
 
-    with_tiles = partial(_with_tiles, deployment, stored=sample_storage)
-    fitting = fitting_tiles(
-        step, choice, board, room_bytes=room, paging=pages, names_nodes=profile is not None
+    deploy_tiles = partial(_tiled_deployment, deployment, make_replay=make_replay)
+    fitting = candidate_tiles(
+        step,
+        choice,
+        board,
+        ram_bytes=budget_bytes,
+        paging=may_page,
+        names_nodes=profile is not None,
     )
-    chosen = cheapest_tiles(_within_flash(fitting, with_tiles), stated, clock)
+    chosen = cheapest_tiles(_drop_oversized(fitting, deploy_tiles), make_problem, request)
     tile_bytes, step = chosen.tile_bytes, chosen.step
     if tile_bytes is not None:
-        first = Weights.of(step)
-        deployment = replace(with_tiles(tile_bytes, step), tile_trials=chosen.trials)
+        first_weights = Weights.of(step)
+        deployment = replace(deploy_tiles(tile_bytes, step), tile_trials=chosen.trials)
         stored = deployment.replay
-    check_flash(_with_sizes(deployment, first), at_least=True)
-    least = needed_bytes(step, board, paging=pages)
-    if least > room:
-        remedies = _ram_remedies(
+    check_flash(_with_program_bytes(deployment, first_weights), at_least=True)
+    min_bytes = needed_bytes(step, board, paging=may_page)
+    if min_bytes > budget_bytes:
+        hints = _ram_hints(
             whole,
             choice,
             board,
-            least=least,
+            min_bytes=min_bytes,
             ram_bytes=ram_bytes,
             reserved=reserved,
             paging=paging,
         )
-        raise ram_refusal(
+        raise ram_error(
             step,
             board,
             ram_bytes=ram_bytes,
-            reserved=reserved,
-            least=least,
+            reserved_bytes=reserved,
+            needed_bytes=min_bytes,
             tile_bytes=tile_bytes,
-            paging=pages,
-            remedies=remedies,
+            paging=may_page,
+            hints=hints,
         )
-    problem = stated(step)
+    problem = make_problem(step)
     if problem.table.commit is not None:
         _check_storage(2 * problem.table.commit.generation_bytes, board, commit=True)
-    available = board.ram_bytes - reserved
-    result, plan, arena = _fitted(
+    available_bytes = board.ram_bytes - reserved
+    result, plan, arena = _solve_and_place(
         problem,
         board,
-        clock,
+        request,
         INTERRUPTED_RATIO if chosen.interrupted else STEP_RATIO,
-        available_bytes=available,
+        available_bytes=available_bytes,
         start=None if chosen.result is None else chosen.result.schedule,
     )
-    stored = stored and in_plan_order(stored, step, plan)
-    migration = None if source is None else migration_of(step, source)
+    stored = stored and order_outputs(stored, step, plan)
+    migration = None if source is None else match_state(step, source)
     deployment = replace(
         deployment, plan=plan, arena=arena, result=result, replay=stored, migration=migration
     )
     _check_migration(deployment)
     if step.inference is not None:
-        made = _forward_pass("inference", deployment, step.inference, problem, board, clock)
-        deployment = replace(deployment, inference=made)
+        forward_pass = _plan_forward_pass(
+            "inference", deployment, step.inference, problem, board, request
+        )
+        deployment = replace(deployment, inference=forward_pass)
     if step.evaluation is not None:
-        made = _forward_pass("evaluation", deployment, step.evaluation, problem, board, clock)
-        deployment = replace(deployment, evaluation=made)
+        forward_pass = _plan_forward_pass(
+            "evaluation", deployment, step.evaluation, problem, board, request
+        )
+        deployment = replace(deployment, evaluation=forward_pass)
     _check_storage(
-        deployment.least_stored_bytes,
+        deployment.min_stored_bytes,
         board,
-        commit=bool(deployment.rotating),
+        commit=bool(deployment.rotating_state),
         has_more_ram=ram_bytes < board.ram_bytes,
     )
-    deployment = _with_sizes(deployment, first)
+    deployment = _with_program_bytes(deployment, first_weights)
     check_flash(deployment)
     write_folder(deployment, folder, command=command)
     return deployment
 
 
-def _sample_storage(
-    step: LoweredStep, samples: int, device: Device, *, commit: bool
-) -> Replay | None:
-    """Return the storage of samples, None without any; raise if there is no place for them."""
+def _make_replay(step: LoweredStep, samples: int, device: Device, *, commit: bool) -> Replay | None:
+    """Return the storage for `samples` samples of a step, None for 0.
+
+    Raises `InputError` if the device has no storage that retains them, or the step has no front.
+    """
     if not samples:
         return None
     if device.is_volatile and not commit:
@@ -365,16 +378,19 @@ def _sample_storage(
             f"replay: the storage of {device.name} forgets without power, and stored samples with "
             "it; commit to its flash too, where samples lie then"
         )
-    return replay_of(step, samples, GenerationLayout.for_device(device))
+    return create_replay(step, samples, GenerationLayout.for_device(device))
 
 
-def _migration_source(
+def _load_migration_source(
     folder: str | Path | None, device: Device, *, commit: bool
 ) -> dict[str, Any] | None:
-    """Return how the folder wrote generations whose state is taken over, if one is named."""
+    """Load the layout of the generations in the folder of `migrate_from`; None without a folder.
+
+    Raises `InputError` unless both steps commit to storage.
+    """
     if folder is None:
         return None
-    source = load_source(folder)
+    source = load_generation(folder)
     if not commit or device.is_volatile or source["in_flash"]:
         raise InputError(
             "migrate_from: expected commits to the storage of the device, of both folders; give "
@@ -384,7 +400,7 @@ def _migration_source(
 
 
 def _check_migration(deployment: Deployment) -> None:
-    """Raise if a step has state on storage that no generation has: it is written before them."""
+    """Raise `InputError` if a step that migrates has state on storage outside of generations."""
     graph = deployment.step.graph
     names = {graph.tensors[i].name for i in graph.state_tensors} - {*deployment.generation}
     if deployment.migration is not None and names - deployment.resident_names:
@@ -395,80 +411,84 @@ def _check_migration(deployment: Deployment) -> None:
 
 
 def check_export(folder: Path, **options: Unpack[ExportKeywords]) -> Device:
-    """Return the device of `export_step` with these options; raise as it does for each of them.
+    """Check the options of `export_step` before a capture, and return the device.
 
-    Call this before a capture: it needs no step.
+    Raises as `export_step` does for an invalid option.
     """
-    given = signature(export_step).bind(None, folder, **options)
-    given.apply_defaults()
-    checked = signature(check_options).parameters
-    board = check_options(**{name: x for name, x in given.arguments.items() if name in checked})
-    check_ram(given.arguments["ram"], given.arguments["stack"], board)
+    bound = signature(export_step).bind(None, folder, **options)
+    bound.apply_defaults()
+    parameters = signature(check_options).parameters
+    board = check_options(**{name: x for name, x in bound.arguments.items() if name in parameters})
+    check_ram(bound.arguments["ram"], bound.arguments["stack"], board)
     return board
 
 
-def _with_tiles(
+def _tiled_deployment(
     deployment: Deployment,
     tile_bytes: int | None,
     step: LoweredStep,
     *,
-    stored: Callable[[LoweredStep], Replay | None],
+    make_replay: Callable[[LoweredStep], Replay | None],
 ) -> Deployment:
-    """Return a deployment of a step in tiles of a size [B], without decisions.
+    """Return `deployment` with a step in tiles of a size [B], its smallest program, and its replay.
 
-    `stored` returns its storage of samples.
+    `make_replay` returns the storage for samples of that step.
     """
-    plan, arena = smallest(step)
-    cut = replace(deployment, step=step, tile_bytes=tile_bytes, replay=stored(step))
-    return replace(cut, plan=plan, arena=arena)
+    plan, arena = smallest_program(step)
+    tiled = replace(deployment, step=step, tile_bytes=tile_bytes, replay=make_replay(step))
+    return replace(tiled, plan=plan, arena=arena)
 
 
-def _within_flash(
+def _drop_oversized(
     fitting: list[tuple[int | None, LoweredStep]],
-    with_tiles: Callable[[int | None, LoweredStep], Deployment],
+    deploy_tiles: Callable[[int | None, LoweredStep], Deployment],
 ) -> list[tuple[int | None, LoweredStep]]:
-    """Return the first size of tiles, and others for which the flash may have room."""
-    first, *others = fitting
-    return [first, *(each for each in others if _fits_flash(with_tiles(*each)))]
+    """Return the first (size, step), and all others whose weights and code may fit the flash."""
+    first_candidate, *others = fitting
+    return [
+        first_candidate,
+        *(candidate for candidate in others if _fits_flash(deploy_tiles(*candidate))),
+    ]
 
 
 def _fits_flash(deployment: Deployment) -> bool:
-    """Return whether the flash may have room for what every plan of a step needs there."""
+    """Return whether the flash usage that all plans of a step have in common fits."""
     try:
-        check_flash(_with_sizes(deployment, Weights.of(deployment.step)), at_least=True)
+        check_flash(_with_program_bytes(deployment, Weights.of(deployment.step)), at_least=True)
     except FlashError:
         return False
     return True
 
 
-def _with_sizes(deployment: Deployment, weights: Weights) -> Deployment:
-    """Return a deployment that knows what its program takes of flash."""
+def _with_program_bytes(deployment: Deployment, weights: Weights) -> Deployment:
+    """Return a deployment with its flash usage by code, constants and first weights."""
     source = StepSource(deployment, weights)
-    return replace(deployment, program=program_sizes(deployment, source))
+    return replace(deployment, program_bytes=program_sizes(deployment, source))
 
 
-def _fitted(
+def _solve_and_place(
     problem: Problem,
     device: Device,
-    clock: Request,
+    request: Request,
     ratio: float = 1.0,
     *,
     available_bytes: int | None = None,
     start: Schedule | None = None,
 ) -> tuple[SolveResult, Plan, Arena]:
-    """Return a schedule with its plan and addresses, all checked; raise where there is none.
+    """Solve a problem, and return (result, plan, offsets), which are all verified.
 
-    It may take a share of the time that is left. The device has `available_bytes` for tensors.
+    Uses at most a fraction, `ratio`, of the remaining time. The device has `available_bytes` for
+    tensors. Raises `NoScheduleError` without a schedule, `VerificationError` for an invalid one.
     """
     mode = StorageMode.BLOCKING if device.storage is None else device.storage.mode
-    limit_s = max(ratio * clock.remaining_s(), 1e-3)
+    limit_s = max(ratio * request.remaining_s(), 1e-3)
     result, plan, arena = fit_arena(
         problem,
         mode=mode,
         alignment=device_alignment(device),
         time_limit=limit_s,
-        gap=clock.gap,
-        on_progress=clock.on_progress,
+        gap=request.gap,
+        on_progress=request.on_progress,
         available_bytes=available_bytes,
         start=start,
     )
@@ -480,77 +500,80 @@ def _fitted(
         check_arena(problem.graph, plan, arena).violations,
     )
     if any(checks):
-        raise VerificationError([fault for check in checks for fault in check])
+        raise VerificationError([violation for check in checks for violation in check])
     return result, plan, arena
 
 
-def _forward_pass(
+def _plan_forward_pass(
     kind: str,
     deployment: Deployment,
     captured: LoweredStep,
     problem: Problem,
     device: Device,
-    clock: Request,
+    request: Request,
 ) -> ForwardPass:
-    """Plan a forward pass beside a step: in the RAM above the state that lives there."""
-    resident = deployment.resident_bytes
+    """Solve and plan a forward pass that uses the RAM after the state in RAM.
+
+    Raises `BudgetError` if one node of it does not fit there.
+    """
+    resident_bytes = deployment.resident_bytes
     mapped = deployment.plan.memory_mapped
-    tensors, homes = deployment.step.graph, deployment.plan.resident or ()
-    stored = {tensors.tensors[i].name for i in tensors.state_tensors if i not in homes}
+    graph, resident = deployment.step.graph, deployment.plan.resident or ()
+    stored = {graph.tensors[i].name for i in graph.state_tensors if i not in resident}
     step = reading_state(captured, () if mapped else stored)
-    least = floor(align_sizes(step.graph, device_alignment(device))).bytes
-    room = problem.usable_ram_bytes - resident
-    if room < least:
-        missing = least - room
+    min_bytes = floor(align_sizes(step.graph, device_alignment(device))).bytes
+    free_bytes = problem.usable_ram_bytes - resident_bytes
+    if free_bytes < min_bytes:
+        missing = min_bytes - free_bytes
         has_more = deployment.ram_bytes + missing <= device.ram_bytes
         more = f"give {missing:,} B more, or " if has_more else ""
         raise BudgetError(
-            f"ram: state in RAM leaves {max(0, room):,} B for an {kind}, and one node of it "
-            f"needs {least:,} B; {more}leave {_OPTIONS[kind]} out"
+            f"ram: state in RAM leaves {max(0, free_bytes):,} B for an {kind}, and one node of it "
+            f"needs {min_bytes:,} B; {more}leave {_OPTIONS[kind]} out"
         )
     aux = problem.aux_limit_bytes
-    wanted = replace(
+    pass_problem = replace(
         problem,
         graph=step.graph,
         costs=Costs.estimate(step.graph, device),
-        ram=room,
+        ram=free_bytes,
         deadline=None,
-        aux_bytes=None if aux is None else max(0, aux - deployment.least_stored_bytes),
+        aux_bytes=None if aux is None else max(0, aux - deployment.min_stored_bytes),
     )
-    _, plan, arena = _fitted(wanted, device, clock)
+    _, plan, arena = _solve_and_place(pass_problem, device, request)
     return ForwardPass(kind=kind, step=step, plan=plan, arena=arena)
 
 
 _OPTIONS: Final = {"inference": "infer", "evaluation": "evaluate"}
-"""The options that ask for forward passes, by their kinds."""
+"""The option of `export_step` for each kind of forward pass."""
 
 
 def _check_storage(
     stored_bytes: int, device: Device, *, commit: bool, has_more_ram: bool = False
 ) -> None:
-    """Raise if the storage of the device has no room for what a step keeps there [B].
+    """Raise `BudgetError` if `stored_bytes` do not fit the storage of a device.
 
-    More RAM is advised if the device `has_more_ram`. Generations of state are in its flash where
-    its storage forgets.
+    If its storage is volatile, generations of state (`commit`) are in its flash. The message
+    advises more RAM if the device `has_more_ram`.
     """
     flash = device.flash if commit and device.is_volatile else None
     room = device.aux_bytes if flash is None else flash.storage_bytes
     if room is None or stored_bytes <= room:
         return
-    what, blocks = "what is kept there takes", ""
+    content, blocks = "data stored there take", ""
     advice = "give more ram" if has_more_ram else "take a smaller network or another device"
     if commit:
-        what = "both generations of all state there take"
+        content = "both generations of all state there take"
         advice = "train fewer parameters, or leave commit out"
     if commit or not device.is_volatile:
         blocks = f" in blocks of {GenerationLayout.for_device(device).erase_block_bytes:,} B"
     raise BudgetError(
-        f"{'storage' if flash is None else 'flash'}: {what} {stored_bytes:,} B{blocks}, and device "
-        f"{device.name} has {room:,} B; {advice}"
+        f"{'storage' if flash is None else 'flash'}: {content} {stored_bytes:,} B{blocks}, and "
+        f"device {device.name} has {room:,} B; {advice}"
     )
 
 
-def _costs(step: LoweredStep, device: Device, profile: str | Path | Costs | None) -> Costs:
+def _load_costs(step: LoweredStep, device: Device, profile: str | Path | Costs | None) -> Costs:
     if profile is None:
         return Costs.estimate(step.graph, device)
     if isinstance(profile, Costs):
@@ -558,12 +581,13 @@ def _costs(step: LoweredStep, device: Device, profile: str | Path | Costs | None
     return Costs.load(profile, device=device)
 
 
-def _ram_bytes(
+def _total_ram_bytes(
     step: LoweredStep, device: Device, ram: str | int | Budget | None, reserved: int
 ) -> int:
-    """Return all RAM of a step that is not in tiles [B]; `reserved` is for what is no tensor [B].
+    """Return the RAM limit of a step without tiles, from the option `ram` [B].
 
-    100 % keeps everything, with the sizes that tensors have in a block too.
+    `reserved` is the RAM of inputs, stack and runtime [B]. A budget of 100 % is sufficient for
+    keep-all, even with aligned tensors.
     """
     if ram is None:
         return device.ram_bytes
@@ -575,33 +599,33 @@ def _ram_bytes(
     return room + reserved
 
 
-def _ram_remedies(
+def _ram_hints(
     whole: LoweredStep,
     choice: TileChoice,
     device: Device,
     *,
-    least: int,
+    min_bytes: int,
     ram_bytes: int,
     reserved: int,
     paging: bool,
 ) -> Iterator[str]:
-    """Yield each option with which one node of a step needs less, and no more than the device has.
+    """Yield hints for options of `export_step` that reduce the minimum RAM to that of the device.
 
-    `least` is what it needs now [B]. Options are those of `export_step`.
+    `min_bytes` is the minimum RAM without these options [B].
     """
 
-    def needed(choice: TileChoice, *, paging: bool) -> tuple[int | None, int]:
+    def choose_tile(choice: TileChoice, *, paging: bool) -> tuple[int | None, int]:
         room = ram_bytes - reserved
-        size, step = chosen_tiles(whole, choice, device, room_bytes=room, paging=paging)
+        size, step = choose_tiles(whole, choice, device, ram_bytes=room, paging=paging)
         return size, needed_bytes(step, device, paging=paging)
 
-    have = device.ram_bytes - reserved
+    device_bytes = device.ram_bytes - reserved
     if not choice.is_auto:
-        size, in_tiles = needed(TileChoice.AUTO, paging=paging)
-        if in_tiles < least and in_tiles <= have:
+        size, tiled_min_bytes = choose_tile(TileChoice.AUTO, paging=paging)
+        if tiled_min_bytes < min_bytes and tiled_min_bytes <= device_bytes:
             named = TileChoice(size_bytes=size)
-            yield f"take tile {named}, with which it needs {in_tiles + reserved:,} B in all"
+            yield f"take tile {named}, with which it needs {tiled_min_bytes + reserved:,} B in all"
     if not paging and device.storage is not None:
-        _, paged = needed(choice, paging=True)
-        if paged < least and paged <= have:
-            yield f"allow paging, with which it needs {paged + reserved:,} B in all"
+        _, paged_min_bytes = choose_tile(choice, paging=True)
+        if paged_min_bytes < min_bytes and paged_min_bytes <= device_bytes:
+            yield f"allow paging, with which it needs {paged_min_bytes + reserved:,} B in all"

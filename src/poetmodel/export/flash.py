@@ -1,8 +1,9 @@
-"""What an exported step takes of flash: code, constants, first weights, and storage there.
+"""Flash usage of an exported step: code, constants, first weights, and storage in flash.
 
-Code is estimated: a table has the bytes of each kernel, of what it needs of the C library, and of
-what the program between them repeats, as ``bench/mcu/code_sizes.py`` finds them with GCC for a
-Cortex-M4, by ``-O2`` as the Makefile has it. It is that of the step; an application comes on top.
+The size of code is an estimate from a table: bytes of each kernel, of the C library members that
+it needs, and of each element of the generated program (call, argument, loop, ...). The table is
+fitted by ``bench/mcu/code_sizes.py`` to GCC for a Cortex-M4 with ``-O2``, as in the Makefile. The
+application is not counted.
 """
 
 from __future__ import annotations
@@ -31,31 +32,31 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 TABLE: Final = "code_sizes.json"
-"""The file beside this module."""
+"""Name of the table of code sizes, in the folder of this module."""
 _CALL: Final = re.compile(r"\bpm_\w+\(")
 _REGISTERS: Final = 4
-"""Arguments but reals that are not on the stack."""
+"""Number of arguments, reals excluded, that are passed in registers."""
 _SHORT: Final = 256
-"""Whole numbers below this are a part of an instruction."""
+"""Integers below this are immediate operands of an instruction."""
 _KINDS: Final = (
     (re.compile(r"PM_(REALS|INTS|BYTES|INT8S|ADDRESS)\("), "address"),
     (re.compile(r"PM_CONSTANT_|pm_list_"), "constant"),
     (re.compile(r"-?(PM_C\(|PM_INFINITY)|lr\b"), "real"),
     (re.compile(r"-?\d+$"), "number"),
 )
-"""What arguments begin with, and what the table calls them."""
+"""Patterns of arguments of a call, and their names in the table."""
 
 
 @cache
-def table() -> dict[str, Any]:
-    """Return the bytes of kernels, of the C library, and of what programs repeat."""
+def code_sizes() -> dict[str, Any]:
+    """Return the code sizes of kernels, C library members and program elements [B]."""
     text = (files("poetmodel.export") / TABLE).read_text(encoding="utf-8")
     sizes: dict[str, Any] = json.loads(text)
     return sizes
 
 
 def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
-    """Return what a step takes of flash beside storage [B]."""
+    """Return the flash usage of a step without storage, by use [B]."""
     graph, buffers = deployment.step.graph, deployment.step.buffers
     names = {graph.tensors[i].name for i in graph.state_tensors} & source.weights.offsets.keys()
     state = sum(buffers[name].bytes for name in names)
@@ -66,60 +67,60 @@ def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
     }
 
 
-def smallest(step: LoweredStep) -> tuple[Plan, Arena]:
-    """Return a program that takes no more flash than any other of a step, with its addresses.
+def smallest_program(step: LoweredStep) -> tuple[Plan, Arena]:
+    """Return the program of a step that uses the least flash, with its offsets.
 
-    All state is in RAM, every node is computed once, and nothing is paged. There is one address, so
-    that no copy is made that other addresses would save. Nothing of this need fit the RAM.
+    All state is in RAM, every node is computed once, and no tensor is paged. All offsets are 0, so
+    that no program needs fewer copies. The program is for sizes only: it ignores the RAM limit.
     """
     graph = step.graph
-    held = [(BEFORE, Content.OUTPUT, i) for i in graph.state_tensors]
+    contents = [(BEFORE, Content.OUTPUT, i) for i in graph.state_tensors]
     for k, outputs in enumerate(graph.outputs_of):
-        held += [(k, Content.OUTPUT, i) for i in outputs]
-        held.append((k, Content.WORKSPACE, k))
+        contents += [(k, Content.OUTPUT, i) for i in outputs]
+        contents.append((k, Content.WORKSPACE, k))
     program = tuple(Instruction(Op.COMPUTE, k) for k in range(len(graph.nodes)))
     plan = Plan(program=program, mode=StorageMode.BLOCKING, resident=graph.state_tensors)
-    placed = tuple(CopyOffset(*content, 0) for content in held)
-    return plan, Arena(bytes=0, lower_bound_bytes=0, offsets=placed)
+    offsets = tuple(CopyOffset(*content, 0) for content in contents)
+    return plan, Arena(bytes=0, lower_bound_bytes=0, offsets=offsets)
 
 
 def check_flash(deployment: Deployment, *, at_least: bool = False) -> None:
-    """Raise `FlashError` where a step does not fit the flash of its device.
+    """Raise `FlashError` if a step does not fit the flash of its device.
 
-    Of the `smallest` program the message says that others take `at_least` as much.
+    With `at_least`, the message calls the sizes lower bounds, as those of `smallest_program` are.
     """
     sizes, device = deployment.flash_map(), deployment.device
     if device is None or device.flash is None or sizes["free"] >= 0:
         return
     missing, size = -sizes.pop("free"), device.flash.size_bytes
-    parts = [f"{what} {amount:,} B" for what, amount in sizes.items() if amount]
+    uses = [f"{use} {amount:,} B" for use, amount in sizes.items() if amount]
     raise FlashError(
-        f"flash: {', '.join(parts[:-1])} and {parts[-1]} are {size + missing:,} B"
+        f"flash: {', '.join(uses[:-1])} and {uses[-1]} are {size + missing:,} B"
         f"{' at least' if at_least else ''}, and device {device.name} has {size:,} B; "
         f"{_advice(deployment, sizes, missing)}"
     )
 
 
 def _advice(deployment: Deployment, sizes: Mapping[str, int], missing: int) -> str:
-    """Return what helps."""
+    """Return the advice of the error for a step that exceeds the flash by `missing` bytes."""
     updates = (node for node in deployment.step.graph.nodes if node.phase == Phase.UPDATE)
     moments = any(len(node.outputs) > 1 for node in updates)
-    lighter = ["take an optimizer with fewer bytes of state"] if moments else []
+    smaller_optimizer = ["take an optimizer with fewer bytes of state"] if moments else []
     if sizes["storage"] < missing:
-        return " or ".join([*lighter, "take a smaller network"])
-    least = []
+        return " or ".join([*smaller_optimizer, "take a smaller network"])
+    first_options = []
     if deployment.commit:
-        least = ["leave commit out"]
+        first_options = ["leave commit out"]
     elif deployment.device is not None and deployment.ram_bytes < deployment.device.ram_bytes:
-        least = ["give more ram"]
+        first_options = ["give more ram"]
     return (
-        ", ".join([*least, *lighter] or ["take a smaller network"])
+        ", ".join([*first_options, *smaller_optimizer] or ["take a smaller network"])
         + " or take a device whose storage is a card"
     )
 
 
 def ram_warning(deployment: Deployment) -> str | None:
-    """Return a sentence where a step may take more RAM than the device has."""
+    """Return a warning if the RAM limit of a step exceeds the RAM of the device, otherwise None."""
     device, ram_bytes = deployment.device, deployment.ram_bytes
     if device is None or ram_bytes <= device.ram_bytes:
         return None
@@ -130,7 +131,7 @@ def ram_warning(deployment: Deployment) -> str | None:
 
 
 def flash_warning(deployment: Deployment) -> str | None:
-    """Return a sentence where little of the flash is left."""
+    """Return a warning if a step uses more than `NEARLY_FULL` of the flash, otherwise None."""
     device, free = deployment.device, deployment.flash_map().get("free", 0)
     if device is None or device.flash is None:
         return None
@@ -147,21 +148,21 @@ def flash_warning(deployment: Deployment) -> str | None:
 
 
 def code_bytes(deployment: Deployment, source: StepSource) -> int:
-    """Return the estimated bytes of code of a step on a Cortex-M4: its own, kernels, library."""
-    sizes = table()
+    """Return the estimated code size of a step on a Cortex-M4: program, kernels, C library [B]."""
+    sizes = code_sizes()
     kernels = [sizes["kernels"].get(name, sizes["other"]) for name in source.kernels]
-    needed = {member for kernel in (*kernels, sizes["runtime"]) for member in kernel["library"]}
-    own = sum(
-        count * sizes["program"].get(what, 0.0)
-        for what, count in repeated(deployment, source.statements).items()
+    members = {member for kernel in (*kernels, sizes["runtime"]) for member in kernel["library"]}
+    program_bytes = sum(
+        count * sizes["program"].get(use, 0.0)
+        for use, count in count_elements(deployment, source.statements).items()
     )
-    library = sum(sizes["library"][member] for member in needed)
-    linked: float = own + library + sum(kernel["bytes"] for kernel in kernels)
-    return round(linked)
+    library_bytes = sum(sizes["library"][member] for member in members)
+    total_bytes: float = program_bytes + library_bytes + sum(kernel["bytes"] for kernel in kernels)
+    return round(total_bytes)
 
 
-def repeated(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
-    """Count what a program repeats: nodes, calls, their arguments; and what its runtime has."""
+def count_elements(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
+    """Count the elements of a program (nodes, calls, arguments) and the runtime features."""
     counts = Counter({"runtime": 1})
     counts["slots"] += deployment.uses_storage
     counts["mapped"] += bool(deployment.slots) and deployment.plan.memory_mapped
@@ -171,7 +172,7 @@ def repeated(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
     counts["migration"] += deployment.migration is not None
     counts["checksum"] += deployment.commit and deployment.checksum
     counts["gradients"] += bool(deployment.step.gradients)
-    counts["infer"] += len(deployment.passes)
+    counts["infer"] += len(deployment.forward_passes)
     for line in statements:
         counts["node"] += line.startswith("PM_SLICE(")
         counts["driver"] += line.count("PM_TRY")
@@ -179,36 +180,36 @@ def repeated(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
         counts["test"] += line.count("if (")
         for call in _CALL.finditer(line):
             counts["call"] += 1
-            stacked = -_REGISTERS
+            stack_arguments = -_REGISTERS
             for argument in _arguments(line, call.end()):
                 kind = next((kind for begin, kind in _KINDS if begin.match(argument)), "other")
-                long = kind == "number" and abs(int(argument)) >= _SHORT
-                counts["long number" if long else kind] += 1
-                stacked += kind != "real"
-            counts["stacked"] += max(0, stacked)
+                is_long = kind == "number" and abs(int(argument)) >= _SHORT
+                counts["long number" if is_long else kind] += 1
+                stack_arguments += kind != "real"
+            counts["stacked"] += max(0, stack_arguments)
     return counts
 
 
 def _arguments(line: str, begin: int) -> list[str]:
-    """Return the arguments of a call, whose bracket has opened before."""
-    depth, found = 0, [""]
+    """Return the arguments of a call that begin at position `begin`, after its opening bracket."""
+    depth, arguments = 0, [""]
     for letter in line[begin:]:
         depth += {"(": 1, ")": -1}.get(letter, 0)
         if depth < 0:
             break
         if letter == "," and depth == 0:
-            found.append("")
+            arguments.append("")
         else:
-            found[-1] += letter
-    return [argument.strip() for argument in found if argument.strip()]
+            arguments[-1] += letter
+    return [argument.strip() for argument in arguments if argument.strip()]
 
 
 _RECORDS: Final = {"buffer": 20, "piece": 12, "state": 16, "gradient": 32, "slot": 4, "number": 4}
-"""Bytes of an entry in the tables of ``pm_step.c``: see ``pm_state.h``."""
+"""Bytes of one entry of each table of ``pm_step.c``, see ``pm_state.h``."""
 
 
 def table_bytes(deployment: Deployment, source: StepSource) -> int:
-    """Return the bytes of the tables and lists of ``pm_step.c``."""
+    """Return the size of the tables and lists of ``pm_step.c`` [B]."""
     step = deployment.step
     pieces = [ref for value in step.states for ref in value.pieces]
     counts = {
@@ -219,4 +220,4 @@ def table_bytes(deployment: Deployment, source: StepSource) -> int:
         "slot": len(deployment.slots),
         "number": sum(map(len, source.program.lists)),
     }
-    return sum(_RECORDS[what] * count for what, count in counts.items())
+    return sum(_RECORDS[use] * count for use, count in counts.items())

@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 
 def step_identity(step: LoweredStep) -> str:
-    """Return the SHA-256 of what a step computes, in hexadecimal digits.
+    """Return the SHA-256 of the computation of a step, as hexadecimal digits.
 
     Two steps with one identity compute the same losses and the same new state from the same state,
     inputs and learning rate. The identity covers the calls with all their numbers, the values of
-    the constants that calls read (frozen weights, weights of classes, tables of byte inputs), and
-    the names of replaced state. It covers neither the first values of replaced state, nor the
-    inference, nor the names of the graph and of its other tensors.
+    the constants that calls read (frozen weights, class weights, tables of byte inputs), and the
+    names of replaced state. It excludes the first values of replaced state, the inference, the name
+    of the graph, and the names of other tensors.
 
     Parameters
     ----------
     step : LoweredStep
-        The step before it is cut into tiles: tiles change calls, and no bit of a result.
+        The step before tiling, which changes calls, but no bit of a result.
     """
     return _Identity(step).digest()
 
 
 def front_identity(step: LoweredStep, front: Front) -> str:
-    """Return the SHA-256 of what a sample holds: of the front's calls, and of what is read of it.
+    """Return the SHA-256 of the calls of a front and of the tensors of a stored sample.
 
-    Samples of one identity are outputs of the same front, in the same order.
+    Stored samples with one identity are outputs of the same front, in the same order.
     """
     identity = _Identity(step)
     calls = [identity.encode_call(call) for k in sorted(front.nodes) for call in step.calls[k]]
@@ -44,7 +44,7 @@ def front_identity(step: LoweredStep, front: Front) -> str:
 
 
 class _Identity:
-    """Canonical names for the buffers of a step, in the order in which its calls name them."""
+    """Encoder of a step with canonical buffer names, numbered in the order of their use."""
 
     def __init__(self, step: LoweredStep) -> None:
         self._step = step
@@ -52,19 +52,19 @@ class _Identity:
         graph = step.graph
         self._replaced = {graph.tensors[old].name for old in graph.replacement_of}
         self._buffers: dict[str, tuple[int, str]] = {}
-        """Elements and type of each buffer that is named, by its canonical name."""
+        """Elements and type of each buffer used so far, by canonical name."""
 
     def digest(self) -> str:
         step = self._step
-        calls = [self.encode_call(call) for of_node in step.calls for call in of_node]
+        calls = [self.encode_call(call) for node_calls in step.calls for call in node_calls]
         gradients = (ref for value in step.gradients for ref in value.pieces)
         results = [self.encode(ref) for ref in (step.loss, *gradients)]
         content = json.dumps([calls, results, self._buffers])
         return sha256(content.encode()).hexdigest()
 
     def encode_call(self, call: Call) -> list[object]:
-        where = call.where and [self.encode(call.where.counter), call.where.value]
-        return [call.kernel, [*map(self.encode, call.arguments)], where, call.within]
+        condition = call.where and [self.encode(call.where.counter), call.where.value]
+        return [call.kernel, [*map(self.encode, call.arguments)], condition, call.within]
 
     def encode(self, argument: Argument) -> object:
         if isinstance(argument, Ref):
@@ -77,12 +77,12 @@ class _Identity:
         if buffer == WORKSPACE:
             return buffer
         if buffer not in self._names:
-            self._names[buffer] = self._make_name(buffer)
-        name, named = self._names[buffer], self._step.buffers[buffer]
-        self._buffers[name] = (named.elements, str(named.type))
+            self._names[buffer] = self._new_name(buffer)
+        name, buffer_type = self._names[buffer], self._step.buffers[buffer]
+        self._buffers[name] = (buffer_type.elements, str(buffer_type.type))
         return name
 
-    def _make_name(self, buffer: str) -> str:
+    def _new_name(self, buffer: str) -> str:
         if buffer in self._replaced:
             return f"state {buffer}"
         values, kind = self._step.values.get(buffer), self._step.buffers[buffer].type

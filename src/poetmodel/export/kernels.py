@@ -1,11 +1,11 @@
-"""C files of kernels: headers, prefixes, and a folder that several steps share."""
+"""C files of kernels: header, name prefixes, licence lines, and a folder of shared kernels."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.files import write_text, writing
+from poetmodel.files import raise_write_errors, write_text
 from poetmodel.lowered.kernels import SOURCES, defined_functions, kernel_names, kernel_source
 
 if TYPE_CHECKING:
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHARED: Final = "poetmodel"
-"""What the names of shared kernels begin with, in place of a step's prefix."""
+"""Prefix of the names of shared kernels, in place of a step's prefix."""
 LICENCE: Final = "SPDX-License-Identifier: Apache-2.0. Copyright The poetmodel authors."
 FORWARDING: Final = '#include "{path}"\n'
 
 _INCLUDE: Final = re.compile(r'^#include "(\w+\.h)"', re.MULTILINE)
 _OUR_NAME: Final = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=-D))(pm|PM)(?=_(?!run\b)|\.[ch]\b)")
-"""What a prefix replaces: names of C and of its files, but for the program ``pm_run``."""
+"""The ``pm`` at the beginning of names of C symbols and files, except of the program ``pm_run``."""
 
 
-def prototypes(kernels: Mapping[str, str], shared: Iterable[str] = ()) -> str:
-    """Return the header that declares some kernels, which these include too.
+def kernel_header(kernels: Mapping[str, str], shared: Iterable[str] = ()) -> str:
+    """Return the text of the header that declares the functions of kernels.
 
-    Those that are `shared` are declared elsewhere, under other names.
+    Names of `shared` kernels become macros for their names in the header of the shared folder.
     """
     declared = [match for text in kernels.values() for match in defined_functions(text)]
     lines = [f"{' '.join(prototype.split())};" for prototype in declared]
-    others = [f"#define {name} {renamed(name, SHARED)}" for name in sorted(shared)]
-    there = [f'#include "{SHARED}_kernels.h"', *others, ""] if others else []
+    macros = [f"#define {name} {apply_prefix(name, SHARED)}" for name in sorted(shared)]
+    include = [f'#include "{SHARED}_kernels.h"', *macros, ""] if macros else []
     return "\n".join(
         (
             "/* The kernels that this step calls. */",
@@ -38,7 +38,7 @@ def prototypes(kernels: Mapping[str, str], shared: Iterable[str] = ()) -> str:
             "#define PM_KERNELS_H",
             "",
             '#include "pm_real.h"',
-            *there,
+            *include,
             "",
             *lines,
             "",
@@ -48,8 +48,8 @@ def prototypes(kernels: Mapping[str, str], shared: Iterable[str] = ()) -> str:
     )
 
 
-def headers(kernels: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the headers beside the kernels that their sources include, and those include."""
+def included_headers(kernels: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield (path, text) of each header below ``kernels`` that sources include, also indirectly."""
     pending = list(kernels)
     seen: set[str] = set()
     while pending:
@@ -62,15 +62,15 @@ def headers(kernels: Iterable[str]) -> Iterator[tuple[str, str]]:
                 yield f"src/{name}", text
 
 
-def renamed(text: str, prefix: str) -> str:
-    """Return a text in which all names of C begin with a prefix."""
+def apply_prefix(text: str, prefix: str) -> str:
+    """Return a text in which `prefix` replaces the ``pm`` of all names of C."""
     if prefix == "pm":
         return text
     return _OUR_NAME.sub(lambda match: prefix if match[1] == "pm" else prefix.upper(), text)
 
 
-def licensed(name: str, text: str) -> str:
-    """Return a text whose first line says how it may be used; values are whose they were."""
+def add_licence(name: str, text: str) -> str:
+    """Return a text with the licence as first line; weights, Markdown and JSON stay unchanged."""
     if "weights" in name or name.endswith((".md", ".json")):
         return text
     if name.endswith((".c", ".h", ".ld", ".ino")):
@@ -78,21 +78,21 @@ def licensed(name: str, text: str) -> str:
     return f"# {LICENCE}\n{text}"
 
 
-def write_shared(folder: Path, kernels: Iterable[str]) -> None:
-    """Write a folder of kernels; those that another step has put there stay, as they are now."""
-    there = {path.stem for path in (folder / "src").glob(f"{SHARED}_*.c")}
-    ours = {name for name in kernel_names() if renamed(name, SHARED) in there}
-    sources = {name: kernel_source(name) for name in sorted(ours.union(kernels))}
+def write_shared_kernels(folder: Path, kernels: Iterable[str]) -> None:
+    """Write the folder of shared kernels: `kernels`, and new versions of those already in it."""
+    present_stems = {path.stem for path in (folder / "src").glob(f"{SHARED}_*.c")}
+    present = {name for name in kernel_names() if apply_prefix(name, SHARED) in present_stems}
+    sources = {name: kernel_source(name) for name in sorted(present.union(kernels))}
     templates = SOURCES / "shared"
     code = {
-        "include/pm_kernels.h": prototypes(sources),
+        "include/pm_kernels.h": kernel_header(sources),
         "include/pm_real.h": (SOURCES / "src" / "pm_real.h").read_text(encoding="utf-8"),
         **{
             f"src/{name}": FORWARDING.format(path=f"../include/{name}")
             for name in ("pm_kernels.h", "pm_real.h")
         },
         **{f"src/{name}.c": text for name, text in sources.items()},
-        **dict(headers(sources.values())),
+        **dict(included_headers(sources.values())),
         **{
             name: (templates / name).read_text(encoding="utf-8")
             for name in ("CMakeLists.txt", "library.properties")
@@ -103,7 +103,7 @@ def write_shared(folder: Path, kernels: Iterable[str]) -> None:
         },
     }
     for name, text in code.items():
-        path = folder / renamed(name, SHARED)
-        with writing(folder):
+        path = folder / apply_prefix(name, SHARED)
+        with raise_write_errors(folder):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, licensed(name, renamed(text, SHARED)))
+        write_text(path, add_licence(name, apply_prefix(text, SHARED)))

@@ -1,8 +1,8 @@
-"""Costs measured on an emulated board: instructions of the very code that is exported.
+"""Costs measured on an emulated board: instructions of the exported code.
 
-An emulator counts instructions, not cycles. Time is a model: instructions over those of one cycle,
-over the clock, times a factor for waits for memory; energy is that time times a power. Transfers
-are estimated from the device.
+An emulator counts instructions, not cycles. Times are modelled: instructions / instructions per
+cycle / clock x memory factor. Energies are these times x the power of the device. Transfer costs
+are estimates from the device.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ MACHINE_RAM_BYTES: Final = 4 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class EmulatedProfile:
-    """The costs of a step on an emulated board, and how they were found."""
+    """The costs of a step on an emulated board, and notes on their origin."""
 
     costs: Costs
     """Times and energies of every node and every tensor of the step's graph."""
     instructions: Mapping[str, int]
-    """Of one computation of each node."""
+    """Instructions of one computation of each node, by node name."""
     notes: tuple[str, ...]
-    """How the figures came about, one sentence each."""
+    """Origin of compute times, compute energies and page costs, one sentence each."""
 
 
 def emulated_profile(
@@ -58,38 +58,39 @@ def emulated_profile(
     core: str | None = None,
     time_limit_s: float = 600.0,
 ) -> EmulatedProfile:
-    """Count the instructions of each node on a board that QEMU emulates.
+    """Measure costs of each node: instructions in QEMU, converted to times and energies.
 
     Parameters
     ----------
     step : LoweredStep
-        What is computed, in tiles if it is to be exported in tiles.
+        The step, already in tiles if it will be exported in tiles.
     device : str or Device
-        Its storage gives the costs of transfers, and its core clock and power.
+        Source of transfer costs (storage), clock and power (core).
     instructions_per_cycle : float, optional
-        Average instructions per cycle; by default that of the core, 1 if it has no figure. The
-        memory factor of the device applies to both.
+        Average instructions per cycle; by default that of the core, 1 if unknown. The memory factor
+        of the device applies in both cases.
     core : {'m4', 'm3', 'm7'}, optional
-        Which Cortex the code is built for; by default that of the device, else m4.
+        Cortex-M core that the code is built for; by default that of the device, otherwise m4.
     time_limit_s : float
-        How long building and running may each take [s].
+        Time limit of the build, and of the execution [s].
 
     Raises
     ------
     InputError
-        If the device says no clock or no power.
+        If the device states no clock or no power, or an option is invalid.
     MissingExtraError
         If a compiler or the emulator is missing.
     ToolchainError
-        If the code does not fit into the emulated board, or fails there.
+        If the code does not fit the emulated board, or fails on it.
     """
     board, target, model, power_w = emulated_board(
         device, instructions_per_cycle=instructions_per_cycle, core=core
     )
-    instructions = _instructions(step, board, target, time_limit_s)
-    per_s = model.instructions_per_s
+    instructions = _measure_instructions(step, board, target, time_limit_s)
+    instructions_per_s = model.instructions_per_s
     compute = {
-        name: Cost(count / per_s, count / per_s * power_w) for name, count in instructions.items()
+        name: Cost(count / instructions_per_s, count / instructions_per_s * power_w)
+        for name, count in instructions.items()
     }
     estimated = Costs.estimate(step.graph, board)
     return EmulatedProfile(
@@ -108,9 +109,10 @@ def emulated_profile(
 def emulated_board(
     device: str | Device, *, instructions_per_cycle: float | None, core: str | None
 ) -> tuple[Device, Target, CycleModel, float]:
-    """Return a device, its emulated core, its cycles and its power [W].
+    """Return (device, emulated core, cycle model, power [W]) for the options of `emulated_profile`.
 
-    Raises as `emulated_profile` does for options. Call this before a capture: it needs no step.
+    Raises `InputError` as `emulated_profile` does. It needs no step, so options can be checked
+    before the capture.
     """
     board = Device.load(device) if isinstance(device, str) else device
     hertz, power_w = board.clock_hz, board.compute.power_w
@@ -132,46 +134,48 @@ def emulated_board(
     return board, target, model, power_w
 
 
-def _instructions(
+def _measure_instructions(
     step: LoweredStep, device: Device, core: Target, time_limit_s: float
 ) -> dict[str, int]:
-    """Return the instructions of one computation of each node that computes."""
+    """Execute a step in QEMU, and return the mean instructions of one computation by node name."""
     with tempfile.TemporaryDirectory(prefix="poetmodel-profile-") as name:
         folder = Path(name)
-        deployment = _deployed(step, device, folder)
+        deployment = _export_for_board(step, device, folder)
         program = build(folder, core, settings=("PROFILE=1",), time_limit_s=time_limit_s)
-        done = run(
+        completed = run(
             program,
             core,
             folder,
-            inputs=_batch(step),
+            inputs=_random_batch(step),
             steps=1,
             learning_rate=step.learning_rate or 0.0,
             time_limit_s=time_limit_s,
         ).require_success()
     times = Counter(index for op, index in deployment.plan.program if op == Op.COMPUTE)
     return {
-        node.name: round(done.node_instructions[k] / times[k])
+        node.name: round(completed.node_instructions[k] / times[k])
         for k, node in enumerate(step.graph.nodes)
         if not node.is_state
     }
 
 
-def _deployed(step: LoweredStep, device: Device, folder: Path) -> Deployment:
-    """Export a step with all the RAM that the emulated board has, so that little is done twice."""
-    whole = checkpoint_all_peak_bytes(step.graph) * 5 // 4 + reserved_bytes(step, STACK_BYTES)
-    ram = min(MACHINE_RAM_BYTES, whole)
+def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deployment:
+    """Export a step for the RAM of the emulated board, so that few nodes are recomputed."""
+    needed_bytes = checkpoint_all_peak_bytes(step.graph) * 5 // 4 + reserved_bytes(
+        step, STACK_BYTES
+    )
+    ram = min(MACHINE_RAM_BYTES, needed_bytes)
     command = "poetmodel profile"
     return export_step(step, folder, ram=ram, device=device, tile=TileChoice.WHOLE, command=command)
 
 
-def _batch(step: LoweredStep) -> bytes:
-    """Return one batch: normal numbers, and 0 for integers, which is a class of any number."""
+def _random_batch(step: LoweredStep) -> bytes:
+    """Return one random batch: normal numbers for reals, 0 for integers, which is a valid class."""
     random = np.random.default_rng(0)
-    parts = []
+    arrays = []
     for value in step.inputs:
         size = math.prod(value.shape)
-        reals = value.type is DataType.REAL
-        array = random.normal(size=size) if reals else np.zeros(size)
-        parts.append(array.astype(value.type.stored).tobytes())
-    return b"".join(parts)
+        is_real = value.type is DataType.REAL
+        array = random.normal(size=size) if is_real else np.zeros(size)
+        arrays.append(array.astype(value.type.stored).tobytes())
+    return b"".join(arrays)

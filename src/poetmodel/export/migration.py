@@ -1,4 +1,4 @@
-"""Migration: which state of an earlier export a step takes over from storage, and where it lies."""
+"""Migration: the state that a step reads from the storage of an earlier export."""
 
 from __future__ import annotations
 
@@ -24,46 +24,50 @@ _KEYS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarriedPiece:
-    """Elements of a buffer that are taken over, from a tensor of the earlier generation."""
+    """Elements of a buffer that are copied from one tensor of the earlier generation."""
 
     buffer: str
     first: int
+    """First element in the buffer."""
     count: int
+    """Number of elements."""
     tensor: int
+    """Index of the tensor in the earlier generation."""
     offset: int
+    """First element in that tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """What a step takes over of the state of another one."""
+    """The state that a step reads from a generation of another step."""
 
     source: Mapping[str, Any]
-    """How the other one wrote a generation: the key ``generation`` of its manifest."""
+    """Layout of the other step's generations: the key ``generation`` of its manifest."""
     pieces: tuple[CarriedPiece, ...]
     taken: tuple[str, ...]
-    """State tensors with the same names, shapes and types there."""
+    """State tensors with the same name, shape and type in the other step."""
     anew: tuple[str, ...]
-    """Replaced state that begins with first values."""
+    """Replaced state that starts from its first values."""
     left: tuple[str, ...]
-    """State of the other one that this one has not."""
+    """State of the other step that this step lacks."""
 
 
 def state_pieces(step: LoweredStep, value: NamedTensor) -> Iterator[tuple[str, int, int]]:
     """Yield (buffer, first element, number of elements) of each piece of a state tensor."""
-    left = value.elements
+    remaining = value.elements
     for ref in value.pieces:
-        here = min(left, step.buffers[ref.buffer].elements - ref.offset)
-        yield ref.buffer, ref.offset, here
-        left -= here
+        count = min(remaining, step.buffers[ref.buffer].elements - ref.offset)
+        yield ref.buffer, ref.offset, count
+        remaining -= count
 
 
-def load_source(folder: str | Path) -> dict[str, Any]:
-    """Return how an exported folder writes generations.
+def load_generation(folder: str | Path) -> dict[str, Any]:
+    """Load the key ``generation`` of the manifest of an exported folder.
 
     Raises
     ------
     InputError
-        If the folder is none of an export, or has no generations.
+        If the folder has no manifest of an export, or no generations.
     """
     path = Path(folder) / _MANIFEST
     text = read_text(path)
@@ -73,26 +77,28 @@ def load_source(folder: str | Path) -> dict[str, Any]:
             raise InputError("expected the manifest of a folder that poetmodel export made")
         source = document.get("generation")
         if not isinstance(source, dict) or any(key not in source for key in _KEYS):
-            what = "does not say how" if document.get("commit") else "has no commits, so that none"
+            reason = (
+                "does not say how" if document.get("commit") else "has no commits, so that none"
+            )
             raise InputError(
-                f"{what} state lies on storage; name a folder that was exported with commit, by "
+                f"{reason} state lies on storage; name a folder that was exported with commit, by "
                 "this version (the same command gives the same state)"
             )
         return source
 
 
-def migration_of(step: LoweredStep, source: Mapping[str, Any]) -> Migration:
-    """Return what a step takes over of another one's state.
+def match_state(step: LoweredStep, source: Mapping[str, Any]) -> Migration:
+    """Match the state of a step with that of another step by name, shape and type.
 
     Raises
     ------
     InputError
-        If they have no state of equal name, shape and type.
+        If no state matches.
     """
     graph, states = step.graph, source["states"]
     replaced = {graph.tensors[old].name for old in graph.replacement_of}
     own = [v for v in step.states if all(ref.buffer in replaced for ref in v.pieces)]
-    taken = [value for value in own if _is_alike(value, states.get(value.name))]
+    taken = [value for value in own if _matches(value, states.get(value.name))]
     if not taken:
         raise InputError(
             f"migrate_from: {step.graph.name} has no state of the same name, shape and type as "
@@ -108,7 +114,7 @@ def migration_of(step: LoweredStep, source: Mapping[str, Any]) -> Migration:
     )
 
 
-def _is_alike(value: NamedTensor, other: Mapping[str, Any] | None) -> bool:
+def _matches(value: NamedTensor, other: Mapping[str, Any] | None) -> bool:
     return other is not None and (list(value.shape), str(value.type)) == (
         other["shape"],
         other["dtype"],
@@ -118,11 +124,11 @@ def _is_alike(value: NamedTensor, other: Mapping[str, Any] | None) -> bool:
 def _overlaps(
     step: LoweredStep, value: NamedTensor, other: Mapping[str, Any]
 ) -> Iterator[CarriedPiece]:
-    """Yield the parts that a tensor has in common in the pieces of both steps."""
-    own = _placed([(name, offset, n) for name, offset, n in state_pieces(step, value)])
-    there = _placed([(tensor, offset, n) for tensor, offset, n in other["pieces"]])
+    """Yield the copies for a tensor in pieces: one for each overlapping pair of both steps."""
+    own = _with_starts([(name, offset, n) for name, offset, n in state_pieces(step, value)])
+    earlier = _with_starts([(tensor, offset, n) for tensor, offset, n in other["pieces"]])
     for begin, name, offset, count in own:
-        for start, tensor, at, size in there:
+        for start, tensor, at, size in earlier:
             low, high = max(begin, start), min(begin + count, start + size)
             if low < high:
                 yield CarriedPiece(
@@ -134,10 +140,10 @@ def _overlaps(
                 )
 
 
-def _placed(pieces: Sequence[tuple[Any, int, int]]) -> list[tuple[int, Any, int, int]]:
-    """Return pieces, each with its first element in the whole tensor."""
-    begin, placed = 0, []
+def _with_starts(pieces: Sequence[tuple[Any, int, int]]) -> list[tuple[int, Any, int, int]]:
+    """Return pieces as (first element in the whole tensor, name or index, offset, count)."""
+    begin, positioned = 0, []
     for name, offset, count in pieces:
-        placed.append((begin, name, offset, count))
+        positioned.append((begin, name, offset, count))
         begin += count
-    return placed
+    return positioned

@@ -1,4 +1,4 @@
-"""What the files around an exported step say: the words that fill in their templates."""
+"""Template words of the README, build files and sketches of an exported folder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 _EXAMPLE_ADDRESS: Final = 0xC0000
-"""Where the example of a partition begins, if the device does not say where its flash ends."""
+"""Start address of the example partition if the device has no flash size."""
 
 
 def folder_words(deployment: Deployment) -> Words:
-    """Return the words of the texts, sketches and build files of a folder, but for its command."""
+    """Return the template words of README, build files and sketches, except ``COMMAND``."""
     step, plan = deployment.step, deployment.plan
     trains = step.learning_rate is not None
     shared = deployment.shared_kernels or ""
@@ -50,13 +50,13 @@ def folder_words(deployment: Deployment) -> Words:
 
 
 def _table_rows(sizes: Mapping[str, int]) -> str:
-    return "\n".join(f"| {what} | {size:,} |" for what, size in sizes.items())
+    return "\n".join(f"| {use} | {size:,} |" for use, size in sizes.items())
 
 
 def _storage_words(deployment: Deployment) -> Words:
-    """Return the words about pages and generations on storage, and about where these could be."""
+    """Return the template words for pages and generations on storage, and an example partition."""
     layout, pages = deployment.layout, deployment.page_layout
-    in_place = deployment.plan.memory_mapped and not deployment.saves
+    in_place = deployment.plan.memory_mapped and not deployment.copies_to_flash
     size, device, at = deployment.saved_bytes or deployment.stored_bytes, deployment.device, None
     if device is not None and device.flash is not None and device.commits_to_flash:
         at = device.flash.size_bytes - size
@@ -65,13 +65,14 @@ def _storage_words(deployment: Deployment) -> Words:
         "STORAGE": deployment.uses_storage,
         "SAMPLE_SIZE": f"{0 if deployment.replay is None else deployment.replay.sample_bytes:,}",
         "MAPPED": deployment.plan.memory_mapped,
-        "IN_MEMORY": deployment.saves or (deployment.plan.memory_mapped and not deployment.commit),
+        "IN_MEMORY": deployment.copies_to_flash
+        or (deployment.plan.memory_mapped and not deployment.commit),
         "SPI": deployment.uses_storage and not in_place,
         "COMMIT": deployment.commit,
         "COMMIT_EVERY": deployment.commit_every,
         "ONLY_NTH": deployment.commit_every > 1,
         "CHECKSUM": deployment.checksum,
-        "VOLATILE": deployment.saves,
+        "VOLATILE": deployment.copies_to_flash,
         "GENERATIONS": max(1, deployment.generations),
         "GENERATIONS_SIZE": f"{deployment.generations:,}",
         "PAGE_UNIT": pages.write_unit_bytes,
@@ -100,7 +101,7 @@ def _inference_words(inference: LoweredStep | None) -> Words:
 
 
 def _sketch_words(deployment: Deployment) -> Iterator[tuple[str, str]]:
-    """Yield the words of an Arduino sketch: the arrays of its inputs, and how noise fills them."""
+    """Yield the template words of an Arduino sketch: input arrays, and loops that fill these."""
     inputs = [(k, value, value.elements) for k, value in enumerate(deployment.step.inputs)]
     yield "ARRAYS", "\n".join(f"static {v.type.c_name} x{k}[{size}];" for k, v, size in inputs)
     noise = {
@@ -118,6 +119,6 @@ def _sketch_words(deployment: Deployment) -> Iterator[tuple[str, str]]:
 
 
 def command_block(command: str) -> str:
-    """Return what made a folder as a block of a shell, or of Python."""
+    """Return the command that exported a folder as a Markdown code block of shell or Python."""
     language = "python" if command.startswith("import ") else "sh"
     return f"```{language}\n{command}\n```"

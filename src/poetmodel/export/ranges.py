@@ -1,4 +1,4 @@
-"""Indices that kernels go by, such as labels and tokens: which elements, and their range."""
+"""Index operands of kernels, such as labels and tokens: their elements and permitted range."""
 
 from __future__ import annotations
 
@@ -18,68 +18,75 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indices:
-    """Elements of a buffer that are indices."""
+    """Elements of a buffer that a kernel uses as indices."""
 
     ref: Ref
     shape: tuple[int, ...]
-    """A shape table: see ``pm_each.h``. The same elements have the same one."""
+    """Canonical shape table (``pm_each.h``): the same elements always have the same table."""
     low: int
     high: int
-    """What they are below."""
+    """Exclusive upper bound of the indices."""
     ignored: int
-    """What they may be besides; `low` where there is no such number."""
+    """One more permitted index; `low` if there is none."""
 
-    def imply(self, others: Indices) -> bool:
-        """Return whether others are in their range where these are."""
-        same = (self.ref, self.shape) == (others.ref, others.shape)
-        inside = others.low <= self.low and self.high <= others.high
-        ignored = self.low <= self.ignored < self.high or self.ignored == others.ignored
+    def implies(self, other: Indices) -> bool:
+        """Return whether other indices are valid if these are: same elements, no wider range."""
+        same = (self.ref, self.shape) == (other.ref, other.shape)
+        inside = other.low <= self.low and self.high <= other.high
+        ignored = self.low <= self.ignored < self.high or self.ignored == other.ignored
         return same and inside and ignored
 
 
-def indices_of(call: Call) -> Iterator[Indices]:
-    """Yield the indices that a call goes by."""
+def index_operands(call: Call) -> Iterator[Indices]:
+    """Yield the index operands of a call."""
     if call.within is None:
         return
-    given = dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
-    index = given.get("index", given.get("target"))
+    arguments = dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
+    index = arguments.get("index", arguments.get("target"))
     low, high = call.within
-    match given:
+    match arguments:
         case {"count": int(count), "offset": offset, "offsets": int(offsets)}:  # bags
-            yield from _indices(index, (count,), (1,), (low, high, low))
-            yield from _indices(offset, (offsets,), (1,), (0, count + 1, 0))
+            yield from _canonical_indices(index, (count,), (1,), (low, high, low))
+            yield from _canonical_indices(offset, (offsets,), (1,), (0, count + 1, 0))
         case {"shape": shape}:
             sizes, *steps = columns_of(shape)
-            ignored = given.get("ignored")
+            ignored = arguments.get("ignored")
             numbers = (low, high, ignored if isinstance(ignored, int) else low)
-            yield from _indices(index, sizes, steps[-1], numbers)
+            yield from _canonical_indices(index, sizes, steps[-1], numbers)
 
 
-def _indices(
+def _canonical_indices(
     ref: Argument | None, sizes: Numbers, steps: Numbers, numbers: tuple[int, int, int]
 ) -> Iterator[Indices]:
     if isinstance(ref, Ref) and 0 not in sizes:
-        first, shape = _elements(ref.offset, sizes, steps)
+        first, shape = _canonical_elements(ref.offset, sizes, steps)
         low, high, ignored = numbers
         yield Indices(ref=Ref(ref.buffer, first), shape=shape, low=low, high=high, ignored=ignored)
 
 
-def _elements(offset: int, sizes: Numbers, steps: Numbers) -> tuple[int, Numbers]:
-    """Return the first element that loops touch, and their shape table in one order for all."""
+def _canonical_elements(offset: int, sizes: Numbers, steps: Numbers) -> tuple[int, Numbers]:
+    """Return (lowest element, canonical shape table) of the elements that loops access."""
     first = offset + sum((n - 1) * step for n, step in zip(sizes, steps, strict=True) if step < 0)
     loops = sorted((abs(step), n) for n, step in zip(sizes, steps, strict=True) if step and n > 1)
     rows = merged([tuple(n for _, n in loops), tuple(step for step, _ in loops)]) or [[1, 0]]
     return first, (len(rows), *(number for row in rows for number in row))
 
 
-def traced(indices: Indices, makers: Mapping[str, Iterable[Call]]) -> Indices:
-    """Return the elements that indices are copies of, all of which have been copied."""
+def trace_copies(indices: Indices, makers: Mapping[str, Iterable[Call]]) -> Indices:
+    """Return the original of indices, through nodes that only copy all of them."""
     calls = list(makers.get(indices.ref.buffer, ()))
     match calls:
-        case [Call(kernel="pm_copy_int", arguments=(Ref() as to, Ref() as of, tuple() as shape))]:
+        case [
+            Call(
+                kernel="pm_copy_int", arguments=(Ref() as target, Ref() as source, tuple() as shape)
+            )
+        ]:
             sizes, new, old = columns_of(shape)
-            if _elements(to.offset, sizes, new) == (indices.ref.offset, indices.shape):
-                first, table = _elements(of.offset, sizes, old)
-                source = replace(indices, ref=Ref(of.buffer, first), shape=table)
-                return traced(source, makers)
+            if _canonical_elements(target.offset, sizes, new) == (
+                indices.ref.offset,
+                indices.shape,
+            ):
+                first, table = _canonical_elements(source.offset, sizes, old)
+                original = replace(indices, ref=Ref(source.buffer, first), shape=table)
+                return trace_copies(original, makers)
     return indices

@@ -1,8 +1,8 @@
-"""Latent replay: samples kept as the outputs of a frozen front, and steps that begin behind it.
+"""Latent replay: samples stored as the outputs of a frozen front, and training steps on them.
 
-A sample is what the nodes behind the front read of it: outputs of the front, and inputs such as
-labels. A step on a stored sample runs the program of the whole step without the nodes of the front,
-at the same addresses, so that it has the same bits.
+A stored sample consists of the tensors that nodes after the front read: outputs of the front, and
+inputs such as labels. A step on a stored sample executes the program of the whole step without the
+nodes of the front, at the same addresses, so its results have the same bits.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ if TYPE_CHECKING:
     from poetmodel.plan.arena import Arena
 
 MAX_SAMPLES: Final = 65_535
-"""How many samples a step keeps at most: their groups have numbers of 16 bits."""
+"""Max. number of stored samples: their groups have 16-bit numbers."""
 HEADER_BYTES: Final = 32
-"""Size of what a group begins with [B]: ``src/pm_replay.c``."""
+"""Size of the header of a group [B], see ``src/pm_replay.c``."""
 CHECKSUM_BYTES: Final = 4
 """Size of a sample's checksum [B]."""
 CHUNK_BYTES: Final = 64
-"""What a group is written in, unless the storage has larger write units [B]."""
+"""Size of one write to a group, unless the storage has larger write units [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
-    """The frozen beginning of a step, and what is read of it behind."""
+    """The frozen first nodes of a step, and the tensors that later nodes read."""
 
     nodes: frozenset[int]
-    """The nodes of the front."""
+    """Indices of the nodes of the front."""
     outputs: tuple[str, ...]
-    """The buffers that nodes behind it read, in the order of the graph."""
+    """Buffers that the front makes and later nodes read, in the order of the graph."""
     inputs: tuple[int, ...]
-    """The inputs of the step that nodes behind it read, by their numbers."""
+    """Indices of the step's inputs that later nodes read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Storage for samples, in groups that are written as a whole."""
+    """Storage for samples, in groups that are each written as a whole."""
 
     samples: int
+    """Number of samples that fit the storage."""
     front: Front
     part_bytes: tuple[int, ...]
-    """Sizes of the outputs of the front, then of inputs [B]."""
+    """Sizes of the tensors of a sample: outputs of the front, then inputs [B]."""
     layout: GenerationLayout
 
     @property
@@ -63,26 +64,26 @@ class Replay:
 
     @property
     def chunk_bytes(self) -> int:
-        """What a group is written in; its seal has a chunk of its own [B]."""
+        """Size of one write to a group; its seal fills a separate chunk [B]."""
         return max(CHUNK_BYTES, self.layout.write_unit_bytes)
 
     @property
     def group_samples(self) -> int:
-        """How many samples a group has: those of an erase block, at least one."""
-        room = self.layout.erase_block_bytes - HEADER_BYTES - 2 * self.chunk_bytes
-        return max(1, min(self.samples, room // self.sample_bytes))
+        """Number of samples per group: as many as fit an erase block, at least one."""
+        free_bytes = self.layout.erase_block_bytes - HEADER_BYTES - 2 * self.chunk_bytes
+        return max(1, min(self.samples, free_bytes // self.sample_bytes))
 
     @property
     def groups(self) -> int:
-        """How many places of groups there are: one more than groups, for the next version."""
+        """Number of group addresses: one more than groups, for the next version of a group."""
         return -(-self.samples // self.group_samples) + 1
 
     @property
     def group_bytes(self) -> int:
         """Storage of a group in its erase blocks [B]."""
         chunk, block = self.chunk_bytes, self.layout.erase_block_bytes
-        inside = HEADER_BYTES + self.group_samples * self.sample_bytes
-        return -(-(-(-inside // chunk) * chunk + chunk) // block) * block
+        content_bytes = HEADER_BYTES + self.group_samples * self.sample_bytes
+        return -(-(-(-content_bytes // chunk) * chunk + chunk) // block) * block
 
     @property
     def stored_bytes(self) -> int:
@@ -96,20 +97,20 @@ class Replay:
 
     @property
     def ram_bytes(self) -> int:
-        """RAM of a stored step beside that of a step: inputs, a chunk, the places of groups [B]."""
+        """Additional RAM for replay: inputs of a sample, a chunk, the addresses of groups [B]."""
         return self.input_bytes + self.chunk_bytes + 2 * self.groups + 2 * self.groups % 4
 
 
 def check_samples(samples: int) -> None:
-    """Raise unless a step can keep this number of samples; 0 is none."""
+    """Raise `InputError` unless `samples` is 0 (no replay) or a valid number of stored samples."""
     if type(samples) is not int or not 0 <= samples <= MAX_SAMPLES:
         raise InputError(
             f"replay: expected a number of samples from 1 to {MAX_SAMPLES:,}, got {samples!r}"
         )
 
 
-def replay_of(step: LoweredStep, samples: int, layout: GenerationLayout) -> Replay:
-    """Return the storage of samples of a step.
+def create_replay(step: LoweredStep, samples: int, layout: GenerationLayout) -> Replay:
+    """Return the storage for the samples of a step, with its smallest front.
 
     Raises
     ------
@@ -132,18 +133,18 @@ def replay_of(step: LoweredStep, samples: int, layout: GenerationLayout) -> Repl
     return Replay(samples=samples, front=front, part_bytes=tuple(sizes), layout=layout)
 
 
-def in_plan_order(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
-    """Return the storage with the outputs of the front in the order in which a plan makes them."""
+def order_outputs(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
+    """Return `replay` with the outputs of its front in the order in which a plan computes them."""
     first: dict[int, int] = {}
     for position, (op, k) in enumerate(plan.program):
         if op == Op.COMPUTE:
             first.setdefault(k, position)
     graph, front = step.graph, replay.front
-    made = {
+    first_position = {
         name: (first[graph.node_of[graph.tensor_index[name]]], number)
         for number, name in enumerate(front.outputs)
     }
-    outputs = tuple(sorted(front.outputs, key=made.__getitem__))
+    outputs = tuple(sorted(front.outputs, key=first_position.__getitem__))
     sizes = [step.buffers[name].bytes for name in outputs]
     return replace(
         replay,
@@ -153,69 +154,69 @@ def in_plan_order(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
 
 
 def find_front(step: LoweredStep) -> Front | None:
-    """Return the front whose samples are the smallest, of those the longest; None without any.
+    """Return the front with the smallest samples, the longest if several have; None if none exists.
 
-    A front is a beginning of the nodes, in the order of the graph, that depend on inputs and
-    constants alone: not on state, not on random numbers.
+    A front is a prefix of the nodes, in the order of the graph, that depend only on inputs and
+    constants: not on state, not on random numbers.
     """
-    fixed = tuple(_fixed(step))
+    frozen = tuple(_frozen_nodes(step))
     inputs = {value.pieces[0].buffer: k for k, value in enumerate(step.inputs)}
-    named = [{name for call in calls for name in call.buffers} for calls in step.calls]
+    node_buffers = [{name for call in calls for name in call.buffers} for calls in step.calls]
     best: tuple[int, int] | None = None
-    found = None
-    for count in range(1, len(fixed) + 1):
-        front = _front(step, fixed[:count], named, inputs)
+    best_front = None
+    for count in range(1, len(frozen) + 1):
+        front = _make_front(step, frozen[:count], node_buffers, inputs)
         size = sum(step.buffers[name].bytes for name in front.outputs)
         size += sum(step.buffers[step.inputs[k].pieces[0].buffer].bytes for k in front.inputs)
         if front.outputs and (best is None or (size, -count) < best):
-            best, found = (size, -count), front
-    return found
+            best, best_front = (size, -count), front
+    return best_front
 
 
-def _fixed(step: LoweredStep) -> Iterator[int]:
-    """Yield the nodes that depend on inputs and constants alone, and on an input at least."""
+def _frozen_nodes(step: LoweredStep) -> Iterator[int]:
+    """Yield the nodes that depend only on inputs (at least one) and constants."""
     inputs = {value.pieces[0].buffer for value in step.inputs}
-    made: set[str] = set()
+    computed: set[str] = set()
     for k, (node, calls) in enumerate(zip(step.graph.nodes, step.calls, strict=True)):
         is_random = any(call.kernel in RANDOM for call in calls)
-        if node.is_state or is_random or not made.issuperset(node.inputs):
+        if node.is_state or is_random or not computed.issuperset(node.inputs):
             continue
         if any(tensor.replaces is not None for tensor in node.outputs):
             continue
         read = {name for call in calls for name in call.buffers}
         if read & inputs or node.inputs:
-            made.update(tensor.name for tensor in node.outputs)
+            computed.update(tensor.name for tensor in node.outputs)
             yield k
 
 
-def _front(
+def _make_front(
     step: LoweredStep,
     nodes: Sequence[int],
-    named: Sequence[Collection[str]],
+    node_buffers: Sequence[Collection[str]],
     inputs: dict[str, int],
 ) -> Front:
     graph, front = step.graph, frozenset(nodes)
-    behind: set[str] = set(step.handed_out)
+    read_later: set[str] = set(step.handed_out)
     for k, node in enumerate(graph.nodes):
         if k not in front:
-            behind.update(node.inputs, named[k])
+            read_later.update(node.inputs, node_buffers[k])
     outputs = (tensor.name for k in nodes for tensor in graph.nodes[k].outputs)
-    read = sorted(inputs[name] for name in behind & inputs.keys())
+    input_numbers = sorted(inputs[name] for name in read_later & inputs.keys())
     return Front(
         nodes=front,
-        outputs=tuple(name for name in outputs if name in behind),
-        inputs=tuple(read),
+        outputs=tuple(name for name in outputs if name in read_later),
+        inputs=tuple(input_numbers),
     )
 
 
-def instructions_of(step: LoweredStep, plan: Plan, without: Collection[int] = ()) -> int:
-    """Return the estimated instructions of a program, without those of some nodes."""
+def program_instructions(step: LoweredStep, plan: Plan, without: Collection[int] = ()) -> int:
+    """Return the estimated instructions of a program, `without` some nodes."""
     computed = (k for op, k in plan.program if op == Op.COMPUTE and k not in without)
     return sum(step.graph.nodes[k].instructions or 0 for k in computed)
 
 
 def stored_arena_bytes(replay: Replay, step: LoweredStep, plan: Plan, arena: Arena) -> int:
-    """Return how much of the arena a step on a stored sample uses [B]."""
+    """Return the end of the arena that a step on a stored sample uses [B]."""
     graph, front = step.graph, replay.front
     left_out = {
         graph.tensor_index[tensor.name]
@@ -234,6 +235,6 @@ def stored_arena_bytes(replay: Replay, step: LoweredStep, plan: Plan, arena: Are
     return used
 
 
-def rows_of(step: LoweredStep, front: Front) -> tuple[str, ...]:
-    """Return the names of what a sample holds, for people."""
+def sample_tensor_names(step: LoweredStep, front: Front) -> tuple[str, ...]:
+    """Return the names of the tensors of a stored sample, for display."""
     return (*front.outputs, *(step.inputs[k].name for k in front.inputs))

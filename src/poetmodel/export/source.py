@@ -1,4 +1,4 @@
-"""The words of ``pm.h``, ``pm_step.c`` and ``pm_weights.c``: sizes, tables, program, values."""
+"""Template words of ``pm.h``, ``pm_step.c`` and ``pm_weights.c``: tables, program, values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.device.generation import PADDING_BYTES, RECORD_BYTES, SEAL_BYTES
-from poetmodel.export.deployment import WeightsFormat, gradient_slot, input_bytes, output_bytes
-from poetmodel.export.emitter import ProgramSource, comment
+from poetmodel.export.deployment import WeightsFormat, gradient_slot_name, input_bytes, output_bytes
+from poetmodel.export.emitter import ProgramSource, comment_text
 from poetmodel.export.identity import front_identity
 from poetmodel.export.templates import read_template
 from poetmodel.lowered.calls import DataType
@@ -48,7 +48,7 @@ _HOMES: Final = {
 
 
 class StepSource:
-    """The generated files of a deployment."""
+    """The generated C of a deployment, as words for the templates."""
 
     def __init__(self, deployment: Deployment, weights: Weights) -> None:
         self.deployment = deployment
@@ -56,38 +56,38 @@ class StepSource:
         self.weights = weights
         self.program = ProgramSource(deployment, weights)
         self._body = list(self.program.lines())
-        self._passes: dict[str, list[str]] = {}
-        for each in deployment.passes:
+        self._pass_lines: dict[str, list[str]] = {}
+        for each in deployment.forward_passes:
             source = ProgramSource(deployment, weights, each)
             source.lists, source.kernels = self.program.lists, self.program.kernels
-            self._passes[each.kind] = list(source.lines())
+            self._pass_lines[each.kind] = list(source.lines())
         self._buffers = list(
             dict.fromkeys(ref.buffer for value in self.step.states for ref in value.pieces)
         )
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """The kernels that the programs call."""
+        """The kernels that the step and its forward passes call."""
         return tuple(self.program.kernels)
 
     @property
     def statements(self) -> tuple[str, ...]:
-        """The lines of the programs."""
-        return (*self._body, *chain.from_iterable(self._passes.values()))
+        """The generated lines of the step and its forward passes."""
+        return (*self._body, *chain.from_iterable(self._pass_lines.values()))
 
     @property
-    def _draws(self) -> bool:
+    def _uses_random_numbers(self) -> bool:
         return bool(RANDOM.intersection(self.kernels))
 
     def words(self) -> Words:
-        """Return the words of ``pm.h``, ``pm_step.c`` and ``pm_weights.c``."""
+        """Return the template words of ``pm.h``, ``pm_step.c`` and ``pm_weights.c``."""
         return {**self._header_words(), **self._program_words(), **self._weight_words()}
 
     def _header_words(self) -> Words:
         step, deployment = self.step, self.deployment
         state_slots = len(deployment.generation)
         return {
-            "GRAPH": _one_line(step.graph.name),
+            "GRAPH": _comment_line(step.graph.name),
             "ARENA_BYTES": deployment.arena_bytes,
             "ALIGNMENT": deployment.arena.alignment,
             "INPUT_COUNT": len(step.inputs),
@@ -107,7 +107,7 @@ class StepSource:
             "BEST": deployment.keeps_best,
             **self._replay_words(),
             **self._migration_words(),
-            "RANDOM": self._draws,
+            "RANDOM": self._uses_random_numbers,
             "ACCUMULATE": step.accumulate if step.accumulate > 1 else 0,
             "STEP_ID": deployment.identity[:8],
             "LAYOUT_ID": self.layout_id,
@@ -115,14 +115,14 @@ class StepSource:
             "RECORD_BYTES": RECORD_BYTES if deployment.generation else 0,
             "SEAL_BYTES": SEAL_BYTES if deployment.generation else 0,
             "PADDING_BYTES": PADDING_BYTES,
-            "PAGES_TERMS": _stored_terms("PAGE", deployment.page_bytes),
-            "STATE_TERMS": _stored_terms("TENSOR", deployment.generation_bytes),
-            "TENSOR_NAMES": "\n".join(self._names(_taken_names())),
+            "PAGES_TERMS": _storage_terms("PAGE", deployment.page_bytes),
+            "STATE_TERMS": _storage_terms("TENSOR", deployment.generation_bytes),
+            "TENSOR_NAMES": "\n".join(self._tensor_macros(_macro_names())),
             "DRIVER": read_template("pm_driver.h").rstrip(),
         }
 
     def _replay_words(self) -> Words:
-        """Return the words about stored samples: 0 where there are none."""
+        """Return the template words for stored samples: 0 without replay."""
         replay = self.deployment.replay
         if replay is None:
             names = ("REPLAY", "SAMPLE_OUTPUTS", "SAMPLE_INPUTS", "SAMPLE_INPUT_BYTES")
@@ -137,7 +137,7 @@ class StepSource:
         }
 
     def _migration_words(self) -> Words:
-        """Return the words about the step whose state this one takes over."""
+        """Return the template words for the step whose state this step copies from storage."""
         migration = self.deployment.migration
         if migration is None:
             return {"MIGRATES": False}
@@ -159,16 +159,19 @@ class StepSource:
 
     @property
     def instance_id(self) -> str:
-        """What tells one copy of a step from another."""
+        """Identity of this copy of a step within a program: a hash of its prefix."""
         return sha256(self.deployment.prefix.encode()).hexdigest()[:8]
 
     @property
     def layout_id(self) -> str:
-        """What tells one order of the state of a generation from another."""
+        """Identity of the layout of a generation: a hash of the names of its state."""
         return sha256(json.dumps(self.deployment.generation).encode()).hexdigest()[:8]
 
-    def _names(self, taken: set[str]) -> Iterator[str]:
-        """Yield a constant for the index of each tensor that callers see, with what it is."""
+    def _tensor_macros(self, taken: set[str]) -> Iterator[str]:
+        """Yield a macro for the index of each input, state tensor and gradient, with its shape.
+
+        Adds the names of the macros to `taken`.
+        """
         step = self.step
         homes = [self.home(value.pieces[0].buffer) for value in step.states]
         kinds: tuple[tuple[str, Sequence[NamedTensor], Sequence[str]], ...] = (
@@ -178,14 +181,14 @@ class StepSource:
         )
         for kind, values, kind_homes in kinds:
             for k, value in enumerate(values):
-                name = _constant(kind, value.name, taken)
+                name = _macro_name(kind, value.name, taken)
                 shape = "".join(f"[{size}]" for size in value.shape)
                 home = f", {kind_homes[k]}" if kind_homes else ""
                 size = value.elements * value.type.itemsize
                 yield f"#define PM_{name} {k} /* {value.type.c_name}{shape}, {size} B{home} */"
 
     def _weight_words(self) -> Words:
-        """Return all values as words of C, unless they are a file of their own."""
+        """Return all first values as 32-bit words in C, empty if they are a binary file."""
         binary = self.deployment.weights is WeightsFormat.BINARY
         words = np.frombuffer(b"" if binary else self.weights.data, "<u4")
         rows = [
@@ -195,51 +198,52 @@ class StepSource:
         return {"WEIGHT_WORDS": "\n".join(rows) or "    0"}
 
     def _program_words(self) -> Words:
-        tables = "\n\n".join(self._tables())  # they have lists too
+        tables = "\n\n".join(self._tables())  # before the lists, because tables add to these
         lists = [
             f"static const int32_t {name}[] = {{{', '.join(map(str, values)) or '0'}}};"
             for values, name in self.program.lists.items()
         ]
-        passes = {
-            each.kind: [*_inputs(each.step, "inputs"), *self._passes[each.kind]]
-            for each in self.deployment.passes
+        pass_lines = {
+            each.kind: [*_input_pointers(each.step, "inputs"), *self._pass_lines[each.kind]]
+            for each in self.deployment.forward_passes
         }
         return {
-            "ARENA_MAP": "\n".join(self._map()),
+            "ARENA_MAP": "\n".join(self._arena_map()),
             "TABLES": tables,
             "LISTS": "\n".join(lists),
-            "STEP_INPUTS": _indented(_inputs(self.step, "pm_progress.inputs")),
-            "STEP_BODY": _indented(map(_indented_once, self._body)),
+            "STEP_INPUTS": _indent_lines(_input_pointers(self.step, "pm_progress.inputs")),
+            "STEP_BODY": _indent_lines(map(_indent_line, self._body)),
             **{
-                f"{kind.upper()}_BODY": _indented(passes.get(kind, ()))
+                f"{kind.upper()}_BODY": _indent_lines(pass_lines.get(kind, ()))
                 for kind in ("inference", "evaluation")
             },
         }
 
-    def _map(self) -> Iterator[str]:
-        """Yield where in the arena each copy of a tensor and each workspace is, from when to when.
+    def _arena_map(self) -> Iterator[str]:
+        """Yield a comment line for each copy of a tensor and each workspace in the arena.
 
-        The nodes are those that run while it is there, `-` stands for the time between steps.
+        A line has offset, size, and the first and last node during its lifetime; `-` is the time
+        between steps.
         """
         graph, plan, arena = self.step.graph, self.deployment.plan, self.deployment.arena
         nodes = [str(k) if op == Op.COMPUTE else "" for op, k in plan.program]
-        named = ["-", *nodes, "-"]  # from BEFORE on
-        last = list(accumulate(named, _last_named))
-        first = list(accumulate(reversed(named), _last_named))[::-1]
+        node_labels = ["-", *nodes, "-"]  # from BEFORE on
+        last = list(accumulate(node_labels, _last_nonempty))
+        first = list(accumulate(reversed(node_labels), _last_nonempty))[::-1]
         for block in sorted(
             check_arena(graph, plan, arena).rectangles,
             key=lambda block: (block.offset, block.begin),
         ):
             if not block.bytes:
                 continue
-            what = (
+            label = (
                 f"[{graph.nodes[block.index].name}]"
                 if block.content == Content.WORKSPACE
                 else graph.tensors[block.index].name
             )
             begin = first[block.begin - BEFORE]
-            until = last[block.end - 1 - BEFORE] if block.end < len(plan.program) else "-"
-            yield f"   {block.offset:8} {block.bytes:8} {begin:>5} {until:>5}  {_one_line(what)}"
+            end = last[block.end - 1 - BEFORE] if block.end < len(plan.program) else "-"
+            yield f"   {block.offset:8} {block.bytes:8} {begin:>5} {end:>5}  {_comment_line(label)}"
 
     # -- tables ------------------------------------------------------------------------------------
 
@@ -247,46 +251,48 @@ class StepSource:
         slots = self.deployment.page_bytes
         if self.deployment.generation:
             slots = (*slots, RECORD_BYTES, *self.deployment.generation_bytes, SEAL_BYTES)
-        yield _table("const uint32_t pm_slot_bytes[]", map(str, slots), empty="0")
-        yield _table("const pm_buffer_t pm_buffers[]", map(self._buffer, self._buffers))
+        yield _table_definition("const uint32_t pm_slot_bytes[]", map(str, slots), empty="0")
+        yield _table_definition(
+            "const pm_buffer_t pm_buffers[]", map(self._buffer_row, self._buffers)
+        )
         pieces: list[str] = []
-        states = [self._tensor(value, pieces) for value in self.step.states]
-        yield _table("const pm_piece_t pm_pieces[]", pieces)
-        yield _table("const pm_pieces_t pm_state_pieces[]", states)
+        states = [self._tensor_row(value, pieces) for value in self.step.states]
+        yield _table_definition("const pm_piece_t pm_pieces[]", pieces)
+        yield _table_definition("const pm_pieces_t pm_state_pieces[]", states)
         kinds = {"inputs": self.step.inputs, "states": self.step.states}
         for kind, values in (kinds | {"gradients": self.step.gradients}).items():
-            yield _table(f"const pm_tensor_t pm_{kind}_info[]", map(_info, values))
-        if self.deployment.saves:
-            saved = (str(self._buffers.index(name)) for name in self.deployment.generation)
-            yield _table("const uint32_t pm_saved[]", saved)
+            yield _table_definition(f"const pm_tensor_t pm_{kind}_info[]", map(_info_row, values))
+        if self.deployment.copies_to_flash:
+            saved_rows = (str(self._buffers.index(name)) for name in self.deployment.generation)
+            yield _table_definition("const uint32_t pm_saved[]", saved_rows)
         replay = self.deployment.replay
         if replay is not None:
             sizes = map(str, replay.part_bytes)
-            yield _table("const uint32_t pm_sample_parts[]", sizes)
+            yield _table_definition("const uint32_t pm_sample_parts[]", sizes)
             numbers = map(str, replay.front.inputs)
-            yield _table("const uint32_t pm_sample_inputs[]", numbers, empty="0")
+            yield _table_definition("const uint32_t pm_sample_inputs[]", numbers, empty="0")
         migration = self.deployment.migration
         if migration is not None:
-            yield _table(
+            yield _table_definition(
                 "const pm_migrated_t pm_migrated[]",
-                map(self._migrated, migration.pieces),
+                map(self._migrated_row, migration.pieces),
             )
-            yield _table(
+            yield _table_definition(
                 "const uint32_t pm_old_bytes[]", map(str, migration.source["tensor_bytes"])
             )
-        yield from self._gradients()
+        yield from self._gradient_table()
 
-    def _migrated(self, piece: CarriedPiece) -> str:
+    def _migrated_row(self, piece: CarriedPiece) -> str:
         buffer = self._buffers.index(piece.buffer)
         numbers = (buffer, piece.first, piece.count, piece.tensor, piece.offset)
         return f"{{{', '.join(map(str, numbers))}}}"
 
-    def _buffer(self, name: str) -> str:
+    def _buffer_row(self, name: str) -> str:
         buffer = self.step.buffers[name]
         home = self.home(name)
         slots = self.deployment.slots
         slot = str(slots.index(name)) if name in slots else "PM_NO_SLOT"
-        address = self.program.room.get(name, 0)
+        address = self.program.state_offsets.get(name, 0)
         kind = _TYPE_NAMES[buffer.type]
         numbers = (
             f"{buffer.elements}, {self.weights.offsets.get(name, 'PM_ZEROS')}, {address}, {slot}"
@@ -294,7 +300,7 @@ class StepSource:
         return f"{{{numbers}, {_HOMES[home]}, {kind}}}"
 
     def home(self, name: str) -> str:
-        """Return the home of a buffer of state: ram, storage, mapped, or flash."""
+        """Return the home of a state buffer: ram, storage, mapped, or flash."""
         graph, plan = self.step.graph, self.deployment.plan
         if name not in graph.tensor_index:
             return "flash"
@@ -302,21 +308,21 @@ class StepSource:
             return "ram"
         return "mapped" if plan.memory_mapped else "storage"
 
-    def _tensor(self, value: NamedTensor, pieces: list[str]) -> str:
-        first, left = len(pieces), value.elements
+    def _tensor_row(self, value: NamedTensor, pieces: list[str]) -> str:
+        first, remaining = len(pieces), value.elements
         for ref in value.pieces:
-            here = min(left, self.step.buffers[ref.buffer].elements - ref.offset)
-            pieces.append(f"{{{self._buffers.index(ref.buffer)}, {ref.offset}, {here}}}")
-            left -= here
+            count = min(remaining, self.step.buffers[ref.buffer].elements - ref.offset)
+            pieces.append(f"{{{self._buffers.index(ref.buffer)}, {ref.offset}, {count}}}")
+            remaining -= count
         return f"{{{first}, {len(value.pieces)}}}"
 
-    def _gradients(self) -> Iterator[str]:
+    def _gradient_table(self) -> Iterator[str]:
         slots = self.deployment.slots
         rows = []
         for value in self.step.gradients:
             (piece,) = value.pieces
             whole = self.step.buffers[piece.buffer].elements
-            slot = slots.index(gradient_slot(value))
+            slot = slots.index(gradient_slot_name(value))
             order = "0, 0, 0"
             if value.strides is not None:
                 shape = self.program.lists.setdefault(
@@ -328,23 +334,23 @@ class StepSource:
                 order = f"{len(value.shape)}, {shape}, {strides}"
             rows.append(f"{{{slot}, {whole}, {piece.offset}, {order}}}")
         if rows:
-            yield _table("const pm_gradient_t pm_gradients[]", rows)
+            yield _table_definition("const pm_gradient_t pm_gradients[]", rows)
 
 
-def _taken_names() -> set[str]:
-    """Return the names that no constant of a tensor may have: those of our own macros."""
+def _macro_names() -> set[str]:
+    """Return the names of the macros in the templates, which macros of tensors must not have."""
     texts = map(read_template, ("generated/include/pm.h", "pm_driver.h", "src/pm_state.h"))
     return {name for text in texts for name in _DEFINED.findall(text)}
 
 
-def _stored_terms(wrapped: str, sizes: Sequence[int]) -> str:
-    """Return the sum of what slots take of storage, in the units and blocks of a build."""
+def _storage_terms(wrapped: str, sizes: Sequence[int]) -> str:
+    """Return a C expression for the storage of slots in the units and blocks of a build."""
     terms = (f"{n}u*PM_{wrapped}_BYTES({size}u)" for size, n in Counter(sizes).items())
     return fill(" + ".join(terms) or "0u", 88).replace("\n", " \\\n    ")
 
 
-def _inputs(step: LoweredStep, array: str) -> Iterator[str]:
-    """Yield the pointers to what a caller hands over."""
+def _input_pointers(step: LoweredStep, array: str) -> Iterator[str]:
+    """Yield the declarations of a pointer to each input of the caller."""
     for k, value in enumerate(step.inputs):
         yield f"const {value.type.c_name} *const x{k} = {array}[{k}];"
     yield from (f"(void)x{k};" for k in range(len(step.inputs)))
@@ -352,42 +358,42 @@ def _inputs(step: LoweredStep, array: str) -> Iterator[str]:
         yield f"(void){array};"
 
 
-def _indented_once(line: str) -> str:
+def _indent_line(line: str) -> str:
     return line if line.startswith("PM_SLICE(") else f"    {line}"
 
 
-def _indented(lines: Iterable[str]) -> str:
+def _indent_lines(lines: Iterable[str]) -> str:
     return "\n".join(f"    {line}" for line in lines)
 
 
-def _info(value: NamedTensor) -> str:
+def _info_row(value: NamedTensor) -> str:
     integer_bytes = 0 if value.type is DataType.REAL else value.type.itemsize
     return f"{{{value.elements}, {integer_bytes}}}"
 
 
-def _table(declaration: str, rows: Iterable[str], *, empty: str = "{0}") -> str:
+def _table_definition(declaration: str, rows: Iterable[str], *, empty: str = "{0}") -> str:
     lines: Sequence[str] = list(rows)
     inside = "".join(f"    {row},\n" for row in lines or (empty,))
     return f"{declaration} = {{\n{inside}}};"
 
 
-def _last_named(earlier: str, node: str) -> str:
+def _last_nonempty(earlier: str, node: str) -> str:
     return node or earlier
 
 
-def _constant(kind: str, name: str, taken: set[str]) -> str:
-    """Return the name of a constant for a tensor, which no other has."""
+def _macro_name(kind: str, name: str, taken: set[str]) -> str:
+    """Return a unique macro name for a tensor, and add it to `taken`."""
     words = re.sub(r"\W+|_+", " ", name.encode("ascii", "replace").decode()).split()
     if kind == "INPUT" and len(words) > 1 and words[0] == "inputs":
         del words[0]
     first = constant = "_".join([kind, *words]).upper()
-    again = 1
+    number = 1
     while constant in taken:
-        again += 1
-        constant = f"{first}_{again}"
+        number += 1
+        constant = f"{first}_{number}"
     taken.add(constant)
     return constant
 
 
-def _one_line(text: str) -> str:
-    return " ".join(comment(text).split())
+def _comment_line(text: str) -> str:
+    return " ".join(comment_text(text).split())

@@ -1,6 +1,6 @@
-"""Files of state, as exported programs write and read them: all tensors, one after the other.
+"""State files of exported programs: all state tensors one after the other, without a header.
 
-``manifest.json`` of the folder says which ones, in which order.
+``manifest.json`` of the exported folder lists the tensors in the order of the file.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 STATE_FILE: Final = "state.bin"
-"""What the file is called in its folder unless another name is wanted."""
+"""Default name of the state file in an exported folder."""
 _STORED: Final = {"float32": "<f4", "int32": "<i4", "uint8": "u1", "int8": "i1"}
 _MANIFEST: Final = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedTensor:
-    """One tensor of state of an exported step."""
+    """One state tensor of an exported step."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """``float32``, ``int32``, ``uint8`` or ``int8``, in the build for the device."""
+    """Type in the build for the device: ``float32``, ``int32``, ``uint8`` or ``int8``."""
     home: str
-    """``ram``, ``storage``, ``mapped`` or ``flash``; of tiles with several homes all, with +."""
+    """``ram``, ``storage``, ``mapped`` or ``flash``; several, joined by +, if its tiles differ."""
 
     @property
     def bytes(self) -> int:
@@ -42,19 +42,20 @@ class ExportedTensor:
 
 
 def state_tensors(folder: str | Path, *, is_trained: bool = False) -> tuple[ExportedTensor, ...]:
-    """Return what state an exported folder has, in the order of its functions and files.
+    """Return the state tensors of an exported folder, in the order of its state file.
 
     Parameters
     ----------
     folder : str or Path
-        What was exported.
+        The exported folder.
     is_trained : bool
-        Whether its program must change state, and not only hand out gradients.
+        Whether to refuse a folder whose program only computes gradients.
 
     Raises
     ------
     InputError
-        If the folder has no manifest of an export, or its program does not change state.
+        If the folder has no manifest of an export, or `is_trained` and its program updates no
+        state.
     """
     path = Path(folder) / _MANIFEST
     text = read_text(path)
@@ -68,12 +69,12 @@ def state_tensors(folder: str | Path, *, is_trained: bool = False) -> tuple[Expo
                 "state; export it with an optimizer"
             )
         try:
-            return tuple(map(_tensor, document["states"]))
+            return tuple(map(_parse_tensor, document["states"]))
         except (KeyError, TypeError, ValueError):
             raise InputError("states: expected name, shape, dtype and home of each") from None
 
 
-def _tensor(entry: Mapping[str, Any]) -> ExportedTensor:
+def _parse_tensor(entry: Mapping[str, Any]) -> ExportedTensor:
     if entry["dtype"] not in _STORED:
         raise ValueError(entry["dtype"])
     shape = tuple(entry["shape"])
@@ -85,7 +86,10 @@ def _tensor(entry: Mapping[str, Any]) -> ExportedTensor:
 
 
 def state_paths(path: str | Path, folder: str | Path | None) -> tuple[Path, Path]:
-    """Return the file of state and the exported folder that a path of either means."""
+    """Return (state file, exported folder) for the path of a state file or of an exported folder.
+
+    The folder of a state file is `folder`, by default the one that contains the file.
+    """
     path = Path(path)
     if path.is_dir():
         return path / STATE_FILE, path
@@ -93,34 +97,34 @@ def state_paths(path: str | Path, folder: str | Path | None) -> tuple[Path, Path
 
 
 def read_state(path: Path, tensors: Sequence[ExportedTensor]) -> dict[str, np.ndarray]:
-    """Return the arrays of a file by name; reals are doubles where a build for double wrote them.
+    """Read the arrays of a state file by name; a file of a double-precision build gives doubles.
 
     Raises
     ------
     InputError
-        If the file has another size than these tensors.
+        If the size of the file is not that of the tensors.
     """
     data = read_bytes(path)
-    doubles = sum(tensor.bytes for tensor in tensors if tensor.dtype == "float32")
-    whole = sum(tensor.bytes for tensor in tensors)
-    if len(data) not in {whole, whole + doubles}:
+    real_bytes = sum(tensor.bytes for tensor in tensors if tensor.dtype == "float32")
+    float_bytes = sum(tensor.bytes for tensor in tensors)
+    if len(data) not in {float_bytes, float_bytes + real_bytes}:
         raise InputError(
-            f"{path}: expected {whole:,} B, all state of its folder (or {whole + doubles:,} B of a "
-            f"build for double), got {len(data):,} B"
+            f"{path}: expected {float_bytes:,} B, all state of its folder (or "
+            f"{float_bytes + real_bytes:,} B of a build for double), got {len(data):,} B"
         )
-    wide = len(data) != whole
-    arrays, at = {}, 0
+    is_double = len(data) != float_bytes
+    arrays, offset = {}, 0
     for tensor in tensors:
-        kind = np.dtype("<f8" if wide and tensor.dtype == "float32" else _STORED[tensor.dtype])
+        kind = np.dtype("<f8" if is_double and tensor.dtype == "float32" else _STORED[tensor.dtype])
         count = math.prod(tensor.shape)
-        arrays[tensor.name] = np.frombuffer(data, kind, count, at).reshape(tensor.shape)
-        at += count * kind.itemsize
+        arrays[tensor.name] = np.frombuffer(data, kind, count, offset).reshape(tensor.shape)
+        offset += count * kind.itemsize
     return arrays
 
 
 def write_state(
     path: Path, tensors: Sequence[ExportedTensor], arrays: Mapping[str, np.ndarray]
 ) -> None:
-    """Write a file of state: the arrays of these tensors, by name."""
-    parts = (arrays[tensor.name].astype(_STORED[tensor.dtype]).tobytes() for tensor in tensors)
-    write_bytes(path, b"".join(parts))
+    """Write a state file: the arrays of `tensors`, by name, in their order and types."""
+    contents = (arrays[tensor.name].astype(_STORED[tensor.dtype]).tobytes() for tensor in tensors)
+    write_bytes(path, b"".join(contents))

@@ -1,8 +1,8 @@
-"""The mechanism of the templates in ``export/c``, which all files of an exported folder are.
+"""The template syntax of ``export/c``, from which all files of an exported folder are made.
 
-``@WORD@`` becomes the value of a word. ``@IF WORD@ ... @END WORD@`` keeps the text between its
-marks if the value is true, ``@UNLESS WORD@ ... @END WORD@`` if it is not. A mark that fills a line
-takes that line with it.
+``@WORD@`` is replaced by the value of a word. ``@IF WORD@ ... @END WORD@`` retains the enclosed
+text if the value is true, ``@UNLESS WORD@ ... @END WORD@`` if it is false. A mark that fills a line
+is removed with the line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Words: TypeAlias = "Mapping[str, str | int]"
-"""Values by word. True and False are written as 1 and 0."""
+"""Values by template word. True and False are written as 1 and 0."""
 
 _WORD: Final = re.compile(r"@([A-Z_]+)@")
 _BLOCK: Final = re.compile(
@@ -25,28 +25,28 @@ _BLOCK: Final = re.compile(
 
 
 def read_template(name: str) -> str:
-    """Read a template, by its path below ``export/c``."""
+    """Read a template by its path relative to ``export/c``."""
     return (SOURCES / name).read_text(encoding="utf-8")
 
 
 def fill_template(text: str, words: Words) -> str:
-    """Replace the words of a template, and drop the blocks whose condition does not hold.
+    """Replace the words of a template, and remove the blocks whose condition is false.
 
     Raises
     ------
     KeyError
         If a word is unknown.
     """
-    kept = _drop_blocks(text, words)
-    return _WORD.sub(lambda match: _format_value(words[match[1]]), kept)
+    resolved = _resolve_blocks(text, words)
+    return _WORD.sub(lambda match: _format_value(words[match[1]]), resolved)
 
 
-def _drop_blocks(text: str, words: Words) -> str:
-    """Remove the marks of blocks, and the text of those whose condition does not hold."""
+def _resolve_blocks(text: str, words: Words) -> str:
+    """Remove the marks of all blocks, and the text of blocks whose condition is false."""
 
     def replace_block(match: re.Match[str]) -> str:
-        holds = bool(words[match[3]]) == (match[2] == "IF")
-        return _drop_blocks(match[4], words) if holds else ""
+        is_true = bool(words[match[3]]) == (match[2] == "IF")
+        return _resolve_blocks(match[4], words) if is_true else ""
 
     return _BLOCK.sub(replace_block, text)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import GraphError, InputError
-from poetmodel.files import shipped
+from poetmodel.files import shipped_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,7 +131,7 @@ def load_model(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
     check_model_name(name)
     if shape.overrides:
         return _build_zoo_model(name, shape)
-    return Graph.load(model_path(shipped("graphs"), name))
+    return Graph.load(model_path(shipped_folder("graphs"), name))
 
 
 def read_model_or_file(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
@@ -241,8 +241,8 @@ def check_model_name(name: str) -> None:
     if name in _DESCRIPTIONS:
         return
     typed = name.strip().lower().replace("_", "-")
-    known = [candidate for candidate in (typed, f"paper/{typed}") if candidate in _DESCRIPTIONS]
-    matches = dict.fromkeys((*known, *get_close_matches(typed, _DESCRIPTIONS, n=3)))
+    variants = [candidate for candidate in (typed, f"paper/{typed}") if candidate in _DESCRIPTIONS]
+    matches = dict.fromkeys((*variants, *get_close_matches(typed, _DESCRIPTIONS, n=3)))
     hint = f"did you mean {' or '.join(matches)}? " if matches else ""
     file_hint = " (a graph file is given with --graph)" if name.endswith(".json") else ""
     raise GraphError(

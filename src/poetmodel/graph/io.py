@@ -77,8 +77,8 @@ def read_document(path: str | Path) -> tuple[object, str, list[str]]:
 def write_document(document: Mapping[str, Any], path: str | Path) -> None:
     """Write a graph's document to a file, one node per line."""
     nodes = document["nodes"]
-    rest = ((key, value) for key, value in document.items() if key != "nodes")
-    head = [f"{_to_json(key)}: {_to_json(value)}" for key, value in rest]
+    head_items = ((key, value) for key, value in document.items() if key != "nodes")
+    head = [f"{_to_json(key)}: {_to_json(value)}" for key, value in head_items]
     lines = ",\n".join(f"  {_to_json(node)}" for node in nodes)
     write_text(path, "{" + ",\n ".join(head) + f',\n "nodes": [\n{lines}\n]}}\n')
 
@@ -177,18 +177,19 @@ def parse_graph_fields(document: object, *, source: str, faults: Iterable[str]) 
     messages = messages or structure_faults(nodes, version=document["version"])
     if messages:
         raise GraphError(messages).within(source)
-    stated = {key: value for key, value in document.items() if key not in ("format", "version")}
-    return stated | {"nodes": nodes}
+    fields = {key: value for key, value in document.items() if key not in ("format", "version")}
+    return fields | {"nodes": nodes}
 
 
 def _format_faults(document: dict[str, Any]) -> Iterator[str]:
-    for key, wanted in (("format", (FORMAT,)), ("version", VERSIONS)):
+    for key, accepted in (("format", (FORMAT,)), ("version", VERSIONS)):
         value = document.get(key)
-        if value not in wanted or isinstance(value, bool | float):
-            yield f"{key}: expected {' or '.join(map(json.dumps, wanted))}, got {shown(value)}"
+        if value not in accepted or isinstance(value, bool | float):
+            yield f"{key}: expected {' or '.join(map(json.dumps, accepted))}, got {shown(value)}"
 
 
 def _parse_node(item: dict[str, Any]) -> Node:
+    """Make a node from its validated entry in a graph file."""
     outputs = item.get("outputs")
     if outputs is None:
         outputs = [{"name": item["name"], "bytes": item["output_bytes"]}]

@@ -74,6 +74,7 @@ class Node:
     accepted."""
 
     def __post_init__(self) -> None:
+        """Sort in-place pairs, accepting a mapping, and make state nodes not recomputable."""
         pairs: object = self.in_place
         if isinstance(pairs, Mapping):
             pairs = tuple(pairs.items())

@@ -361,8 +361,8 @@ class Graph:
         GraphError
             With every error found.
         """
-        stated = parse_graph_fields(document, source=source, faults=faults)
-        return cls.from_valid(**{**graph_defaults(cls), **stated})
+        graph_values = parse_graph_fields(document, source=source, faults=faults)
+        return cls.from_valid(**{**graph_defaults(cls), **graph_values})
 
     def to_dict(self, *, defaults: bool = False) -> dict[str, Any]:
         """Return the content of a graph file; with `defaults`, include keys with default values.

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.errors import shown
-from poetmodel.files import place, unknown_key
+from poetmodel.files import format_location, unknown_key
 from poetmodel.graph.node import Phase
 from poetmodel.units import MAX_BYTES
 
@@ -26,6 +26,7 @@ class _Rule(NamedTuple):
 
 
 def _integer_rule(minimum: int, maximum: int, expected: str) -> _Rule:
+    """Return a rule that accepts integers from `minimum` to `maximum`, but no bool."""
     # bool is a subclass of int.
     return _Rule(
         lambda value: (
@@ -96,7 +97,7 @@ def value_faults(document: Mapping[str, Any]) -> list[str]:
 
     def check(item: object, rules: Mapping[str, _Rule], *path: str | int) -> None:
         for key_path, words in _key_faults(item, rules):
-            faults.append(f"{place((*path, *key_path), document)}: {words}")
+            faults.append(f"{format_location((*path, *key_path), document)}: {words}")
 
     check(document, _GRAPH_KEYS)
     if isinstance(document.get("resident_bytes"), dict):
@@ -108,7 +109,7 @@ def value_faults(document: Mapping[str, Any]) -> list[str]:
             continue
         if ("outputs" in node) == ("output_bytes" in node):
             got = "both" if "outputs" in node else "neither"
-            where = place(("nodes", k), document)
+            where = format_location(("nodes", k), document)
             faults.append(f"{where}: expected output_bytes or outputs, got {got}")
         outputs = node.get("outputs")
         for j, output in enumerate(outputs if isinstance(outputs, list) else ()):
@@ -262,6 +263,7 @@ def _state_faults(nodes: Sequence[Node], maker: Mapping[str, int]) -> Iterator[s
 
 
 def _state_node_faults(nodes: Sequence[Node], k: int) -> Iterator[str]:
+    """Yield a message for each violated rule of node `k`, which holds state."""
     node, where = nodes[k], _node_label(nodes, k)
     for key, default in STATE_DEFAULTS.items():
         if getattr(node, key) != default:
@@ -315,6 +317,7 @@ def _replacement_faults(
 
 
 def _in_place_faults(nodes: Sequence[Node], k: int, maker: Mapping[str, int]) -> Iterator[str]:
+    """Yield a message for each invalid in-place pair of node `k`."""
     node, where = nodes[k], f"{_node_label(nodes, k)}.in_place"
     outputs = [tensor.name for tensor in node.outputs]
     replacements = {tensor.name for tensor, _ in _replacement_pairs(node)}

@@ -1,6 +1,7 @@
-"""Formulations of the problem, as arrays or for Pyomo; symbols of the paper live here.
+"""Formulations of the problem, as arrays or as Pyomo models, with the symbols of the paper.
 
-What builds a whole model loads on first use: ``lazy`` states relaxations of its own.
+Modules that build whole models are imported on first use, since ``lazy`` builds its own
+relaxations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The relaxations that ``lazy`` solves: ``compact`` over groups of stages, few memory rows.
+"""The relaxations that ``lazy`` solves: ``compact`` over groups of stages, with few memory rows.
 
-Between two memory rows that are enforced nothing tells stages apart: they share their columns.
+Stages between two enforced memory rows share their columns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from poetmodel.model.compact import (
     STORAGE,
     VARIABLES,
 )
-from poetmodel.model.events import find_events, without_dominated_keeps
+from poetmodel.model.events import drop_dominated_keeps, find_events
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
 from poetmodel.model.memory import MEMORY
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE
@@ -31,35 +31,38 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
 
 
-def _beside(m: Model) -> None:
-    """Count what a limit or the objective wants for its own sake, and no group tells apart.
+def _add_further_counts(m: Model) -> None:
+    """Count rewarded recomputations and page-ins beyond one per group.
 
-    A group decides once whether it recomputes a node; in its stages that may happen as often as
-    there are. So of a node, or tensor, that may be wanted a whole number counts the others::
+    A group decides once whether it recomputes a node, which may happen in each of its stages. So
+    for each node or tensor that a limit or the objective rewards, an integer counts the further
+    ones::
 
         recomputed_beside[k] <= stages after k - groups that decide on k
         paged_in_beside[i]   <= stages after node(i) - groups that decide on i
 
-    Limits and the objective count them, no memory row does. In groups of one stage there are none.
-    Nothing is paged in that is not paged out::
+    Limits and the objective include them, memory rows do not. With groups of one stage there are
+    none. Only tensors that were paged out are paged in::
 
-        paged_in_beside[i] <= most * paged_out[i]    i is not on storage from the start
+        paged_in_beside[i] <= max_count * paged_out[i]    i is not on storage from the start
     """
     problem, events = m.problem, m.events
-    wanted, node_of = problem.rewards, problem.graph.node_of
-    again = {
+    rewards, node_of = problem.rewards, problem.graph.node_of
+    recomputations = {
         k: problem.graph.last_stages[k] - k - len(events.recompute[k])
-        for k, wants in enumerate(wanted.compute)
-        if wants and m.recomputable[k]
+        for k, reward in enumerate(rewards.compute)
+        if reward and m.recomputable[k]
     }
     pages = {
         i: problem.graph.last_page_in(i) - node_of[i] - len(events.page_in[i])
-        for i, wants in enumerate(wanted.page_in)
-        if wants and problem.can_page
+        for i, reward in enumerate(rewards.page_in)
+        if reward and problem.can_page
     }
-    for name, most in (("recomputed_beside", again), ("paged_in_beside", pages)):
-        offered = {item: times for item, times in most.items() if times}
-        m.add_variables(name, offered, upper=[float(times) for times in offered.values()])
+    for name, max_counts in (("recomputed_beside", recomputations), ("paged_in_beside", pages)):
+        positive_counts = {item: times for item, times in max_counts.items() if times}
+        m.add_variables(
+            name, positive_counts, upper=[float(times) for times in positive_counts.values()]
+        )
     m.decisions = replace(
         m.decisions,
         recomputations=[*m.decisions.recomputations, *m.recomputed_beside.items()],
@@ -72,10 +75,10 @@ def _beside(m: Model) -> None:
             m.add_row(i, (column, home), (1.0, -pages[i]), upper=0.0)
 
 
-def _fixed_keeps(m: Model) -> None:
-    """Keep what is surely in RAM and counted by no enforced row, and not what is never better kept.
+def _fix_keeps(m: Model) -> None:
+    """Fix free keeps to 1 and dominated keeps to 0.
 
-    ::
+    A free keep is surely in RAM and in no enforced row; a dominated keep is never needed::
 
         kept[i,a] = 1    for the free keeps
         kept[i,a] = 0    for the dominated keeps
@@ -91,13 +94,13 @@ LAZY = Formulation(
         VARIABLES,
         Component(
             "beside",
-            _beside,
+            _add_further_counts,
             "poetmodel: own constraints count every recomputation and page-in",
             AFTER_VARIABLES,
         ),
         Component(
             "fixed_keeps",
-            _fixed_keeps,
+            _fix_keeps,
             "poetmodel: free and dominated keeps",
             AFTER_VARIABLES,
         ),
@@ -114,10 +117,11 @@ LAZY = Formulation(
 
 
 def build_relaxation(problem: Problem, grouping: Grouping, recomputable: Sequence[bool]) -> Model:
-    """Return the relaxation of a problem that enforces the rows of a grouping.
+    """Build the relaxation of a problem that enforces the rows of a grouping.
 
-    Its optimum is a lower bound for the problem, and that of the problem where its solution, placed
-    on stages, keeps every row. `recomputable` is from `poetmodel.model.events.recomputable_nodes`.
+    Its optimum is a lower bound for the problem, and equals the problem's optimum if its solution,
+    disaggregated to stages, satisfies every row. `recomputable` comes from
+    `poetmodel.model.events.recomputable_nodes`.
     """
     m = Model(problem, LAZY, exact=True)
     m.grouping = grouping
@@ -131,7 +135,7 @@ def build_relaxation(problem: Problem, grouping: Grouping, recomputable: Sequenc
     )
     if not grouping.own_rows:
         single = {grouping.group_of[t] for t in grouping.step_stages}
-        events = without_dominated_keeps(problem, events, moves=lambda group: group not in single)
+        events = drop_dominated_keeps(problem, events, may_move=lambda group: group not in single)
     m.events = events
     LAZY.populate(m)
     return m

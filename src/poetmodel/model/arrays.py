@@ -1,7 +1,7 @@
-"""A linear model as arrays: families of variables, families of rows, and what is minimized.
+"""A linear model as arrays: families of variables, families of rows, and the objective.
 
-Formulations build it. `poetmodel.backends.layout.to_standard_form` converts it to the input of
-solvers, and `poetmodel.model.view` to the Pyomo model that users extend.
+Formulations fill it. `poetmodel.backends.layout.form_of` converts it to a standard form for
+solvers, and `poetmodel.model.view` to a Pyomo model that users extend.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 Family = dict[Any, int]
-"""The columns of a family of variables, by index."""
+"""Columns of a family of variables, by index."""
 
 
 class Label(NamedTuple):
-    """Meaning of a column or a row."""
+    """Family and index of a column or a row."""
 
     family: str
-    """The variables, or the constraint, that it is one of."""
+    """Name of the family of variables or constraints."""
     key: Any = None
-    """Its index there; None where it is the only one."""
+    """Index in the family; None if the family has one member."""
 
     @property
     def name(self) -> str:
-        """Its name, as Pyomo writes it."""
+        """Name in Pyomo's notation."""
         if self.key is None:
             return self.family
         keys = self.key if isinstance(self.key, tuple) else (self.key,)
@@ -52,19 +52,22 @@ class StatedRelations(Protocol):
     """The relations of the paper, in terms of the columns of a model."""
 
     def entry(self, name: str, t: int, k: int) -> int:
-        """Return the column of an entry of a relation, or a constant in place of one."""
+        """Return the column of an entry of a relation, or a constant for a fixed entry."""
 
-    def chosen(self, holds: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
-        """Yield (relation, stage, index) of each entry that is 1, given which columns are."""
+    def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
+        """Yield (relation, stage, index) of each entry that is 1.
+
+        `is_one` gives the value of a column.
+        """
 
     def assign(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
-        """Yield (column, value) of all that a schedule decides."""
+        """Yield (column, value) for all decisions of a schedule."""
 
 
 class Model:
-    """A linear model of a problem, which the components of a formulation fill.
+    """A linear model of a problem, filled by the components of a formulation.
 
-    A column has a number, and so has a row. Names are those of `docs/concepts/glossary.md`.
+    Columns and rows are numbered. Names are those of `docs/concepts/glossary.md`.
     """
 
     # Variables of compact and of its relaxations.
@@ -88,47 +91,49 @@ class Model:
     U: Family
 
     def __init__(self, problem: Problem, formulation: Formulation, *, exact: bool) -> None:
+        """Begin a model without columns and rows; `exact` is whether its bound is valid."""
         self.problem = problem
         self.formulation = formulation
         self.name = f"{problem.graph.name} ({formulation.name})"
         self.exact = exact
-        """Whether its bound holds for the problem."""
+        """Whether its bound is valid for the problem."""
         self.events: Events
-        """Where its decisions lie, with `compact` and its relaxations."""
+        """Events of ``compact`` and its relaxations."""
         self.grouping: Grouping
-        """Which memory rows are enforced, and the groups of stages that decide together."""
+        """Enforced memory rows, and groups of stages with common decisions."""
         self.recomputable: tuple[bool, ...] = ()
         self.decisions: Decisions
         self.relations: StatedRelations
-        """The paper's relations, as columns; set once all components are built."""
+        """The paper's relations, as columns; set when all components are built."""
         self.families: dict[str, Family] = {}
         self.lower: list[float] = []
         """Lower bound of each column."""
         self.upper: list[float] = []
         """Upper bound of each column."""
         self.integer: list[bool] = []
-        """Whether each column is a whole number."""
+        """Whether each column is an integer."""
         self.fixed: dict[int, float] = {}
-        """Value of each column that has no choice."""
+        """Value of each fixed column."""
         self.peak: int | None = None
-        """The column of the peak RAM, where that is minimized."""
+        """Column of the peak RAM if that is minimized, else None."""
         self.live_for: tuple[Liveness, ...] = ()
-        """Meaning of each column of `live`."""
+        """Conditions of each column of `live`."""
         self.limits: dict[Label, LinearRow] = {}
-        """Exact limits, in their own units, over columns, of the rows that state them."""
+        """Exact limits over columns, in their own units, by the label of the row that
+        states them."""
         self.has_objective = False
-        """Whether it is stated what to minimize."""
+        """Whether the objective is stated."""
         self.costs: list[tuple[float, int]] = []
-        """(cost, column) of what is minimized, in units of `objective_unit`."""
+        """(cost, column) of the objective, in units of `objective_unit`."""
         self.offset = 0.0
-        """The constant of what is minimized."""
+        """Constant of the objective."""
         self.objective_unit = 1.0
         self.keys: list[Any] = []
         """Index of each row in its family."""
         self.row_lower: list[float] = []
         self.row_upper: list[float] = []
         self._begins: dict[str, int] = {}
-        """For each family of rows its first one; they end where the next ones begin."""
+        """First row of each family; a family ends where the next one begins."""
         self._columns = array("i")
         """Columns of all terms, row by row."""
         self._values = array("d")
@@ -144,7 +149,7 @@ class Model:
         upper: float | Sequence[float] = 1.0,
         integer: bool = True,
     ) -> Family:
-        """Declare variables from 0 on, binary ones by default; return their columns."""
+        """Add a family of variables with lower bound 0, binary by default; return their columns."""
         begin = len(self.lower)
         columns = {key: column for column, key in enumerate(index, start=begin)}
         count = len(columns)
@@ -156,7 +161,7 @@ class Model:
         return columns
 
     def add_variable(self, family: str, *, upper: float, lower: float = 0.0) -> int:
-        """Declare one real variable; return its column."""
+        """Add one real variable; return its column."""
         column = len(self.lower)
         self.families[family] = {None: column}
         self.lower.append(lower)
@@ -166,7 +171,7 @@ class Model:
 
     @property
     def n_columns(self) -> int:
-        """Number of columns, those without a choice among them."""
+        """Number of columns, including fixed ones."""
         return len(self.lower)
 
     def column_labels(self) -> list[Label]:
@@ -179,7 +184,10 @@ class Model:
     # -- rows ----------------------------------------------------------------------------------
 
     def begin_rows(self, family: str) -> None:
-        """Let the rows that are added from now on be those of a new constraint, or the latest."""
+        """Begin a family: rows added from now on belong to it.
+
+        No effect if it is the current family.
+        """
         if not self._begins or next(reversed(self._begins)) != family:
             self._begins[family] = len(self.keys)
 
@@ -192,7 +200,7 @@ class Model:
         lower: float = -math.inf,
         upper: float = math.inf,
     ) -> None:
-        """Add the row ``lower <= sum of value * column <= upper``, no column in two terms."""
+        """Add the row ``lower <= sum of value * column <= upper``; columns must be distinct."""
         check_time_limit()
         self._columns.extend(columns)
         self._values.extend(values)
@@ -206,18 +214,18 @@ class Model:
         *,
         upper: float,
     ) -> None:
-        """Add a row of arrays, of thousands of terms perhaps."""
+        """Add a row of arrays, for rows with thousands of terms."""
         check_time_limit()
         self._columns.frombytes(columns.astype(np.intc).tobytes())
         self._values.frombytes(values.astype(np.float64).tobytes())
         self._close_row(key, -math.inf, upper)
 
     def add_linear_row(self, row: LinearRow) -> None:
-        """Add a row under its own key."""
+        """Add a `LinearRow` over columns with its own key."""
         columns, values = tuple(zip(*((c, v) for v, c in row.terms), strict=True)) or ((), ())
         self.add_row(row.key, columns, values, lower=row.lower, upper=row.upper)
 
-    def cover(self, key: Any, column: int, by: Sequence[int]) -> None:
+    def add_implication_row(self, key: Any, column: int, by: Sequence[int]) -> None:
         """Add the row ``column <= sum of by``."""
         check_time_limit()
         self._columns.append(column)
@@ -226,13 +234,13 @@ class Model:
         self._values.extend(repeat(-1.0, len(by)))
         self._close_row(key, -math.inf, 0.0)
 
-    def add_impossible(self, key: Any = None) -> None:
-        """Add a row that no values satisfy, stated so that every solver proves it."""
+    def add_infeasible_row(self, key: Any = None) -> None:
+        """Add a row that no solution satisfies, in a form that every solver proves infeasible."""
         families = self.families
-        nothing = families["nothing"][None] if "nothing" in families else None
-        if nothing is None:
-            nothing = self.add_variable("nothing", upper=0.0)
-        self.add_row(key, (nothing,), (1.0,), lower=1.0)
+        zero = families["nothing"][None] if "nothing" in families else None
+        if zero is None:
+            zero = self.add_variable("nothing", upper=0.0)
+        self.add_row(key, (zero,), (1.0,), lower=1.0)
 
     def _close_row(self, key: Any, lower: float, upper: float) -> None:
         self.keys.append(key)
@@ -249,13 +257,13 @@ class Model:
 
     @property
     def row_families(self) -> dict[str, range]:
-        """The rows of each constraint."""
+        """Range of rows of each family of constraints."""
         ends = [*self._begins.values(), len(self.keys)]
         spans = (range(begin, end) for begin, end in pairwise(ends))
         return dict(zip(self._begins, spans, strict=True))
 
     def row_keys(self, family: str) -> list[Any]:
-        """Return the indices of the rows of a constraint."""
+        """Return the indices of the rows of a family; [] if there is no such family."""
         rows = self.row_families.get(family, range(0))
         return self.keys[rows.start : rows.stop]
 
@@ -266,8 +274,8 @@ class Model:
             labels.extend(map(Label, repeat(family), self.keys[rows.start : rows.stop]))
         return labels
 
-    def span(self, number: int) -> slice:
-        """Return the positions of a row's terms among all terms."""
+    def term_slice(self, number: int) -> slice:
+        """Return the slice of a row's terms among all terms."""
         return slice(self._ends[number], self._ends[number + 1])
 
     def n_terms(self, rows: range) -> int:
@@ -275,7 +283,7 @@ class Model:
         return self._ends[rows.stop] - self._ends[rows.start]
 
     def row(self, number: int) -> tuple[Iterator[tuple[float, int]], float, float]:
-        """Return the terms (value, column) of a row, and its sides."""
-        span = self.span(number)
+        """Return the terms (value, column) of a row, its lower bound and its upper bound."""
+        span = self.term_slice(number)
         terms = zip(self._values[span], self._columns[span], strict=True)
         return terms, self.row_lower[number], self.row_upper[number]

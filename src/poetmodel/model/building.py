@@ -1,16 +1,22 @@
-"""From a problem to a model, how large it will be, and from a solved model to a schedule."""
+"""Building models of problems, estimates of build times, and schedules of solutions."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.errors import InputError, shown
 from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import find_events, recomputable_nodes
 from poetmodel.model.grouping import Grouping
-from poetmodel.model.paper import PAPER, check_fits, one_output_each, reduction_in_words, restore
+from poetmodel.model.paper import (
+    PAPER,
+    check_fits,
+    describe_reduction,
+    merge_outputs,
+    restore_tensors,
+)
 from poetmodel.model.relations import CompactRelations, TriangleRelations
 from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.problem import Problem
@@ -24,13 +30,13 @@ if TYPE_CHECKING:
     from poetmodel.model.formulation import Component, Formulation
 
 FORMULATIONS: Final[Mapping[str, Formulation]] = {"compact": COMPACT, "paper": PAPER}
-"""The formulations that `build` knows by name."""
-TERM_S: Final = 8e-7
+"""The formulations that `build` accepts by name."""
+MEMORY_TERM_S: Final = 8e-7
 """Time to build and compile one term of a memory row, on one 2 GHz core [s]."""
 DECISION_S: Final = 1e-5
-"""The same for a variable with the rows that it brings."""
+"""Time to build and compile a variable with its rows [s]."""
 PAPER_TERM_S: Final = 5e-6
-"""The same for a term of ``paper``, all of which are in small rows."""
+"""Time to build and compile a term of ``paper``, whose rows are all small [s]."""
 
 
 def build(
@@ -40,31 +46,31 @@ def build(
     reductions: bool = True,
     memory_rows: bool | None = None,
 ) -> pyo.ConcreteModel:
-    """Return a Pyomo model of a problem, to be solved or extended.
+    """Build a Pyomo model of a problem, to solve or extend.
 
     Parameters
     ----------
     problem : Problem
-        What to state.
+        The problem.
     formulation : {'compact', 'paper'} or Formulation
-        ``compact`` is exact and small; ``paper`` is Algorithm 1 as published; an own `Formulation`
-        (an ablation) is built over the variables of ``compact``.
+        ``compact`` is exact and small; ``paper`` is Algorithm 1 as published; a user-defined
+        `Formulation` (an ablation) is built over the variables of ``compact``.
     reductions : bool
-        Without them ``compact`` leaves every choice of the contract open (page-outs at any stage,
-        dominated recomputations, page-ins that nobody needs), for constraints that need them.
+        Without reductions, ``compact`` includes every valid decision (page-outs at any stage,
+        dominated recomputations, page-ins that no node needs), for constraints on them.
     memory_rows : bool, optional
-        Whether the Pyomo model has memory rows, nearly all terms of a large model. By default it
-        has, or raises where they have millions of terms. Without them it is for `poetmodel.solve`
-        alone, which has them in any case; other solvers end with an error.
+        Whether the Pyomo model has memory rows, nearly all terms of a large model. Default: True,
+        but raise if they have millions of terms. A model without them is only for
+        `poetmodel.solve`, which adds them; other solvers end with an error.
 
     Returns
     -------
     pyomo.environ.ConcreteModel
         With ``model.problem``, and ``model.R[t, k]``, ``model.S_RAM[t, i]``, ``model.S_AUX[t, i]``,
         ``model.M_in[t, i]``, ``model.M_out[t, i]`` for every entry of the triangle: a variable, or
-        an expression where the formulation has decided it; ``model.resident[i]`` for every state
-        tensor. ``model.exact`` says whether its bound
-        holds for the problem, ``model.stated_rows`` names its constraints; others were added later.
+        an expression if the formulation fixes the entry; ``model.resident[i]`` for every state
+        tensor. ``model.exact`` is whether its bound is valid for the problem.
+        ``model.stated_rows`` has its own constraints; all others were added later.
 
     Raises
     ------
@@ -73,7 +79,7 @@ def build(
     InputError
         For an unknown formulation.
     TooLargeError
-        If memory rows have more than five million terms, and `memory_rows` does not say what to do.
+        If memory rows have more than five million terms and `memory_rows` is not given.
 
     Examples
     --------
@@ -85,87 +91,88 @@ def build(
     >>> sorted(model.S_RAM)
     [(1, 0)]
     """
-    from poetmodel.model.view import view
+    from poetmodel.model.view import to_pyomo
 
-    with rare_collections():
-        model = state(problem, formulation, reductions=reductions)
-        return view(model, own_components(model.formulation), memory_rows=memory_rows)
+    with infrequent_gc():
+        model = build_arrays(problem, formulation, reductions=reductions)
+        return to_pyomo(model, user_components(model.formulation), memory_rows=memory_rows)
 
 
-def state(
+def build_arrays(
     problem: Problem,
     formulation: str | Formulation = "compact",
     *,
     reductions: bool = True,
 ) -> Model:
-    """Return the model of a problem as arrays, see `build`; without components of one's own."""
+    """Build the model of a problem as arrays, without user-defined components; see `build`."""
     if not isinstance(problem, Problem):
         raise InputError(f"build takes a Problem, got {shown(problem)}")
-    chosen = _choose(formulation, reductions=reductions)
+    chosen = _find_formulation(formulation, reductions=reductions)
     m = Model(problem, chosen, exact=chosen in (COMPACT, UNREDUCED))
-    own = {component.name for component in own_components(chosen)}
+    user_defined = {component.name for component in user_components(chosen)}
     if chosen == PAPER:
         check_fits(problem)
-        if reduction_in_words(problem.graph) is not None:
-            m.problem = one_output_each(problem)
+        if describe_reduction(problem.graph) is not None:
+            m.problem = merge_outputs(problem)
     if chosen in (PAPER, UNREDUCED):
         chosen.populate(m)
         m.relations = TriangleRelations(m)
         if m.problem is not problem:
-            restore(m, problem)
+            restore_tensors(m, problem)
         return m
     rows = problem.stage_limits
-    m.grouping = Grouping.of_stages(len(problem.graph.nodes), len(rows))
+    m.grouping = Grouping.one_group_per_stage(len(problem.graph.nodes), len(rows))
     m.events = find_events(
         problem,
         m.grouping.group_of,
         recomputable=recomputable_nodes(problem),
         counted=rows,
     )
-    chosen.populate(m, without=own)
+    chosen.populate(m, without=user_defined)
     m.relations = CompactRelations(m)
     return m
 
 
-def own_components(formulation: Formulation) -> list[Component]:
-    """Return the components of a formulation that are not among those that are shipped."""
+def user_components(formulation: Formulation) -> list[Component]:
+    """Return the user-defined components of a formulation."""
     shipped = {*COMPACT.components, *UNREDUCED.components, *PAPER.components}
     return [component for component in formulation.components if component not in shipped]
 
 
 def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = None) -> Schedule:
-    """Return the schedule that the values of a model's variables state.
+    """Return the schedule of a solved model.
 
     Parameters
     ----------
     m : ConcreteModel
         From `build`, solved.
     value : callable, optional
-        Says whether a binary variable is 1; by default from its Pyomo value.
+        Returns whether a binary variable is 1. Default: by its Pyomo value.
     """
     import pyomo.core as pyo
 
-    def is_one(variable: Any) -> bool:
+    def is_pyomo_one(variable: Any) -> bool:
         return round(pyo.value(variable, exception=False) or 0) == 1
 
-    variables, holds = m.variables, value or is_one
-    return schedule_of(m.arrays, lambda column: holds(variables[column]))
+    variables, is_chosen = m.variables, value or is_pyomo_one
+    return schedule_from_columns(m.arrays, lambda column: is_chosen(variables[column]))
 
 
-def schedule_of(m: Model, holds: Callable[[int], bool]) -> Schedule:
-    """Return the schedule that a model's columns state, given which of them hold."""
+def schedule_from_columns(m: Model, is_one: Callable[[int], bool]) -> Schedule:
+    """Return the schedule of a model's solution; `is_one` gives the value of a column."""
     entries: dict[str, list[tuple[int, int]]] = {name: [] for name in RELATIONS}
-    for name, t, k in m.relations.chosen(holds):
+    for name, t, k in m.relations.nonzero_entries(is_one):
         entries[name].append((t, k))
     homes = m.families.get("resident", {})
     return Schedule(
         **{name: tuple(pairs) for name, pairs in entries.items()},
-        resident=tuple(i for i, column in homes.items() if column in m.fixed or holds(column)),
+        resident=tuple(i for i, column in homes.items() if column in m.fixed or is_one(column)),
         identity=GraphIdentity.of(m.problem.graph),
     )
 
 
-def _choose(formulation: str | Formulation, *, reductions: bool) -> Formulation:
+def _find_formulation(formulation: str | Formulation, *, reductions: bool) -> Formulation:
+    """Return a formulation by name; without `reductions`, the unreduced variant of ``compact``."""
     if not isinstance(formulation, str):
         return formulation
     if formulation not in FORMULATIONS:
@@ -178,8 +185,8 @@ def _choose(formulation: str | Formulation, *, reductions: bool) -> Formulation:
     return UNREDUCED if formulation == "compact" and not reductions else FORMULATIONS[formulation]
 
 
-def estimated_build_s(problem: Problem, formulation: str) -> float:
-    """Return about how long building and compiling a model takes [s]."""
+def estimate_build_s(problem: Problem, formulation: str) -> float:
+    """Return the approximate time to build and compile a model [s]."""
     graph = problem.graph
     n = len(graph.nodes)
     if formulation == "paper":
@@ -201,4 +208,4 @@ def estimated_build_s(problem: Problem, formulation: str) -> float:
         crossing += alive[t]
         total += crossing * steps[t]
     decisions = sum(map(len, (*events.events, *events.recompute, *events.page_in)))
-    return TERM_S * total + DECISION_S * decisions
+    return MEMORY_TERM_S * total + DECISION_S * decisions

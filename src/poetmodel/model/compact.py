@@ -1,7 +1,7 @@
 """``compact``: the exact model with few binaries and no big-M.
 
-Written over `Events`: decisions exist only where they can matter. Memory is stated step by step
-without a recurrence; see `docs/concepts/formulations.md` for the argument that nothing is lost.
+Its decisions exist only at `Events`, where they can matter. Memory is stated step by step without a
+recurrence; `docs/concepts/formulations.md` proves that no optimum is lost.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from poetmodel.model.decisions import Decisions
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
-from poetmodel.model.linear import stated_limit
+from poetmodel.model.linear import scale_and_register_limit
 from poetmodel.model.memory import MEMORY, StepView
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE, add_limit
 from poetmodel.problem import LinearRow, Quantity, row_over_totals
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def declare_homes(m: Model) -> None:
-    """Declare where state has its home; without paging it is in RAM.
+    """Declare the homes of state; without paging they are in RAM.
 
     ::
 
@@ -40,7 +40,7 @@ def declare_homes(m: Model) -> None:
             m.fixed[column] = 1.0
 
 
-def _variables(m: Model) -> None:
+def _declare_decisions(m: Model) -> None:
     """Declare the decisions, all binary.
 
     ::
@@ -50,12 +50,12 @@ def _variables(m: Model) -> None:
         recomputed[t,k]  node k is recomputed in stage t: R[t,k]
         paged_in[t,i]    tensor i is paged in, in stage t: M_in[t,i]
         paged_out[i]     tensor i is paged out right after its first computation; S_AUX from then on
-        resident[w]      state tensor w has its home in RAM, else on storage (storage_home[w])
+        resident[w]      the home of state tensor w is RAM, else storage (storage_home[w])
 
-    What a limit or the objective wants for its own sake (a lower limit, a negative coefficient) is
-    offered in every stage: recomputations, page-ins, and page-outs of whatever they are wanted of.
+    Decisions that a limit or the objective rewards (a lower limit, a negative coefficient) exist in
+    every stage: recomputations, page-ins, and page-outs of all tensors that are rewarded.
     """
-    graph, events, wanted = m.problem.working_graph, m.events, m.problem.rewards
+    graph, events, rewards = m.problem.working_graph, m.events, m.problem.rewards
     last = len(graph.nodes) - 1
     kept = [(i, a) for i, stages in enumerate(events.events) for a in range(len(stages))]
     recomputed = [(t, k) for k, stages in enumerate(events.recompute) for t in stages]
@@ -64,8 +64,8 @@ def _variables(m: Model) -> None:
         i
         for i, stages in enumerate(events.page_in)
         if m.problem.can_page
-        and (wanted.page_out[i] or i not in graph.on_aux)
-        and (wanted.page_out[i] or stages or (wanted.page_in[i] and graph.node_of[i] < last))
+        and (rewards.page_out[i] or i not in graph.on_aux)
+        and (rewards.page_out[i] or stages or (rewards.page_in[i] and graph.node_of[i] < last))
     ]
     m.add_variables("kept", kept)
     m.add_variables("recomputed", recomputed)
@@ -81,12 +81,12 @@ def _variables(m: Model) -> None:
 
 
 VARIABLES = Component(
-    "variables", _variables, source="POET (ICML 2022), section 5.2; events: poetmodel"
+    "variables", _declare_decisions, source="POET (ICML 2022), section 5.2; events: poetmodel"
 )
 
 
-def sources(m: Model, t: int, i: int) -> list[int]:
-    """Return the columns that put tensor `i` into RAM in stage (or group) `t`, an event of it."""
+def source_columns(m: Model, t: int, i: int) -> list[int]:
+    """Return the columns that bring tensor `i` into RAM in its event `t`, a stage or group."""
     k = m.problem.working_graph.node_of[i]
     segment = m.events.segment(i, m.events.group_of[k], t)
     columns = [] if segment is None else [m.kept[i, segment]]
@@ -97,27 +97,26 @@ def sources(m: Model, t: int, i: int) -> list[int]:
     return columns
 
 
-def present(m: Model, t: int, i: int) -> list[int]:
-    """Return the columns of which one must hold for a step of stage or group `t` to read `i`."""
+def presence_columns(m: Model, t: int, i: int) -> list[int]:
+    """Return the columns of which one must be 1 for a step of stage or group `t` to read `i`."""
     home = [m.resident[i]] if i in m.resident else []
-    return sources(m, t, i) + home
+    return source_columns(m, t, i) + home
 
 
-def _once(m: Model) -> None:
-    """Put a tensor into RAM at most once a stage.
+def _add_once_rows(m: Model) -> None:
+    """Bring a tensor into RAM at most once per stage.
 
-    Paging in what is in RAM is not allowed; recomputing it is waste where the node makes nothing
-    else, and no limit and no objective wants it recomputed::
+    A tensor in RAM must not be paged in. Recomputing it is useless if its node makes no other
+    tensor, and no limit and no objective rewards the recomputation::
 
-        S_RAM[t,i] + M_in[t,i] + R[t,node(i)] <= 1    node(i) has one output and is not wanted
+        S_RAM[t,i] + M_in[t,i] + R[t,node(i)] <= 1    node(i) has one output and no reward
         S_RAM[t,i] + M_in[t,i] <= 1                   otherwise
 
-    The same holds in a group of stages. But where page-ins of a tensor are wanted for their own
-    sake, it may go in one of several stages to make room for a recomputation, and come back: there
-    are no rows then.
+    The same holds in a group of stages. But if page-ins of a tensor are rewarded, it may be freed
+    in one of several stages for a recomputation, and paged in again: then there are no rows.
     """
-    graph, wanted, grouping = m.problem.working_graph, m.problem.rewards, m.grouping
-    several = {
+    graph, rewards, grouping = m.problem.working_graph, m.problem.rewards, m.grouping
+    longer_groups = {
         group
         for group, last in enumerate(grouping.last_stage)
         if grouping.first_stage[group] < last
@@ -125,42 +124,42 @@ def _once(m: Model) -> None:
     m.begin_rows("once")
     for i, groups in enumerate(m.events.events):
         k = graph.node_of[i]
-        without_again = len(graph.outputs_of[k]) > 1 or wanted.compute[k] > 0
+        may_recompute_present = len(graph.outputs_of[k]) > 1 or rewards.compute[k] > 0
         for group in groups:
-            if group in several and wanted.page_in[i]:
+            if group in longer_groups and rewards.page_in[i]:
                 continue
-            columns = sources(m, group, i)
-            if without_again:
-                again = m.recomputed.get((group, k))
-                columns = [column for column in columns if column != again]
+            columns = source_columns(m, group, i)
+            if may_recompute_present:
+                recomputation = m.recomputed.get((group, k))
+                columns = [column for column in columns if column != recomputation]
             if len(columns) > 1:
                 m.add_row((group, i), columns, [1.0] * len(columns), upper=1.0)
 
 
 ONCE = Component(
     "once",
-    _once,
+    _add_once_rows,
     "poetmodel: section 5.2 of POET with page-ins that count at once",
     AFTER_VARIABLES,
 )
 
 
-def _keeping(m: Model) -> None:
-    """Keep on only what is in RAM.
+def _add_keeping_rows(m: Model) -> None:
+    """Keep only a tensor that is in RAM.
 
     For every event ``t = e_a`` of a tensor after its first computation::
 
         kept[i,a] <= S_RAM[t,i] + R[t,node(i)] + M_in[t,i]
 
-    State that is surely there may be so because it is resident: there is no row then.
+    State that is surely in RAM may be so because it is resident: then there is no row.
     """
     m.begin_rows("keeping")
     for (i, a), column in m.kept.items():
         if a > 0 and not (i in m.resident and (i, a) in m.events.kept):
-            m.cover((i, a), column, sources(m, m.events.events[i][a - 1], i))
+            m.add_implication_row((i, a), column, source_columns(m, m.events.events[i][a - 1], i))
 
 
-def _homes_kept(m: Model) -> None:
+def _add_home_rows(m: Model) -> None:
     """Keep no copy of resident state.
 
     ::
@@ -170,22 +169,24 @@ def _homes_kept(m: Model) -> None:
     m.begin_rows("homes_kept")
     for i, home in m.storage_home.items():
         if (i, 0) in m.kept:
-            m.cover((i, 0), m.kept[i, 0], [home])
+            m.add_implication_row((i, 0), m.kept[i, 0], [home])
     for i in m.resident:
         if i not in m.storage_home and (i, 0) in m.kept:
             m.fixed[m.kept[i, 0]] = 0.0
 
 
 HOMES_KEPT = Component(
-    "homes_kept", _homes_kept, "poetmodel: resident state needs no copy", AFTER_VARIABLES
+    "homes_kept", _add_home_rows, "poetmodel: resident state needs no copy", AFTER_VARIABLES
 )
 
 
-KEEPING = Component("keeping", _keeping, "POET (ICML 2022), constraint 1c", AFTER_VARIABLES)
+KEEPING = Component(
+    "keeping", _add_keeping_rows, "POET (ICML 2022), constraint 1c", AFTER_VARIABLES
+)
 
 
-def _from_storage(m: Model) -> None:
-    """Page in only what was paged out.
+def _add_from_storage_rows(m: Model) -> None:
+    """Page in only tensors that were paged out, and state whose home is storage.
 
     ::
 
@@ -196,51 +197,54 @@ def _from_storage(m: Model) -> None:
     m.begin_rows("from_storage")
     for (t, i), column in m.paged_in.items():
         if i in m.storage_home:
-            m.cover((t, i), column, [m.storage_home[i]])
+            m.add_implication_row((t, i), column, [m.storage_home[i]])
         elif i not in graph.on_aux:
-            m.cover((t, i), column, [m.paged_out[i]])
+            m.add_implication_row((t, i), column, [m.paged_out[i]])
 
 
 FROM_STORAGE = Component(
-    "from_storage", _from_storage, "POET (ICML 2022), constraints 1d and 1e", AFTER_VARIABLES
+    "from_storage",
+    _add_from_storage_rows,
+    "POET (ICML 2022), constraints 1d and 1e",
+    AFTER_VARIABLES,
 )
 
 
-def _inputs(m: Model) -> None:
-    """Compute a node only when its inputs are in RAM.
+def _add_input_rows(m: Model) -> None:
+    """Compute a node only if its inputs are in RAM.
 
-    For every input `i` of node `j`, in its own stage and where it may be recomputed::
+    For every input `i` of node `j`, in its own stage and wherever it may be recomputed::
 
         1      <= S_RAM[j,i] + R[j,node(i)] + M_in[j,i]
         R[t,j] <= S_RAM[t,i] + R[t,node(i)] + M_in[t,i]
 
-    Resident state is in RAM: of state `w` the right-hand sides have ``+ resident[w]``.
+    Resident state is in RAM: for state `w`, the right-hand sides include ``+ resident[w]``.
     """
     graph, group_of = m.problem.working_graph, m.events.group_of
     reads = [(j, i) for j, inputs in enumerate(graph.inputs_of) for i in inputs]
     m.begin_rows("inputs")
     for j, i in reads:
         if group_of[graph.node_of[i]] < group_of[j]:
-            columns = present(m, group_of[j], i)
+            columns = presence_columns(m, group_of[j], i)
             m.add_row((j, i), columns, [1.0] * len(columns), lower=1.0)
     m.begin_rows("inputs_again")
     for j, i in reads:
         for t in m.events.recompute[j]:
-            m.cover((t, j, i), m.recomputed[t, j], present(m, t, i))
+            m.add_implication_row((t, j, i), m.recomputed[t, j], presence_columns(m, t, i))
 
 
 INPUTS = Component(
     "inputs",
-    _inputs,
+    _add_input_rows,
     "POET (ICML 2022), constraint 1b; Checkmate (MLSys 2020), equation 1b",
     AFTER_VARIABLES,
 )
 
 
-def _storage(m: Model) -> None:
-    """Keep within the auxiliary storage; its space is not reused.
+def _add_storage_rows(m: Model) -> None:
+    """Limit the auxiliary storage, whose space is not reused.
 
-    State that is not resident takes room there, and what replaces it no more::
+    State that is not resident uses storage; its replacement uses the same space::
 
         sum(bytes[i] * paged_out[i]) + sum(bytes[w] * (1 - resident[w])) <= aux_bytes
     """
@@ -249,57 +253,59 @@ def _storage(m: Model) -> None:
     if limit is None:
         return
     graph = problem.graph
-    taken = [
+    sizes = [
         0 if stored else size
         for stored, size in zip(graph.starts_on_storage, graph.tensor_bytes, strict=True)
     ]
     state = set(graph.state_tensors)
     homes = [size if i in state else 0 for i, size in enumerate(graph.tensor_bytes)]
     writes = problem.quantity(Quantity.WRITES).coefficients
-    room = writes._replace(page_out=taken, storage_home=homes)
-    add_limit(m, row_over_totals(problem, room, name="storage", upper=limit))
+    coefficients = writes._replace(page_out=sizes, storage_home=homes)
+    add_limit(m, row_over_totals(problem, coefficients, name="storage", upper=limit))
 
 
 STORAGE = Component(
     "storage",
-    _storage,
+    _add_storage_rows,
     "poetmodel: auxiliary storage is finite and not reused within a step",
     AFTER_VARIABLES,
 )
 
 
-def _stage_limits(m: Model) -> None:
-    """Keep the user's own rows over stages: of a relaxation those that are enforced.
+def _add_stage_limits(m: Model) -> None:
+    """State the per-stage user constraints; a relaxation states those that it enforces.
 
-    Groups end where coefficients of such a row change, so that one has the same ones in all stages
-    of a group::
+    Groups end where coefficients of such a constraint change, so it has equal coefficients in all
+    stages of a group::
 
         sum(coefficient * recomputed[l,k]) + sum(coefficient * paged_in[l,i])  <=  upper
     """
-    state_stage_limits(m, StepView(m), m.grouping.own_rows)
+    add_stage_limit_rows(m, StepView(m), m.grouping.own_rows)
 
 
-def state_stage_limits(m: Model, view: StepView, numbers: Iterable[int]) -> None:
-    """State some of the user's own rows over stages."""
+def add_stage_limit_rows(m: Model, view: StepView, numbers: Iterable[int]) -> None:
+    """Add the rows of some per-stage user constraints, given by their positions."""
     columns = {"recomputed": view.computed, "paged_in": view.paged_in}
     m.begin_rows("stage_limits")
     for number in sorted(numbers):
         row = m.problem.stage_limits[number]
         if row.upper < 0:
-            m.add_impossible(number)
+            m.add_infeasible_row(number)
             continue
-        found = ((value, columns[family](*index)) for value, (family, index) in row.terms if value)
-        terms = {column: value for value, column in found if column is not None}
+        stated_terms = (
+            (value, columns[family](*index)) for value, (family, index) in row.terms if value
+        )
+        terms = {column: value for value, column in stated_terms if column is not None}
         pairs = ((value, column) for column, value in terms.items())
         limit = LinearRow.from_terms(pairs, upper=row.upper, name="stage_limits", key=number)
-        scaled = stated_limit(m, limit)
+        scaled = scale_and_register_limit(m, limit)
         if scaled is not None:
             m.add_linear_row(scaled)
 
 
 STAGE_LIMITS = Component(
     "stage_limits",
-    _stage_limits,
+    _add_stage_limits,
     "poetmodel: a user's own rows, over stages with equal coefficients",
     AFTER_VARIABLES,
 )

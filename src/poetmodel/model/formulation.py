@@ -1,4 +1,4 @@
-"""Formulations are values: a tuple of components, one constraint family each."""
+"""Formulations as values: tuples of components, each a family of variables or constraints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 AFTER_VARIABLES: Final = frozenset({"variables"})
-"""Components that nearly every other one requires."""
+"""The requirement of nearly every component: the variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,37 +20,38 @@ class Component:
     """One family of variables or constraints."""
 
     name: str
-    """Name of what it adds to the model."""
+    """Name of the family that it adds to the model."""
     build: Callable[[Any], None]
-    """Adds it to a model; the docstring states the inequality. Of what is shipped that is a
-    `poetmodel.model.arrays.Model`; a component of one's own gets the Pyomo model."""
+    """Adds the family to a model; its docstring states the inequality. Shipped components receive a
+    `poetmodel.model.arrays.Model`; user-defined components receive the Pyomo model."""
     source: str
-    """Paper and equation, or ``poetmodel:`` and the reason why it holds."""
+    """Paper and equation, or ``poetmodel:`` and the reason for its validity."""
     requires: frozenset[str] = frozenset()
-    """Components that must come before."""
+    """Names of components that must come before."""
 
     @property
     def statement(self) -> str:
-        """The docstring of the builder: what it says, with the inequality."""
+        """The docstring of the builder, with the inequality."""
         return self.build.__doc__ or ""
 
 
 @dataclass(frozen=True, slots=True)
 class Formulation:
-    """An ordered choice of components.
+    """An ordered tuple of components.
 
     Raises
     ------
     InputError
-        If a component lacks one that it requires, or comes twice.
+        If a component precedes one that it requires, or is repeated.
     """
 
     name: str
     """Name for users."""
     components: tuple[Component, ...]
-    """In the order in which they are built."""
+    """The components, in build order."""
 
     def __post_init__(self) -> None:
+        """Check that components are unique and follow those that they require."""
         built: set[str] = set()
         for component in self.components:
             missing = component.requires - built
@@ -66,13 +67,13 @@ class Formulation:
             built.add(component.name)
 
     def swap(self, component: Component, *, name: str) -> Formulation:
-        """Return a formulation in which `component` takes the place of the one of its name."""
+        """Return a formulation in which `component` replaces the one of the same name."""
         self._require(component.name, "swap")
         parts = (component if part.name == component.name else part for part in self.components)
         return replace(self, name=name, components=tuple(parts))
 
     def without(self, component: str, *, name: str) -> Formulation:
-        """Return a formulation that lacks the component of this name."""
+        """Return a formulation without the component of this name."""
         self._require(component, "leave out")
         parts = tuple(part for part in self.components if part.name != component)
         return replace(self, name=name, components=parts)
@@ -84,7 +85,7 @@ class Formulation:
             )
 
     def populate(self, model: object, *, without: Collection[str] = ()) -> None:
-        """Build every component into a model, in order, but for those named in `without`.
+        """Build every component into a model, in order, except those named in `without`.
 
         A model of a shipped formulation is a `poetmodel.model.arrays.Model`.
         """

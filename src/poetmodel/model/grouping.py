@@ -1,4 +1,4 @@
-"""Groups of stages: which memory rows a relaxation enforces, and which stages decide together."""
+"""Groups of stages: enforced memory rows of a relaxation, and stages with common decisions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Which memory rows are enforced, and the groups of stages that they leave.
+    """The enforced memory rows, and the resulting groups of stages.
 
-    A group ends after every enforced stage row, and a stage with an enforced step row is a group of
-    its own. The relaxation that enforces just these rows loses nothing by deciding once per group.
+    A group ends after every enforced stage row, and a stage with an enforced step row is a group by
+    itself. A relaxation that enforces only these rows loses no strength by deciding once per group.
     """
 
     n_stages: int
@@ -30,15 +30,15 @@ class Grouping:
     step_rows: frozenset[tuple[int, int]] = frozenset()
     """Steps ``(t, k)``, ``k < t``, whose rows are enforced."""
     own_rows: frozenset[int] = frozenset()
-    """Rows of the problem over stages that are enforced, by position."""
+    """Positions of the enforced per-stage user constraints."""
     own_cuts: frozenset[int] = frozenset()
-    """Stages after which groups end for their sake."""
+    """Stages after which groups end because of these constraints."""
     every_row: bool = False
-    """Whether the rows of all steps that may execute are enforced."""
+    """Whether the rows of all possible steps are enforced."""
 
     @classmethod
-    def of_stages(cls, n_stages: int, own_rows: int = 0) -> Grouping:
-        """Return the grouping of ``compact``: each stage is a group, and every row is enforced."""
+    def one_group_per_stage(cls, n_stages: int, own_rows: int = 0) -> Grouping:
+        """Return the grouping of ``compact``: one group per stage, with all rows enforced."""
         cuts, own = frozenset(range(n_stages)), frozenset(range(own_rows))
         return cls(n_stages, own_rows=own, own_cuts=cuts, every_row=True)
 
@@ -49,7 +49,7 @@ class Grouping:
 
     @cached_property
     def group_of(self) -> tuple[int, ...]:
-        """For each stage its group."""
+        """Group of each stage."""
         cuts = self.stage_rows | self.step_stages | {t - 1 for t in self.step_stages}
         cuts |= self.own_cuts
         return tuple(accumulate((t in cuts for t in range(self.n_stages - 1)), initial=0))
@@ -61,17 +61,17 @@ class Grouping:
 
     @cached_property
     def last_stage(self) -> tuple[int, ...]:
-        """For each group its last stage."""
+        """Last stage of each group."""
         return tuple({group: t for t, group in enumerate(self.group_of)}.values())
 
     @cached_property
     def first_stage(self) -> tuple[int, ...]:
-        """For each group its first stage."""
+        """First stage of each group."""
         return (0, *(t + 1 for t in self.last_stage[:-1]))
 
     @cached_property
     def steps(self) -> Mapping[int, Collection[int]]:
-        """For each stage with enforced rows the steps of them."""
+        """Steps with enforced rows, by stage."""
         if self.every_row:
             return {t: range(t + 1) for t in range(self.n_stages)}
         rows: dict[int, set[int]] = {q: {q} for q in self.stage_rows}
@@ -80,11 +80,11 @@ class Grouping:
         return {t: frozenset(steps) for t, steps in rows.items()}
 
     def is_free(self, graph: Graph, i: int, begin: int, end: int) -> bool:
-        """Return whether no enforced row counts tensor `i` over the ends of groups begin..end-1.
+        """Return whether no enforced row counts tensor `i` across the ends of groups begin..end-1.
 
-        Each end is one of a stage with a row, or lies beside a step row's stage. The row of a stage
-        that makes or reads `i` counts it in any case, unless an output may be written over it; what
-        lies beside a step row may count. A tensor without bytes is never let go.
+        Each end is a stage with a row, or adjacent to a stage with a step row. The row of a stage
+        that makes or reads `i` counts it anyway, unless an output may overwrite it. An end adjacent
+        to a step row may count it. A tensor of 0 bytes is always free to keep.
         """
         if graph.tensor_bytes[i] == 0:
             return True
@@ -107,7 +107,10 @@ class Grouping:
         step_rows: Sequence[tuple[int, int]] = (),
         own: Mapping[int, frozenset[int]] | None = None,
     ) -> Grouping:
-        """Return a grouping that enforces these rows too, own ones with their cuts."""
+        """Return a grouping that also enforces these rows.
+
+        `own` maps user constraints to their cuts.
+        """
         own = own or {}
         return Grouping(
             self.n_stages,
@@ -118,10 +121,10 @@ class Grouping:
         )
 
 
-def stages_of_change(row: LinearRow) -> frozenset[int]:
-    """Return the stages after which values of a row over stages change.
+def change_stages(row: LinearRow) -> frozenset[int]:
+    """Return the stages after which the coefficients of a row over stages change.
 
-    Between two of them it does not tell stages apart.
+    Between two of them, the row has equal coefficients in all stages.
     """
     stages: dict[int, dict[tuple[str, int], float]] = {}
     for value, (family, (t, item)) in row.terms:

@@ -1,4 +1,4 @@
-"""Limits as rows, scaled so that solvers see numbers near one."""
+"""Limits as rows, scaled so that coefficients are near one."""
 
 from __future__ import annotations
 
@@ -17,53 +17,54 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-RESOLVED: Final = 5e-7
-"""By how much a row is loosened, relative to its limit: five times a solver's tolerance."""
-EXCLUDED: Final = 1e3
-"""Largest coefficient of a value above the limit, in limits."""
-LARGEST_SUM: Final = 2.0**62
-"""Sums of whole numbers above this do not fit into those of arrays."""
-NEGLIGIBLE: Final = 1e-9
-"""Share of a row's largest value below which a value is left out: solvers drop such numbers."""
+LOOSENING: Final = 5e-7
+"""Relative loosening of a row's limit: five times a solver's tolerance."""
+MAX_SCALED_VALUE: Final = 1e3
+"""Maximum coefficient of a value above the limit, in limits."""
+MAX_ARRAY_SUM: Final = 2.0**62
+"""Maximum sum of integers that fits in an array's sum."""
+MIN_RELATIVE_VALUE: Final = 1e-9
+"""Values below this fraction of a row's largest value are dropped: solvers ignore them."""
 
 
-def room(row: LinearRow, most: Sequence[float]) -> float:
-    """Return the room for the *literals* of a limit together, each its value without the sign.
+def literal_slack(row: LinearRow, upper_bounds: Sequence[float]) -> float:
+    """Return the limit on the sum of a row's *literals*, weighted by absolute coefficients.
 
-    The literal of a positive value is its variable `x`, that of a negative one ``1 - x``; of a
-    count up to `u` it is ``u - x``. Real numbers get what their sum may be off by. `most` has the
-    upper bound of each column.
+    The literal of a positive value is its variable `x`, that of a negative one ``1 - x``, or ``u -
+    x`` for a count up to `u`. For real numbers, the possible rounding error is added.
+    `upper_bounds` has the upper bound of each column.
     """
-    taken: float = sum(-value * round(most[column]) for value, column in row.terms if value < 0)
-    whole = isinstance(row.upper, int)
-    return row.upper + taken + (0 if whole else ROUNDING_ERROR * taken)
+    negative_sum: float = sum(
+        -value * round(upper_bounds[column]) for value, column in row.terms if value < 0
+    )
+    is_integer = isinstance(row.upper, int)
+    return row.upper + negative_sum + (0 if is_integer else ROUNDING_ERROR * negative_sum)
 
 
-def limit_row(row: LinearRow) -> LinearRow | None:
-    """Return the row that a solver gets for a limit, None if it cannot bind.
+def scale_limit(row: LinearRow) -> LinearRow | None:
+    """Return the row that a solver gets for a limit; None if the limit cannot bind.
 
-    Limit and values are 0 or more, in their own unit as the simulator looks at them: whole bytes,
-    or times or energies, on variables that are 0 or 1 where it matters. The row has coefficients
-    near one, and loses no 0/1 point that keeps the limit.
+    Limit and values are 0 or more, in the unit of the simulator: integer bytes, or times or
+    energies. Variables are binary where it matters. The row has coefficients near one, and excludes
+    no 0/1 point that meets the limit.
 
     Notes
     -----
-    A solver's tolerance is absolute, and what it concludes from a row that a point meets exactly
-    may be wrong by as much. So each point that keeps the limit must keep the row with room to
-    spare: the right-hand side is raised by five tolerances. Bytes are multiples of their greatest
-    common divisor `g`, so the limit is first rounded down to one and then raised by ``g / 2``,
-    which admits nothing, where that is more. Points that exceed the limit by less than the row
-    shows are excluded by cover cuts (`poetmodel.solver.covers`).
+    A solver's tolerance is absolute, and its conclusions from a row that a point meets exactly may
+    be wrong by this tolerance. So each point that meets the limit must satisfy the row with slack:
+    the right-hand side is raised by five tolerances. Bytes are multiples of their greatest common
+    divisor `g`, so the limit is first rounded down to a multiple and then raised by ``g / 2``, if
+    that is more; this admits no further point. Points that exceed the limit by less than the slack
+    are excluded by cover cuts (`poetmodel.solver.covers`).
 
-    A value above the limit rules its variable out, however large it is. It counts as at most a
-    thousand limits, so that small ones beside it are not lost; where the others keep the limit
-    whatever they are, the row says only that all such variables are 0. Values that are negligible
-    are left out, which only loosens the row.
+    A value above the limit forces its variable to 0. It is truncated to a thousand limits, so that
+    small values are not lost beside it. If the others always meet the limit together, the row only
+    states that all such variables are 0. Negligible values are dropped, which only loosens the row.
     """
-    values, most = np.asarray(row.values), row.upper
+    values, limit = np.asarray(row.values), row.upper
     if values.dtype.kind not in "if":  # whole numbers that arrays do not hold
-        values, most = values.astype(np.float64), float(most)
-    parts = _scaled(values, most)
+        values, limit = values.astype(np.float64), float(limit)
+    parts = _scale_values(values, limit)
     if parts is None:
         return None
     kept, scaled, right = parts
@@ -71,93 +72,103 @@ def limit_row(row: LinearRow) -> LinearRow | None:
     return replace(row, index=index, values=scaled, upper=right)
 
 
-def _scaled(
-    values: NDArray[Any], most: float
+def _scale_values(
+    values: NDArray[Any], limit: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64], float] | None:
-    """Return the values in the row of a limit, their coefficients, and the right-hand side."""
-    if _total(values) <= most:
+    """Return a mask of retained values, their coefficients, and the right-hand side.
+
+    Returns None if the limit cannot bind.
+    """
+    if _exact_sum(values) <= limit:
         return None
-    above = values > most
+    above = values > limit
     fitting = values[~above]
-    if _total(fitting) <= most:
+    if _exact_sum(fitting) <= limit:
         return above, np.ones(int(above.sum())), 0.0
     largest = fitting.max().item()
     half = 0.0
-    if isinstance(most, int):
+    if isinstance(limit, int):
         divisor = int(np.gcd.reduce(values.astype(np.int64)))
-        most = most // divisor * divisor
+        limit = limit // divisor * divisor
         half = divisor / 2 / largest
-    right = most / largest
-    kept = values >= NEGLIGIBLE * largest
+    right = limit / largest
+    kept = values >= MIN_RELATIVE_VALUE * largest
     scaled = values / largest
-    scaled[above] = np.clip(scaled[above], 2 * right, EXCLUDED * right)
-    return kept, scaled[kept], right + max(half, RESOLVED * right)
+    scaled[above] = np.clip(scaled[above], 2 * right, MAX_SCALED_VALUE * right)
+    return kept, scaled[kept], right + max(half, LOOSENING * right)
 
 
-def _total(values: NDArray[Any]) -> float:
-    """Return the sum of values, exactly where they are whole numbers."""
+def _exact_sum(values: NDArray[Any]) -> float:
+    """Return the sum of values, exact for integers."""
     if values.dtype.kind == "f":
         return float(sum(values.tolist()))
-    fits = values.sum(dtype=np.float64) <= LARGEST_SUM
+    fits = values.sum(dtype=np.float64) <= MAX_ARRAY_SUM
     return int(values.sum()) if fits else int(sum(values.tolist()))
 
 
-def as_needed(row: LinearRow, most: Sequence[float]) -> LinearRow:
-    """Return a limit in which nothing takes off more than all others can exceed the limit by.
+def reduce_coefficients(row: LinearRow, upper_bounds: Sequence[float]) -> LinearRow:
+    """Return an equivalent limit in which no negative value exceeds the maximum violation.
 
-    The same decisions keep it, and small values are not lost beside large ones (coefficient
-    reduction: Savelsbergh, ORSA Journal on Computing 6, 1994). `most` has the upper bound of each
-    column.
+    The same decisions meet it, and small values are not lost beside large ones (coefficient
+    reduction: Savelsbergh, ORSA Journal on Computing 6, 1994). `upper_bounds` has the upper bound
+    of each column.
     """
-    added = sum(value * round(most[column]) for value, column in row.terms if value > 0)
-    needed = added - row.upper
-    if not isinstance(needed, int):
-        needed += ROUNDING_ERROR * added
-    return replace(row, values=[max(value, -needed) for value in row.values]) if needed > 0 else row
+    added = sum(value * round(upper_bounds[column]) for value, column in row.terms if value > 0)
+    max_violation = added - row.upper
+    if not isinstance(max_violation, int):
+        max_violation += ROUNDING_ERROR * added
+    return (
+        replace(row, values=[max(value, -max_violation) for value in row.values])
+        if max_violation > 0
+        else row
+    )
 
 
-def signed_row(row: LinearRow, most: Sequence[float]) -> LinearRow | None:
-    """Return the row of a limit with negative values or counts, as `limit_row` does for the others.
+def scale_signed_limit(row: LinearRow, upper_bounds: Sequence[float]) -> LinearRow | None:
+    """Return the row of a limit with negative values or counts; see `scale_limit`.
 
-    The row is that of the literals, a count being as many of them as it may be, all alike. Positive
-    values that do not exceed the limit cannot break it. What takes off too little for a solver to
-    see takes off the least that it does: so it has the variable, and covers can count it. `most`
-    has the upper bound of each column.
+    The row is stated over literals; a count up to `u` is `u` equal literals. Returns None if
+    positive values together do not exceed the limit. A negative value that would be dropped as
+    negligible gets a tiny coefficient, so that the row has the variable and covers can count it.
+    `upper_bounds` has the upper bound of each column.
     """
     terms = list(row.terms)
-    times = [round(most[column]) for _, column in terms]
+    times = [round(upper_bounds[column]) for _, column in terms]
     if max(times, default=1) == 1 and all(value >= 0 for value, _ in terms):
-        return limit_row(row)
-    taken = zip(terms, times, strict=True)
-    if sum(value * count for (value, _), count in taken if value > 0) <= row.upper:
+        return scale_limit(row)
+    weighted = zip(terms, times, strict=True)
+    if sum(value * count for (value, _), count in weighted if value > 0) <= row.upper:
         return None
     literals = [
         (abs(value), (math.copysign(1.0, value), column))
         for (value, column), count in zip(terms, times, strict=True)
         for _ in range(count)
     ]
-    scaled = limit_row(LinearRow.from_terms(literals, upper=room(row, most)))
+    scaled = scale_limit(LinearRow.from_terms(literals, upper=literal_slack(row, upper_bounds)))
     if scaled is None:
         return None
     signed = list(scaled.terms)
     right = scaled.upper - sum(value for value, (sign, _) in signed if sign < 0)
     merged_row = {column: sign * value for value, (sign, column) in signed}
-    lost = NEGLIGIBLE * max(value for value, _ in literals)
+    lost = MIN_RELATIVE_VALUE * max(value for value, _ in literals)
     for value, column in terms:
         if -lost < value < 0:
-            merged_row.setdefault(column, -2 * NEGLIGIBLE)
+            merged_row.setdefault(column, -2 * MIN_RELATIVE_VALUE)
     pairs = ((value, column) for column, value in merged_row.items())
     return LinearRow.from_terms(pairs, upper=right, name=row.name, key=row.key)
 
 
-def stated_limit(m: Model, limit: LinearRow) -> LinearRow | None:
-    """Return the row for a limit, None where it cannot bind; a row that can is kept as a limit."""
-    row = signed_row(limit, m.upper)
+def scale_and_register_limit(m: Model, limit: LinearRow) -> LinearRow | None:
+    """Return the scaled row of a limit and register the limit for covers.
+
+    None if it cannot bind.
+    """
+    row = scale_signed_limit(limit, m.upper)
     if row is not None:
-        keep_limit(m, limit)
+        register_limit(m, limit)
     return row
 
 
-def keep_limit(m: Model, limit: LinearRow) -> None:
-    """Keep a limit of a model for cover cuts."""
+def register_limit(m: Model, limit: LinearRow) -> None:
+    """Store a limit in the model, for cover cuts."""
     m.limits[Label(limit.name, limit.key)] = limit

@@ -1,10 +1,9 @@
 """``paper``: Algorithm 1 of POET as published, for comparison and teaching.
 
-Its memory recurrence misses what the simulator sees: a page-in's destination counts one stage late,
-and a tensor that nobody reads is never freed. Its schedules are verified like any other.
+Its memory recurrence differs from the simulator: a page-in's destination counts one stage late, and
+a tensor without readers is never freed. Its schedules are verified like all others.
 
-It knows nodes with one output each. Graphs with others are reduced to that first: see
-`one_output_each`.
+It supports only nodes with one output. Other graphs are reduced first: see `merge_outputs`.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ def check_fits(problem: Problem) -> None:
     stored = [node.name for node in graph.nodes if node.on_aux]
     if stored:
         faults.append(
-            f"formulation 'paper' knows no nodes on auxiliary storage such as {stored[0]!r}; "
+            f"formulation 'paper' has no nodes on auxiliary storage such as {stored[0]!r}; "
             "use lazy or compact"
         )
     if graph.version > 1:
         faults.append(
-            "formulation 'paper' knows no state tensors and no in-place operators; "
+            "formulation 'paper' has no state tensors and no in-place operators; "
             "use lazy or compact"
         )
     if problem.minimize != Quantity.ENERGY:
@@ -50,31 +49,34 @@ def check_fits(problem: Problem) -> None:
     if problem.energy_budget_j is not None:
         faults.append("formulation 'paper' has no energy budget; use lazy or compact")
     if problem.stage_limits:
-        faults.append("formulation 'paper' knows no constraints on stages; use lazy or compact")
+        faults.append("formulation 'paper' has no constraints on stages; use lazy or compact")
     if faults:
         raise ModelError(faults)
 
 
-def reduction_in_words(graph: Graph) -> str | None:
-    """Return the graph with one output a node, None if `one_output_each` changes nothing."""
+def describe_reduction(graph: Graph) -> str | None:
+    """Return a sentence that describes the change of `merge_outputs`.
+
+    None if it changes nothing.
+    """
     several = [node.name for node in graph.nodes if len(node.outputs) != 1]
     if not several:
         return None
     return (
-        f"formulation 'paper' knows nodes with one output each: the outputs of a node are taken as "
+        f"formulation 'paper' supports one output per node: the outputs of a node are merged to "
         f"one tensor, kept, recomputed and paged together ({len(several)} of {len(graph.nodes)} "
         f"nodes have several or none, such as {several[0]!r}); the schedule is verified on the "
         "graph itself"
     )
 
 
-def one_output_each(problem: Problem) -> Problem:
-    """Return the problem with the outputs of each node taken as one tensor.
+def merge_outputs(problem: Problem) -> Problem:
+    """Return the problem with the outputs of each node merged to one tensor.
 
-    The tensor has the bytes of all outputs; paging it costs what paging those costs that any node
-    reads. A node without outputs gets one of no bytes. Limits are those of the problem in bytes,
-    seconds and joules, so that percentages keep their meaning; own constraints, which name tensors,
-    are stated by `restore`.
+    The tensor has the bytes of all outputs; paging it costs as much as paging the outputs that have
+    readers. A node without outputs gets one of 0 bytes. Limits are those of the problem in bytes,
+    seconds and joules, so that percentages keep their meaning. User-defined constraints, which name
+    tensors, are stated later by `restore_tensors`.
     """
     graph, table = problem.graph, problem.table
     read = read_outputs(graph)
@@ -90,7 +92,7 @@ def one_output_each(problem: Problem) -> Problem:
     )
     reduced = replace(graph, nodes=nodes)
 
-    def summed(
+    def sum_costs(
         times: Sequence[float], energies: Sequence[float]
     ) -> list[tuple[float, float]] | None:
         if not table.has_storage:
@@ -101,23 +103,23 @@ def one_output_each(problem: Problem) -> Problem:
         reduced,
         compute_time_s=table.compute_time_s,
         compute_energy_j=table.compute_energy_j,
-        page_in=summed(table.page_in_time_s, table.page_in_energy_j),
-        page_out=summed(table.page_out_time_s, table.page_out_energy_j),
+        page_in=sum_costs(table.page_in_time_s, table.page_in_energy_j),
+        page_out=sum_costs(table.page_out_time_s, table.page_out_energy_j),
         device=problem.costs.device,
     )
     return replace(problem.resolved(), graph=reduced, costs=costs, constraints=())
 
 
 def read_outputs(graph: Graph) -> list[tuple[int, ...]]:
-    """Return for each node those of its outputs that any node reads."""
+    """Return for each node its outputs that have readers."""
     return [tuple(i for i in outputs if graph.users_of[i]) for outputs in graph.outputs_of]
 
 
-def restore(m: Model, problem: Problem) -> None:
-    """Let a model of the reduced problem speak of the tensors of the problem itself.
+def restore_tensors(m: Model, problem: Problem) -> None:
+    """Change a model of the merged problem to refer to the tensors of the original problem.
 
-    Every output that any node reads has the column of its node; the others are never in RAM at the
-    begin of a stage, and never paged.
+    Every output with readers has the column of its node; the other outputs are never in RAM at the
+    beginning of a stage, and never paged.
     """
     read = read_outputs(problem.graph)
     names = {name: f"{name}_of_node" for name in RELATIONS[1:]}
@@ -133,10 +135,10 @@ def restore(m: Model, problem: Problem) -> None:
 
 
 class NodeRelations(TriangleRelations):
-    """Entries of the relations where the outputs of a node are taken as one tensor."""
+    """Entries of the relations if the outputs of a node are merged to one tensor."""
 
     def entry(self, name: str, t: int, k: int) -> int:
-        """Return the column of an entry of a relation, `ZERO` for an output that nobody reads."""
+        """Return the column of an entry of a relation; `ZERO` for an output without readers."""
         if name == "R":
             return self.m.R[t, k]
         graph = self.problem.graph
@@ -144,18 +146,21 @@ class NodeRelations(TriangleRelations):
             return ZERO
         return self.m.families[f"{name}_of_node"][t, graph.node_of[k]]
 
-    def chosen(self, holds: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
-        """Yield (relation, stage, index) of every entry that holds, given whether a column does."""
+    def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
+        """Yield (relation, stage, index) of every entry that is 1.
+
+        `is_one` gives a column's value.
+        """
         read = read_outputs(self.problem.graph)
-        yield from (("R", t, k) for (t, k), column in self.m.R.items() if holds(column))
+        yield from (("R", t, k) for (t, k), column in self.m.R.items() if is_one(column))
         for name in RELATIONS[1:]:
             for (t, k), column in self.m.families[f"{name}_of_node"].items():
-                if holds(column):
+                if is_one(column):
                     yield from ((name, t, i) for i in read[k])
 
 
-def _inputs_resident(m: Model) -> None:
-    """Compute a node only when its inputs are in RAM.
+def _add_inputs_resident_rows(m: Model) -> None:
+    """Compute a node only if its inputs are in RAM.
 
     For every edge ``(i, j)`` and stage ``t``::
 
@@ -166,11 +171,11 @@ def _inputs_resident(m: Model) -> None:
         for i in inputs:
             for t in range(j, len(m.problem.graph.nodes)):
                 held = [m.S_RAM[t, i]] if i < t else []
-                m.cover((t, i, j), m.R[t, j], [m.R[t, i], *held])
+                m.add_implication_row((t, i, j), m.R[t, j], [m.R[t, i], *held])
 
 
-def _ram_continuity(m: Model) -> None:
-    """Hold in RAM only what was there, was computed, or was paged in.
+def _add_ram_continuity_rows(m: Model) -> None:
+    """Have in RAM only tensors that were there, were computed, or were paged in.
 
     ::
 
@@ -179,11 +184,11 @@ def _ram_continuity(m: Model) -> None:
     m.begin_rows("ram_continuity")
     for (t, i), column in m.S_RAM.items():
         before = [m.S_RAM[t - 1, i], m.M_in[t - 1, i]] if i < t - 1 else []
-        m.cover((t, i), column, [m.R[t - 1, i], *before])
+        m.add_implication_row((t, i), column, [m.R[t - 1, i], *before])
 
 
-def _aux_continuity(m: Model) -> None:
-    """Hold on storage only what was there or was paged out.
+def _add_aux_continuity_rows(m: Model) -> None:
+    """Have on storage only tensors that were there or were paged out.
 
     ::
 
@@ -192,11 +197,11 @@ def _aux_continuity(m: Model) -> None:
     m.begin_rows("aux_continuity")
     for (t, i), column in m.S_AUX.items():
         before = [m.S_AUX[t - 1, i]] if i < t - 1 else []
-        m.cover((t, i), column, [m.M_out[t - 1, i], *before])
+        m.add_implication_row((t, i), column, [m.M_out[t - 1, i], *before])
 
 
-def _page_in_source(m: Model) -> None:
-    """Page in only what is on storage.
+def _add_page_in_source_rows(m: Model) -> None:
+    """Page in only tensors that are on storage.
 
     ::
 
@@ -204,11 +209,11 @@ def _page_in_source(m: Model) -> None:
     """
     m.begin_rows("page_in_source")
     for index, column in m.M_in.items():
-        m.cover(index, column, [m.S_AUX[index]])
+        m.add_implication_row(index, column, [m.S_AUX[index]])
 
 
-def _page_out_source(m: Model) -> None:
-    """Page out only what was in RAM when the stage began.
+def _add_page_out_source_rows(m: Model) -> None:
+    """Page out only tensors that were in RAM when the stage began.
 
     ::
 
@@ -217,10 +222,10 @@ def _page_out_source(m: Model) -> None:
     m.begin_rows("page_out_source")
     for (t, i), column in m.M_out.items():
         if column not in m.fixed:
-            m.cover((t, i), column, [] if i == t else [m.S_RAM[t, i]])
+            m.add_implication_row((t, i), column, [] if i == t else [m.S_RAM[t, i]])
 
 
-def _freeing(m: Model) -> None:
+def _add_freeing_rows(m: Model) -> None:
     """Free a tensor after the last step of a stage that reads it.
 
     For every edge ``(i, k)`` and stage ``t >= k``, with the hazards ``H`` that forbid freeing `i`
@@ -229,7 +234,7 @@ def _freeing(m: Model) -> None:
         H[t,i,k] = (1 - R[t,k]) + S_RAM[t+1,i] + sum(R[t,j] for readers j > k of i, j <= t)
         1 - FREE[t,i,k] <= H[t,i,k] <= h_max * (1 - FREE[t,i,k])
 
-    `h_max` is one for each summand: the largest value that `H` can take.
+    `h_max` is the number of summands, the largest value of `H`.
     """
     graph = m.problem.graph
     n = len(graph.nodes)
@@ -251,12 +256,12 @@ def _freeing(m: Model) -> None:
     m.begin_rows("freeing_upper")
     for (t, i, k), free in m.FREE.items():
         columns, signs = hazards(t, i, k)
-        most = len(columns)
-        m.add_row((t, i, k), [*columns, free], [*signs, most], upper=most - 1)
+        h_max = len(columns)
+        m.add_row((t, i, k), [*columns, free], [*signs, h_max], upper=h_max - 1)
 
 
-def _memory(m: Model) -> None:
-    """Follow the memory in use through the steps of a stage, and bound it.
+def _add_all_memory_rows(m: Model) -> None:
+    """Track the memory in use through the steps of a stage, and limit it.
 
     In units of the budget, over the steps ``k <= t``::
 
@@ -265,12 +270,12 @@ def _memory(m: Model) -> None:
         U[t,k]  <= budget
     """
     graph, limit = m.problem.graph, m.problem.usable_ram_bytes
-    # A budget that leaves nothing is infeasible, which U >= 0 with this bound still says.
+    # A budget of 0 bytes or less is infeasible, which U >= 0 with this bound still implies.
     unit = max(limit, 1)
     size = [bytes_ / unit for bytes_ in graph.tensor_bytes]
     index = list(m.R)
-    most = min(limit, unit) / unit if limit > 0 else 0.0
-    m.add_variables("U", index, upper=most, integer=False)
+    max_use = min(limit, unit) / unit if limit > 0 else 0.0
+    m.add_variables("U", index, upper=max_use, integer=False)
     m.begin_rows("memory")
     for (t, k), in_use in m.U.items():
         terms = [(-1.0, in_use), (size[k], m.R[t, k])]
@@ -286,15 +291,27 @@ PAPER = Formulation(
     "paper",
     (
         TRIANGLE,
-        Component("inputs_resident", _inputs_resident, "POET (ICML 2022), 1b", AFTER_VARIABLES),
-        Component("ram_continuity", _ram_continuity, "POET (ICML 2022), 1c", AFTER_VARIABLES),
-        Component("aux_continuity", _aux_continuity, "POET (ICML 2022), 1d", AFTER_VARIABLES),
-        Component("page_in_source", _page_in_source, "POET (ICML 2022), 1e", AFTER_VARIABLES),
-        Component("page_out_source", _page_out_source, "POET (ICML 2022), 1f", AFTER_VARIABLES),
-        Component("freeing", _freeing, "Checkmate (MLSys 2020), equation 3", AFTER_VARIABLES),
+        Component(
+            "inputs_resident", _add_inputs_resident_rows, "POET (ICML 2022), 1b", AFTER_VARIABLES
+        ),
+        Component(
+            "ram_continuity", _add_ram_continuity_rows, "POET (ICML 2022), 1c", AFTER_VARIABLES
+        ),
+        Component(
+            "aux_continuity", _add_aux_continuity_rows, "POET (ICML 2022), 1d", AFTER_VARIABLES
+        ),
+        Component(
+            "page_in_source", _add_page_in_source_rows, "POET (ICML 2022), 1e", AFTER_VARIABLES
+        ),
+        Component(
+            "page_out_source", _add_page_out_source_rows, "POET (ICML 2022), 1f", AFTER_VARIABLES
+        ),
+        Component(
+            "freeing", _add_freeing_rows, "Checkmate (MLSys 2020), equation 3", AFTER_VARIABLES
+        ),
         Component(
             "memory",
-            _memory,
+            _add_all_memory_rows,
             "Checkmate (MLSys 2020), equation 2",
             AFTER_VARIABLES | {"freeing"},
         ),

@@ -1,4 +1,4 @@
-"""The relations of the paper over their triangles: as users address them, and as columns."""
+"""The relations of the paper over their triangles, for users and as columns."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from poetmodel.model.arrays import Model
 
 ZERO: Final = -1
-"""In place of the column of an entry that is 0 whatever is decided."""
+"""Stands for the column of an entry that is always 0."""
 ONE: Final = -2
-"""In place of the column of an entry that is 1."""
+"""Stands for the column of an entry that is always 1."""
 
 
 def first_stages(graph: Graph, name: str) -> Sequence[int]:
-    """Return for each node, or tensor, the first stage in which a relation has an entry for it."""
+    """Return the first stage with an entry of a relation, for each node or tensor."""
     if name == "R":
         return range(len(graph.nodes))
     return graph.node_of if name == "M_out" else [k + 1 for k in graph.node_of]
@@ -40,8 +40,8 @@ def triangle(graph: Graph, name: str) -> Iterator[tuple[int, int]]:
 class Relation(Mapping[tuple[int, int], Any]):
     """One relation over the triangle of stages and nodes or tensors.
 
-    ``relation[t, k]`` is a Pyomo variable, or an expression (a constant one where the formulation
-    has decided the entry); all can be used in constraints and objectives.
+    ``relation[t, k]`` is a Pyomo variable, or an expression (constant if the formulation fixes the
+    entry). All entries can be used in constraints and objectives.
     """
 
     def __init__(self, name: str, graph: Graph, entry: Callable[[int, int], Any]) -> None:
@@ -51,7 +51,8 @@ class Relation(Mapping[tuple[int, int], Any]):
         self._firsts = first_stages(graph, name)
 
     def __getitem__(self, index: tuple[int, int]) -> Any:
-        entry = self._indices(index)
+        """Return an entry; raise `ModelError` outside the triangle."""
+        entry = self._parse_index(index)
         if entry is None:
             domain = {"R": "node k with 0 <= k <= t", "M_out": "tensor i with node(i) <= t"}
             raise ModelError(
@@ -61,14 +62,14 @@ class Relation(Mapping[tuple[int, int], Any]):
         return self._entry(*entry)
 
     def get(self, index: tuple[int, int], default: Any = None) -> Any:
-        """Return an entry, or `default` outside the triangle."""
+        """Return an entry; `default` outside the triangle."""
         return self[index] if index in self else default  # noqa: SIM401  # this is `get`
 
     def __contains__(self, index: object) -> bool:
-        return self._indices(index) is not None
+        return self._parse_index(index) is not None
 
-    def _indices(self, index: object) -> tuple[int, int] | None:
-        """Return an index as plain integers, or None where it is not one of the triangle."""
+    def _parse_index(self, index: object) -> tuple[int, int] | None:
+        """Return an index as plain integers; None if it is not in the triangle."""
         if not isinstance(index, tuple) or len(index) != 2:  # noqa: PLR2004
             return None
         try:
@@ -86,7 +87,7 @@ class Relation(Mapping[tuple[int, int], Any]):
         return sum(len(self._graph.nodes) - first for first in self._firsts)
 
 
-def _variables(m: Model) -> None:
+def _declare_relations(m: Model) -> None:
     """Declare the paper's five binary relations over their triangles.
 
     ::
@@ -94,10 +95,10 @@ def _variables(m: Model) -> None:
         R[t,k], k <= t         S_RAM[t,i], S_AUX[t,i], M_in[t,i], node(i) < t
         R[t,t] = 1             M_out[t,i], node(i) <= t
 
-    Recomputations of nodes that must not be computed twice, and page-ins and page-outs where paging
-    is not allowed, are fixed to 0. Tensors that lie on storage from the start have S_AUX = 1. State
-    has its home in RAM (``resident[w]``) or on storage; nothing reads it once it is replaced, and
-    what replaces it is in no relation but ``M_out``, where it is made.
+    Recomputations of nodes that are not recomputable, and page-ins and page-outs without paging,
+    are fixed to 0. Tensors on storage from the start have S_AUX = 1. The home of state is RAM
+    (``resident[w]``) or storage. No node reads state after its replacement, and a replacement is
+    only in ``M_out``, in the stage that makes it.
     """
     problem = m.problem
     graph = problem.working_graph
@@ -131,7 +132,7 @@ def _variables(m: Model) -> None:
 
 
 def _fix_state(m: Model) -> None:
-    """Fix what state, and what replaces it, can never be to 0."""
+    """Fix impossible entries of state and replacements to 0."""
     problem, node_of = m.problem, m.problem.graph.node_of
     state = frozenset(problem.graph.state_tensors)
     mapped = state if problem.reads_in_place else frozenset()
@@ -146,47 +147,50 @@ def _fix_state(m: Model) -> None:
                 m.fixed[column] = 0.0
 
 
-TRIANGLE = Component("variables", _variables, source="POET (ICML 2022), section 5.2")
+TRIANGLE = Component("variables", _declare_relations, source="POET (ICML 2022), section 5.2")
 
 
-def assigned_homes(m: Model, schedule: Schedule) -> Iterator[tuple[int, float]]:
-    """Yield (column, value) of the homes that a schedule states."""
+def assign_homes(m: Model, schedule: Schedule) -> Iterator[tuple[int, float]]:
+    """Yield (column, value) of the homes of state in a schedule."""
     homes = set(schedule.resident)
     yield from ((column, float(i in homes)) for i, column in m.resident.items())
     yield from ((column, float(i not in homes)) for i, column in m.storage_home.items())
 
 
 class TriangleRelations(StepView):
-    """Entries of the relations as columns of their own."""
+    """Entries of the relations as separate columns."""
 
     def in_ram(self, t: int, i: int) -> int | None:
-        """Return the column of ``S_RAM[t,i]``, or None where it is zero."""
-        return self._free(self.m.S_RAM.get((t, i)))
+        """Return the column of ``S_RAM[t,i]``; None if it is zero."""
+        return self._unless_fixed(self.m.S_RAM.get((t, i)))
 
     def computed(self, t: int, k: int) -> int | None:
-        """Return the column of ``R[t,k]``, ``k < t``, or None where it is fixed to zero."""
-        return self._free(self.m.R[t, k])
+        """Return the column of ``R[t,k]``, ``k < t``; None if it is fixed to zero."""
+        return self._unless_fixed(self.m.R[t, k])
 
     def paged_in(self, t: int, i: int) -> int | None:
-        """Return the column of ``M_in[t,i]``, or None where it is fixed to zero."""
-        return self._free(self.m.M_in[t, i])
+        """Return the column of ``M_in[t,i]``; None if it is fixed to zero."""
+        return self._unless_fixed(self.m.M_in[t, i])
 
-    def _free(self, column: int | None) -> int | None:
+    def _unless_fixed(self, column: int | None) -> int | None:
         return None if column in self.m.fixed else column
 
     def entry(self, name: str, t: int, k: int) -> int:
         """Return the column of an entry of a relation."""
         return self.m.families[name][t, k]
 
-    def chosen(self, holds: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
-        """Yield (relation, stage, index) of every entry that holds, given whether a column does."""
+    def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
+        """Yield (relation, stage, index) of every entry that is 1.
+
+        `is_one` gives a column's value.
+        """
         for name in RELATIONS:
             for (t, k), column in self.m.families[name].items():
-                if holds(column):
+                if is_one(column):
                     yield name, t, k
 
     def assign(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
-        """Yield (column, value) of what a schedule says."""
+        """Yield (column, value) of the decisions of a schedule."""
         values: dict[int, float] = {}
         for name in RELATIONS:
             entries, columns = set(getattr(schedule, name)), self.m.families[name]
@@ -194,7 +198,7 @@ class TriangleRelations(StepView):
         if "stored" in self.m.families:
             out = {i for _, i in schedule.M_out}
             values |= {column: float(i in out) for i, column in self.m.stored.items()}
-        values |= assigned_homes(self.m, schedule)
+        values |= assign_homes(self.m, schedule)
         yield from values.items()
         yield from assign_memory(self.m, schedule, values)
 
@@ -240,23 +244,26 @@ class CompactRelations(StepView):
     def _or_zero(self, column: int | None) -> int:
         return ZERO if column is None else column
 
-    def chosen(self, holds: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
-        """Yield (relation, stage, index) of every entry that holds, given whether a column does."""
+    def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
+        """Yield (relation, stage, index) of every entry that is 1.
+
+        `is_one` gives a column's value.
+        """
         m, graph = self.m, self.graph
         yield from (("R", t, t) for t in range(len(graph.nodes)))
-        yield from (("R", t, k) for (t, k), column in m.recomputed.items() if holds(column))
-        yield from (("M_in", t, i) for (t, i), column in m.paged_in.items() if holds(column))
+        yield from (("R", t, k) for (t, k), column in m.recomputed.items() if is_one(column))
+        yield from (("M_in", t, i) for (t, i), column in m.paged_in.items() if is_one(column))
         for (i, a), column in m.kept.items():
-            if holds(column):
-                yield from (("S_RAM", t, i) for t in self.stages_of(i, a))
+            if is_one(column):
+                yield from (("S_RAM", t, i) for t in self.segment_stages(i, a))
         for i, k in enumerate(graph.node_of):
-            out = i in m.paged_out and holds(m.paged_out[i])
+            out = i in m.paged_out and is_one(m.paged_out[i])
             if out:
                 yield "M_out", k, i
             if out or (i in graph.on_aux and i not in m.resident):
                 yield from (("S_AUX", t, i) for t in range(k + 1, len(graph.nodes)))
         for i, column in m.storage_home.items():
-            if holds(column):
+            if is_one(column):
                 k = graph.node_of[i]
                 last = self.problem.graph.last_page_in(i)
                 yield from (("S_AUX", t, i) for t in range(k + 1, last + 1))
@@ -265,7 +272,10 @@ class CompactRelations(StepView):
                     yield "M_out", last, new
 
     def assign(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
-        """Yield (column, value) of what a schedule says, as far as the columns can say it."""
+        """Yield (column, value) of the decisions of a schedule.
+
+        Decisions without a column are lost.
+        """
         m = self.m
         held = set(schedule.S_RAM)
         values: dict[int, float] = {}
@@ -276,13 +286,13 @@ class CompactRelations(StepView):
         ):
             values |= {column: float(index in entries) for index, column in columns.items()}
         for (i, a), column in m.kept.items():
-            values[column] = float(all((t, i) in held for t in self.stages_of(i, a)))
-        values |= assigned_homes(m, schedule)
+            values[column] = float(all((t, i) in held for t in self.segment_stages(i, a)))
+        values |= assign_homes(m, schedule)
         yield from values.items()
         yield from assign_memory(m, schedule, values)
 
-    def stages_of(self, i: int, a: int) -> range:
-        """Return the stages at whose beginning segment `a` of tensor `i` has it in RAM."""
+    def segment_stages(self, i: int, a: int) -> range:
+        """Return the stages that begin with tensor `i` in RAM because of segment `a`."""
         stages = self.m.events.events[i]
         begin = self.graph.node_of[i] if a == 0 else stages[a - 1]
         return range(begin + 1, stages[a] + 1)

@@ -1,18 +1,18 @@
-"""``compact`` without its reductions: every choice of the contract open, memory rows as exact.
+"""``compact`` without reductions: every valid decision is possible; memory rows are as exact.
 
-For constraints of a user's own that make a choice matter which the reductions drop, such as a
-page-out later than the first computation.
+It is for user-defined constraints on decisions that the reductions remove, such as a page-out later
+than the first computation.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from poetmodel.model.compact import state_stage_limits
+from poetmodel.model.compact import add_stage_limit_rows
 from poetmodel.model.decisions import merge_terms
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
-from poetmodel.model.linear import stated_limit
-from poetmodel.model.memory import state_memory
+from poetmodel.model.linear import scale_and_register_limit
+from poetmodel.model.memory import add_memory_rows
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE
 from poetmodel.model.relations import TRIANGLE, TriangleRelations
 from poetmodel.problem import LinearRow
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from poetmodel.model.arrays import Model
 
 
-def _present(m: Model, t: int, i: int) -> list[int]:
-    """Return the columns of which one must hold for a copy of tensor `i` in stage `t`."""
+def _presence_columns(m: Model, t: int, i: int) -> list[int]:
+    """Return the columns of which one must be 1 for a copy of tensor `i` in stage `t`."""
     columns = [m.R[t, m.problem.working_graph.node_of[i]]]
     if (t, i) in m.S_RAM:
         columns += [m.S_RAM[t, i], m.M_in[t, i]]
     return columns
 
 
-def _inputs(m: Model) -> None:
-    """Compute a node only when its inputs are in RAM.
+def _add_input_rows(m: Model) -> None:
+    """Compute a node only if its inputs are in RAM.
 
     For every input `i` of node `j` and every stage::
 
         R[t,j] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]
 
-    Resident state is in RAM: of state `w` the right-hand sides have ``+ resident[w]``, and copies
-    are of state on storage only.
+    Resident state is in RAM: for state `w`, the right-hand sides include ``+ resident[w]``. Only
+    state on storage has copies.
     """
     graph = m.problem.working_graph
     m.begin_rows("inputs")
@@ -45,11 +45,11 @@ def _inputs(m: Model) -> None:
         for i in inputs:
             home = [m.resident[i]] if i in m.resident else []
             for t in range(j, len(graph.nodes)):
-                m.cover((t, j, i), m.R[t, j], _present(m, t, i) + home)
+                m.add_implication_row((t, j, i), m.R[t, j], _presence_columns(m, t, i) + home)
 
 
-def _keeping(m: Model) -> None:
-    """Keep on only what is in RAM.
+def _add_keeping_rows(m: Model) -> None:
+    """Keep only a tensor that is in RAM.
 
     ::
 
@@ -57,17 +57,17 @@ def _keeping(m: Model) -> None:
     """
     m.begin_rows("keeping")
     for (t, i), column in m.S_RAM.items():
-        m.cover((t, i), column, _present(m, t - 1, i))
+        m.add_implication_row((t, i), column, _presence_columns(m, t - 1, i))
 
 
-def _on_storage(m: Model) -> None:
-    """Have on storage only what was paged out, or lay there from the start.
+def _add_on_storage_rows(m: Model) -> None:
+    """Have on storage only tensors that were paged out, or were there from the start.
 
     ::
 
         S_AUX[t+1,i] <= S_AUX[t,i] + M_out[t,i]
 
-    State that is not resident lies there, and what replaces it is paged out where it is made::
+    State that is not resident is on storage, and its replacement is paged out where it is made::
 
         S_RAM[t,w], S_AUX[t,w] <= 1 - resident[w]
         M_out[u,w+]            =  1 - resident[w]
@@ -77,7 +77,7 @@ def _on_storage(m: Model) -> None:
     m.begin_rows("homes_kept")
     for (t, i), column in m.S_RAM.items():
         if i in m.resident and column not in m.fixed:
-            m.cover((t, i), column, [stored[i]] if i in stored else [])
+            m.add_implication_row((t, i), column, [stored[i]] if i in stored else [])
     m.begin_rows("written_back")
     for old, new in m.problem.graph.replacement_of.items():
         if old in stored:
@@ -87,14 +87,14 @@ def _on_storage(m: Model) -> None:
     for (t, i), column in m.S_AUX.items():
         if i in m.resident:
             if column not in m.fixed:
-                m.cover((t, i), column, [stored[i]] if i in stored else [])
+                m.add_implication_row((t, i), column, [stored[i]] if i in stored else [])
         elif i not in graph.on_aux:
             before = [m.S_AUX[t - 1, i]] if (t - 1, i) in m.S_AUX else []
-            m.cover((t, i), column, [*before, m.M_out[t - 1, i]])
+            m.add_implication_row((t, i), column, [*before, m.M_out[t - 1, i]])
 
 
-def _from_storage(m: Model) -> None:
-    """Page in only what is on storage and not in RAM.
+def _add_from_storage_rows(m: Model) -> None:
+    """Page in only tensors that are on storage and not in RAM.
 
     ::
 
@@ -102,14 +102,14 @@ def _from_storage(m: Model) -> None:
     """
     m.begin_rows("from_storage")
     for index, column in m.M_in.items():
-        m.cover(index, column, [m.S_AUX[index]])
+        m.add_implication_row(index, column, [m.S_AUX[index]])
     m.begin_rows("once")
     for index, column in m.M_in.items():
         m.add_row(index, (column, m.S_RAM[index]), (1.0, 1.0), upper=1.0)
 
 
-def _page_out(m: Model) -> None:
-    """Page out only what is in RAM.
+def _add_page_out_rows(m: Model) -> None:
+    """Page out only tensors that are in RAM.
 
     ::
 
@@ -117,17 +117,17 @@ def _page_out(m: Model) -> None:
     """
     m.begin_rows("page_out")
     for (t, i), column in m.M_out.items():
-        m.cover((t, i), column, _present(m, t, i))
+        m.add_implication_row((t, i), column, _presence_columns(m, t, i))
 
 
-def _memory(m: Model) -> None:
+def _add_all_memory_rows(m: Model) -> None:
     """Keep within RAM at every step: the rows of ``compact`` over the whole triangle."""
     n = len(m.problem.graph.nodes)
-    state_memory(m, TriangleRelations(m), {t: range(t + 1) for t in range(n)})
+    add_memory_rows(m, TriangleRelations(m), {t: range(t + 1) for t in range(n)})
 
 
-def _storage(m: Model) -> None:
-    """Keep within the auxiliary storage; its space is not reused.
+def _add_storage_rows(m: Model) -> None:
+    """Limit the auxiliary storage, whose space is not reused.
 
     ::
 
@@ -143,7 +143,7 @@ def _storage(m: Model) -> None:
     m.add_variables("stored", written, integer=False)
     homes = ((problem.graph.tensor_bytes[i], column) for i, column in m.storage_home.items())
     terms = merge_terms([*((graph.tensor_bytes[i], m.stored[i]) for i in written), *homes])
-    row = stated_limit(m, LinearRow.from_terms(terms, upper=limit, name="storage"))
+    row = scale_and_register_limit(m, LinearRow.from_terms(terms, upper=limit, name="storage"))
     if row is None:
         return
     m.begin_rows("storage")
@@ -151,39 +151,54 @@ def _storage(m: Model) -> None:
     m.begin_rows("storing")
     for (t, i), column in m.M_out.items():
         if i in m.stored:
-            m.cover((t, i), column, [m.stored[i]])
+            m.add_implication_row((t, i), column, [m.stored[i]])
 
 
-def _stage_limits(m: Model) -> None:
-    """Keep the user's own rows over stages."""
-    state_stage_limits(m, TriangleRelations(m), range(len(m.problem.stage_limits)))
+def _add_stage_limits(m: Model) -> None:
+    """State the per-stage user constraints."""
+    add_stage_limit_rows(m, TriangleRelations(m), range(len(m.problem.stage_limits)))
 
 
 UNREDUCED = Formulation(
     "compact-unreduced",
     (
         TRIANGLE,
-        Component("inputs", _inputs, "POET (ICML 2022), constraint 1b, with M_in", AFTER_VARIABLES),
-        Component("keeping", _keeping, "POET (ICML 2022), constraint 1c", AFTER_VARIABLES),
-        Component("on_storage", _on_storage, "POET (ICML 2022), constraint 1d", AFTER_VARIABLES),
         Component(
-            "from_storage", _from_storage, "POET (ICML 2022), constraint 1e", AFTER_VARIABLES
+            "inputs", _add_input_rows, "POET (ICML 2022), constraint 1b, with M_in", AFTER_VARIABLES
+        ),
+        Component("keeping", _add_keeping_rows, "POET (ICML 2022), constraint 1c", AFTER_VARIABLES),
+        Component(
+            "on_storage", _add_on_storage_rows, "POET (ICML 2022), constraint 1d", AFTER_VARIABLES
+        ),
+        Component(
+            "from_storage",
+            _add_from_storage_rows,
+            "POET (ICML 2022), constraint 1e",
+            AFTER_VARIABLES,
         ),
         Component(
             "page_out",
-            _page_out,
+            _add_page_out_rows,
             "POET (ICML 2022), constraint 1f, at the step itself",
             AFTER_VARIABLES,
         ),
         Component(
             "memory",
-            _memory,
+            _add_all_memory_rows,
             "Checkmate (MLSys 2020), equations 2 and 3, per step",
             AFTER_VARIABLES,
         ),
-        Component("storage", _storage, "poetmodel: storage is finite, not reused", AFTER_VARIABLES),
         Component(
-            "stage_limits", _stage_limits, "poetmodel: a user's own rows, by stage", AFTER_VARIABLES
+            "storage",
+            _add_storage_rows,
+            "poetmodel: storage is finite, not reused",
+            AFTER_VARIABLES,
+        ),
+        Component(
+            "stage_limits",
+            _add_stage_limits,
+            "poetmodel: a user's own rows, by stage",
+            AFTER_VARIABLES,
         ),
         *LIMITS_AND_OBJECTIVE,
     ),

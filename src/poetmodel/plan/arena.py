@@ -51,6 +51,7 @@ class Arena:
     """One for each copy and workspace, in the order in which the program makes them."""
 
     def __post_init__(self) -> None:
+        """Validate the fields."""
         placed = tuple(CopyOffset(p, Content(content), k, at) for p, content, k, at in self.offsets)
         object.__setattr__(self, "offsets", placed)
         check_alignment(self.alignment)

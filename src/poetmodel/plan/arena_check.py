@@ -103,6 +103,7 @@ class _ArenaChecker:
     """Checks offsets instruction by instruction; has live rectangles and violations."""
 
     def __init__(self, graph: Graph, plan: Plan, arena: Arena) -> None:
+        """Index the offsets of the arena; add a violation for each duplicate."""
         self.graph, self.plan, self.arena = graph, plan, arena
         self.rectangles: list[Rectangle] = []
         self.live: list[Rectangle] = []
@@ -163,6 +164,7 @@ class _ArenaChecker:
         return offset
 
     def _check_overlap(self, rectangle: Rectangle, others: Iterable[Rectangle]) -> None:
+        """Add a violation for each other rectangle that shares bytes with this one."""
         begin, size = rectangle.offset, rectangle.bytes
         if begin is None or not size:
             return
@@ -178,6 +180,7 @@ class _ArenaChecker:
             )
 
     def _check_in_place(self, rectangle: Rectangle, overwritten: Rectangle) -> None:
+        """Add a violation if an output in place has another offset than its input."""
         if (
             rectangle.offset != overwritten.offset
             and rectangle.offset is not None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAGIC: Final = b"\x89PLN"
 """The first bytes of every binary plan; no text begins with these bytes."""
 VERSION: Final = 1
-STATE_VERSION: Final = 2
+VERSION_WITH_STATE: Final = 2
 """Version of plans with homes of state."""
 
 FINGERPRINT_BYTES: Final = 8
@@ -51,7 +51,7 @@ HAS_COMMIT: Final = 32
 """Flag of version 2: the number of steps between commits is stored."""
 _FLAGS: Final = {
     VERSION: DMA | LITERAL | HAS_BUDGET | HAS_DEVICE,
-    STATE_VERSION: DMA | LITERAL | HAS_BUDGET | HAS_DEVICE | MEMORY_MAPPED | HAS_COMMIT,
+    VERSION_WITH_STATE: DMA | LITERAL | HAS_BUDGET | HAS_DEVICE | MEMORY_MAPPED | HAS_COMMIT,
 }
 """The flags of each version."""
 
@@ -116,7 +116,7 @@ def encode(plan: Plan, graph: Graph | None = None) -> bytes:
     if plan.resident is not None:
         head += _pack_bits(state in plan.resident for state in graph.state_tensors)
     body = bytes(head) + _encode_steps(homes, steps)
-    version = VERSION if plan.resident is None else STATE_VERSION
+    version = VERSION if plan.resident is None else VERSION_WITH_STATE
     if flags & ~_FLAGS[version]:
         raise PlanError("memory_mapped and commit: expected only in plans of graphs with state")
     start = MAGIC + bytes((version, flags)) + _fingerprint(graph)
@@ -207,6 +207,7 @@ class _IndexPredictor:
     """Predicts the index of the next record, identically in encoder and decoder."""
 
     def __init__(self, homes: Homes) -> None:
+        """Begin before the first instruction."""
         self.node_of = homes.graph.node_of
         self.due = [k for k in range(len(homes.graph.nodes)) if k not in homes.first_reads]
         """Nodes in the order of their first computations."""
@@ -244,7 +245,7 @@ class _IndexPredictor:
 
 def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:
     """Return a record for each step; first computations in graph order are only counted."""
-    written = bytearray()
+    encoded = bytearray()
     predictor = _IndexPredictor(homes)
     n_first = 0
     for op, index in steps:
@@ -252,11 +253,11 @@ def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:
             n_first += 1
             continue
         predictor.register_first_computations(n_first)
-        written += _varint(n_first * len(_CODES) + _CODES.index(op))
-        written += _varint(_zigzag(index - predictor.predict(op)))
+        encoded += _varint(n_first * len(_CODES) + _CODES.index(op))
+        encoded += _varint(_zigzag(index - predictor.predict(op)))
         predictor.register(op, index)
         n_first = 0
-    return bytes(written)
+    return bytes(encoded)
 
 
 def _decode_steps(homes: Homes, reader: _ByteReader) -> Iterator[Instruction]:
@@ -307,7 +308,7 @@ def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
     if version not in _FLAGS:
         raise PlanError(
             f"the binary plan has version {version}; this poetmodel reads versions "
-            f"{VERSION} and {STATE_VERSION}"
+            f"{VERSION} and {VERSION_WITH_STATE}"
         )
     if flags & ~_FLAGS[version]:
         raise PlanError(f"the binary plan has unknown flags: {flags:#04x}")

@@ -110,17 +110,17 @@ def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
     copies: list[Copy] = []
     latest: dict[int, Copy] = {}
     for position, (op, index) in enumerate(steps):
-        written: tuple[int, ...] = (index,) if op == Op.PAGE_IN else ()
+        outputs: tuple[int, ...] = (index,) if op == Op.PAGE_IN else ()
         touched: tuple[int, ...] = () if op == Op.PAGE_IN else (index,)
         if op == Op.COMPUTE:
-            written, touched = tuple(homes.outputs[index]), tuple(homes.inputs[index])
+            outputs, touched = tuple(homes.outputs[index]), tuple(homes.inputs[index])
         for copy in [latest[i] for i in touched if i in latest]:
             copy.end = position
             copy.paged_out |= op == Op.PAGE_OUT
             if op == Op.COMPUTE:
                 copy.reads.append(position)
                 copy.replaced |= copy.tensor in homes.replaced.get(index, ())
-        for i in written:
+        for i in outputs:
             latest[i] = Copy(i, position, position)
             copies.append(latest[i])
     return copies

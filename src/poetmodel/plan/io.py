@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from poetmodel.errors import PlanError, raised_as
 from poetmodel.files import read_text
 from poetmodel.plan.alignment import check_alignment
-from poetmodel.plan.versions import STATE_VERSION, VERSION
+from poetmodel.plan.versions import VERSION, VERSION_WITH_STATE
 from poetmodel.schedule.instructions import Instruction, Op
 from poetmodel.schedule.io import (
     GraphFile,
@@ -65,7 +65,7 @@ class PlanFile(GraphFile):
     """The content of a plan file; a subclass has a field for each metric."""
 
     format: Literal["poetmodel-plan"]
-    version: Annotated[int, exact_version(VERSION, STATE_VERSION)]
+    version: Annotated[int, exact_version(VERSION, VERSION_WITH_STATE)]
     mode: Literal["blocking", "dma"]
     ram_budget_bytes: Annotated[int, Field(ge=1)] | None = None
     program: list[Step]
@@ -98,13 +98,14 @@ def parse_plan(text: str, *, source: str) -> PlanFile:
 
 
 def _content_faults(document: PlanFile) -> Iterator[str]:
+    """Yield an error for each contradiction between keys of a plan file."""
     if (document.resident is None) != (document.version == VERSION):
         yield (
-            f"resident: a file of version {STATE_VERSION} lists the state whose home is RAM, "
+            f"resident: a file of version {VERSION_WITH_STATE} lists the state whose home is RAM, "
             f"one of version {VERSION} does not"
         )
     if document.memory_mapped and document.resident is None:
-        yield f"memory_mapped: expected in a file of version {STATE_VERSION} only"
+        yield f"memory_mapped: expected in a file of version {VERSION_WITH_STATE} only"
     for position, index in enumerate(document.resident or ()):
         if index >= len(document.tensors):
             yield (
@@ -124,6 +125,7 @@ def _content_faults(document: PlanFile) -> Iterator[str]:
 
 
 def _arena_faults(document: PlanFile, arena: ArenaEntry) -> Iterator[str]:
+    """Yield an error for each invalid alignment, position or index of an arena."""
     try:
         check_alignment(arena.alignment)
     except PlanError as error:

@@ -42,6 +42,7 @@ def plan_listing(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
 
 
 def _heading(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None) -> Iterator[str]:
+    """Yield the lines with the metrics of a plan."""
     device = f" on {plan.device}" if plan.device else ""
     yield (
         f"Plan for {graph.name}{device}, {plan.mode} transfers: {len(plan.program)} instructions, "
@@ -87,15 +88,16 @@ def describe_homes(graph: Graph, plan: Plan) -> str:
         ],
     }
     return ", ".join(
-        f"{len(kept)} tensor{'s' if len(kept) > 1 else ''} of {format_bytes(sum(kept))} {home}"
-        for home, kept in homes.items()
-        if kept
+        f"{len(state)} tensor{'s' if len(state) > 1 else ''} of {format_bytes(sum(state))} {home}"
+        for home, state in homes.items()
+        if state
     )
 
 
 def _instruction_lines(
     graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
 ) -> Iterator[str]:
+    """Yield the table head and one line per instruction."""
     factor, unit = _time_unit(check.makespan_s or 0.0)
     head = f"time [{unit}]"
     text = InstructionText(graph, plan)
@@ -136,8 +138,8 @@ class _OffsetRemarks:
         """
         made = self.made.get(position, [])
         if step.op == Op.COMPUTE and step.index in self.held:
-            held = self.graph.outputs_of[step.index]
-            made = [copy for copy in self.made.get(BEFORE, []) if copy.index in held]
+            outputs = self.graph.outputs_of[step.index]
+            made = [copy for copy in self.made.get(BEFORE, []) if copy.index in outputs]
         if len(made) == 1 and made[0].content == Content.OUTPUT:
             return f", at {made[0].offset:,}"
         return "".join(f", {self._name(copy)} at {copy.offset:,}" for copy in made)
@@ -154,6 +156,7 @@ class InstructionText:
     """Verbs, names and remarks of a plan's instructions."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
+        """Prepare for the instructions of one plan."""
         self.graph = graph
         self.dma = plan.mode == StorageMode.DMA
         self.first_reads = plan.first_reads(graph)

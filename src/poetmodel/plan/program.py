@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError, shown
 from poetmodel.files import write_text
-from poetmodel.plan.versions import FORMAT, STATE_VERSION, VERSION
+from poetmodel.plan.versions import FORMAT, VERSION, VERSION_WITH_STATE
 from poetmodel.schedule.homes import Homes
 from poetmodel.schedule.instructions import Instruction, Op, Program
 from poetmodel.schedule.metrics import Display, simulated_metrics
@@ -83,7 +83,7 @@ class Plan:
         identity = self.identity
         document: dict[str, Any] = {
             "format": FORMAT,
-            "version": VERSION if self.resident is None else STATE_VERSION,
+            "version": VERSION if self.resident is None else VERSION_WITH_STATE,
             "graph": identity and {"name": identity.name, "sha256": identity.sha256},
             "device": self.device,
             "mode": str(self.mode),

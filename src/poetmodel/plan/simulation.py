@@ -118,6 +118,7 @@ def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterat
 
 
 def _home_faults(plan: Plan, homes: Homes, device: Device | None) -> Iterator[str]:
+    """Yield errors in the list of resident state, and a storage that contradicts the device's."""
     yield from homes.unknown
     if device is not None and homes.on_storage and homes.mapped != device.is_memory_mapped:
         yield (

@@ -67,8 +67,8 @@ def trace_text(document: dict[str, Any]) -> str:
         if key != "traceEvents"
     }
     events = ",\n".join(json.dumps(event, allow_nan=False) for event in document["traceEvents"])
-    others = "".join(f',\n"{key}": {value}' for key, value in coded.items())
-    return f'{{"traceEvents": [\n{events}\n]{others}}}\n'
+    other_keys = "".join(f',\n"{key}": {value}' for key, value in coded.items())
+    return f'{{"traceEvents": [\n{events}\n]{other_keys}}}\n'
 
 
 def _metadata(graph: Graph, plan: Plan) -> Iterator[Event]:
@@ -84,6 +84,7 @@ def _metadata_event(name: str, args: dict[str, Any], track: int) -> Event:
 
 
 def _plan_metrics(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
+    """Return the metrics of the plan for ``otherData``."""
     return {
         "graph": graph.name,
         "sha256": None if plan.identity is None else plan.identity.sha256,
@@ -175,6 +176,7 @@ class _TrackEvents:
         }
 
     def _compute_arguments(self, k: int, moment: Moment) -> dict[str, Any]:
+        """Return the arguments of the event of a computation."""
         node, sizes, tensors = self.graph.nodes[k], self.graph.tensor_bytes, self.graph.tensors
         pairs = [pair for pair in self.graph.in_place_of[k] if pair[1] in moment.in_place]
         arguments: dict[str, Any] = {
@@ -189,6 +191,7 @@ class _TrackEvents:
         return arguments
 
     def _transfer_arguments(self, i: int, moment: Moment) -> dict[str, Any]:
+        """Return the arguments of the event of a transfer."""
         tensor = self.graph.tensors[i]
         arguments: dict[str, Any] = {
             "tensor": tensor.name,
@@ -200,6 +203,7 @@ class _TrackEvents:
         return arguments
 
     def _flow_events(self, number: int, i: int, out: Moment, back: Moment) -> Iterator[Event]:
+        """Yield the events of a flow from a page-out to a page-in of the same tensor."""
         shared = {
             "name": f"{self.graph.tensors[i].name} on storage",
             "cat": "storage",
@@ -211,6 +215,7 @@ class _TrackEvents:
         yield shared | {"ph": "f", "bp": "e", "ts": _us(back.start_s)}
 
     def _peak_event(self, moment: Moment) -> Event:
+        """Return the instant event of the peak RAM."""
         return {
             "name": "peak RAM",
             "cat": "peak",

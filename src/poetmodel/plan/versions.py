@@ -4,5 +4,5 @@ from typing import Final
 
 FORMAT: Final = "poetmodel-plan"
 VERSION: Final = 1
-STATE_VERSION: Final = 2
+VERSION_WITH_STATE: Final = 2
 """Version of files of plans with homes of state."""

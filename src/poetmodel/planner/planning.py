@@ -152,7 +152,7 @@ def _dma_program(
 def _improved_timings(
     homes: Homes, table: CostTable, moves: Sequence[Instruction], budget: int, best: Timing
 ) -> Iterator[Timing]:
-    """Yield programs, each better than the one before, starting from `best`.
+    """Yield programs that are no slower than the one before, starting from `best`.
 
     First a search chooses the transfers' intervals. Then passes delay page-ins as long as the
     makespan stays the same.
@@ -269,6 +269,7 @@ def verify(
         return check_plan(graph, costs, candidate, aux_bytes=problem.aux_limit_bytes)
 
     def plan_metrics(simulation: Simulation) -> PlanMetrics:
+        """Return makespan and RAM of the checked plan, or of a plan without overlap."""
         blocking = PlanMetrics(simulation.makespan_s)
         if simulation.violations:  # no program can execute the schedule
             return blocking

@@ -296,6 +296,7 @@ class _BeamSearch:
         return label
 
     def _page_in(self, label: _Label, index: int, interval: int) -> _Label:
+        """Begin a page-in on the bus, after its source is on storage; return the new label."""
         label = self._store_source(label, index, interval)
         page_in = self.windows.page_ins[index]
         end = max(label.core, label.bus) + page_in.time_s
@@ -308,6 +309,7 @@ class _BeamSearch:
         )
 
     def _page_out(self, label: _Label, index: int, interval: int) -> _Label:
+        """Begin a page-out on the bus; return the new label."""
         page_out = self.windows.page_outs[index]
         end = max(label.core, label.bus) + page_out.time_s
         return label._replace(

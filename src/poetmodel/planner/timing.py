@@ -10,7 +10,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.clock import check_time_limit, watched
+from poetmodel.clock import check_time_limit, iterate_in_time
 from poetmodel.plan import Instruction, Op
 from poetmodel.plan.derivation import last_uses_by_position
 from poetmodel.planner.sequence import unread_page_ins
@@ -71,7 +71,7 @@ class Timing:
         """Tensors that are dead except for a pending page-out, with the number of steps at their
         death."""
         ends = last_uses_by_position(homes, steps)
-        for position, step in enumerate(watched(steps)):
+        for position, step in enumerate(iterate_in_time(steps)):
             self._add_step(position, step, ends.get(position, ()))
         self.makespan_s = max(self._core, self._bus)
         """Time at which core and bus finish [s]."""
@@ -106,6 +106,7 @@ class Timing:
                 self._ram -= self._sizes[i]
 
     def _compute(self, k: int, ended_tensors: Collection[int]) -> None:
+        """Execute node `k` after its inputs have arrived and RAM suffices; may overwrite inputs."""
         for i in self.homes.inputs[k]:
             if i in self._arriving:
                 self._wait(i, self._arriving)
@@ -133,6 +134,7 @@ class Timing:
         self._core += self.table.compute_time_s[k]
 
     def _transfer(self, op: Op, i: int) -> None:
+        """Begin a transfer of tensor `i` on the bus, after pending transfers of the same tensor."""
         if i in self._dead_since:
             self._release(i)
         for pending in (self._arriving, self._leaving):

@@ -168,6 +168,7 @@ class TransferWindows:
             )
 
     def _need_bytes(self) -> list[int]:
+        """Return the minimum RAM at each computation [B]."""
         step_bytes, resident = self._homes.step_bytes, self._homes.ram_bytes
         return [
             resident + held + (0 if k is None else step_bytes[k]) - shared

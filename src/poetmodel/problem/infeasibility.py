@@ -79,6 +79,7 @@ def describe_limits(problem: Problem, *, ram: bool = True) -> str:
 
 
 def _ram_fault(problem: Problem) -> str | None:
+    """Return a message if the minimum RAM exceeds the budget, else None."""
     graph = problem.graph
     floor = problem.floor
     if floor.bytes <= problem.usable_ram_bytes:
@@ -87,15 +88,17 @@ def _ram_fault(problem: Problem) -> str | None:
     tensors = list(_floor_contents(problem))
     short = format_bytes(floor.bytes)
     rounded = "" if short == f"{floor.bytes:,} B" else f" ({short})"
-    resident = whole = ""
-    taken = problem.resident_bytes
-    if taken:
-        whole = f"; {floor.bytes + taken:,} B with the parameters, gradients and optimizer"
-        resident = f", of which parameters, gradients and optimizer take {taken:,} B"
+    resident = total_text = ""
+    resident_bytes = problem.resident_bytes
+    if resident_bytes:
+        total_text = (
+            f"; {floor.bytes + resident_bytes:,} B with the parameters, gradients and optimizer"
+        )
+        resident = f", of which parameters, gradients and optimizer take {resident_bytes:,} B"
     return (
         f"RAM budget {problem.ram_budget_bytes:,} B{resident}: the minimum RAM is "
-        f"{floor.bytes:,} B{rounded}, which step {node.name!r} needs for {listed(tensors)}{whole}"
-        f"{missing_unit_hint(problem.ram_budget_bytes, floor.bytes)}"
+        f"{floor.bytes:,} B{rounded}, which step {node.name!r} needs for {listed(tensors)}"
+        f"{total_text}{missing_unit_hint(problem.ram_budget_bytes, floor.bytes)}"
     )
 
 
@@ -172,6 +175,7 @@ def commit_space_fault(problem: Problem) -> str | None:
 
 
 def _deadline_fault(problem: Problem) -> str | None:
+    """Return a message if a single pass exceeds the deadline, else None."""
     if within(problem.pass_time_s, problem.deadline_s):
         return None
     extra = "" if problem.deadline_counts == DeadlineCounts.COMPUTE else ", without any transfer"
@@ -191,6 +195,7 @@ def _commit_hint(problem: Problem, amount: str) -> str:
 
 
 def _energy_fault(problem: Problem) -> str | None:
+    """Return a message if a single pass exceeds the energy budget, else None."""
     if within(problem.baseline_energy_j, problem.energy_budget_j):
         return None
     return (
@@ -201,7 +206,8 @@ def _energy_fault(problem: Problem) -> str | None:
 
 
 def _constraint_faults(problem: Problem) -> Iterator[str]:
-    stated = {row.name: row for row in problem.constraints}
+    """Yield a message for each user constraint that even its largest rewards cannot meet."""
+    constraints = {row.name: row for row in problem.constraints}
     for limit in problem.linear_limits:
         if limit.name != USER_CONSTRAINTS or limit.upper >= 0:
             continue
@@ -210,11 +216,13 @@ def _constraint_faults(problem: Problem) -> Iterator[str]:
             continue
         name, side = limit.key
         best = limit.baseline + rewards
-        best, more, most = (best, "less", "least") if side == "upper" else (-best, "more", "most")
-        row, amount = stated[name], stated[name].amount(float(f"{best + 0.0:.9g}"))
-        words = f"{amount} at {most}"
+        best, direction, extreme = (
+            (best, "less", "least") if side == "upper" else (-best, "more", "most")
+        )
+        row, amount = constraints[name], constraints[name].amount(float(f"{best + 0.0:.9g}"))
+        words = f"{amount} at {extreme}"
         if rewards == 0:
-            words = f"{amount}, as a single pass does, and never to {more}"
+            words = f"{amount}, as a single pass does, and never to {direction}"
         yield f"constraint {name!r}, {row.describe_limits()}: schedules come to {words}"
 
 

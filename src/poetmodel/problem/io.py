@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, did_you_mean, raised_as, shown
-from poetmodel.files import parse_toml, place, read_text, unknown_key
+from poetmodel.files import format_location, parse_toml, read_text, unknown_key
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem.objective import USER_OBJECTIVE
 from poetmodel.problem.totals import (
@@ -81,13 +81,14 @@ _NOUNS: Final = {
     Count.PAGE_OUTS: "tensor",
     Count.RESIDENT: "state tensor",
 }
-"""What each count refers to, for messages."""
+"""Noun for the subject of each count, for messages."""
 
 
 class _ConstraintReader:
     """Parses a file of constraints to `rows` and `objective`; `faults` are errors with location."""
 
     def __init__(self, problem: Problem) -> None:
+        """Collect the names of the problem's graph, and parsers for each unit."""
         self.rows: list[Constraint] = []
         self.objective: Terms | None = None
         self.faults: list[str] = []
@@ -116,7 +117,10 @@ class _ConstraintReader:
             self.faults.append(f"constraint: expected a list of tables, [[constraint]], got {got}")
             tables = []
         for index, table in enumerate(tables):
-            where, default = place(("constraint", index), document), f"constraint {index + 1}"
+            where, default = (
+                format_location(("constraint", index), document),
+                f"constraint {index + 1}",
+            )
             if not isinstance(table, dict):
                 self.faults.append(f"{where}: expected a table, got {shown(table)}")
             elif "name" in table:
@@ -137,7 +141,8 @@ class _ConstraintReader:
         self.objective = terms or ((CONSTANT, 0),)  # if terms cancel out, every schedule is optimal
 
     def _read_constraint(self, table: dict[str, Any], default: str, where: str) -> None:
-        before = len(self.faults)
+        """Parse a constraint table to one or several rows, or add its faults."""
+        n_faults = len(self.faults)
         self._check_keys(table, _KEYS, f"{where}.")
         name = table.get("name", default)
         if not isinstance(name, str) or not name:
@@ -157,14 +162,14 @@ class _ConstraintReader:
                 for key in self._parse_each(table["each"], f"{where}.each")
             }
         unit = unit_of_terms(next(iter(sums.values()), {}).items())
-        limits = self._parse_limits(table, unit, where, is_unit_known=len(self.faults) == before)
+        limits = self._parse_limits(table, unit, where, is_unit_known=len(self.faults) == n_faults)
         for row in sums:
             if row in self._owner_of_name:
                 self.faults.append(
                     f"{where}.name: {self._owner_of_name[row]} already has the name {shown(row)}"
                 )
             self._owner_of_name[row] = where
-        if len(self.faults) == before:
+        if len(self.faults) == n_faults:
             try:
                 self.rows += [Constraint(name=n, terms=t, **limits) for n, t in sums.items()]
             except InputError as error:
@@ -191,6 +196,7 @@ class _ConstraintReader:
         return tuple((key, to_int_if_whole(weight)) for key, weight in total.items() if weight)
 
     def _parse_each(self, value: object, where: str) -> list[str]:
+        """Return the totals that the pattern of ``each`` matches; add a fault if it is invalid."""
         if not isinstance(value, str):
             self.faults.append(f"{where}: expected {_EACH}, got {shown(value)}")
             return []
@@ -252,6 +258,7 @@ class _ConstraintReader:
         return limits
 
     def _parse_amount(self, value: object, unit: str, where: str, *, is_unit_known: bool) -> float:
+        """Parse a limit in the unit of its sum; add a fault and return 0 if it is invalid."""
         if isinstance(value, str) and not is_unit_known:
             return 0.0  # cannot be parsed without a unit
         if isinstance(value, str) and unit:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Job:
     """A training job: number of samples, time limit and battery.
 
-    A step trains on one batch; the last batch may be smaller and costs as much as the others.
+    A step trains on one batch; the last batch may be smaller and costs as much as a full one.
 
     Parameters
     ----------
@@ -37,26 +37,6 @@ class Job:
     >>> job = Job(samples=500, within="6h", battery="1.2Wh")
     >>> job.within_s, job.battery_j
     (21600.0, 4320.0)
-
-    Parameters
-    ----------
-    samples : int
-        Samples to train on, every epoch counted.
-    within : str or float, optional
-        Time for all of them: seconds, or a time such as ``6h``.
-    battery : str or float, optional
-        Energy for all of them: joules, or an energy such as ``1.2Wh``.
-
-    Raises
-    ------
-    BudgetError
-        If one of them is not usable.
-
-    Examples
-    --------
-    >>> job = Job(samples=500, within="6h", battery="1.2Wh")
-    >>> job.within_s, job.battery_j
-    (21600.0, 4320.0)
     """
 
     samples: int
@@ -64,6 +44,7 @@ class Job:
     battery: str | float | None = None
 
     def __post_init__(self) -> None:
+        """Validate the fields."""
         faults = []
         samples: object = self.samples
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:

@@ -146,10 +146,10 @@ def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
     graph, device = problem.graph, problem.costs.device
     rows = tuple(row for row in problem.constraints if row.name != COMMIT_CONSTRAINT)
     # Between two commits, replaced state on storage would be in neither generation.
-    kept = [graph.tensors[i].name for i in graph.replacement_of]
-    if (problem.commit or 1) > 1 and kept and not (device is not None and device.is_volatile):
-        terms: dict[str, float] = {f"{Count.RESIDENT}:{name}": 1 for name in kept}
-        return (*rows, Constraint(name=COMMIT_CONSTRAINT, terms=terms, lower=len(kept)))
+    replaced = [graph.tensors[i].name for i in graph.replacement_of]
+    if (problem.commit or 1) > 1 and replaced and not (device is not None and device.is_volatile):
+        terms: dict[str, float] = {f"{Count.RESIDENT}:{name}": 1 for name in replaced}
+        return (*rows, Constraint(name=COMMIT_CONSTRAINT, terms=terms, lower=len(replaced)))
     return rows
 
 
@@ -250,6 +250,7 @@ def user_sum_faults(
 
 
 def _parse_ram(problem: Problem) -> int:
+    """Return the RAM budget [B], by default the device's RAM."""
     value, device = problem.ram, problem.costs.device
     if value is None:
         if device is None:
@@ -279,6 +280,7 @@ def _parse_storage(problem: Problem) -> int | None:
 
 
 def _parse_energy_budget(problem: Problem, single_pass: SinglePass) -> float | None:
+    """Return the energy budget [J]; None if there is none."""
     if problem.energy_budget is None:
         return None
     whole_j = single_pass.energy_j

@@ -159,6 +159,7 @@ class Problem:
     """The energy limit [J]; None for none."""
 
     def __post_init__(self) -> None:
+        """Parse and validate the fields, and set the derived ones."""
         resolved = resolve_problem(self)
         assign = partial(object.__setattr__, self)  # the class is frozen
         assign("costs", resolved.costs)
@@ -388,13 +389,13 @@ class Problem:
         then a recomputation or transfer that no other decision needs may help.
         """
         sums = [self.objective.coefficients, *(limit.coefficients for limit in self.linear_limits)]
-        wanted = Coefficients(
+        rewards = Coefficients(
             *(
                 tuple(max(0.0, -min(values)) for values in zip(*columns, strict=True))
                 for columns in zip(*sums, strict=True)
             )
         )
-        return self._without_forbidden_transfers(wanted) if self.graph.state_tensors else wanted
+        return self._without_forbidden_transfers(rewards) if self.graph.state_tensors else rewards
 
     def _without_forbidden_transfers(self, wanted: Coefficients) -> Coefficients:
         """Set rewards to 0 for transfers that state forbids or that its home decides."""

@@ -44,6 +44,7 @@ def weighted_sum(*terms: tuple[Coefficients, float]) -> Coefficients:
     weights = [weight for _, weight in terms]
 
     def add_products(values: Iterable[float]) -> float:
+        """Return the weighted sum of one decision's coefficients."""
         products: list[float] = list(map(mul, weights, values))
         total: float = sum(products)
         if isinstance(total, int):

@@ -85,7 +85,7 @@ class Key(NamedTuple):
 
     @classmethod
     def parse(cls, key: str) -> Self:
-        """Parse a key.
+        """Parse a key to its kind, stage and name; does not check them.
 
         Examples
         --------
@@ -119,8 +119,8 @@ def format_terms(terms: Terms, *, max_terms: int = 4) -> str:
         factor = "" if abs(weight) == 1 and key != CONSTANT else f"{abs(weight):.6g} "
         word = factor.strip() if key == CONSTANT else f"{factor}{key}"
         text += f" {sign} {word}" if text else f"{sign.strip('+')}{word}"
-    more = len(terms) - max_terms
-    return f"{text} and {more:,} more" if more > 0 else text
+    n_omitted = len(terms) - max_terms
+    return f"{text} and {n_omitted:,} more" if n_omitted > 0 else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,18 +134,7 @@ class Constraint:
     ------
     InputError
         If it has no name, no limit or a number that is not finite, if its limits contradict each
-        other, or if a per-stage constraint has more than an upper limit.
-
-    Examples
-    --------
-    >>> Constraint(name="wear", terms={"bytes_written": 1}, upper=4096).describe_limits()
-    'at most 4,096 B'
-
-    Raises
-    ------
-    InputError
-        If it has no name, no limit or a number that is not finite, if its limits cross, or if it
-        counts in stages and says more than an upper limit.
+        other, or if a per-stage constraint has a lower limit or negative coefficients.
 
     Examples
     --------
@@ -163,6 +152,7 @@ class Constraint:
     """Maximum; None for no maximum."""
 
     def __post_init__(self) -> None:
+        """Validate the fields, and convert whole numbers to int."""
         where = f"constraint {shown(self.name)}"
         if not self.name:
             raise InputError(f"{where}: expected a non-empty name")
@@ -190,11 +180,13 @@ class Constraint:
         return any(Key.parse(key).stage is not None for key in self.terms)
 
     def _check_stages(self, where: str) -> None:
-        others = [key for key in self.terms if Key.parse(key).stage is None]
+        """Raise `InputError` if a per-stage constraint has other counts or a lower limit."""
+        other_terms = [key for key in self.terms if Key.parse(key).stage is None]
         hint = "a model of pm.build(problem, reductions=False) can state it"
-        if others:
+        if other_terms:
             raise InputError(
-                f"{where}: {shown(others[0])} does not count by stage, but other terms do; {hint}"
+                f"{where}: {shown(other_terms[0])} does not count by stage, but other terms do; "
+                f"{hint}"
             )
         if self.upper is None or (self.lower or 0) > 0 or min(self.terms.values()) < 0:
             raise InputError(
@@ -271,6 +263,10 @@ class _CountVariables(Mapping[Any, Any]):
         self._in_stage = in_stage
 
     def __getitem__(self, key: Any) -> Any:
+        """Return a variable by name, index, or (stage, name or index).
+
+        Raise `InputError` otherwise.
+        """
         if key in self:
             return self._variables[self._index[key] if isinstance(key, str) else key]
         in_stage = self._in_stage is not None and isinstance(key, tuple) and len(key) == 2  # noqa: PLR2004
@@ -308,6 +304,7 @@ class TotalsBlock:
     """A Pyomo block with a variable for each total of a schedule; parses users' rules on it."""
 
     def __init__(self, graph: Graph) -> None:
+        """Build the block, with a variable for each total, node and tensor of the graph."""
         import pyomo.environ as pyo
 
         self.block = pyo.Block(concrete=True)
@@ -338,6 +335,7 @@ class TotalsBlock:
         self.block.counted.add_component(f"{count}_in_stage", variables)
 
         def in_stage(stage: Any, item: int) -> Any:
+            """Return the variable of an item in a stage, creating it if needed."""
             number = self._nodes.get(stage) if isinstance(stage, str) else stage
             if not isinstance(number, int) or not 0 <= number < len(self._nodes):
                 raise InputError(
@@ -374,6 +372,7 @@ class TotalsBlock:
         ]
 
     def _parse_relation(self, name: str, relation: Any) -> Constraint:
+        """Convert a Pyomo relation to a constraint; raise `InputError` if it is not linear."""
         import pyomo.environ as pyo
         from pyomo.common.log import LoggingIntercept
 
@@ -422,6 +421,7 @@ class TotalsBlock:
             ) from None
 
     def _parse_terms(self, expression: Any, where: str) -> Terms:
+        """Return the terms of a Pyomo expression; raise `InputError` if it is not linear."""
         from pyomo.repn import generate_standard_repn
 
         try:

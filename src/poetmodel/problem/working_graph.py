@@ -39,6 +39,7 @@ def working_graph(graph: Graph, *, read_in_place: bool, resident: Collection[int
 
 
 def _working_node(node: Node, omitted: set[str]) -> Node:
+    """Return a node without state: state becomes a sample, `omitted` tensors are no inputs."""
     outputs = tuple(
         replace(output, replaces=None, bytes=0)
         if output.replaces is not None or output.name in omitted

@@ -1,4 +1,4 @@
-"""The charts of a report as compact plain values, which the page draws."""
+"""Charts of a report as compact JSON values, which the page draws."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from poetmodel.report.pictures import (
     DARK_COLOURS,
     PART_COLOURS,
     Kind,
-    colour_of,
+    dominant_kind,
     rounded,
     size_unit,
     stage_actions,
     time_unit,
 )
-from poetmodel.report.presenter import escaped
+from poetmodel.report.presenter import escape_controls
 from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.units import format_bytes
 
@@ -49,7 +49,7 @@ def kinds() -> list[dict[str, str]]:
 
 
 def parts() -> list[dict[str, str]]:
-    """Return the kinds of what is in RAM with their colours, from the bottom of a stack."""
+    """Return the kinds of RAM use with their colours, from the bottom of a stack."""
     return [
         {"name": name, "key": name, "light": light, "dark": dark}
         for name, (light, dark) in zip((*KIND_NAMES, "reserved"), PART_COLOURS, strict=True)
@@ -57,15 +57,20 @@ def parts() -> list[dict[str, str]]:
 
 
 def graph_chart(graph: Graph) -> dict[str, Any]:
-    """Return the data on the graph for the charts of a page.
+    """Return the data about the graph that the charts of a page need.
 
-    ``nodes``: their names. ``tensors``: name, bytes, index of the node that makes it, and kind:
+    ``nodes``: node names. ``tensors``: name, bytes, index of the node that computes it, and kind:
     state, activation or gradient.
     """
     return {
-        "nodes": [escaped(node.name) for node in graph.nodes],
+        "nodes": [escape_controls(node.name) for node in graph.nodes],
         "tensors": [
-            [escaped(tensor.name), graph.tensor_bytes[i], graph.node_of[i], tensor_kind(graph, i)]
+            [
+                escape_controls(tensor.name),
+                graph.tensor_bytes[i],
+                graph.node_of[i],
+                tensor_kind(graph, i),
+            ]
             for i, tensor in enumerate(graph.tensors)
         ],
     }
@@ -74,19 +79,19 @@ def graph_chart(graph: Graph) -> dict[str, Any]:
 def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
     """Return the map of a schedule, stages by nodes (POET, ICML 2022, figure 2).
 
-    ``columns``: names of the nodes. ``labels``: what a cell may hold: its kind as an index of
-    `KINDS`, whether it is marked as paged out, and words with bytes. ``runs``: column, first row,
-    last row and label of cells below each other that say the same.
+    ``columns``: node names. ``labels``: the different contents of cells: kind as an index of
+    `KINDS`, whether the cell is marked as paged out, and a description with bytes. ``runs``:
+    column, first row, last row and label of each vertical sequence of equal cells.
     """
     labels: dict[tuple[int, bool, str], int] = {}
     cells: dict[int, list[tuple[int, int]]] = {}
     for (t, k), actions in sorted(stage_actions(graph, schedule).items()):
-        words = "; ".join(
+        description = "; ".join(
             f"{kind} {format_bytes(sum(graph.tensor_bytes[i] for i in actions[kind]))}"
             for kind in KINDS
             if kind in actions
         )
-        key = (KINDS.index(colour_of(actions)), Kind.PAGED_OUT in actions, words)
+        key = (KINDS.index(dominant_kind(actions)), Kind.PAGED_OUT in actions, description)
         cells.setdefault(k, []).append((t, labels.setdefault(key, len(labels))))
     runs: list[list[int]] = []
     for column, column_cells in sorted(cells.items()):
@@ -97,20 +102,20 @@ def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
             else:
                 runs.append([column, t, t, label])
     return {
-        "columns": [escaped(node.name) for node in graph.nodes],
+        "columns": [escape_controls(node.name) for node in graph.nodes],
         "labels": [list(label) for label in labels],
         "runs": runs,
     }
 
 
 def address_chart(subject: Subject) -> dict[str, Any] | None:
-    """Return what of a plan lies where and when; None without addresses.
+    """Return the chart of addresses over time of a plan; None if the plan has no addresses.
 
-    ``boxes``: copies of tensors, from the instruction that makes each to the one that frees it, and
-    workspaces: kind as an index of `KINDS`, start, length, lowest address, height, words, and the
-    number of the tensor, None for a workspace.
+    ``boxes``: copies of tensors, from the instruction that creates each to the one that frees it,
+    and workspaces: kind as an index of `KINDS`, start, length, lowest address, height, description,
+    and the index of the tensor, None for a workspace.
     """
-    graph, plan, check, places = subject.graph, subject.plan, subject.check, subject.places
+    graph, plan, check, places = subject.graph, subject.plan, subject.check, subject.arena_check
     if plan is None or check is None or places is None:
         return None
     factor, unit = time_unit(check.makespan_s or 0.0)
@@ -118,7 +123,7 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
     times = [moment.issued_s / factor for moment in check.moments]
     times.append((check.makespan_s or 0.0) / factor)
     boxes = []
-    for kind, rectangle in _kinds_of_copies(graph, plan, places):
+    for kind, rectangle in _rectangles_with_kinds(graph, plan, places):
         low, size = rectangle.offset, rectangle.bytes
         if low is None or not size:
             continue
@@ -127,12 +132,12 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
         is_first = rectangle.begin == BEFORE
         start = 0.0 if is_first else times[rectangle.begin]
         begins = "from the start" if is_first else f"from {rectangle.begin}"
-        place = f"at {low:,} to {low + size:,}, instructions {begins} to {rectangle.end}"
+        position_text = f"at {low:,} to {low + size:,}, instructions {begins} to {rectangle.end}"
         boxes.append(
             [
                 KINDS.index(kind),
                 *map(rounded, (start, times[rectangle.end] - start, low / scale, size / scale)),
-                escaped(f"{name}: {kind}, {format_bytes(size)}, {place}"),
+                escape_controls(f"{name}: {kind}, {format_bytes(size)}, {position_text}"),
                 rectangle.index if is_output else None,
             ]
         )
@@ -146,10 +151,10 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
     }
 
 
-def _kinds_of_copies(
+def _rectangles_with_kinds(
     graph: Graph, plan: Plan, places: ArenaCheck
 ) -> Iterator[tuple[Kind, Rectangle]]:
-    """Yield all that has addresses, with how it came there."""
+    """Yield (kind, rectangle) for all contents with addresses; the kind is the origin of a copy."""
     computed: set[int] = set()
     read = set(graph.state_tensors)
     for rectangle in places.rectangles:
@@ -165,25 +170,26 @@ def _kinds_of_copies(
 
 
 def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
-    """Return the RAM of the device that schedules take, and that keep-all would take.
+    """Return the device RAM used by schedules and by keep-all; None if no device is known.
 
-    None where no device is known. ``rows``: label, RAM, parts, and what is free or missing [B];
-    ``keep_all``: the same of keep-all on each device that the schedules have.
+    ``rows``: label, RAM, parts, free and missing bytes [B] of each valid schedule; ``keep_all``:
+    the same values of keep-all on each device of the schedules.
     """
     gauged = [subject for subject in subjects if subject.room is not None and subject.verdict.valid]
     if not gauged:
         return None
-    rows = [_gauge(subject.label, subject.room) for subject in gauged]
+    rows = [_gauge_row(subject.label, subject.room) for subject in gauged]
     rooms: dict[str, dict[str, Any]] = {}
     for subject in gauged:
         device, graph = subject.problem.costs.device, subject.graph
         room = DeviceRam.compare(device, graph, keep_all_ram_use(graph))
         if room is not None:
-            rooms[room.device] = _gauge("keep-all", room)
+            rooms[room.device] = _gauge_row("keep-all", room)
     return {"rows": rows, "keep_all": list(rooms.values())}
 
 
-def _gauge(label: str, room: DeviceRam | None) -> dict[str, Any]:
+def _gauge_row(label: str, room: DeviceRam | None) -> dict[str, Any]:
+    """Return the device RAM that a schedule uses, as a row of the chart."""
     sizes: Mapping[str, Any] = gauge(room) or {}
     return {
         "label": label,

@@ -1,4 +1,4 @@
-"""Pictures of schedules and plans: pages of HTML, and still pictures."""
+"""Pictures of schedules and plans: interactive HTML pages, and still images."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from poetmodel.errors import InputError, MissingExtraError, shown
 from poetmodel.files import write_bytes
 from poetmodel.report import still
 from poetmodel.report.charts import graph_chart, map_chart
-from poetmodel.report.pictures import Map, moves_in_words
-from poetmodel.report.presenter import escaped
+from poetmodel.report.pictures import Map, format_move_counts
+from poetmodel.report.presenter import escape_controls
 from poetmodel.report.template import LIBRARIES, render
 from poetmodel.report.timeline import plan_chart, plan_title
 
@@ -22,12 +22,20 @@ if TYPE_CHECKING:
     from poetmodel.plan import Plan, PlanCheck
     from poetmodel.schedule import Schedule
 
-FORMS: Final[Mapping[str, Sequence[str]]] = {".html": LIBRARIES, **still.FORMS}
-"""Libraries that draw a picture, by the ending of its file."""
+PICTURE_LIBRARIES: Final[Mapping[str, Sequence[str]]] = {
+    ".html": LIBRARIES,
+    **still.PICTURE_LIBRARIES,
+}
+"""Libraries that draw a picture, by file suffix."""
 
 
-def check_picture(path: str | Path, libraries: Mapping[str, Sequence[str]] = FORMS) -> None:
-    """Raise unless a picture of this name can be drawn; nothing is written."""
+def check_picture(
+    path: str | Path, libraries: Mapping[str, Sequence[str]] = PICTURE_LIBRARIES
+) -> None:
+    """Raise unless a picture with this file name can be drawn; write nothing.
+
+    Raises `InputError` for an unknown suffix, and `MissingExtraError` if a library is missing.
+    """
     suffix = Path(path).suffix.lower()
     if suffix not in libraries:
         raise InputError(
@@ -36,37 +44,37 @@ def check_picture(path: str | Path, libraries: Mapping[str, Sequence[str]] = FOR
     check_installed(path, f"drawing {suffix[1:]}", *libraries[suffix])
 
 
-def check_installed(path: str | Path, what: str, *libraries: str) -> None:
-    """Raise unless libraries are installed, all of the extra ``report``; nothing is imported."""
+def check_installed(path: str | Path, purpose: str, *libraries: str) -> None:
+    """Raise `MissingExtraError` unless libraries of the extra ``report`` are installed."""
     missing = [name for name in libraries if find_spec(name) is None]
     if missing:
         raise MissingExtraError(
-            f"{path}: {what} needs {' and '.join(missing)}, not installed here; "
+            f"{path}: {purpose} needs {' and '.join(missing)}, not installed here; "
             f'pip install "poetmodel[report]" installs {"it" if len(missing) == 1 else "them"}'
         )
 
 
 def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> None:
-    """Draw the RAM of a plan over time, with core and bus.
+    """Draw the RAM of a plan over time, with the activity of core and bus.
 
-    The suffix of the path selects a page that needs no network (.html), or a still picture.
+    The suffix of the path selects a page that needs no network (.html), or a still image.
     """
     check_picture(path)
     title, chart = plan_title(graph, plan, check), plan_chart(graph, plan, check)
-    form = Path(path).suffix.lower()
-    if form in still.FORMS:
-        write_bytes(path, still.draw_timeline(graph, chart, title, form[1:]))
+    suffix = Path(path).suffix.lower()
+    if suffix in still.PICTURE_LIBRARIES:
+        write_bytes(path, still.draw_timeline(graph, chart, title, suffix[1:]))
     else:
         _draw_page(title, graph, "timeline", chart, path)
 
 
 def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
-    """Draw the map of a schedule, stage by node, as a page or a still picture."""
+    """Draw the map of a schedule, stages by nodes, as a page or a still image."""
     check_picture(path)
-    title, chart = f"{graph.name}: {moves_in_words(schedule)}", map_chart(graph, schedule)
-    form = Path(path).suffix.lower()
-    if form in still.FORMS:
-        write_bytes(path, still.draw_stage_map(Map(title=title, chart=chart), form[1:]))
+    title, chart = f"{graph.name}: {format_move_counts(schedule)}", map_chart(graph, schedule)
+    suffix = Path(path).suffix.lower()
+    if suffix in still.PICTURE_LIBRARIES:
+        write_bytes(path, still.draw_stage_map(Map(title=title, chart=chart), suffix[1:]))
     else:
         _draw_page(title, graph, "map", chart, path)
 
@@ -74,7 +82,7 @@ def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
 def _draw_page(
     title: str, graph: Graph, kind: str, chart: Mapping[str, Any], path: str | Path
 ) -> None:
-    """Write a page with a chart of this kind."""
+    """Write a page with one chart of type `kind`."""
     text = render(
         "picture.html.jinja",
         chart_scripts=(kind,),
@@ -83,6 +91,6 @@ def _draw_page(
             "charts": [{"type": kind, **chart, "id": "picture"}],
         },
         kind=kind,
-        title=escaped(title),
+        title=escape_controls(title),
     )
     write_bytes(path, text.encode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""The figures of a report as plain values, for ``--json`` and for the page."""
+"""Facts of a report as plain values, for ``--json`` and for the page."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.registry import backend_class, backend_names
 from poetmodel.device.ram import device_ram_metrics
-from poetmodel.files import installed
+from poetmodel.files import installed_version
 from poetmodel.problem import USER_OBJECTIVE, Problem
 from poetmodel.problem.parse import COMMIT_CONSTRAINT
-from poetmodel.report.presenter import document, metric_facts, state_figures
+from poetmodel.report.presenter import metric_facts, state_figures, to_json_object
 from poetmodel.result import gap_over_time, relative_gap
 from poetmodel.schedule.decisions import (
     Treatment,
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
     from poetmodel.schedule.io import ConstraintEntry, ProblemEntry
 
-CHOICES: Final = {
+CHOICE_NAMES: Final = {
     **{choice: str(choice) for choice in Treatment},
     Treatment.BOTH: "recomputed and paged",
     Treatment.UNUSED: "never read",
 }
-"""The decisions on tensors, as a report calls them."""
+"""Names of the decisions on tensors in a report."""
 
 
 def facts(subject: Subject) -> dict[str, Any]:
-    """Return all facts of a report about one schedule, plain values in SI units.
+    """Return all facts of a report about one schedule as plain values in SI units.
 
-    Energies and times are None without costs. Figures come from the simulator; bounds are those
-    that the file states.
+    Energies and times are None without costs. Metrics are those of the simulator; bounds are those
+    stated in the file.
     """
     simulation, timed = subject.simulation, subject.costs is not None
     stated = subject.document.problem
 
     def metrics(*groups: Group) -> dict[str, Any]:
-        return document(metric_facts(Display.REPORT, simulation, *groups, timed=timed))
+        return to_json_object(metric_facts(Display.REPORT, simulation, *groups, timed=timed))
 
     return {
         "label": subject.label,
@@ -59,7 +59,7 @@ def facts(subject: Subject) -> dict[str, Any]:
         "violations": list(subject.verdict.violations),
         "notes": [*filter(None, (subject.graph.exactness,)), *subject.notes],
         **metrics(Group.ENERGY),
-        **_proof(subject),
+        **_bound_facts(subject),
         "asks_energy": subject.problem.uses_energy,
         **metrics(Group.MEMORY),
         "peak_ram_bytes": subject.peak_ram_bytes,
@@ -69,36 +69,41 @@ def facts(subject: Subject) -> dict[str, Any]:
         "pass_s": subject.problem.pass_time_s if timed else None,
         "deadline_time_s": simulation.time_s if timed else None,
         **metrics(Group.STORAGE),
-        **_homes(subject),
+        **_state_facts(subject),
         **metrics(Group.WEAR),
         **{
             metric.key: subject.document.stated.get(metric.key)
             for metric in metrics_at(Display.REPORT, Group.EFFORT)
         },
         "constraints": [constraint.to_dict() for constraint in subject.constraints],
-        "binding": _binding(subject),
-        "plan": _plan(subject),
-        "decisions": _counts(subject),
-        "problem": None if stated is None else _problem(stated, subject),
-        "device": _device(subject),
+        "binding": _peak_facts(subject),
+        "plan": _plan_facts(subject),
+        "decisions": _decision_counts(subject),
+        "problem": None if stated is None else _problem_facts(stated, subject),
+        "device": _device_facts(subject),
         "versions": _versions(subject),
         "commands": list(commands(subject)),
         "step": None if subject.step is None else dict(subject.step),
     }
 
 
-def choices_of(graph: Graph) -> list[str]:
-    """Return the decisions that there may be on tensors of a graph, as a report calls them."""
-    of_state = (Treatment.RESIDENT, Treatment.ON_STORAGE, Treatment.REPLACEMENT)
-    choices = [choice for choice in CHOICES if graph.state_tensors or choice not in of_state]
-    return [CHOICES[choice] for choice in choices]
+def choice_names(graph: Graph) -> list[str]:
+    """Return the names of the decisions that tensors of a graph can have."""
+    state_choices = (Treatment.RESIDENT, Treatment.ON_STORAGE, Treatment.REPLACEMENT)
+    choices = [
+        treatment
+        for treatment in CHOICE_NAMES
+        if graph.state_tensors or treatment not in state_choices
+    ]
+    return [CHOICE_NAMES[treatment] for treatment in choices]
 
 
 def graph_facts(subject: Subject) -> dict[str, Any]:
     """Return the facts about the graph, which all schedules share.
 
-    Of a compiled step, its RAM figures are those of the step, reserved bytes included. With state
-    the minimum RAM is that of the problem: storage may be memory-mapped, or not allowed.
+    For a compiled step the RAM values are those of the step, including reserved bytes. For a graph
+    with state the minimum RAM is that of the problem, because storage may be memory-mapped or
+    disabled.
     """
     graph, lowest = subject.graph, subject.problem.floor
     state = {"tensors": len(graph.state_tensors), "bytes": graph.state_bytes}
@@ -119,11 +124,11 @@ def graph_facts(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _proof(subject: Subject) -> dict[str, Any]:
-    """Return the bounds that the file states, and the gap of what was minimized.
+def _bound_facts(subject: Subject) -> dict[str, Any]:
+    """Return the bounds stated in the file, and the gap of the minimized quantity.
 
-    For energy it is that between the stated bound and what is simulated here. Where something else
-    was minimized, a file may say of the energy only what every schedule pays: that is no bound.
+    For energy the gap is that between the stated bound and the simulated energy. If another
+    quantity was minimized, a stated energy bound of 0 overhead is trivial and is omitted.
     """
     stated, simulation = subject.document.stated, subject.simulation
     overhead_j, bound_j = simulation.overhead_j, stated.get("overhead_bound_j")
@@ -143,10 +148,10 @@ def _proof(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _problem(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
-    """Return the stated problem; own constraints and weights only where there are any.
+def _problem_facts(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
+    """Return the stated problem, without empty constraints, weights and solver options.
 
-    The budget of a compiled step is that of the step.
+    The budget of a compiled step includes the reserved bytes.
     """
     values = stated.model_dump()
     values["ram_budget_bytes"] += subject.reserved_bytes
@@ -157,7 +162,8 @@ def _problem(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
     }
 
 
-def _binding(subject: Subject) -> dict[str, Any]:
+def _peak_facts(subject: Subject) -> dict[str, Any]:
+    """Return the step with the peak RAM, and the tensors in RAM there, largest first."""
     graph, simulation = subject.graph, subject.simulation
     peak = simulation.peak
     held = sorted(simulation.peak_tensors, key=lambda i: (-graph.tensor_bytes[i], i))
@@ -172,8 +178,8 @@ def _binding(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _homes(subject: Subject) -> dict[str, Any]:
-    """Return the facts on state and on operators in place, if there are any."""
+def _state_facts(subject: Subject) -> dict[str, Any]:
+    """Return the facts about state and about operators in place, if the graph has any."""
     state, sizes = state_figures(subject.graph, subject.simulation), {}
     if state is not None:
         sizes["state"] = state
@@ -184,7 +190,8 @@ def _homes(subject: Subject) -> dict[str, Any]:
     return sizes
 
 
-def _plan(subject: Subject) -> dict[str, Any] | None:
+def _plan_facts(subject: Subject) -> dict[str, Any] | None:
+    """Return the facts about the plan; None without a plan."""
     plan, check = subject.plan, subject.check
     if plan is None or check is None:
         return None
@@ -199,18 +206,20 @@ def _plan(subject: Subject) -> dict[str, Any] | None:
     }
 
 
-def _counts(subject: Subject) -> dict[str, Any]:
+def _decision_counts(subject: Subject) -> dict[str, Any]:
+    """Return the number of tensors by decision, and of recomputations and transfers."""
     counts = Counter(row["choice"] for row in decision_rows(subject.problem, subject.schedule))
     schedule = subject.schedule
     return {
-        "tensors": {choice: counts[choice] for choice in choices_of(subject.graph)},
+        "tensors": {choice: counts[choice] for choice in choice_names(subject.graph)},
         "recomputations": sum(k < t for t, k in schedule.R),
         "page_outs": sum(subject.simulation.page_outs.values()),
         "page_ins": sum(subject.simulation.page_ins.values()),
     }
 
 
-def _device(subject: Subject) -> dict[str, Any] | None:
+def _device_facts(subject: Subject) -> dict[str, Any] | None:
+    """Return the facts about device and costs; None without costs."""
     costs = subject.costs
     if costs is None:
         return None
@@ -220,8 +229,8 @@ def _device(subject: Subject) -> dict[str, Any] | None:
     device = costs.device
     if device is None:
         return values
-    words = {key: getattr(device, key) or None for key in ("key", "core", "source")}
-    return {**values, **asdict(device), **words}
+    texts = {key: getattr(device, key) or None for key in ("key", "core", "source")}
+    return {**values, **asdict(device), **texts}
 
 
 def _versions(subject: Subject) -> dict[str, str]:
@@ -230,14 +239,14 @@ def _versions(subject: Subject) -> dict[str, str]:
     backend = (stated and stated.backend) or ""
     packages = (backend_class(backend).package,) if backend in backend_names() else ()
     names = ("poetmodel", *packages)
-    return {name: version for name in names if (version := installed(name))}
+    return {name: version for name in names if (version := installed_version(name))}
 
 
 def commands(subject: Subject) -> Iterator[str]:
     """Yield the commands that solve the problem of a schedule again and verify the schedule.
 
-    They are lines for a POSIX shell, limits with all digits; for a compiled PyTorch step, lines of
-    Python. Without a stated problem or without costs a schedule can only be verified.
+    They are lines for a POSIX shell with all digits of limits; for a compiled PyTorch step they are
+    lines of Python. Without a stated problem or without costs there is only the command to verify.
     """
     if subject.step is not None:
         yield f"step = {subject.step['call']}\nprint(step.verify().summary())"
@@ -246,15 +255,16 @@ def commands(subject: Subject) -> Iterator[str]:
     device = sources.device if sources.device is not None else subject.document.device
     costs = [*_option("--device", device), *_option("--profile", sources.profile)]
     if stated is not None and subject.costs is not None:
-        if _states_own_sums(stated):
-            lines = "\n".join(_own_sums(stated))
-            yield f"cat > {shlex.quote(_rows_file(sources))} <<'TOML'\n{lines}\nTOML"
-        yield shlex.join(_solve(sources, stated, costs))
+        if _has_user_sums(stated):
+            lines = "\n".join(_constraint_lines(stated))
+            yield f"cat > {shlex.quote(_constraints_file(sources))} <<'TOML'\n{lines}\nTOML"
+        yield shlex.join(_solve_command(sources, stated, costs))
     verify = ["poetmodel", "verify", sources.schedule, "--graph", sources.graph]
     yield shlex.join([*verify, *sources.shape.options, *costs])
 
 
-def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str]:
+def _solve_command(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str]:
+    """Return the arguments of the command that solves the stated problem again."""
     deadline = None if stated.deadline_s is None else f"{stated.deadline_s!r}s"
     energy = None if stated.energy_budget_j is None else f"{stated.energy_budget_j!r}J"
     switches = {
@@ -272,9 +282,9 @@ def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str
             "--minimize", None if stated.minimize in ("energy", USER_OBJECTIVE) else stated.minimize
         ),
         *_option("--commit-every", stated.commit),
-        *_option("--constraints", _rows_file(sources) if _states_own_sums(stated) else None),
+        *_option("--constraints", _constraints_file(sources) if _has_user_sums(stated) else None),
         *_option("--energy-budget", energy),
-        *(switch for switch, wanted in switches.items() if wanted),
+        *(switch for switch, is_set in switches.items() if is_set),
         *_option("--method", None if stated.method == "optimal" else stated.method),
         *_option("--formulation", stated.formulation or None),
         *_option("--backend", stated.backend or None),
@@ -289,25 +299,25 @@ def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str
     ]
 
 
-def _rows_file(sources: Sources) -> str:
-    """Return the path of the constraints of a schedule: beside it."""
+def _constraints_file(sources: Sources) -> str:
+    """Return the path of the constraints file of a schedule, in the same folder."""
     return f"{sources.schedule.removesuffix('.json').removesuffix('.schedule')}.constraints.toml"
 
 
-def _own_rows(stated: ProblemEntry) -> list[ConstraintEntry]:
+def _user_constraints(stated: ProblemEntry) -> list[ConstraintEntry]:
     """Return the constraints of a problem except the one that ``--commit-every`` adds."""
     return [
         row for row in stated.constraints if row.name != COMMIT_CONSTRAINT or stated.commit is None
     ]
 
 
-def _states_own_sums(stated: ProblemEntry) -> bool:
-    return bool(_own_rows(stated)) or stated.minimize == USER_OBJECTIVE
+def _has_user_sums(stated: ProblemEntry) -> bool:
+    return bool(_user_constraints(stated)) or stated.minimize == USER_OBJECTIVE
 
 
-def _own_sums(stated: ProblemEntry) -> Iterator[str]:
-    """Yield the lines of a file with the constraints and the own objective of a problem."""
-    for row in _own_rows(stated):
+def _constraint_lines(stated: ProblemEntry) -> Iterator[str]:
+    """Yield the lines of a TOML file with user-defined constraints and objective."""
+    for row in _user_constraints(stated):
         limits = {"at_least": row.lower, "at_most": row.upper}
         if row.lower == row.upper:
             limits = {"equals": row.upper}
@@ -321,21 +331,21 @@ def _own_sums(stated: ProblemEntry) -> Iterator[str]:
 
 
 def _toml(value: str | Mapping[str, float]) -> str:
-    """Return a text or a table of numbers as TOML has them, on one line."""
+    """Return a text or a table of numbers as a TOML value on one line."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return f"{{{', '.join(f'{_toml(key)} = {number!r}' for key, number in value.items())}}}"
 
 
 def _option(option: str, value: object) -> tuple[str, ...]:
-    """Return an option with its value; nothing without a value."""
+    """Return an option and its value as arguments; empty if the value is None."""
     return () if value is None else (option, f"{value}")
 
 
 def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, Any]]:
-    """Yield a row for each tensor, in the order of the graph.
+    """Yield one row of decisions for each tensor, in the order of the graph.
 
-    If a node has several tensors, the first one has the cost of recomputing the node, so that
+    If a node has several tensors, only the first one has the cost of recomputing the node, so that
     energies add up to the overhead (without idle power during overlapping transfers).
     """
     graph = problem.graph
@@ -346,18 +356,18 @@ def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, An
     for decision in find_decisions(problem, schedule):
         i = decision.tensor
         k = graph.node_of[i]
-        not_its_own = 0 if graph.outputs_of[k][0] == i else len(decision.recomputed)
+        n_excluded = 0 if graph.outputs_of[k][0] == i else len(decision.recomputed)
         yield {
             "tensor": graph.tensors[i].name,
             "node": graph.nodes[k].name,
             "size_bytes": graph.tensor_bytes[i],
-            "choice": CHOICES[decision.choice],
+            "choice": CHOICE_NAMES[decision.choice],
             "first_stage": k,
             "last_stage": decision.in_ram[-1][1] if decision.in_ram else k,
             "ram_stages": len(graph.nodes) if i in resident else starts_in_ram[i],
             "recomputed": len(decision.recomputed),
             "paged_out": len(decision.paged_out),
             "paged_in": len(decision.paged_in),
-            "energy_j": decision.energy_j - not_its_own * problem.energy.coefficients.compute[k],
-            "time_s": decision.time_s - not_its_own * problem.table.compute_time_s[k],
+            "energy_j": decision.energy_j - n_excluded * problem.energy.coefficients.compute[k],
+            "time_s": decision.time_s - n_excluded * problem.table.compute_time_s[k],
         }

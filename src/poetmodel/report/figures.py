@@ -1,4 +1,4 @@
-"""The rows of figures of a report: which facts stand where, under which names."""
+"""Rows of the tables of a report: names, units and JSON paths of the facts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from poetmodel.report.presenter import (
     Parts,
     Row,
     Unit,
+    compare_objects,
     constraint_rows,
-    look_up,
-    measured,
+    format_device_quantity,
+    format_number,
+    format_ratio,
     page_rows,
     plural,
-    row,
-    share,
-    side_by_side,
-    whole,
+    text_fact,
+    value_at_path,
     whole_bytes,
     yes_or_no,
 )
@@ -36,60 +36,63 @@ if TYPE_CHECKING:
 
 
 def figures(schedules: Sequence[Facts]) -> Parts:
-    """Return the rows of figures of schedules in named parts.
+    """Return the rows of the metrics of schedules, in named parts.
 
-    Energies that nobody asked for are left out, and so is the RAM for tensors where it is the
-    budget.
+    Energies are omitted unless requested. The RAM for tensors is omitted if it equals the budget.
     """
-    return side_by_side(_figures(), [{**schedule, **_left_out(schedule)} for schedule in schedules])
+    return compare_objects(
+        _schedule_rows(), [{**schedule, **_omitted_rows(schedule)} for schedule in schedules]
+    )
 
 
-def _left_out(schedule: Facts) -> dict[str, None]:
-    asked = bool(schedule["asks_energy"])
-    names = [] if asked else [key for key, *_ in page_rows(Group.ENERGY, Group.PROOF)]
-    if schedule["budget_bytes"] == look_up(schedule, "problem.ram_budget_bytes"):
+def _omitted_rows(schedule: Facts) -> dict[str, None]:
+    shows_energy = bool(schedule["asks_energy"])
+    names = [] if shows_energy else [key for key, *_ in page_rows(Group.ENERGY, Group.PROOF)]
+    if schedule["budget_bytes"] == value_at_path(schedule, "problem.ram_budget_bytes"):
         names.append("budget_bytes")
     return dict.fromkeys(names)
 
 
 def constraint_part(several: Sequence[Sequence[ConstraintValue]]) -> Parts:
-    """Return the rows of the own constraints of schedules as a part, if there are any."""
+    """Return the rows of user-defined constraints of schedules as one part, or no part."""
     lines = list(constraint_rows(several))
-    return [("Own constraints", lines)] if lines else []
+    return [("User-defined constraints", lines)] if lines else []
 
 
 def step_figures(schedules: Sequence[Facts]) -> Parts:
-    """Return the rows of figures of compiled steps in named parts, without the measured ones."""
-    return side_by_side(_step_figures(), schedules)
+    """Return the rows of the metrics of compiled steps in named parts, without measured metrics."""
+    return compare_objects(_step_rows(), schedules)
 
 
 def measured_rows(step: Facts) -> Iterator[tuple[Fact, ...]]:
-    """Yield rows of figures of a step, one for each of `COLUMNS`."""
+    """Yield rows of measured metrics of a step, with one fact for each of `COLUMNS`."""
     for name, unit, keys in _MEASURED:
         yield tuple(
-            Fact(f"step.{key}", look_up(step, key), name, unit) if key else Fact("", None, name)
+            Fact(f"step.{key}", value_at_path(step, key), name, unit)
+            if key
+            else Fact("", None, name)
             for key in keys
         )
 
 
 def graph_rows(graph: Facts, *, reserved: bool) -> Iterator[Fact]:
-    """Yield the facts about the graph; `reserved` says whether RAM figures hold more than it."""
-    yield row("network", graph["name"])
-    yield row("nodes", f"{graph['nodes']:,}")
-    yield row("tensors", f"{graph['tensors']:,}")
-    yield row("edges", f"{graph['edges']:,}")
-    yield row("FLOP of a step", f"{graph['flops']:,}")
-    yield row("batch size, type", f"{graph['batch_size']:,}, {graph['dtype']}")
-    yield row("keep-all peak", whole_bytes(graph["checkpoint_all_peak_bytes"]))
+    """Yield the facts about the graph; `reserved` is whether RAM values include reserved bytes."""
+    yield text_fact("network", graph["name"])
+    yield text_fact("nodes", f"{graph['nodes']:,}")
+    yield text_fact("tensors", f"{graph['tensors']:,}")
+    yield text_fact("edges", f"{graph['edges']:,}")
+    yield text_fact("FLOP of a step", f"{graph['flops']:,}")
+    yield text_fact("batch size, type", f"{graph['batch_size']:,}, {graph['dtype']}")
+    yield text_fact("keep-all peak", whole_bytes(graph["checkpoint_all_peak_bytes"]))
     floor = whole_bytes(graph["floor_bytes"])
-    least = "minimum RAM, with what is reserved" if reserved else "minimum RAM"
-    yield row(least, f"{floor}, needed by {graph['floor_node']}")
+    floor_name = "minimum RAM, with reserved bytes" if reserved else "minimum RAM"
+    yield text_fact(floor_name, f"{floor}, needed by {graph['floor_node']}")
     if "state" in graph:
         tensors = plural(graph["state"]["tensors"], "tensor")
-        yield row("state", f"{whole_bytes(graph['state']['bytes'])}, {tensors}")
+        yield text_fact("state", f"{whole_bytes(graph['state']['bytes'])}, {tensors}")
     for kind, size in graph["resident_bytes"].items():
-        yield row(f"resident: {kind}", whole_bytes(size))
-    yield row("sha256", graph["sha256"])
+        yield text_fact(f"resident: {kind}", whole_bytes(size))
+    yield text_fact("sha256", graph["sha256"])
 
 
 def _options(options: Mapping[str, object]) -> str:
@@ -101,7 +104,7 @@ def _weights(weights: Mapping[str, float]) -> str:
 
 
 _SHOWN_GAPS: Final = (0.5, 0.1, 0.01, 0.001, 0.0001, 0.0)
-"""Gaps whose times a page states."""
+"""Gaps whose times a page shows."""
 
 
 def _gap_over_time(moments: Sequence[Sequence[float]]) -> str:
@@ -110,23 +113,23 @@ def _gap_over_time(moments: Sequence[Sequence[float]]) -> str:
     for limit in _SHOWN_GAPS:
         reached = next(((seconds, gap) for seconds, gap in moments if gap <= limit), None)
         if reached is not None:
-            texts[reached[0]] = f"{share(limit)} in {format_seconds(reached[0])}"
-    return ", ".join(texts.values()) or f"above {share(_SHOWN_GAPS[0])}"
+            texts[reached[0]] = f"{format_ratio(limit)} in {format_seconds(reached[0])}"
+    return ", ".join(texts.values()) or f"above {format_ratio(_SHOWN_GAPS[0])}"
 
 
 FIRST_PARTS: Final = ("Verdict", "Certificate", "Memory", "Time", "Decisions")
-"""Parts in the table of figures; the others are among the facts."""
+"""Parts in the main table; the other parts are in the table of facts."""
 
 _STATUS: Final = ("status", "status in the file", str)
 _GAPS: Final = (
-    ("gap", "gap, of what was minimized", share),
-    ("requested_gap", "gap tolerance", share),
+    ("gap", "gap of the minimized quantity", format_ratio),
+    ("requested_gap", "gap tolerance", format_ratio),
     ("gap_over_time", "gap over time", _gap_over_time),
 )
 
 
-def _figures() -> dict[str, tuple[Row, ...]]:
-    """Return the rows of a schedule by their parts."""
+def _schedule_rows() -> dict[str, tuple[Row, ...]]:
+    """Return the rows about a schedule, by part."""
     return {
         "Verdict": (
             ("valid", "valid, as verified", yes_or_no),
@@ -137,7 +140,7 @@ def _figures() -> dict[str, tuple[Row, ...]]:
             *page_rows(Group.PROOF),
             ("objective.minimize", "minimized", str),
             *_GAPS,
-            ("problem.weights", "own objective", _weights),
+            ("problem.weights", "user-defined objective", _weights),
             ("problem.method", "method", str),
             ("problem.formulation", "formulation", str),
             ("problem.backend", "back end", str),
@@ -172,9 +175,9 @@ def _figures() -> dict[str, tuple[Row, ...]]:
             ("plan.peak_ram_bytes", "peak RAM of the plan", whole_bytes),
         ),
         "Decisions": (
-            ("decisions.recomputations", "recomputations", whole),
-            ("decisions.page_outs", "page-outs", whole),
-            ("decisions.page_ins", "page-ins", whole),
+            ("decisions.recomputations", "recomputations", format_number),
+            ("decisions.page_outs", "page-outs", format_number),
+            ("decisions.page_ins", "page-ins", format_number),
         ),
         "Limits": (
             ("problem.recompute", "recomputation allowed", yes_or_no),
@@ -182,7 +185,7 @@ def _figures() -> dict[str, tuple[Row, ...]]:
             ("problem.energy_budget_j", "energy budget", format_joules),
             ("problem.aux_bytes", "storage limit", whole_bytes),
             ("problem.count_parameters", "parameters count in the budget", yes_or_no),
-            ("problem.commit", "steps from commit to commit", whole),
+            ("problem.commit", "steps from commit to commit", format_number),
         ),
         "Device": (
             ("device.name", "device", str),
@@ -190,7 +193,7 @@ def _figures() -> dict[str, tuple[Row, ...]]:
             ("device.costs", "costs from", str),
             ("device.cycles", "compute times", str),
             *(
-                (f"device.{path}", known.name, partial(measured, unit=known.unit))
+                (f"device.{path}", known.name, partial(format_device_quantity, unit=known.unit))
                 for path, known in device_quantities()
             ),
             ("device.storage.mode", "transfers", str),
@@ -199,7 +202,7 @@ def _figures() -> dict[str, tuple[Row, ...]]:
 
 
 COLUMNS: Final = ("measured", "plan", "eager")
-"""Figures measured for the step, those of its plan, and those measured for eager PyTorch."""
+"""Metrics measured for the step, those of its plan, and those measured for eager PyTorch."""
 
 _MEASURED: Final[tuple[tuple[str, Unit, tuple[str | None, str | None, str | None]], ...]] = (
     (
@@ -217,8 +220,8 @@ _MEASURED: Final[tuple[tuple[str, Unit, tuple[str | None, str | None, str | None
 )
 
 
-def _step_figures() -> dict[str, tuple[Row, ...]]:
-    """Return the rows of a compiled step by their parts."""
+def _step_rows() -> dict[str, tuple[Row, ...]]:
+    """Return the rows about a compiled step, by part."""
     return {
         "Memory of the step": (
             ("step.budget_bytes", "RAM budget", whole_bytes),
@@ -244,15 +247,15 @@ def _step_figures() -> dict[str, tuple[Row, ...]]:
             ("step.graph.resident_bytes.gradients", "in addition: gradients", whole_bytes),
         ),
         "What was captured": (
-            ("step.graph.batch_size", "batch size", whole),
-            ("step.graph.nodes", "operations as captured", whole),
-            ("step.graph.tensors", "tensors as captured", whole),
-            ("step.graph.scheduled_tensors", "tensors with decisions of the solver", whole),
+            ("step.graph.batch_size", "batch size", format_number),
+            ("step.graph.nodes", "operations as captured", format_number),
+            ("step.graph.tensors", "tensors as captured", format_number),
+            ("step.graph.scheduled_tensors", "tensors with decisions of the solver", format_number),
             ("step.graph.threshold_bytes", "always kept: tensors below", whole_bytes),
         ),
         "What runs": (
-            ("step.plan.instructions", "instructions", whole),
-            ("step.plan.recomputed", "recomputations", whole),
+            ("step.plan.instructions", "instructions", format_number),
+            ("step.plan.recomputed", "recomputations", format_number),
             ("step.plan.mode", "transfers of the plan", str),
             ("step.plan.stall_s", "stall of the plan", format_seconds),
         ),

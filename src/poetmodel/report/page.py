@@ -13,7 +13,7 @@ from poetmodel.report.charts import (
     map_chart,
 )
 from poetmodel.report.drawing import check_installed
-from poetmodel.report.facts import choices_of, decision_rows, facts, graph_facts
+from poetmodel.report.facts import choice_names, decision_rows, facts, graph_facts
 from poetmodel.report.figures import (
     COLUMNS,
     FIRST_PARTS,
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 
 SCRIPTS: Final = (*("gauge", "timeline", "addresses", "map"),)
-"""The types of charts."""
+"""Types of charts; each has a script of this name."""
 
 
 def check_report(path: str | Path) -> None:
-    """Raise unless a report can be made."""
+    """Raise `MissingExtraError` unless the libraries of a report are installed."""
     check_installed(path, "a report", *LIBRARIES)
 
 
 def report_facts(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Return every figure of a report on schedules of one graph as plain values."""
+    """Return all facts of a report on schedules of one graph as plain values."""
     return {
         "graph": graph_facts(subjects[0]),
         "schedules": [facts(subject) for subject in subjects],
@@ -54,10 +54,10 @@ def report_facts(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 
 def report_page(subjects: Sequence[Subject]) -> str:
-    """Return a report as the text of an HTML file; the same input gives the same text.
+    """Return a report as the text of an HTML file; equal input gives equal text.
 
-    The page holds everything it needs, and its own policy forbids it to load more. The schedules
-    stand side by side in the order given.
+    The page loads nothing else, which its content security policy enforces. The schedules are shown
+    side by side in the given order.
     """
     facts = report_facts(subjects)
     several = len(subjects) > 1
@@ -70,7 +70,7 @@ def report_page(subjects: Sequence[Subject]) -> str:
         drawn={chart["id"] for chart in charts},
         title=_title(subjects),
         several=several,
-        estimates=_estimates(subjects),
+        estimates=_estimates_note(subjects),
         graph=facts["graph"],
         schedules=facts["schedules"],
         answers=[answers(entry) for entry in facts["schedules"]],
@@ -78,36 +78,36 @@ def report_page(subjects: Sequence[Subject]) -> str:
         + constraint_part([subject.constraints for subject in subjects]),
         fact_parts=[part for part in parts if part[0] not in FIRST_PARTS],
         graph_rows=list(graph_rows(facts["graph"], reserved=bool(subjects[0].reserved_bytes))),
-        steps=[_step(entry) for entry in facts["schedules"] if entry["step"] is not None],
+        steps=[_step_section(entry) for entry in facts["schedules"] if entry["step"] is not None],
         step_parts=step_figures(facts["schedules"]),
         step_columns=COLUMNS,
         decisions=_decisions(subjects),
-        choices=choices_of(subjects[0].graph),
-        gauges=list(_gauges(subjects)),
+        choices=choice_names(subjects[0].graph),
+        gauges=list(_gauge_texts(subjects)),
         has_plan=[subject.plan is not None for subject in subjects],
-        places=[subject.places for subject in subjects],
+        places=[subject.arena_check for subject in subjects],
     )
 
 
 def write_report(path: str | Path, subjects: Sequence[Subject]) -> int:
-    """Write a report, whole or not at all; return its size [B]."""
+    """Write a report atomically; return its size [B]."""
     check_report(path)
     content = report_page(subjects).encode("utf-8", "replace")
     write_bytes(path, content)
     return len(content)
 
 
-def _estimates(subjects: Sequence[Subject]) -> str:
-    """Return the first remark on tables of energies; empty without energies."""
+def _estimates_note(subjects: Sequence[Subject]) -> str:
+    """Return the note that energies are estimates; empty without energies."""
     has_energies = any(s.costs is not None and s.problem.uses_energy for s in subjects)
     return f"{ESTIMATES.capitalize()}." if has_energies else ""
 
 
 def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Return the table of decisions, with the rows of each schedule by its label."""
+    """Return the tables of decisions: column heads, and the rows of each schedule by its label."""
     timed = any(subject.costs is not None for subject in subjects)
-    asked = any(subject.problem.uses_energy for subject in subjects)
-    costs = [name for name in COSTS if timed and (asked or name != "energy")]
+    shows_energy = any(subject.problem.uses_energy for subject in subjects)
+    costs = [name for name in COSTS if timed and (shows_energy or name != "energy")]
     tables = {
         s.label: decision_table(decision_rows(s.problem, s.schedule), costs=costs) for s in subjects
     }
@@ -117,8 +117,8 @@ def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
     }
 
 
-def _step(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts about the compiled step that runs a schedule."""
+def _step_section(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the template values of the section about the compiled step of a schedule."""
     step = entry["step"]
     return {
         "entry": entry,
@@ -128,8 +128,8 @@ def _step(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gauges(subjects: Sequence[Subject]) -> Iterator[str]:
-    """Yield the gauge of each schedule in words, for who reads the page without its scripts."""
+def _gauge_texts(subjects: Sequence[Subject]) -> Iterator[str]:
+    """Yield the RAM gauge of each schedule as text, for readers without scripts."""
     for subject in subjects:
         sizes = gauge(subject.room)
         if sizes is not None:
@@ -139,17 +139,18 @@ def _gauges(subjects: Sequence[Subject]) -> Iterator[str]:
 
 
 def _title(subjects: Sequence[Subject]) -> str:
-    places = dict.fromkeys(
+    """Return the title of the page: the graph, and the devices of the schedules."""
+    device_names = dict.fromkeys(
         device.name for subject in subjects if (device := subject.problem.costs.device) is not None
     )
     name = subjects[0].graph.name
-    # What is measured of a compiled step is measured where it runs.
-    where = "on" if all(subject.step is None for subject in subjects) else "planned for"
-    return f"{name} {where} {', '.join(places)}" if places else name
+    # Metrics of a compiled step are measured on the host, not on the device.
+    preposition = "on" if all(subject.step is None for subject in subjects) else "planned for"
+    return f"{name} {preposition} {', '.join(device_names)}" if device_names else name
 
 
 def _charts(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
-    """Return the charts, each with its id on the page."""
+    """Return the data of all charts, each with its id on the page."""
     gauge = gauge_chart(subjects)
     return [
         *([] if gauge is None else [{"type": "gauge", "id": "gauge", **gauge}]),

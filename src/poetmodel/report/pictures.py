@@ -1,4 +1,4 @@
-"""What happens to tensors in the stages of a schedule, figures with lines, and their colours."""
+"""Actions on tensors in the stages of a schedule, with colours and units for pictures."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """Meanings of a bar or a cell; the value is the word in the legend."""
+    """Kind of a bar or a cell; the value is its name in the legend."""
 
     COMPUTED = "computed"
     """First computation of a node."""
     RECOMPUTED = "recomputed"
-    """A later one."""
+    """Later computation of a node."""
     KEPT = "kept in RAM"
-    """A tensor that stays."""
+    """Tensor that stays in RAM."""
     PAGED_IN = "paged in"
-    """A transfer from storage."""
+    """Transfer from storage."""
     PAGED_OUT = "paged out"
-    """A transfer to storage."""
+    """Transfer to storage."""
     STALL = "stall"
     """The core waits for the bus."""
     WORKSPACE = "workspace"
@@ -44,7 +44,7 @@ COLOURS: Final[Mapping[Kind, str]] = {
     Kind.STALL: "#D55E00",
     Kind.WORKSPACE: "#999999",
 }
-"""One colour each, after Okabe and Ito, whose colours the colour-blind can tell apart."""
+"""Colours of kinds, after Okabe and Ito, whose palette is distinguishable for the colour-blind."""
 DARK_COLOURS: Final[Mapping[Kind, str]] = {
     Kind.COMPUTED: "#3A9BDC",
     Kind.RECOMPUTED: "#F0B93A",
@@ -54,7 +54,7 @@ DARK_COLOURS: Final[Mapping[Kind, str]] = {
     Kind.STALL: "#F07F3C",
     Kind.WORKSPACE: "#8A949C",
 }
-"""The same hues on a dark ground."""
+"""The same hues for a dark background."""
 PART_COLOURS: Final = (
     ("#3F5B7C", "#5B7C9E"),
     ("#86BDE3", "#3C7FB1"),
@@ -62,16 +62,16 @@ PART_COLOURS: Final = (
     ("#C4CAD0", "#78828B"),
     ("#8FA3A0", "#4F615E"),
 )
-"""Colours of state, activations, gradients, workspace and what is reserved, on a light and on a
-dark ground."""
+"""Colours of state, activations, gradients, workspace and reserved bytes, on a light and on a dark
+background."""
 
 
 DIGITS: Final = 8
-"""Digits of times and sizes in a chart."""
+"""Significant digits of times and sizes in a chart."""
 
 
 def rounded(value: float) -> float:
-    """Return a time or a size with the digits that a chart needs."""
+    """Round a time or a size to the digits of charts."""
     return float(f"{value:.{DIGITS}g}")
 
 
@@ -80,25 +80,25 @@ _SIZES: Final = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
-    """Return the unit that suits times up to this one: its seconds and its name."""
+    """Return the unit for times up to `longest_s`: its seconds and its name."""
     return _unit(longest_s, _TIMES)
 
 
 def size_unit(largest_bytes: float) -> tuple[float, str]:
-    """Return the unit that suits sizes up to this one: its bytes and its name."""
+    """Return the unit for sizes up to `largest_bytes`: its bytes and its name."""
     return _unit(largest_bytes, _SIZES)
 
 
 def _unit(largest: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
-    """Return the largest unit of which there is at least one, else the smallest."""
+    """Return the largest unit that is at most `largest`, else the smallest unit."""
     return next((unit for unit in units if largest >= unit[0]), units[-1])
 
 
-# -- a schedule by stages ----------------------------------------------------------------------
+# -- stages of a schedule ----------------------------------------------------------------------
 
 
-def moves_in_words(schedule: Schedule) -> str:
-    """Return how often a schedule recomputes and pages: ``1 recomputation, 0 page-outs, ...``."""
+def format_move_counts(schedule: Schedule) -> str:
+    """Return the counts of recomputations and transfers: ``1 recomputation, 0 page-outs, ...``."""
     counts = (
         (sum(k < t for t, k in schedule.R), "recomputation"),
         (len(schedule.M_out), "page-out"),
@@ -110,12 +110,12 @@ def moves_in_words(schedule: Schedule) -> str:
 def stage_actions(
     graph: Graph, schedule: Schedule
 ) -> dict[tuple[int, int], dict[Kind, tuple[int, ...]]]:
-    """Return, by stage and node, the tensors that are computed, recomputed, kept or paged."""
+    """Return the tensors that each action affects, by (stage, node) and kind of action."""
     actions: defaultdict[tuple[int, int], dict[Kind, tuple[int, ...]]] = defaultdict(dict)
     resident = set(schedule.resident)
     for t, k in schedule.R:
         kind = Kind.RECOMPUTED if k < t else Kind.COMPUTED
-        if graph.nodes[k].is_state:  # its step is the first read, where it is not in RAM anyway
+        if graph.nodes[k].is_state:  # a state node is a first read unless its tensor is resident
             kind = Kind.KEPT if resident.issuperset(graph.outputs_of[k]) else Kind.PAGED_IN
         actions[t, k][kind] = graph.outputs_of[k]
     for kind, pairs in (
@@ -124,23 +124,23 @@ def stage_actions(
         (Kind.PAGED_OUT, schedule.M_out),
     ):
         for t, i in pairs:
-            there = actions[t, graph.node_of[i]]
-            there[kind] = (*there.get(kind, ()), i)
+            cell = actions[t, graph.node_of[i]]
+            cell[kind] = (*cell.get(kind, ()), i)
     return dict(actions)
 
 
-def colour_of(kinds: Container[Kind]) -> Kind:
-    """Return the kind that colours a cell of which several hold."""
+def dominant_kind(kinds: Container[Kind]) -> Kind:
+    """Return the kind that colours a cell with several kinds."""
     order = (Kind.COMPUTED, Kind.RECOMPUTED, Kind.PAGED_IN, Kind.KEPT)
     return next((kind for kind in order if kind in kinds), Kind.PAGED_OUT)
 
 
-# -- figures with lines, and maps beside each other --------------------------------------------
+# -- line charts, and maps side by side --------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One pair of axes."""
+    """One pair of axes of a line chart."""
 
     title: str
     x_name: str
@@ -148,13 +148,13 @@ class Panel:
     lines: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
     """Name and points of each line."""
     in_percent: bool = True
-    """Whether it goes up logarithmically, in percent."""
+    """Whether the y axis is logarithmic, in percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Map:
-    """The map of one schedule: what happens to which node in which stage."""
+    """Map of one schedule: the actions on each node in each stage."""
 
     title: str
     chart: Mapping[str, Any]
-    """Its cells, as `poetmodel.report.charts.map_chart` gives them."""
+    """Cells of the map, as returned by `poetmodel.report.charts.map_chart`."""

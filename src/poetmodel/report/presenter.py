@@ -1,4 +1,4 @@
-"""The presenter: facts, each named once, become values of JSON and rows of tables and pages."""
+"""Facts with name, value and unit, as JSON objects and as rows of tables and pages."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ if TYPE_CHECKING:
     from poetmodel.schedule import ConstraintValue, Simulation
 
 Unit = Callable[[Any], str]
-"""How people read a value."""
+"""Function that formats a value for display."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A named figure."""
+    """A named value."""
 
     key: str
-    """Its path in JSON, keys with points between them; empty if JSON does not have it."""
+    """Path in JSON, keys separated by dots; empty if JSON does not contain it."""
     value: Any
-    """In SI units; None if it is not known."""
+    """Value in SI units; None if unknown."""
     name: str | None = None
-    """Its name for people; None if only JSON has it."""
+    """Name in tables and pages; None if only JSON contains it."""
     unit: Unit = str
     note: str = ""
-    """Remarks for the reader."""
+    """Note for the reader."""
     alarm: bool = False
-    """Whether it says that something is wrong."""
+    """Whether the value indicates a problem."""
 
     @property
     def text(self) -> str:
-        """The value for people; empty if it is not known."""
+        """Formatted value; empty if unknown."""
         return "" if self.value is None else self.unit(self.value)
 
 
-def row(name: str, text: str, note: str = "") -> Fact:
-    """Return a fact that JSON does not have."""
+def text_fact(name: str, text: str, note: str = "") -> Fact:
+    """Return a fact with a text that JSON does not contain."""
     return Fact("", text, name, note=note)
 
 
-def document(facts: Iterable[Fact]) -> dict[str, Any]:
-    """Return the facts as a JSON object."""
+def to_json_object(facts: Iterable[Fact]) -> dict[str, Any]:
+    """Return the facts as a JSON object, without those that have no key."""
     return {fact.key: fact.value for fact in facts if fact.key}
 
 
-def rows(facts: Iterable[Fact]) -> Iterator[Fact]:
-    """Yield the known facts that people read."""
+def listed_facts(facts: Iterable[Fact]) -> Iterator[Fact]:
+    """Yield the facts of a table: those with a name and a known value."""
     return (fact for fact in facts if fact.name is not None and fact.value is not None)
 
 
 def room_facts(room: DeviceRam | None) -> Iterator[Fact]:
-    """Yield what a step takes of the RAM of its device; without a device it is not known."""
+    """Yield device RAM and its use by a step; the values are None without a device."""
     for key, value in device_ram_metrics(room).items():
         if key == "device_ram_bytes" and room is not None:
             yield Fact(key, value, "device RAM", format_bytes, room.remark(), alarm=not room.fits)
@@ -68,7 +68,7 @@ def room_facts(room: DeviceRam | None) -> Iterator[Fact]:
 
 
 def gauge_fact(key: str, name: str, room: DeviceRam | None) -> Fact:
-    """Return the free RAM of a device, and the parts of the used RAM; resident bytes count."""
+    """Return used and free RAM of a device as one fact, with the parts as note."""
     sizes = gauge(room)
     note = "" if sizes is None else format_gauge(sizes)[1]
     if room is not None and room.resident_bytes:
@@ -77,36 +77,36 @@ def gauge_fact(key: str, name: str, room: DeviceRam | None) -> Fact:
 
 
 def state_figures(graph: Graph, simulation: Simulation) -> dict[str, int] | None:
-    """Return the bytes of a graph's state by home; None without state."""
+    """Return counts and bytes of state by home, and of its transfers; None without state."""
     if not graph.state_tensors:
         return None
-    sizes, apart = graph.tensor_bytes, set(graph.state_tensors) - simulation.resident
-    read = {i: simulation.page_ins.get(i, 0) for i in apart}
-    back = [new for old, new in graph.replacement_of.items() if old in apart]
+    sizes, on_storage = graph.tensor_bytes, set(graph.state_tensors) - simulation.resident
+    page_in_counts = {i: simulation.page_ins.get(i, 0) for i in on_storage}
+    replacements = [new for old, new in graph.replacement_of.items() if old in on_storage]
     return {
         "tensors": len(graph.state_tensors),
         "resident": len(simulation.resident),
         "resident_bytes": sum(sizes[i] for i in simulation.resident),
-        "on_storage_bytes": sum(sizes[i] for i in apart),
-        "read_bytes": sum(sizes[i] * times for i, times in read.items()),
-        "written_back_bytes": sum(sizes[i] * simulation.page_outs.get(i, 0) for i in back),
+        "on_storage_bytes": sum(sizes[i] for i in on_storage),
+        "read_bytes": sum(sizes[i] * times for i, times in page_in_counts.items()),
+        "written_back_bytes": sum(sizes[i] * simulation.page_outs.get(i, 0) for i in replacements),
     }
 
 
 def state_facts(graph: Graph, simulation: Simulation) -> Iterator[Fact]:
-    """Yield how much state is in RAM, how much on storage, and what that moves."""
+    """Yield the state in RAM, the state on storage and its transfers; nothing without state."""
     sizes = state_figures(graph, simulation)
     if sizes is None:
         return
     yield Fact("state", sizes)
     resident, tensors = sizes["resident"], sizes["tensors"]
     note = f"{resident} of {plural(tensors, 'tensor')} in RAM throughout"
-    yield row("resident state", format_bytes(sizes["resident_bytes"]), note)
+    yield text_fact("resident state", format_bytes(sizes["resident_bytes"]), note)
     if resident < tensors:
         read, back = (format_bytes(sizes[f"{key}_bytes"]) for key in ("read", "written_back"))
-        how = f"{read} read" if sizes["read_bytes"] else "read where it lies"
-        note = f"{plural(tensors - resident, 'tensor')}: {how}, {back} written back a step"
-        yield row("state on storage", format_bytes(sizes["on_storage_bytes"]), note)
+        access = f"{read} read" if sizes["read_bytes"] else "read in place"
+        note = f"{plural(tensors - resident, 'tensor')}: {access}, {back} written back a step"
+        yield text_fact("state on storage", format_bytes(sizes["on_storage_bytes"]), note)
 
 
 def metric_facts(
@@ -124,15 +124,15 @@ def metric_facts(
     display : Display
         The document or table.
     simulation : Simulation or PlanCheck
-        Where the metrics are read.
+        Source of the values.
     *groups : Group
         The groups of metrics.
     timed : bool
-        Whether there are costs; without them energies and times are None.
+        Whether costs are known; otherwise energies and times are None.
     notes : mapping of str to str, optional
-        Remarks for the reader, by key.
+        Notes for the reader, by key.
     unlisted : collection of str
-        Keys of metrics that the table leaves out this time.
+        Keys of metrics that the table omits.
     """
     notes = notes or {}
     for metric in metrics_at(display, *groups):
@@ -146,7 +146,7 @@ def metric_facts(
 
 
 def page_rows(*groups: Group) -> tuple[Row, ...]:
-    """Return the rows of a report page for the metrics of groups."""
+    """Return the rows of a report page for groups of metrics."""
     return tuple(
         (metric.key, metric.page_name or metric.name, PAGE_UNITS[metric.unit])
         for metric in metrics_at(Display.PAGE, *groups)
@@ -154,13 +154,13 @@ def page_rows(*groups: Group) -> tuple[Row, ...]:
 
 
 def wear_facts(display: Display, simulation: Simulation) -> Iterator[Fact]:
-    """Yield the number of steps that the storage endures; tables leave it out if unknown."""
+    """Yield the number of steps until storage is worn; tables omit it if unknown."""
     note = _wear_note(simulation.written_bytes)
     yield from metric_facts(display, simulation, Group.WEAR, notes={"steps_until_worn": note})
 
 
 def wear_fact(steps: float | None, written_bytes: int) -> Fact:
-    """Return the number of steps that the storage endures at so many written bytes."""
+    """Return the number of steps until storage is worn, given the bytes written per step."""
     return Fact("steps_until_worn", steps, "storage worn", _steps, _wear_note(written_bytes))
 
 
@@ -169,38 +169,38 @@ def _wear_note(written_bytes: int) -> str:
 
 
 def _steps(number: float) -> str:
-    return f"after {count(number)}steps"
+    return f"after {format_count(number)}steps"
 
 
-MOST_CONSTRAINTS: Final = 20
-"""Maximum number of user constraints shown; JSON has all of them."""
+MAX_CONSTRAINTS: Final = 20
+"""Maximum number of user-defined constraints in a table; JSON contains all."""
 
 
 def constraint_facts(values: Sequence[ConstraintValue]) -> Iterator[Fact]:
-    """Yield what the sums of own constraints are, and their limits."""
+    """Yield the sums of user-defined constraints, with their limits as notes."""
     if not values:
         return
     yield Fact("constraints", [value.to_dict() for value in values])
-    shown = _foremost(values)
-    for value in shown:
+    selected = _select_constraints(values)
+    for value in selected:
         yield Fact(
             "",
             value.value,
             value.row.name,
-            amount_of(value.row),
-            _state(value),
+            unit_of_constraint(value.row),
+            _limit_note(value),
             bool(value.violated_side),
         )
-    if len(shown) < len(values):
-        more = plural(len(values) - len(shown), "constraint")
+    if len(selected) < len(values):
+        more = plural(len(values) - len(selected), "constraint")
         at_limit = sum(value.at_limit for value in values)
-        yield row("", f"and {more} more", f"{at_limit} of all are at a limit")
+        yield text_fact("", f"and {more} more", f"{at_limit} of all are at a limit")
 
 
 def constraint_rows(several: Sequence[Sequence[ConstraintValue]]) -> Iterator[tuple[Fact, ...]]:
-    """Yield the facts about own constraints of several schedules in rows, one for each name."""
+    """Yield one row per user-defined constraint with the facts about it of several schedules."""
     places = [{value.row.name: index for index, value in enumerate(values)} for values in several]
-    foremost = [value.row.name for values in several for value in _foremost(values)]
+    foremost = [value.row.name for values in several for value in _select_constraints(values)]
     for name in dict.fromkeys(foremost):
         yield tuple(
             _constraint_cell(name, indices.get(name), values)
@@ -209,64 +209,67 @@ def constraint_rows(several: Sequence[Sequence[ConstraintValue]]) -> Iterator[tu
 
 
 def _constraint_cell(name: str, index: int | None, values: Sequence[ConstraintValue]) -> Fact:
+    """Return the value of a schedule's constraint with its limit; empty without one."""
     if index is None:
         return Fact("", None, name)
     constraint = values[index]
-    amount = amount_of(constraint.row)
+    amount = unit_of_constraint(constraint.row)
     return Fact(
         f"constraints.{index}.value",
         constraint.value,
         name,
-        lambda value: f"{amount(value)}; {_state(constraint)}",
+        lambda value: f"{amount(value)}; {_limit_note(constraint)}",
         alarm=bool(constraint.violated_side),
     )
 
 
-def _foremost(values: Sequence[ConstraintValue]) -> Sequence[ConstraintValue]:
-    """Return the constraints that people read of: all, or else those at a limit first."""
-    if len(values) <= MOST_CONSTRAINTS:
+def _select_constraints(values: Sequence[ConstraintValue]) -> Sequence[ConstraintValue]:
+    """Return the constraints to display: at most `MAX_CONSTRAINTS`, those at a limit first."""
+    if len(values) <= MAX_CONSTRAINTS:
         return values
     return sorted(values, key=lambda value: not (value.at_limit or value.violated_side))[
-        :MOST_CONSTRAINTS
+        :MAX_CONSTRAINTS
     ]
 
 
-def _state(value: ConstraintValue) -> str:
-    limits = value.row.describe_limits(amount_of(value.row))
+def _limit_note(value: ConstraintValue) -> str:
+    limits = value.row.describe_limits(unit_of_constraint(value.row))
     if value.violated_side:
         return f"{value.violated_side} its limit: {limits}"
     free = value.row.lower != value.row.upper
     return f"at its limit: {limits}" if value.at_limit and free else limits
 
 
-def amount_of(row: Constraint) -> Unit:
-    """Return the readable form of the sum of a user's constraint."""
+def unit_of_constraint(row: Constraint) -> Unit:
+    """Return the format function for the sum of a user-defined constraint."""
     units = {"bytes": whole_bytes, "s": format_seconds, "J": fine_joules}
-    return units.get(unit_of_terms(row.terms.items()), whole)
+    return units.get(unit_of_terms(row.terms.items()), format_number)
 
 
 Row = tuple[str, str, Unit]
-"""The path of a value in JSON, its name and its unit."""
+"""Path of a value in JSON, its name and its format function."""
 Parts = list[tuple[str, list[tuple[Fact, ...]]]]
-"""Named parts of rows, with a fact for each of several JSON objects."""
+"""Named parts of rows; a row has one fact for each of several JSON objects."""
 
 
-def side_by_side(parts: Mapping[str, Sequence[Row]], objects: Sequence[Mapping[str, Any]]) -> Parts:
+def compare_objects(
+    parts: Mapping[str, Sequence[Row]], objects: Sequence[Mapping[str, Any]]
+) -> Parts:
     """Return the facts of several JSON objects in rows, without empty rows and parts."""
     sections: Parts = []
     for part, specified in parts.items():
         lines = [
-            tuple(Fact(key, look_up(entry, key), name, unit) for entry in objects)
+            tuple(Fact(key, value_at_path(entry, key), name, unit) for entry in objects)
             for key, name, unit in specified
         ]
-        kept = [line for line in lines if any(fact.value is not None for fact in line)]
-        if kept:
-            sections.append((part, kept))
+        known_lines = [line for line in lines if any(fact.value is not None for fact in line)]
+        if known_lines:
+            sections.append((part, known_lines))
     return sections
 
 
-def look_up(values: Mapping[str, Any], key: str) -> Any:
-    """Return the value at a path of keys and places, None where the path ends early."""
+def value_at_path(values: Mapping[str, Any], key: str) -> Any:
+    """Return the value at a path of keys and list indices; None if the path does not exist."""
     value: Any = values
     for name in key.split("."):
         if value is None:
@@ -275,16 +278,16 @@ def look_up(values: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-# -- words -------------------------------------------------------------------------------------
+# -- formats -----------------------------------------------------------------------------------
 
 
-def escaped(text: str) -> str:
-    """Return a text with control characters spelled out, so that no name can steer a terminal."""
+def escape_controls(text: str) -> str:
+    """Replace control characters by escapes, so that a name cannot control a terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def count(value: float | None) -> str:
-    """Return a count for people, ready for a unit: ``11.69 M``, ``512``."""
+def format_count(value: float | None) -> str:
+    """Format a count with a metric prefix, ready for a unit: ``11.69 M``, ``512``."""
     if value is None:
         return "unknown"
     for letter, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -293,51 +296,51 @@ def count(value: float | None) -> str:
     return f"{value:.4g} "
 
 
-def measured(value: float, *, unit: str) -> str:
-    """Return a figure of a device for people."""
+def format_device_quantity(value: float, *, unit: str) -> str:
+    """Format a device quantity with its unit for display."""
     if unit == "B":
         return whole_bytes(value)
     if unit == "s":
         return format_seconds(value)
-    plain = {"W": f"{value:.4g} W", "writes": f"{whole(value)} writes"}
+    plain = {"W": f"{value:.4g} W", "writes": f"{format_number(value)} writes"}
     plain["times"] = f"{value:.4g} times"
-    return plain.get(unit) or f"{count(value)}{unit}"
+    return plain.get(unit) or f"{format_count(value)}{unit}"
 
 
-def percent(ratio: float, *, digits: int = 5, places: int = 5) -> str:
-    """Return a ratio as a percentage for people: ``12.5 %``."""
+def format_percent(ratio: float, *, digits: int = 5, places: int = 5) -> str:
+    """Format a ratio as a percentage: ``12.5 %``."""
     return f"{round(100 * ratio, places):.{digits}g} %"
 
 
-def share(ratio: float) -> str:
-    """Return a ratio as a percentage of four digits: ``0.3329 %``."""
-    return percent(ratio, digits=4, places=6)
+def format_ratio(ratio: float) -> str:
+    """Format a ratio as a percentage of four digits: ``0.3329 %``."""
+    return format_percent(ratio, digits=4, places=6)
 
 
-def whole(value: float) -> str:
-    """Return a number with all its digits: ``12,345``."""
+def format_number(value: float) -> str:
+    """Format a number with all its digits: ``12,345``."""
     return f"{value:,.12g}"
 
 
 def yes_or_no(value: object) -> str:
-    """Return ``yes`` or ``no``."""
+    """Return ``yes`` for a true value, else ``no``."""
     return "yes" if value else "no"
 
 
 def plural(number: int, noun: str) -> str:
-    """Return a number of things: ``12 tensors``."""
+    """Format a number of items: ``12 tensors``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def whole_bytes(size: float) -> str:
-    """Return a size in bytes, and in a larger unit if it has one: ``1,536 B (1.50 KiB)``."""
+    """Format a size in bytes, and in a larger unit if it has one: ``1,536 B (1.50 KiB)``."""
     rounded = format_bytes(size)
     exact = f"{size:,.0f} B"
     return exact if rounded == exact else f"{exact} ({rounded})"
 
 
 def fine_joules(energy_j: float) -> str:
-    """Return an energy with seven digits, so that close bounds look different."""
+    """Format an energy with seven digits, so that close bounds are distinguishable."""
     for prefix, factor in (("", 1.0), ("m", 1e-3), ("u", 1e-6)):
         if abs(energy_j) >= factor:
             return f"{energy_j / factor:,.7g} {prefix}J"
@@ -348,15 +351,15 @@ METRIC_UNITS: Final[Mapping[MetricUnit, Unit]] = {
     MetricUnit.BYTES: format_bytes,
     MetricUnit.SECONDS: format_seconds,
     MetricUnit.JOULES: format_joules,
-    MetricUnit.FRACTION: percent,
+    MetricUnit.FRACTION: format_percent,
     MetricUnit.STEPS: _steps,
-    MetricUnit.COUNT: whole,
+    MetricUnit.COUNT: format_number,
 }
-"""Forms of metrics in tables."""
+"""Formats of metrics in tables."""
 PAGE_UNITS: Final[Mapping[MetricUnit, Unit]] = {
     **METRIC_UNITS,
     MetricUnit.BYTES: whole_bytes,
     MetricUnit.JOULES: fine_joules,
-    MetricUnit.STEPS: whole,
+    MetricUnit.STEPS: format_number,
 }
-"""Forms of metrics on report pages, which have more digits."""
+"""Formats of metrics on report pages, which have more digits."""

@@ -1,4 +1,4 @@
-"""Still pictures of a schedule or plan, as SVG, PNG or PDF, drawn by matplotlib."""
+"""Still images of a schedule or plan, as SVG, PNG or PDF, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from poetmodel.report.pictures import Map
 
     Runs = list[list[float]]
-    """Start, end, lowest and highest value of stretches one after the other, as the rest moves."""
+    """Consecutive segments of a band: start time, end time, lower and upper edge."""
 
-FORMS: Final = dict.fromkeys((".png", ".svg", ".pdf"), ("matplotlib",))
-"""Libraries that draw a still picture, by the suffix of its file."""
+PICTURE_LIBRARIES: Final = dict.fromkeys((".png", ".svg", ".pdf"), ("matplotlib",))
+"""Libraries that draw a still image, by file suffix."""
 DOTS_PER_INCH: Final = 150
 SETTINGS: Final[Any] = {
     "svg.hashsalt": "poetmodel",
@@ -32,9 +32,10 @@ SETTINGS: Final[Any] = {
     "text.parse_math": False,
     "font.family": ["DejaVu Sans"],  # part of matplotlib
 }
-"""Settings that make equal pictures equal bytes, with text as text."""
+"""Settings for which equal images have equal bytes, and text is stored as text."""
 MAX_NAMES: Final = 260
-"""Maximum names on the axis of a map; of more nodes, each second, third, ... is named."""
+"""Maximum number of names on the axis of a map; for more nodes, each second, third, ... is
+named."""
 MAP_INCHES: Final = 0.09
 """Width and height of a cell of a map [in]."""
 MIN_INCHES, MAX_INCHES = 4.0, 24.0
@@ -46,7 +47,7 @@ TIMELINE_INCHES: Final = (7.2, 3.6)
 LANE_INCHES: Final = 0.26
 """Height of a lane of a timeline [in]."""
 _ORIGIN_KINDS: Final = {Origin.RECOMPUTED: Kind.RECOMPUTED, Origin.PAGED_IN: Kind.PAGED_IN}
-"""Kinds of copies that are not from the first computation."""
+"""Kinds of copies by origin, except the first computation."""
 _LANES: Final[Mapping[str, Mapping[str, Kind]]] = {
     "core": {
         LETTERS[Op.COMPUTE]: Kind.COMPUTED,
@@ -74,7 +75,7 @@ def draw_timeline(graph: Graph, chart: Mapping[str, Any], title: str, form: str)
     chart : mapping
         Data of the timeline, as `poetmodel.report.timeline.plan_chart` returns it, with times.
     title : str
-        Title of the picture.
+        Title of the image.
     form : str
         svg, png or pdf.
     """
@@ -89,7 +90,7 @@ def draw_timeline(graph: Graph, chart: Mapping[str, Any], title: str, form: str)
         figure = Figure(figsize=(width, sum(heights) + 0.9), layout="constrained")
         top, stack = figure.subplots(2, 1, sharex=True, height_ratios=heights)
         _draw_lanes(top, lanes)
-        top.set_title(drawable(title))
+        top.set_title(replace_missing_glyphs(title))
         _draw_stack(stack, graph, chart)
         figure.legend(
             handles=_legend(lanes, stack), loc="outside lower center", ncols=4, frameon=False
@@ -97,15 +98,15 @@ def draw_timeline(graph: Graph, chart: Mapping[str, Any], title: str, form: str)
         return encode_figure(figure, form, note=title)
 
 
-def draw_stage_map(shown: Map, form: str) -> bytes:
-    """Draw the map of a schedule, stage by node; return the content of the file."""
+def draw_stage_map(stage_map: Map, form: str) -> bytes:
+    """Draw the map of a schedule, stages by nodes; return the content of the file."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    side = min(MAX_INCHES, max(MIN_INCHES, MAP_INCHES * len(shown.chart["columns"])))
+    side = min(MAX_INCHES, max(MIN_INCHES, MAP_INCHES * len(stage_map.chart["columns"])))
     with mpl.rc_context(SETTINGS | {"font.size": 8, "axes.titlesize": 9}):
         figure = Figure(figsize=(side, side), layout="constrained")
-        patches = draw_map(figure.subplots(), shown)
+        patches = draw_map(figure.subplots(), stage_map)
         figure.legend(
             list(patches.values()),
             list(patches),
@@ -113,23 +114,23 @@ def draw_stage_map(shown: Map, form: str) -> bytes:
             ncols=3,
             frameon=False,
         )
-        return encode_figure(figure, form, note=shown.title)
+        return encode_figure(figure, form, note=stage_map.title)
 
 
 def encode_figure(figure: Any, form: str, *, note: str) -> bytes:
-    """Return a figure of matplotlib as the content of a file that bears a note.
+    """Encode a matplotlib figure as a file with a note in its metadata; return the content.
 
-    Equal figures give equal bytes.
+    Equal figures have equal bytes.
     """
-    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})
-    metadata = {"Subject" if form == "pdf" else "Description": note} | undated
+    date_metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})
+    metadata = {"Subject" if form == "pdf" else "Description": note} | date_metadata
     written = io.BytesIO()
     figure.savefig(written, format=form, dpi=DOTS_PER_INCH, metadata=metadata)
     return written.getvalue()
 
 
-def drawable(text: str) -> str:
-    """Replace the characters that the font of pictures lacks by question marks."""
+def replace_missing_glyphs(text: str) -> str:
+    """Replace the characters that the font lacks by question marks."""
     return "".join(c if c == "\n" or ord(c) in _glyphs() else "?" for c in text)
 
 
@@ -149,15 +150,15 @@ def _glyphs() -> frozenset[int]:
 # -- maps ------------------------------------------------------------------------------------------
 
 
-def draw_map(axis: Any, shown: Map) -> dict[str, Any]:
-    """Draw one map, page-outs as marks over its cells; return a patch for each kind by its word."""
+def draw_map(axis: Any, stage_map: Map) -> dict[str, Any]:
+    """Draw a map, with page-outs as marks on its cells; return one patch per kind by its name."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Patch, Polygon, Rectangle
 
-    labels = shown.chart["labels"]
-    names = [_shorten(drawable(name)) for name in shown.chart["columns"]]
+    labels = stage_map.chart["labels"]
+    names = [_shorten(replace_missing_glyphs(name)) for name in stage_map.chart["columns"]]
     shapes: dict[Kind, list[Any]] = {kind: [] for kind in KINDS}
-    for x, first, last, label in shown.chart["runs"]:
+    for x, first, last, label in stage_map.chart["runs"]:
         number, is_marked, _ = labels[label]
         shapes[KINDS[number]].append(Rectangle((x - 0.5, first - 0.5), 1, last - first + 1))
         shapes[Kind.PAGED_OUT] += (
@@ -170,7 +171,9 @@ def draw_map(axis: Any, shown: Map) -> dict[str, Any]:
         collection = PatchCollection(shapes[kind], facecolor=COLOURS[kind], linewidth=0)
         axis.add_collection(collection)
     axis.set(
-        xlim=(-0.5, len(names) - 0.5), ylim=(len(names) - 0.5, -0.5), title=drawable(shown.title)
+        xlim=(-0.5, len(names) - 0.5),
+        ylim=(len(names) - 0.5, -0.5),
+        title=replace_missing_glyphs(stage_map.title),
     )
     axis.set(xlabel="node", ylabel="stage, by the node it first computes")
     step = -(-len(names) // MAX_NAMES)
@@ -186,9 +189,9 @@ def draw_map(axis: Any, shown: Map) -> dict[str, Any]:
 
 
 def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, Runs]]:
-    """Yield each copy and workspace as a band of a stack, with its part or kind.
+    """Yield (kind or part, segments) of the band of each copy and workspace in the RAM stack.
 
-    The parts of `KIND_NAMES` are stacked in their order, and the copies of a part by time.
+    Parts are stacked in the order of `KIND_NAMES`, and copies of a part by time.
     """
     done = list(chart["issued"][:-1])
     for position, _, end in chart["work"]:
@@ -218,7 +221,7 @@ def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, R
 
 
 def keep_all_curve(chart: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Return times and RAM of keep-all, in the units of the chart."""
+    """Return (time, RAM) points of keep-all, in the units of the chart."""
     positions, kept = chart["ghost"]
     points = [
         (chart["issued"][position], ram / chart["scale"])
@@ -228,19 +231,23 @@ def keep_all_curve(chart: Mapping[str, Any]) -> list[tuple[float, float]]:
 
 
 def outline(runs: Runs) -> list[tuple[float, float]]:
-    """Return the corners of a band: along its top, and back along its bottom."""
+    """Return the corners of a band: along its upper edge, and back along its lower edge."""
     top = [(time, run[3]) for run in runs for time in run[:2]]
     bottom = [(time, run[2]) for run in runs for time in run[:2]]
     return [*top, *reversed(bottom)]
 
 
-def band_colour(form: str) -> str:
-    """Return the colour of a part or kind of `stack_bands`."""
-    return COLOURS[Kind(form)] if form in tuple(Kind) else PART_COLOURS[KIND_NAMES.index(form)][0]
+def band_colour(kind_or_part: str) -> str:
+    """Return the colour of a kind or part of `stack_bands`."""
+    return (
+        COLOURS[Kind(kind_or_part)]
+        if kind_or_part in tuple(Kind)
+        else PART_COLOURS[KIND_NAMES.index(kind_or_part)][0]
+    )
 
 
 def _bars(chart: Mapping[str, Any], kinds: Mapping[str, Kind]) -> list[tuple[Kind, float, float]]:
-    """Return kind, start and length of the bars of a lane."""
+    """Return (kind, start, length) of the bars of a lane."""
     return [
         (kinds[letter], start, end - start)
         for position, start, end in chart["work"]
@@ -249,6 +256,7 @@ def _bars(chart: Mapping[str, Any], kinds: Mapping[str, Kind]) -> list[tuple[Kin
 
 
 def _draw_lanes(axes: Any, lanes: Mapping[str, Sequence[tuple[Kind, float, float]]]) -> None:
+    """Draw the bars of core and bus, one row each; stalls are hatched."""
     for row, bars in enumerate(lanes.values()):
         for kind in dict.fromkeys(kind for kind, *_ in bars):
             spans = [(start, length) for of, start, length in bars if of == kind]
@@ -263,7 +271,7 @@ def _draw_lanes(axes: Any, lanes: Mapping[str, Sequence[tuple[Kind, float, float
 
 
 def _draw_stack(axes: Any, graph: Graph, chart: Mapping[str, Any]) -> None:
-    """Draw keep-all, the bands before it, and the budget."""
+    """Draw the RAM of keep-all, the bands in front of it, and the budget."""
     from matplotlib.collections import PolyCollection
 
     bands: dict[str, list[Any]] = {}
@@ -297,6 +305,7 @@ def _draw_stack(axes: Any, graph: Graph, chart: Mapping[str, Any]) -> None:
 
 
 def _legend(lanes: Mapping[str, Sequence[tuple[Kind, float, float]]], stack: Any) -> list[Any]:
+    """Return the legend handles of the lanes and of the RAM stack."""
     from matplotlib.patches import Patch
 
     kinds = dict.fromkeys(kind for bars in lanes.values() for kind, *_ in bars)

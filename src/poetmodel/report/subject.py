@@ -1,4 +1,4 @@
-"""A schedule file with the findings of the verifier, and what a report shows about it."""
+"""Verified schedule files, and the subjects of a report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def document_of(result: SolveResult) -> ScheduleDocument:
-    """Return a result as its schedule file would be read."""
+    """Return the schedule document of a result, as if its file were read."""
     from poetmodel.schedule.document import ScheduleDocument
     from poetmodel.schedule.io import ObjectiveEntry, ProblemEntry
 
@@ -47,45 +47,45 @@ def document_of(result: SolveResult) -> ScheduleDocument:
     )
 
 
-def in_graph(graph: Graph, schedule: Schedule) -> Schedule:
-    """Return a schedule without the pairs that name no stage, node or tensor of the graph.
+def pairs_in_graph(graph: Graph, schedule: Schedule) -> Schedule:
+    """Return a schedule without the pairs that refer to missing stages, nodes or tensors.
 
-    The verifier reports those; the rest can be drawn.
+    The verifier reports these pairs; the remaining schedule can be drawn.
     """
-    n, made_by = len(graph.nodes), graph.node_of
-    kept = {
+    n, node_of = len(graph.nodes), graph.node_of
+    relations = {
         name: tuple(
             (t, k)
             for t, k in getattr(schedule, name)
-            if 0 <= k < (n if name == "R" else len(made_by)) and 0 <= t < n
+            if 0 <= k < (n if name == "R" else len(node_of)) and 0 <= t < n
         )
         for name in RELATIONS
     }
-    return Schedule(**kept, resident=schedule.resident, identity=schedule.identity)
+    return Schedule(**relations, resident=schedule.resident, identity=schedule.identity)
 
 
 def free_costs(graph: Graph) -> Costs:
-    """Return costs with which everything takes no time and no energy."""
-    nothing, pages = [0.0] * len(graph.nodes), [(0.0, 0.0)] * len(graph.tensors)
+    """Return costs with zero time and energy for all computations and transfers."""
+    zeros, pages = [0.0] * len(graph.nodes), [(0.0, 0.0)] * len(graph.tensors)
     return Costs.from_arrays(
-        graph, compute_time_s=nothing, compute_energy_j=nothing, page_in=pages, page_out=pages
+        graph, compute_time_s=zeros, compute_energy_j=zeros, page_in=pages, page_out=pages
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedSchedule:
-    """A schedule file with the problem that it states and the findings of the verifier."""
+    """A schedule file with the problem that it states and the verdict of the verifier."""
 
     document: ScheduleDocument
     schedule: Schedule
-    """Its relations, without pairs outside the graph (see `in_graph`)."""
+    """Its relations, without pairs outside the graph (see `pairs_in_graph`)."""
     problem: Problem
-    """The problem that the file states; without costs, all times and energies are 0."""
+    """Problem stated in the file; without costs, all times and energies are 0."""
     costs: Costs | None
-    """Costs for times and energies; None if they were not checked."""
+    """Costs of times and energies; None if these were not verified."""
     verdict: Verdict
     notes: tuple[str, ...] = ()
-    """Assumptions, and parts that were not checked."""
+    """Assumptions, and parts that were not verified."""
 
     @property
     def graph(self) -> Graph:
@@ -94,78 +94,78 @@ class VerifiedSchedule:
 
     @property
     def simulation(self) -> Simulation:
-        """The simulated figures."""
+        """Simulation of the schedule."""
         return self.verdict.simulation
 
     @property
     def room(self) -> DeviceRam | None:
-        """RAM of the device that the schedule takes; None without a device."""
+        """Device RAM that the schedule uses; None without a device."""
         use = self.simulation.peak_use
         use = replace(use, activation_bytes=use.activation_bytes + self.reserved_bytes)
         return DeviceRam.compare(self.problem.costs.device, self.problem.graph, use)
 
     @property
     def constraints(self) -> tuple[ConstraintValue, ...]:
-        """Sums of the own constraints."""
+        """Values of the user-defined constraints."""
         return constraint_values(self.problem, self.simulation)
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes reserved beside the schedule; only compiled steps have them [B]."""
+        """Bytes reserved in addition to the schedule [B]; 0 except for compiled steps."""
         return 0
 
     @property
     def budget_bytes(self) -> int | None:
-        """RAM for tensors, without resident bytes [B]; None if the file states none."""
+        """RAM budget of tensors, without resident bytes [B]; None if the file states no problem."""
         if self.document.problem is None:
             return None
         return self.problem.usable_ram_bytes + self.reserved_bytes
 
     @property
     def peak_ram_bytes(self) -> int:
-        """Peak RAM as simulated, with what is reserved [B]."""
+        """Simulated peak RAM plus reserved bytes [B]."""
         return self.simulation.peak_ram_bytes + self.reserved_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """The inputs of a report as they were typed, for the commands that reproduce it."""
+    """Inputs of a report as the user typed them, for the commands that reproduce it."""
 
     schedule: str
     graph: str
-    """A graph file or a built-in network."""
+    """Graph file or built-in network."""
     shape: InputShape = DEFAULT_SHAPE
     device: str | None = None
-    """A device by name or file, if given."""
+    """Name or file of the device, if given."""
     profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject(VerifiedSchedule):
-    """A schedule of a report."""
+    """A verified schedule with the plan and labels that a report shows."""
 
     label: str
-    """Its label on the page: one or two letters."""
+    """Label on the page: one or two letters."""
     sources: Sources
     plan: Plan | None = None
-    """Its plan, if it can run and there are costs."""
+    """Its plan; None if the schedule is invalid or has no costs."""
     check: PlanCheck | None = None
-    """The verifier's findings on the plan."""
-    places: ArenaCheck | None = None
-    """The verifier's findings on addresses of the plan, if it was placed."""
+    """Check of the plan; None without a plan."""
+    arena_check: ArenaCheck | None = None
+    """Check of the plan's addresses; None if the plan has none."""
     step: Mapping[str, Any] | None = None
-    """Facts about the compiled PyTorch step that runs it, if there is one."""
+    """Facts about the compiled PyTorch step that executes it; None without one."""
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of a compiled step throughout: tensors without decisions, and results [B]."""
+        """Bytes that a compiled step reserves: tensors without decisions, and results [B]."""
         return 0 if self.step is None else int(self.step["reserved_bytes"])
 
     @property
     def peak_ram_bytes(self) -> int:
-        """Peak RAM with what is reserved: as simulated, of a compiled step that of its plan [B].
+        """Peak RAM plus reserved bytes [B]: simulated, or that of the plan for a compiled step.
 
-        Transfers beside the computing may hold more at once than the schedule says.
+        Overlapping transfers may hold more RAM at once than the schedule.
         """
         planned = self.check if self.step is not None else None
         source = self.simulation if planned is None else planned
@@ -173,7 +173,7 @@ class Subject(VerifiedSchedule):
 
     @property
     def keep_all_bytes(self) -> int:
-        """The keep-all peak [B]; of a compiled step 100 % of its budget."""
+        """Keep-all peak [B]; for a compiled step 100 % of its budget."""
         if self.step is not None:
             return int(self.step["keep_all_bytes"])
         return checkpoint_all_peak_bytes(self.graph)
@@ -187,17 +187,19 @@ def solved_subject(
     check: PlanCheck,
     step: Mapping[str, Any] | None = None,
 ) -> Subject:
-    """Verify the schedule of a result that runs by a plan, perhaps in a compiled step.
+    """Verify the schedule of a result, and return it as a subject with its plan.
 
-    `step` has what ``step.report()`` of `poetmodel.torch` says of it.
+    `step` is the result of ``step.report()`` of `poetmodel.torch` if a compiled step executes it.
     """
     problem, document = result.problem, document_of(result)
     notes = []
     if step is not None and step["reserved_bytes"]:
-        of = ", ".join(f"{what} {format_bytes(size)}" for what, size in step["reserves"].items())
+        reserve_text = ", ".join(
+            f"{kind} {format_bytes(size)}" for kind, size in step["reserves"].items()
+        )
         notes.append(
             f"{format_bytes(step['reserved_bytes'])} of the step's RAM are reserved"
-            f"{f': {of}' if of else ''}; all RAM on this page includes them"
+            f"{f': {reserve_text}' if reserve_text else ''}; all RAM on this page includes them"
         )
     return Subject(
         label="A",

@@ -1,4 +1,4 @@
-"""Sources of all pages: jinja2's templates, and plotly's script, packed into the page."""
+"""Rendering of all pages: jinja2 templates, and plotly's script, packed into the page."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 LIBRARIES: Final = ("jinja2", "plotly")
-"""Packages of a page."""
-NEEDED: Final = {"timeline": ("bands",)}
-"""Scripts that those of charts need before them."""
-USER_OBJECTIVE: Final = "poetmodel.report"
-"""The package whose assets all pages share."""
+"""Packages that pages need."""
+REQUIRED_SCRIPTS: Final = {"timeline": ("bands",)}
+"""Scripts that the scripts of charts need before them."""
+SHARED_PACKAGE: Final = "poetmodel.report"
+"""Package whose assets all pages share."""
 
 
 def render(
@@ -27,31 +27,35 @@ def render(
     *,
     chart_scripts: Sequence[str],
     charts: Mapping[str, Any],
-    package: str = USER_OBJECTIVE,
+    package: str = SHARED_PACKAGE,
     **values: Any,
 ) -> str:
-    """Return a page as text; the same values give the same text.
+    """Render a page as text; equal values give equal text.
 
     Parameters
     ----------
     template : str
         A template that extends ``base.html.jinja``.
     chart_scripts : sequence of str
-        The types of its charts, each a file in ``assets/scripts``.
+        Types of its charts; each is a file in ``assets/scripts``.
     charts : mapping
-        What the scripts read: ``graph`` (see `poetmodel.report.charts.graph_chart`) and ``charts``,
+        Data of the scripts: ``graph`` (see `poetmodel.report.charts.graph_chart`) and ``charts``,
         each with ``type`` and ``id``.
     package : str
-        The package whose ``assets`` have the template.
+        Package whose ``assets`` contain the template.
     **values
-        What the template reads.
+        Values of the template.
     """
     text: str = (
         _environment(package)
         .get_template(template)
         .render(
             chart_scripts=chart_scripts,
-            scripts=[name for chart in chart_scripts for name in (*NEEDED.get(chart, ()), chart)],
+            scripts=[
+                name
+                for chart in chart_scripts
+                for name in (*REQUIRED_SCRIPTS.get(chart, ()), chart)
+            ],
             kinds=kinds(),
             parts_of_ram=parts(),
             charts={
@@ -68,10 +72,10 @@ def render(
 
 @cache
 def packed_plotly() -> str:
-    """Return plotly's script, compressed and in base 85.
+    """Return plotly's script, compressed and encoded in base 85.
 
-    The digits are those of `base64.b85encode` but for a comma in place of ``<``, which could end
-    the element that holds them.
+    The digits are those of `base64.b85encode`, except for a comma in place of ``<``, which could
+    end the enclosing HTML element.
     """
     from plotly.offline import get_plotlyjs
 
@@ -81,10 +85,11 @@ def packed_plotly() -> str:
 
 @cache
 def _environment(package: str) -> Any:
+    """Return the jinja2 environment with the assets of a package and the shared ones."""
     import jinja2
 
     loaders = [
-        jinja2.PackageLoader(name, "assets") for name in dict.fromkeys((package, USER_OBJECTIVE))
+        jinja2.PackageLoader(name, "assets") for name in dict.fromkeys((package, SHARED_PACKAGE))
     ]
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader(loaders),

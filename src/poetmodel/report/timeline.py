@@ -1,4 +1,4 @@
-"""The timeline of a plan as plain values: what is in RAM when, core, bus, budget and keep-all."""
+"""Timeline of a plan as plain values: RAM, core, bus, budget and keep-all over time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 AGAIN: Final = "a"
-"""A computation of a node that was computed before."""
+"""Letter of a recomputation."""
 FIRST_READ: Final = "r"
-"""The first read of state."""
+"""Letter of a first read of state."""
 LETTERS: Final = {
     Op.COMPUTE: "c",
     Op.PAGE_IN: "i",
@@ -29,18 +29,17 @@ LETTERS: Final = {
     Op.WAIT: "w",
     Op.FREE: "f",
 }
-"""Actions of instructions; a computation again and a first read have letters of their own."""
+"""Letters of instructions; recomputations and first reads have their own."""
 ORIGINS: Final = tuple(Origin)
 IN_PARTS: Final = "keep-all in parts"
-"""Name of keep-all if operations of a compiled step run in parts: it takes less than that of the
+"""Name of keep-all if operations of a compiled step run in parts; its peak is below that of the
 step as captured."""
 
 
 def timeline_chart(subject: Subject) -> dict[str, Any] | None:
-    """Return the timeline of a schedule, as `plan_chart` does for its plan.
+    """Return the timeline of a schedule in the format of `plan_chart`.
 
-    Where only costs are missing it goes instruction by instruction; a schedule that cannot run has
-    none.
+    If only costs are missing, its x axis is the instruction index. None for an invalid schedule.
     """
     if subject.plan is not None and subject.check is not None:
         chart = plan_chart(subject.graph, subject.plan, subject.check)
@@ -48,19 +47,19 @@ def timeline_chart(subject: Subject) -> dict[str, Any] | None:
         chart = _without_times(subject)
     else:
         return None
-    return chart if subject.step is None else _of_step(subject, chart)
+    return chart if subject.step is None else _add_reserved_bytes(subject, chart)
 
 
-def _of_step(subject: Subject, chart: dict[str, Any]) -> dict[str, Any]:
-    """Return the timeline of a compiled step: what is reserved is a band below all others.
+def _add_reserved_bytes(subject: Subject, chart: dict[str, Any]) -> dict[str, Any]:
+    """Shift all RAM curves of a compiled step's timeline up by its reserved bytes.
 
-    Its index is below those of all workspaces. Keep-all takes no more than the step would, and less
-    where operations run in parts.
+    The reserved bytes are the lowest band; its index is below those of all workspaces. The keep-all
+    curve is capped at the step's keep-all peak, and is lower if operations run in parts.
     """
     base, n = subject.reserved_bytes, len(chart["ops"])
     places, kept = chart["ghost"]
     peaks = [min(base + ram, subject.keep_all_bytes) for ram in kept]
-    parts = max(peaks, default=0) < subject.keep_all_bytes
+    runs_in_parts = max(peaks, default=0) < subject.keep_all_bytes
     band = [-1 - len(subject.graph.nodes), base, -1, n, ORIGINS.index(Origin.RESIDENT)]
     return {
         **chart,
@@ -70,22 +69,22 @@ def _of_step(subject: Subject, chart: dict[str, Any]) -> dict[str, Any]:
             *([[*band, 0, -1, 0, -1]] if base and chart["stays"] else []),
         ],
         "ghost": [places, peaks],
-        "ghost_name": IN_PARTS if parts else "keep-all",
-        **_budget(subject.budget_bytes, subject.peak_ram_bytes),
+        "ghost_name": IN_PARTS if runs_in_parts else "keep-all",
+        **_budget_values(subject.budget_bytes, subject.peak_ram_bytes),
     }
 
 
 def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     """Return the data of a plan's timeline.
 
-    ``ops``, ``of``: the instructions, a letter and the index of a node or tensor each. ``issued``:
-    when each comes up, and the end of the plan; None where there are no times. ``work``: position,
-    start and end of what takes time. ``during``, ``after``: RAM at each instruction, as
-    `check_plan` found it [B]. ``stays``: what is in RAM: a tensor or, below 0, the workspace of
-    node -1 - k; bytes, begin and end, an index of `ORIGINS`, whether it was copied to storage,
-    where and how much an output took over in place, what replaced it, and the computations that
-    read it; -1 where there is none. ``ghost``:
-    the instructions that first compute each node, and the RAM of keep-all there.
+    ``ops``, ``of``: a letter and the index of a node or tensor for each instruction. ``issued``:
+    issue time of each instruction, and the end of the plan; None without times. ``work``: position,
+    start and end of each instruction that takes time. ``during``, ``after``: RAM at each
+    instruction, as measured by `check_plan` [B]. ``stays``: contents of RAM: a tensor or, below 0,
+    the workspace of node -1 - k; bytes, begin and end, an index of `ORIGINS`, whether it was copied
+    to storage, position and bytes of an overwrite in place, the position of its replacement, and
+    the computations that read it; -1 for none. ``ghost``: the instructions that first compute each
+    node, and the RAM of keep-all there.
     """
     factor, unit = time_unit(check.makespan_s or 0.0)
     moments = check.moments
@@ -108,10 +107,10 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
         "unit": unit,
         "during": [moment.high_bytes for moment in moments],
         "after": [moment.ram_bytes for moment in moments],
-        "stays": [_values(stay) for stay in list_stays(graph, plan)],
+        "stays": [_stay_values(stay) for stay in list_stays(graph, plan)],
         "peak": check.peak_position or 0,
-        **_ghost(graph, ops, of),
-        **_budget(plan.ram_budget_bytes, check.peak_ram_bytes),
+        **_keep_all_profile(graph, ops, of),
+        **_budget_values(plan.ram_budget_bytes, check.peak_ram_bytes),
     }
 
 
@@ -127,7 +126,7 @@ def plan_title(graph: Graph, plan: Plan, check: PlanCheck) -> str:
 
 
 def _letters(graph: Graph, plan: Plan) -> Iterator[str]:
-    """Yield what each instruction does."""
+    """Yield the letter of each instruction."""
     computed: set[int] = set()
     first_reads = plan.first_reads(graph)
     for op, index in plan.program:
@@ -140,7 +139,8 @@ def _letters(graph: Graph, plan: Plan) -> Iterator[str]:
             computed.add(index)
 
 
-def _values(stay: Stay) -> list[int]:
+def _stay_values(stay: Stay) -> list[int]:
+    """Return an entry of ``stays`` of `plan_chart`."""
     return [
         stay.index if stay.content == Content.OUTPUT else -1 - stay.index,
         stay.bytes,
@@ -155,7 +155,7 @@ def _values(stay: Stay) -> list[int]:
     ]
 
 
-def _ghost(graph: Graph, ops: str, of: list[int]) -> dict[str, Any]:
+def _keep_all_profile(graph: Graph, ops: str, of: list[int]) -> dict[str, Any]:
     """Return the RAM of keep-all at the instructions that first compute each node."""
     profile = checkpoint_all_profile(graph)
     first = [position for position, letter in enumerate(ops) if letter == LETTERS[Op.COMPUTE]]
@@ -163,7 +163,8 @@ def _ghost(graph: Graph, ops: str, of: list[int]) -> dict[str, Any]:
     return {"ghost": [kept, [profile[of[position]] for position in kept]]}
 
 
-def _budget(budget: int | None, peak_bytes: int) -> dict[str, Any]:
+def _budget_values(budget: int | None, peak_bytes: int) -> dict[str, Any]:
+    """Return the budget of a chart, its name, and the unit of the RAM axis."""
     scale, unit = size_unit(max(peak_bytes, budget or 0))
     return {
         "budget": budget,
@@ -174,7 +175,7 @@ def _budget(budget: int | None, peak_bytes: int) -> dict[str, Any]:
 
 
 def _without_times(subject: Subject) -> dict[str, Any]:
-    """Return the timeline of a schedule whose costs are not known."""
+    """Return the timeline of a schedule without costs."""
     from poetmodel.planner import make_plan
 
     graph, budget = subject.graph, subject.budget_bytes

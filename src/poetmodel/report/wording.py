@@ -1,4 +1,4 @@
-"""The answers of a report, in words: three about a schedule, three about a compiled step."""
+"""Short answers of a report: three about a schedule, three about a compiled step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.ram import DeviceRam
 from poetmodel.problem.totals import format_terms
-from poetmodel.report.presenter import fine_joules, look_up, plural, share
+from poetmodel.report.presenter import fine_joules, format_ratio, plural, value_at_path
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -17,42 +17,43 @@ if TYPE_CHECKING:
     Words = tuple[str, str, str]
 
 REMEDY: Final = "call step.verify(x, y), then write this page again"
-"""Remedy if a step was not compared with eager PyTorch."""
+"""Instruction for the user if a step was not compared with eager PyTorch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a question: in a word or two, and the figures behind it."""
+    """Answer to a question: a word or two, and a sentence with the metrics behind it."""
 
     question: str
     word: str
     text: str
     mood: str
-    """``good``, ``warn``, ``bad``, or nothing."""
+    """``good``, ``warn``, ``bad``, or empty."""
 
 
 def answers(schedule: Facts) -> tuple[Answer, Answer, Answer]:
-    """Whether a schedule fits, whether it is proven, and what it costs."""
+    """Answer whether a schedule fits, whether it is proven optimal, and its cost."""
     return (
-        Answer("Does it fit?", *_fit(schedule)),
-        Answer("Is it proven?", *_proof(schedule)),
-        Answer("What does it cost?", *_price(schedule)),
+        Answer("Does it fit?", *_fit_answer(schedule)),
+        Answer("Is it proven?", *_proof_answer(schedule)),
+        Answer("What does it cost?", *_cost_answer(schedule)),
     )
 
 
 def step_answers(step: Facts) -> tuple[Answer, Answer, Answer]:
-    """Whether a step equals eager PyTorch, keeps its budget, and how long it takes."""
+    """Answer whether a step equals eager PyTorch, whether it meets its budget, and its speed."""
     return (
-        Answer("Are the results those of eager PyTorch?", *_sameness(step)),
-        Answer("Is the budget kept?", *_memory(step)),
-        Answer("How long does a step take?", *_speed(step)),
+        Answer("Are the results those of eager PyTorch?", *_equality_answer(step)),
+        Answer("Is the budget kept?", *_budget_answer(step)),
+        Answer("How long does a step take?", *_speed_answer(step)),
     )
 
 
 # -- a schedule -------------------------------------------------------------------------------
 
 
-def _fit(schedule: Facts) -> Words:
+def _fit_answer(schedule: Facts) -> Words:
+    """Answer whether the schedule is valid and fits budget and device."""
     peak, budget = schedule["peak_ram_bytes"], schedule["budget_bytes"]
     if not schedule["valid"]:
         many = plural(len(schedule["violations"]), "violation")
@@ -63,27 +64,33 @@ def _fit(schedule: Facts) -> Words:
         moment = f"most of it {moment}"
     over = schedule["fits_device"] is False
     if budget is None:
-        text = f"peak RAM {format_bytes(peak)} {moment}; the file states no budget{_room(schedule)}"
+        text = (
+            f"peak RAM {format_bytes(peak)} {moment}; the file states no budget"
+            f"{_device_remark(schedule)}"
+        )
         return ("Does not fit", text, "bad") if over else ("Runs", text, "good")
     text = (
-        f"peak RAM {format_bytes(peak)} of {format_bytes(budget)}, {share(peak / budget)}, {moment}"
+        f"peak RAM {format_bytes(peak)} of {format_bytes(budget)}, "
+        f"{format_ratio(peak / budget)}, {moment}"
     )
-    limit_s = look_up(schedule, "problem.deadline_s")
+    limit_s = value_at_path(schedule, "problem.deadline_s")
     if limit_s is not None and schedule["deadline_time_s"] is not None:
         used = format_seconds(schedule["deadline_time_s"])
-        text += f"; deadline {format_seconds(limit_s)} kept with {used}"
+        text += f"; deadline {format_seconds(limit_s)} met with {used}"
     if schedule["constraints"]:
-        text += f"; {plural(len(schedule['constraints']), 'own constraint')} kept"
-    text += _room(schedule)
+        text += f"; {plural(len(schedule['constraints']), 'user-defined constraint')} met"
+    text += _device_remark(schedule)
     return ("Does not fit", text, "bad") if over else ("Fits", text, "good")
 
 
-def _room(schedule: Facts) -> str:
-    """Return a remark if the step does not fit the RAM of the device."""
+def _device_remark(schedule: Facts) -> str:
+    """Return a remark if the step does not fit the RAM of the device, else ""."""
     if schedule["device_ram_bytes"] is None:
         return ""
     room = DeviceRam(
-        device=look_up(schedule, "device.key") or look_up(schedule, "device.name") or "the device",
+        device=value_at_path(schedule, "device.key")
+        or value_at_path(schedule, "device.name")
+        or "the device",
         ram_bytes=schedule["device_ram_bytes"],
         peak_bytes=schedule["peak_ram_bytes"],
         resident_bytes=schedule["resident_bytes"],
@@ -92,7 +99,8 @@ def _room(schedule: Facts) -> str:
     return "" if warning is None else f"; but {warning}"
 
 
-def _proof(schedule: Facts) -> Words:
+def _proof_answer(schedule: Facts) -> Words:
+    """Answer whether the schedule is proven optimal, with its gap."""
     if not schedule["valid"]:
         return "No", "the verifier rejects the schedule, so its bound has no meaning", "bad"
     objective = schedule["objective"]
@@ -103,63 +111,71 @@ def _proof(schedule: Facts) -> Words:
         return "Unknown", compared if schedule["bound_j"] else "no bound is stated", "warn"
     if minimized == "own":
         name = objective.get("name")
-        terms = tuple((look_up(schedule, "problem.weights") or {}).items())
-        of = format_terms(terms) if name is None else f"objective {name!r} of the model"
-        least = f"{of} has the bound {objective['bound']:.6g}"
-        whole = "the own objective" if name is None else "the objective of the model"
+        terms = tuple((value_at_path(schedule, "problem.weights") or {}).items())
+        objective_name = format_terms(terms) if name is None else f"objective {name!r} of the model"
+        bound_text = f"{objective_name} has the bound {objective['bound']:.6g}"
+        quantity = "the user-defined objective" if name is None else "the objective of the model"
     elif minimized == "energy":
-        least = f"no schedule of this problem needs less than {fine_joules(schedule['bound_j'])}"
-        whole = "the energy overhead"
+        bound_text = (
+            f"no schedule of this problem needs less than {fine_joules(schedule['bound_j'])}"
+        )
+        quantity = "the energy overhead"
     else:
         form = format_seconds if minimized == "time" else format_bytes
-        least = f"the least {minimized} of this problem is {form(objective['bound'])} or more"
-        whole = f"the minimized quantity, {minimized},"
+        bound_text = f"the least {minimized} of this problem is {form(objective['bound'])} or more"
+        quantity = f"the minimized quantity, {minimized},"
     if schedule["status"] == "optimal":
-        return "Proven optimal", f"{least}; gap {share(gap)}", "good"
+        return "Proven optimal", f"{bound_text}; gap {format_ratio(gap)}", "good"
     if gap >= 1:
         return "Not proven", "the stated bound is only what every schedule pays", "warn"
-    text = f"at most {share(gap)} of {whole} could be saved; {least}"
-    return f"Within {share(gap)}", text, "warn"
+    text = f"at most {format_ratio(gap)} of {quantity} could be saved; {bound_text}"
+    return f"Within {format_ratio(gap)}", text, "warn"
 
 
-def _price(schedule: Facts) -> Words:
+def _cost_answer(schedule: Facts) -> Words:
+    """Answer how much energy and time the schedule needs beyond a single pass."""
     energy_j, baseline_j = schedule["energy_j"], schedule["baseline_energy_j"]
     if energy_j is None or schedule["makespan_s"] is None:
         return "Unknown", "give --device or --profile for energies and times", "warn"
-    more = share(schedule["overhead_j"] / baseline_j) if baseline_j else "0 %"
+    energy_ratio = format_ratio(schedule["overhead_j"] / baseline_j) if baseline_j else "0 %"
     time_s, pass_s = schedule["makespan_s"], schedule["pass_s"]
-    longer = share(time_s / pass_s - 1) if pass_s else "0 %"
+    time_ratio = format_ratio(time_s / pass_s - 1) if pass_s else "0 %"
     single = "a single pass, every node computed once, needs"
-    if look_up(schedule, "objective.minimize") == "time" or not schedule["asks_energy"]:
+    if value_at_path(schedule, "objective.minimize") == "time" or not schedule["asks_energy"]:
         text = f"{format_seconds(time_s)} a step; {single} {format_seconds(pass_s or 0.0)}"
         if schedule["asks_energy"]:
-            text += f"; {fine_joules(energy_j)}, {more} more than a single pass"
-        return f"+{longer} time", text, ""
+            text += f"; {fine_joules(energy_j)}, {energy_ratio} more than a single pass"
+        return f"+{time_ratio} time", text, ""
     text = (
         f"{fine_joules(energy_j)} a step; {single} {fine_joules(baseline_j)}; "
-        f"{format_seconds(time_s)}{f', {longer} more than a single pass' if pass_s else ''}"
+        f"{format_seconds(time_s)}{f', {time_ratio} more than a single pass' if pass_s else ''}"
     )
-    return f"+{more} energy", text, ""
+    return f"+{energy_ratio} energy", text, ""
 
 
 # -- a compiled step --------------------------------------------------------------------------
 
 
-def _sameness(step: Facts) -> Words:
+def _equality_answer(step: Facts) -> Words:
+    """Answer whether the results equal those of eager PyTorch."""
     certificate = step["certificate"]
     if certificate is None:
         return "Not verified", REMEDY, "warn"
     count, many = certificate["compared"], len(certificate["differences"])
     random = "" if certificate["random_equal"] else "; the random generator ends in another state"
     if certificate["equal"]:
-        what = "parameters, optimizer state" if certificate.get("updates") else "gradients"
-        text = f"all {count} results (loss, {what}, buffers) and the random generator, bit for bit"
+        results_text = "parameters, optimizer state" if certificate.get("updates") else "gradients"
+        text = (
+            f"all {count} results (loss, {results_text}, buffers) and the random generator, "
+            "bit for bit"
+        )
         return "Equal", text, "good"
     text = f"{many} of {count} results differ{', listed below' if many else ''}{random}"
     return "Different", text, "bad"
 
 
-def _memory(step: Facts) -> Words:
+def _budget_answer(step: Facts) -> Words:
+    """Answer whether the measured heap peak meets the budget."""
     certificate, budget = step["certificate"], step["budget_bytes"]
     planned = step["plan"]["peak_bytes"]
     if certificate is None:
@@ -168,11 +184,12 @@ def _memory(step: Facts) -> Words:
     peak, eager = certificate["heap_peak_bytes"], certificate["eager_heap_peak_bytes"]
     text = f"heap peak {format_bytes(peak)} of {format_bytes(budget)}"
     if eager:
-        text += f"; that is {share(peak / eager)} of eager PyTorch's {format_bytes(eager)}"
+        text += f"; that is {format_ratio(peak / eager)} of eager PyTorch's {format_bytes(eager)}"
     return ("Kept", text, "good") if certificate["within_budget"] else ("Exceeded", text, "bad")
 
 
-def _speed(step: Facts) -> Words:
+def _speed_answer(step: Facts) -> Words:
+    """Answer how long a step takes, compared with eager PyTorch and the plan."""
     certificate, planned = step["certificate"], step["plan"]["makespan_s"]
     device = step["plan"].get("device")
     plan = "" if planned is None else f"planned {format_seconds(planned)}"

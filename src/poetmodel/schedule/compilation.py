@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from poetmodel.clock import check_time_limit, watched
+from poetmodel.clock import check_time_limit, iterate_in_time
 from poetmodel.schedule.instructions import Instruction, Op, Program
 from poetmodel.schedule.relations import Pair, Schedule, Span, pairs_of_spans, spans_of_pairs
 
@@ -54,6 +54,7 @@ class _PresenceTracker:
     """The tensors that a schedule lists in each stage, in RAM or on storage."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
+        """Group the spans by first and last stage."""
         self.first: Rows = defaultdict(list)
         self.last: Rows = defaultdict(list)
         for i, first, last in spans:
@@ -85,6 +86,7 @@ class _Compiler:
     """Content of RAM and storage in the current stage, and the program up to it."""
 
     def __init__(self, homes: Homes, schedule: Schedule) -> None:
+        """Validate the entries of the schedule, and add a fault for each invalid one."""
         self.homes, self.graph, self.node_of = homes, homes.graph, homes.graph.node_of
         self.program: list[Instruction] = []
         self.steps: list[Pair] = []
@@ -108,7 +110,7 @@ class _Compiler:
         """Return the valid indices of each stage; add a fault for each invalid entry."""
         rows: Rows = defaultdict(list)
         nodes, is_of_nodes = self.graph.nodes, relation == "R"
-        for t, k in watched(pairs):
+        for t, k in iterate_in_time(pairs):
             if state_faults and (relation, t, k) in state_faults:
                 continue
             fault = self._entry_fault(relation, t, k)

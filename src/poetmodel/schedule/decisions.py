@@ -21,7 +21,7 @@ StageRange = tuple[int, int]
 
 
 class Treatment(StrEnum):
-    """What a schedule does with a tensor after its first computation."""
+    """Treatment of a tensor by a schedule after its first computation."""
 
     KEPT = "kept"
     """It stays in RAM until its last use."""
@@ -48,7 +48,7 @@ class Treatment(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a schedule decides on one tensor, with its cost."""
+    """The decision of a schedule on one tensor, with its cost."""
 
     tensor: int
     choice: Treatment
@@ -178,6 +178,7 @@ class _StagesByItem:
     """The stages of each relation, by node or tensor."""
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
+        """Group the entries of a schedule by node or tensor."""
         graph = problem.graph
         self.graph = graph
         self.resident = frozenset(schedule.resident)
@@ -220,20 +221,25 @@ class _StagesByItem:
 def _find_decision(
     problem: Problem, stages: _StagesByItem, i: int, at_limit: tuple[MemoryPoint, ...]
 ) -> Decision:
+    """Return the decision of a schedule on tensor `i`."""
     graph, table, energy = problem.graph, problem.table, problem.energy.coefficients
     k = graph.node_of[i]
     choice, on_storage = Treatment.KEPT, stages.stored[i]
     recomputed = tuple(sorted(stages.computed[k] - {k}))
-    paged_in, paged_out, written = sorted(stages.paged_in[i]), sorted(stages.paged_out[i]), i
+    paged_in, paged_out, paged_out_tensor = (
+        sorted(stages.paged_in[i]),
+        sorted(stages.paged_out[i]),
+        i,
+    )
     if i in stages.state_of:
         choice, paged_out = Treatment.REPLACEMENT, []
     elif i in stages.resident:
         choice = Treatment.RESIDENT
     elif i in stages.on_storage:
-        choice, written = Treatment.ON_STORAGE, graph.replacement_of.get(i, i)
+        choice, paged_out_tensor = Treatment.ON_STORAGE, graph.replacement_of.get(i, i)
         on_storage = set(range(graph.last_page_in(i) + 1))
         paged_in = sorted({k, *paged_in}) if i in stages.read_into_ram else []
-        paged_out = sorted(stages.paged_out[written])
+        paged_out = sorted(stages.paged_out[paged_out_tensor])
     elif paged_in or paged_out:
         choice = Treatment.BOTH if recomputed and graph.users_of[i] else Treatment.PAGED
     elif not graph.users_of[i]:
@@ -243,9 +249,11 @@ def _find_decision(
     energy_j = energy.compute[k] * len(recomputed)
     time_s = table.compute_time_s[k] * len(recomputed)
     if paged_in or paged_out:
-        energy_j += energy.page_in[i] * len(paged_in) + energy.page_out[written] * len(paged_out)
+        energy_j += energy.page_in[i] * len(paged_in) + energy.page_out[paged_out_tensor] * len(
+            paged_out
+        )
         time_s += table.page_in_time_s[i] * len(paged_in)
-        time_s += table.page_out_time_s[written] * len(paged_out)
+        time_s += table.page_out_time_s[paged_out_tensor] * len(paged_out)
     in_ram = stages.in_ram(i)
     steps = sum(t in in_ram and stages.is_in_ram_at(t, step, i) for t, step, _ in at_limit)
     return Decision(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.device.ram import DEVICE_RAM_KEYS, gauge_by_json_path
 from poetmodel.schedule.identity import OBJECTIVE_BOUND, OBJECTIVE_GAP, OBJECTIVE_VALUE, PROVED_GAP
 from poetmodel.schedule.io import load_file, parse_schedule, validate_schedule
@@ -77,7 +77,8 @@ def document_from(values: object, *, source: str) -> ScheduleDocument:
 
 
 def _to_document(file: ScheduleFile) -> ScheduleDocument:
-    with rare_collections():
+    """Return a validated file as a document."""
+    with infrequent_gc():
         schedule = Schedule.from_file(file)
     return ScheduleDocument(
         schedule=schedule,

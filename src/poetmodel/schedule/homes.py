@@ -210,6 +210,7 @@ class Homes:
         return ""
 
     def _replacement_fault(self, op: Op, new: int, access: StateAccess) -> str:
+        """Return why an instruction on a replacement is forbidden; "" if it is allowed."""
         old = self.graph.state_of[new]
         if old in self.resident:
             label = self._tensor_label(old)

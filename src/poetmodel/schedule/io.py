@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.errors import InputError, ScheduleError, raised_as, shown
-from poetmodel.files import parse_json, place, read_text
+from poetmodel.files import format_location, parse_json, read_text
 from poetmodel.problem import USER_OBJECTIVE, Constraint, Problem
 from poetmodel.problem.parse import user_sum_faults
 from poetmodel.problem.totals import UNITS, is_number
@@ -277,7 +277,7 @@ def validate_schedule(values: object, *, source: str) -> ScheduleFile:
     ScheduleError
         If the content is invalid or contains no schedule.
     """
-    with rare_collections(), raised_as(ScheduleError, source):
+    with infrequent_gc(), raised_as(ScheduleError, source):
         file = validate_model(_schedule_file(metrics_at(Display.FILE)), values, kind="schedule")
     if file.R is None:
         raise ScheduleError(
@@ -316,7 +316,7 @@ def validation_messages(error: ValidationError, *, kind: str) -> list[str]:
             "model_type": f"expected an object, got {shown(fault['input'])}",
             "missing": "missing",
         }.get(fault["type"], f"{expected}, got {shown(fault['input'])}")
-        faults.append(f"{place(fault['loc']) or 'document'}: {words}")
+        faults.append(f"{format_location(fault['loc']) or 'document'}: {words}")
     if len(errors) > MAX_FAULTS:
         faults.append(f"and {len(errors) - MAX_FAULTS} faults more")
     return faults

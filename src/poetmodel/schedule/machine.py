@@ -25,7 +25,7 @@ BEFORE: Final = -1
 
 
 class Content(StrEnum):
-    """What occupies RAM."""
+    """Kinds of content of RAM."""
 
     OUTPUT = "output"
     """A copy of a tensor: computed, recomputed, or paged in."""
@@ -128,6 +128,7 @@ class Machine:
         table: CostTable | None = None,
         steps: Sequence[Pair] | None = None,
     ) -> None:
+        """Set the state before the first instruction; `execute` executes the program."""
         self.graph, self.homes, self.program = homes.graph, homes, program
         self.table, self.steps = table, steps
         self.is_dma = mode == StorageMode.DMA
@@ -186,6 +187,7 @@ class Machine:
     # the inputs that it overwrites
 
     def _compute(self, k: int) -> tuple[float, float, int, tuple[int, ...]]:
+        """Execute a node: check its inputs, overwrite inputs in place, and make its outputs."""
         homes, position, computed = self.homes, self.position, self.count[Op.COMPUTE]
         computed[k] += 1
         if k in homes.first_reads:
@@ -215,6 +217,7 @@ class Machine:
         return start, self.core_s, high_bytes, tuple(sorted(overwritten))
 
     def _make_outputs(self, k: int, origin: Origin) -> None:
+        """Add copies of a node's new outputs and its workspace, and replace state."""
         new, workspace = self.homes.new[k], self.graph.nodes[k].workspace_bytes
         for i in new:
             if i in self.ram:  # old and new copy coexist until here
@@ -276,6 +279,7 @@ class Machine:
             self.ram[new] = copy
 
     def _check_order(self, k: int, *, is_first: bool) -> None:
+        """Add a fault for a forbidden recomputation, or a first computation out of graph order."""
         if not is_first:
             if not self.graph.nodes[k].recomputable:
                 self._add_fault(Op.COMPUTE, k, "must not be computed again")
@@ -287,6 +291,10 @@ class Machine:
             self.first_computed = k
 
     def _read_inputs(self, k: int) -> None:
+        """Register a computation as a reader of its inputs.
+
+        Add a fault for each unavailable input.
+        """
         homes, position = self.homes, (self.position,)
         for i in self.graph.inputs_of[k]:
             fault, copy = "", self.ram.get(i)
@@ -317,6 +325,7 @@ class Machine:
         return *self._execute_transfer(Op.PAGE_IN, i), self.ram_bytes, ()
 
     def _page_out(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
+        """Start a page-out; add a fault if the tensor is not in RAM or has a pending transfer."""
         self.count[Op.PAGE_OUT][i] += 1
         if i not in self.ram:
             self._add_fault(Op.PAGE_OUT, i, "is not in RAM")
@@ -330,6 +339,7 @@ class Machine:
         return *self._execute_transfer(Op.PAGE_OUT, i), self.ram_bytes, ()
 
     def _execute_transfer(self, op: Op, i: int) -> tuple[float, float]:
+        """Advance the bus clock by a transfer, and the core clock too if it blocks the core."""
         time_s = 0.0
         if self.table is not None and not self.table.has_storage:
             self._add_fault(op, i, "is paged, but the costs have no auxiliary storage")
@@ -345,6 +355,7 @@ class Machine:
         return start, self.bus_s
 
     def _wait(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
+        """Stall the core until the last transfer of a tensor is complete."""
         start = self.core_s
         if i in self.done_s:
             self.core_s = max(start, self.done_s[i])
@@ -355,6 +366,7 @@ class Machine:
         return start, self.core_s, self.ram_bytes, ()
 
     def _free(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
+        """Free a tensor; add a fault if it is not in RAM or has a pending transfer."""
         high_bytes = self.ram_bytes
         if i in self.in_flight:
             self._add_fault(Op.FREE, i, f"is still under way: its {self.in_flight[i]}")
@@ -367,6 +379,7 @@ class Machine:
     # -- copies ------------------------------------------------------------------------------
 
     def _make_copy(self, i: int, origin: Origin) -> Stay:
+        """Return a new copy of a tensor that begins at this instruction."""
         return Stay(
             content=Content.OUTPUT,
             index=i,
@@ -388,6 +401,7 @@ class Machine:
     # -- faults ------------------------------------------------------------------------------
 
     def _check_end(self) -> None:
+        """Add faults for nodes never computed, tensors left in RAM, and missing write-backs."""
         messages = [
             f"node {node.name!r} is never computed"
             for k, node in enumerate(self.graph.nodes)
@@ -407,6 +421,7 @@ class Machine:
         self.faults += [Fault(message, len(self.program)) for message in messages]
 
     def _add_fault(self, op: Op, index: int, problem: str, missing: int | None = None) -> None:
+        """Add a fault of the current instruction; `missing` is an input that is not in RAM."""
         computes, subject = op == Op.COMPUTE, ""
         if computes and 0 <= index < len(self.graph.nodes):
             subject = f"node {self.graph.nodes[index].name!r} "

@@ -11,7 +11,7 @@ from itertools import chain, groupby, islice, repeat
 from operator import index, itemgetter, lt
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.clock import check_time_limit, watched
+from poetmodel.clock import check_time_limit, iterate_in_time
 from poetmodel.errors import ScheduleError, TooLargeError, shown
 from poetmodel.files import write_text
 from poetmodel.schedule.identity import FORMAT, RELATIONS, RESIDENT, VERSION, GraphIdentity
@@ -73,10 +73,11 @@ class Schedule:
     """`S_AUX` as maximal spans of stages, by tensor."""
 
     def __post_init__(self) -> None:
+        """Validate and sort the pairs, and store kept and stored tensors as spans."""
         for name in RELATIONS:
-            given: Iterable[Pair] = getattr(self, name)
+            entries: Iterable[Pair] = getattr(self, name)
             try:
-                pairs = tuple(given)
+                pairs = tuple(entries)
                 if not {_PAIR_LENGTH}.issuperset(map(len, pairs)):
                     raise ValueError  # noqa: TRY301 - handled below with other invalid pairs
                 numbers = (map(index, map(itemgetter(at), pairs)) for at in range(_PAIR_LENGTH))
@@ -106,8 +107,8 @@ class Schedule:
         numbers = {name: len(getattr(self, name)) for name in RELATIONS if name not in _SPANS}
         numbers |= {name: count_pairs(getattr(self, spans)) for name, spans in _SPANS.items()}
         counts = [f"{name} {numbers[name]}" for name in RELATIONS]
-        held = f"resident {len(self.resident)}" if self.resident else ""
-        return brief(self, graph, *counts, held)
+        resident = f"resident {len(self.resident)}" if self.resident else ""
+        return brief(self, graph, *counts, resident)
 
     @classmethod
     def from_spans(
@@ -318,7 +319,7 @@ def _sort_pairs(pairs: list[Pair]) -> tuple[Pair, ...]:
     if all(map(lt, pairs, islice(pairs, 1, None))):
         return tuple(pairs)
     stages: dict[int, set[int]] = {}
-    for t, k in watched(pairs):
+    for t, k in iterate_in_time(pairs):
         stages.setdefault(t, set()).add(k)
     return tuple((t, k) for t in sorted(stages) for k in sorted(stages[t]))
 

@@ -156,7 +156,7 @@ class Simulation:
         With `extra`, return its excess over a single pass, without the constant. Since large terms
         may cancel out, the sum is exact and rounded once at the end, unless it is an integer.
         """
-        value, whole = Fraction(0), True
+        value, is_integer = Fraction(0), True
         for key, coefficient in terms:
             kind, stage, name = Key.parse(key)
             if stage is not None:
@@ -172,9 +172,9 @@ class Simulation:
                 amount = home - extra  # a single pass has all state in RAM
             else:
                 amount = self._total_value(key, extra=extra)
-            whole = whole and isinstance(coefficient, int) and isinstance(amount, int)
+            is_integer = is_integer and isinstance(coefficient, int) and isinstance(amount, int)
             value += Fraction(coefficient) * Fraction(amount)
-        return int(value) if whole else float(value)
+        return int(value) if is_integer else float(value)
 
     def _total_value(self, key: str, *, extra: bool) -> Fraction | float:
         """Return the value of a total or of the constant.

@@ -173,6 +173,7 @@ def check_identity(graph: Graph, schedule: Schedule) -> None:
 
 
 def _forbidden_entries(problem: Problem, schedule: Schedule) -> Iterator[str]:
+    """Yield a message for each recomputation and transfer that the problem forbids."""
     if not problem.recompute:
         for t, k in schedule.R:
             if k < t:
@@ -196,6 +197,7 @@ def _forbidden_entries(problem: Problem, schedule: Schedule) -> Iterator[str]:
 
 
 def _limit_violations(problem: Problem, simulation: Simulation) -> Iterator[str]:
+    """Yield a message for each violated limit: RAM, storage, deadline, energy."""
     usable = problem.usable_ram_bytes
     peak = simulation.peak
     if peak.ram_bytes > usable:
@@ -237,6 +239,7 @@ def _constraint_violations(problem: Problem, simulation: Simulation) -> Iterator
 def _false_claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
+    """Yield a message for each claimed metric or bound that the simulation contradicts."""
     device_ram = DeviceRam.compare(problem.costs.device, problem.graph, simulation.peak_use)
     metrics: dict[str, Any] = simulated_metrics(Display.FILE, simulation)
     exact_as = {metric.key: metric.as_exact_as or metric.key for metric in METRICS}

@@ -21,8 +21,8 @@ from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.model.arrays import Label
 from poetmodel.model.building import read_schedule
 from poetmodel.model.compact import COMPACT
-from poetmodel.model.linear import as_needed, room, signed_row
-from poetmodel.model.objective import MOST_UNITS, WRITES_ROW, minimized
+from poetmodel.model.linear import literal_slack, reduce_coefficients, scale_signed_limit
+from poetmodel.model.objective import MAX_UNITS, WRITES_ROW, objective_terms
 from poetmodel.problem import (
     DEADLINE_ROWS,
     WRITTEN_BYTES_CUTOFF,
@@ -30,7 +30,7 @@ from poetmodel.problem import (
     Problem,
     row_over_totals,
 )
-from poetmodel.result import OwnObjective
+from poetmodel.result import ModelObjective
 from poetmodel.solver.monolithic import ModelProof, too_late
 from poetmodel.solver.outcome import (
     EQUAL,
@@ -174,7 +174,7 @@ def _own_unit(form: StandardForm) -> float:
     if not costs.size:
         return 1.0
     least = max(costs.min() / 1000, sys.float_info.min)
-    unit = max(least, costs.max() / MOST_UNITS, abs(form.offset) / MOST_OFFSET)
+    unit = max(least, costs.max() / MAX_UNITS, abs(form.offset) / MOST_OFFSET)
     return float(2.0 ** math.floor(math.log2(unit)))
 
 
@@ -191,7 +191,7 @@ class ExtendedProof(ModelProof):
         load_values(self.form, x)
         return read_schedule(self.model)
 
-    def own(self, value: float | None, bound: float | None) -> OwnObjective | None:
+    def own(self, value: float | None, bound: float | None) -> ModelObjective | None:
         """Return the model's own objective at a value, None where it has the stated one.
 
         As everywhere, a bound counts less the solver's error, and one within it of the value is the
@@ -208,7 +208,7 @@ class ExtendedProof(ModelProof):
                 proven = (bound - sense * error) * self.unit
             elif missing >= -EQUAL * max(1.0, abs(value)):
                 proven = value * self.unit
-        return OwnObjective(
+        return ModelObjective(
             name=objective.name,
             sense="minimize" if objective.sense == pyo.minimize else "maximize",
             value=value * self.unit,
@@ -279,7 +279,7 @@ def restated(form: StandardForm, problem: Problem, *, as_stated: bool) -> Standa
         if limit.key == (WRITTEN_BYTES_CUTOFF, "upper"):
             form = _with_limit(form, replace(limit, name=WRITES_ROW, key=None))
     if objective.is_sum and objective != before.objective and as_stated:
-        costs, offset = minimized(model, problem)
+        costs, offset = objective_terms(model, problem)
         columns, added = _in_form(form, costs)
         objective_row = np.zeros(form.n_columns)
         objective_row[list(columns)] = list(columns.values())
@@ -308,13 +308,13 @@ def _with_planned_transfers(form: StandardForm, problem: Problem) -> StandardFor
 def _with_limit(form: StandardForm, limit: LinearRow) -> StandardForm:
     """Return a form with a limit over totals besides."""
     model = require_layout(form).model
-    needed = as_needed(model.decisions.stated(limit), model.upper)
+    needed = reduce_coefficients(model.decisions.row_over_columns(limit), model.upper)
     columns: Mapping[int, float] = {}
     lower, upper = -math.inf, math.inf
-    if room(needed, model.upper) < 0:
+    if literal_slack(needed, model.upper) < 0:
         lower = 1.0  # a row of nothing, which no values satisfy
     else:
-        row = signed_row(needed, model.upper)
+        row = scale_signed_limit(needed, model.upper)
         if row is None:
             return form
         columns, constant = _in_form(form, row.terms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.errors import InputError, shown
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import infeasibility_reason
@@ -103,7 +103,7 @@ def solve(
     solver.versions()
     _check_capabilities(solver)
     solver.check_options(request.solver_options)
-    with rare_collections():
+    with infrequent_gc():
         task = _state(problem_or_model, formulation)
         problem, reason = task.problem, infeasibility_reason(task.problem)
         history.baseline = problem.objective.baseline

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.errors import TimeLimitError
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.totals import Total
-from poetmodel.result import OwnObjective, Termination
+from poetmodel.result import ModelObjective, Termination
 from poetmodel.solver.outcome import Candidate, Outcome, as_candidate, is_closed
 from poetmodel.solver.request import GRACE_S, Request, SolveProgress
 from poetmodel.units import format_seconds
@@ -150,7 +150,7 @@ class ShareSearch:
             self.bound = max(self.bound, whole_s / (1 + share) - self.problem.pass_time_s)
 
     def _take(
-        self, schedule: Schedule, own: OwnObjective | None = None, *, share: float = 0.0
+        self, schedule: Schedule, own: ModelObjective | None = None, *, share: float = 0.0
     ) -> bool:
         """Verify a schedule with its plan; return whether it keeps every limit.
 

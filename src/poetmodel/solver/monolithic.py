@@ -15,15 +15,15 @@ from poetmodel.backends.protocol import BackendProgress, Limits, RawSolution, So
 from poetmodel.backends.registry import backend
 from poetmodel.backends.standard_form import StandardForm, round_binaries
 from poetmodel.backends.worker import run_interruptibly
-from poetmodel.clock import rare_collections, time_limit
+from poetmodel.clock import infrequent_gc, time_limit
 from poetmodel.errors import TimeLimitError, VerificationError
 from poetmodel.heuristics.partial_schedule import PartialSchedule
-from poetmodel.model.building import estimated_build_s, schedule_of, state
+from poetmodel.model.building import build_arrays, estimate_build_s, schedule_from_columns
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.problem.infeasibility import infeasibility_proof
-from poetmodel.result import OwnObjective, Termination
+from poetmodel.result import ModelObjective, Termination
 from poetmodel.solver.covers import limit_rows, with_covers
 from poetmodel.solver.outcome import (
     Candidate,
@@ -74,7 +74,7 @@ def prove_formulation(
 
     Raises `VerificationError` if the verifier rejects the solution of an exact formulation.
     """
-    expected_s = estimated_build_s(problem, formulation)
+    expected_s = estimate_build_s(problem, formulation)
     if expected_s > request.remaining_s():
         reason = (
             f"building the model of {formulation!r} takes about {expected_s:.0f} s, more than the "
@@ -83,8 +83,8 @@ def prove_formulation(
         return Outcome(termination=Termination.TIME_LIMIT, reason=reason)
     begun = time.monotonic()
     try:
-        with time_limit(request.remaining_s()), rare_collections():
-            model = state(problem, formulation)
+        with time_limit(request.remaining_s()), infrequent_gc():
+            model = build_arrays(problem, formulation)
     except TimeLimitError:
         reason = f"the time limit passed while the model of {formulation!r} was built"
         build_s = time.monotonic() - begun
@@ -265,7 +265,7 @@ class ModelProof:
         """Return the facts in a solution."""
         rounded = round_binaries(x, self.form)
         values = require_layout(self.form).values(rounded)
-        return schedule_of(self.arrays, lambda column: bool(values[column] > HALF))
+        return schedule_from_columns(self.arrays, lambda column: bool(values[column] > HALF))
 
     def _proven(self, bound: float | None) -> float | None:
         """Return the bound on the problem, in its unit, from one of the model; None for none."""
@@ -274,7 +274,7 @@ class ModelProof:
         least = float(self.problem.objective.known_bound)
         return max(least, safe_bound(self.problem, bound) * self.unit)
 
-    def own(self, value: float | None, bound: float | None) -> OwnObjective | None:  # noqa: ARG002
+    def own(self, value: float | None, bound: float | None) -> ModelObjective | None:  # noqa: ARG002
         """Return the model's own objective at a value, None where it has the stated one."""
         return None
 

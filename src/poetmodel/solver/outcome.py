@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.planner import verify
 from poetmodel.problem import Problem, Quantity
-from poetmodel.result import OwnObjective, SolveResult, Status, Termination, relative_gap
+from poetmodel.result import ModelObjective, SolveResult, Status, Termination, relative_gap
 from poetmodel.version import __version__
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Candidate:
     """The verifier's objections."""
     value: float
     """The minimized quantity beyond what every schedule pays, in its own unit."""
-    own: OwnObjective | None = None
+    own: ModelObjective | None = None
     """The model's own objective, where it optimises another than its problem's."""
     verify_s: float = 0.0
     """Time to verify it [s]."""

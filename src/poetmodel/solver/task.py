@@ -76,9 +76,9 @@ class Task:
         """In words how the formulation reduced a graph that it could not state as it is."""
         if self.formulation != "paper":
             return ""
-        from poetmodel.model.paper import reduction_in_words
+        from poetmodel.model.paper import describe_reduction
 
-        return reduction_in_words(self.problem.graph) or ""
+        return describe_reduction(self.problem.graph) or ""
 
     def answer(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
         """Solve the problem or a surrogate of it, from a schedule if given.
@@ -214,10 +214,10 @@ def _go_on_by_stage(problem: Problem, request: Request, before: Outcome) -> Outc
     wants = bool(problem.stage_limits) or any(any(column) for column in problem.rewards)
     if before.termination != Termination.STALLED or not wants or request.remaining_s() <= 0:
         return before
-    from poetmodel.model.building import estimated_build_s
+    from poetmodel.model.building import estimate_build_s
     from poetmodel.solver.monolithic import prove_formulation
 
-    if estimated_build_s(problem, "compact") > request.remaining_s():
+    if estimate_build_s(problem, "compact") > request.remaining_s():
         return before
     within = request if candidate is None else _never_behind(request, candidate, before.bound)
     try:

@@ -25,7 +25,14 @@ from poetmodel.errors import (
     listed,
     raised_as,
 )
-from poetmodel.files import parse_json, read_bytes, read_text, shipped, write_text, writing
+from poetmodel.files import (
+    parse_json,
+    raise_write_errors,
+    read_bytes,
+    read_text,
+    shipped_folder,
+    write_text,
+)
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.model import build
 from poetmodel.planner import verify
@@ -135,7 +142,7 @@ def write_library(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder}: expected an empty folder, or one that does not exist")
     for name in ("graphs", "costs", "devices", "mps"):
-        with writing(folder, "the folder cannot be made"):
+        with raise_write_errors(folder, "the folder cannot be made"):
             (folder / name).mkdir(parents=True, exist_ok=True)
     writer = _Writer(folder, frozenset(mps))
     lines = [writer.line(instance) for instance in found]
@@ -197,7 +204,7 @@ class _Writer:
     def _device_file(self, device: Device) -> str:
         name = f"{device.short_name}.toml"
         if not (self._folder / "devices" / name).exists():
-            write_text(self._folder / "devices" / name, read_text(shipped("devices") / name))
+            write_text(self._folder / "devices" / name, read_text(shipped_folder("devices") / name))
         return f"devices/{name}"
 
     def _mps_file(self, instance: Instance) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from poetmodel.errors import (
     MethodNotApplicableError,
     PoetModelError,
 )
-from poetmodel.files import installed, processor
+from poetmodel.files import installed_version, processor_line
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
 from poetmodel.report.presenter import state_figures
@@ -81,14 +81,14 @@ def commit() -> str | None:
 def machine() -> dict[str, Any]:
     """Return processor, cores, operating system, and versions of Python, solvers and libraries."""
     return {
-        "cpu": processor("model name").partition(": ")[2] or platform.processor(),
+        "cpu": processor_line("model name").partition(": ")[2] or platform.processor(),
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": {
             name: version
             for name in ("poetmodel", "pyomo", *solver_packages(), "numpy", "scipy")
-            if (version := installed(name))
+            if (version := installed_version(name))
         },
     }
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.report.charts import map_chart
-from poetmodel.report.pictures import Map, Panel, moves_in_words
+from poetmodel.report.pictures import Map, Panel, format_move_counts
 from poetmodel.schedule import GraphIdentity, Schedule
 from poetmodel.sweeps.runs import graph_of
 from poetmodel.sweeps.summaries import grouped, overhead_ratio
@@ -51,7 +51,7 @@ def _maps(
         graph = graph_of(row["model"])
         schedule = Schedule.from_entries(document, GraphIdentity.of(graph))
         name = f"{row['model']}, {row['device']}, {row['ram']}"
-        title = f"{name}\n{moves_in_words(schedule)}"
+        title = f"{name}\n{format_move_counts(schedule)}"
         yield Map(title=title, chart=map_chart(graph, schedule))
 
 

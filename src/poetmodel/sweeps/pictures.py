@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.files import write_bytes
 from poetmodel.report.drawing import check_picture
 from poetmodel.report.pictures import Kind, Map, Panel
-from poetmodel.report.still import FORMS, SETTINGS, draw_map, encode_figure
+from poetmodel.report.still import PICTURE_LIBRARIES, SETTINGS, draw_map, encode_figure
 from poetmodel.sweeps.panels import digest
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ MARKS: Final = "osv^D<>PX*"
 
 
 def check_suffix(path: Path) -> None:
-    """Raise if a picture with this file name cannot be drawn. Writes nothing."""
-    check_picture(path, FORMS)
+    """Raise if a picture with this name cannot be drawn; nothing is written."""
+    check_picture(path, PICTURE_LIBRARIES)
 
 
 def draw(path: Path, shown: Sequence[Panel] | Sequence[Map]) -> None:

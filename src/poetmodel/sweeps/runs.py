@@ -249,9 +249,9 @@ def graph_of(model: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
     """Return the graph of a model or file, cached; a step file is cut into tiles if asked."""
     if model.endswith(".step.json") and shape.overrides.keys() == {"tile"}:
         from poetmodel.lowered.io import load_step
-        from poetmodel.tiling.choice import in_tiles
+        from poetmodel.tiling.choice import divide_step
 
-        return in_tiles(load_step(model), shape.overrides["tile"]).graph
+        return divide_step(load_step(model), shape.overrides["tile"]).graph
     return read_model_or_file(model, shape)
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.files import read_bytes, write_text, writing
+from poetmodel.files import raise_write_errors, read_bytes, write_text
 from poetmodel.sweeps.measurement import FAILED, Record
 
 if sys.platform != "win32":  # without locks, commands on one folder repeat each other's runs
@@ -70,7 +70,7 @@ class RecordFile:
     def add(self, record: Record) -> None:
         """Append a record to the file and flush it to disk."""
         content = (json.dumps(record, allow_nan=False) + "\n").encode()
-        with writing(self.path), self.path.open("a+b") as stream:
+        with raise_write_errors(self.path), self.path.open("a+b") as stream:
             _lock(stream.fileno(), wait=True)  # until the file is closed
             self._end_last_line(stream)
             size = stream.seek(0, os.SEEK_END)
@@ -144,7 +144,7 @@ class Store(RecordFile):
         super().__init__(folder / RECORDS, _key)
         self.folder = folder
         self.claims_folder = folder / CLAIMS
-        with writing(folder, "the folder cannot be made"):
+        with raise_write_errors(folder, "the folder cannot be made"):
             (folder / SCHEDULES).mkdir(parents=True, exist_ok=True)
 
     def add(self, record: Record) -> None:
@@ -200,7 +200,7 @@ class Claim:
     def acquire(cls, path: Path) -> Claim | None:
         """Create and lock a file; return None where another process holds the lock."""
         while True:
-            with writing(path):
+            with raise_write_errors(path):
                 path.parent.mkdir(exist_ok=True)
                 try:
                     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

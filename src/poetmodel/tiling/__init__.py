@@ -1,1 +1,1 @@
-"""Tiles: a step in slices of channels, and the choice of their size."""
+"""Tiles: a step divided into slices of channels, and the choice of the tile size."""

@@ -1,4 +1,4 @@
-"""The choice of the size of tiles for the RAM of a device."""
+"""Choice of the tile size for the RAM of a device."""
 
 from __future__ import annotations
 
@@ -8,115 +8,126 @@ from poetmodel.budgets import TileChoice
 from poetmodel.errors import BudgetError
 from poetmodel.graph import floor
 from poetmodel.plan.alignment import align_sizes, device_alignment
-from poetmodel.tiling.tiles import BLOCK, MIN_TILE_BYTES, different_tiles, tiled, tiled_floor_bytes
+from poetmodel.tiling.tiles import (
+    BLOCK,
+    MIN_TILE_BYTES,
+    distinct_tilings,
+    min_tiled_bytes,
+    tile_step,
+)
 
 if TYPE_CHECKING:
     from poetmodel.device import Device
     from poetmodel.lowered.step import LoweredStep
 
 MAX_NODES: Final = 5000
-"""Steps in tiles with more nodes are no candidates for ``auto``."""
+"""Steps in tiles with more nodes are not considered for ``auto``."""
 MAX_CANDIDATES: Final = 4
-"""Most sizes that are tried, from the largest that fits on."""
+"""Maximum number of sizes to try, from the largest that fits downwards."""
 
 
 def parse_tile(tile: str | int | TileChoice | None) -> TileChoice:
-    """Return the choice of the tiles of a captured step that a text or a size [B] states.
+    """Parse a tile size [B] or ``auto`` or ``none`` for a captured step.
 
     Raises
     ------
     InputError
-        If `tile` is no choice.
+        If `tile` is none of these.
     BudgetError
-        If its size is smaller than any slice.
+        If the size is smaller than the smallest slice.
     """
     choice = TileChoice.parse(tile)
     if choice.size_bytes is not None and choice.size_bytes < MIN_TILE_BYTES:
         raise BudgetError(
-            f"tile: expected at least {MIN_TILE_BYTES} B, since tiles are slices of {BLOCK} "
+            f"tile: expected at least {MIN_TILE_BYTES} B, because tiles are slices of {BLOCK} "
             f"channels or more, got {choice.size_bytes:,} B; give a size such as 32KiB"
         )
     return choice
 
 
-def in_tiles(step: LoweredStep, tile: str | int | TileChoice | None) -> LoweredStep:
-    """Return a step in tiles of a stated size, whole for ``none``; refuse ``auto``."""
+def divide_step(step: LoweredStep, tile: str | int | TileChoice | None) -> LoweredStep:
+    """Return a step in tiles of a stated size, or itself for ``none``.
+
+    Raises `InputError` for ``auto``.
+    """
     tile_bytes = parse_tile(tile).require_size()
-    return step if tile_bytes is None else tiled(step, tile_bytes)
+    return step if tile_bytes is None else tile_step(step, tile_bytes)
 
 
-def chosen_tiles(
-    step: LoweredStep, choice: TileChoice, device: Device, *, room_bytes: int, paging: bool
+def choose_tiles(
+    step: LoweredStep, choice: TileChoice, device: Device, *, ram_bytes: int, paging: bool
 ) -> tuple[int | None, LoweredStep]:
-    """Return the size of tiles [B] and the step in them; None and the step where it stays whole.
+    """Choose the tile size [B]; return it and the step in tiles, or None and the undivided step.
 
-    With ``auto`` the size is the largest of 1, 1.5, 2, 3, 4, 6 … KiB with which no node needs more
-    than `room_bytes`. It stays whole if it fits so, or if no tiles need less. If none fit, those
-    that need the least are chosen.
+    ``auto`` chooses the largest of 1, 1.5, 2, 3, 4, 6 … KiB with which no node needs more than
+    `ram_bytes`. The step stays undivided if it fits or if no tiles need less. If none fit, the size
+    that needs the fewest bytes is chosen.
     """
     if not choice.is_auto:
-        return choice.size_bytes, in_tiles(step, choice)
+        return choice.size_bytes, divide_step(step, choice)
     best: tuple[int | None, LoweredStep] = (None, step)
-    least = needed_bytes(step, device, paging=paging)
-    if least <= room_bytes:
+    min_needed_bytes = needed_bytes(step, device, paging=paging)
+    if min_needed_bytes <= ram_bytes:
         return best
-    bound = tiled_floor_bytes(
+    lower_bound = min_tiled_bytes(
         step,
         alignment=device_alignment(device),
         in_place=paging and device.is_memory_mapped,
         resident=not paging,
     )
-    for size, found in different_tiles(step, _sizes(max(step.graph.tensor_bytes) - 1)):
-        if len(found.graph.nodes) > MAX_NODES:
+    for size, tiled_step in distinct_tilings(
+        step, _candidate_sizes(max(step.graph.tensor_bytes) - 1)
+    ):
+        if len(tiled_step.graph.nodes) > MAX_NODES:
             break
-        needed = needed_bytes(found, device, paging=paging)
-        if needed < least:
-            best, least = (size, found), needed
-        if least <= max(room_bytes, bound):
+        needed_by_tiled = needed_bytes(tiled_step, device, paging=paging)
+        if needed_by_tiled < min_needed_bytes:
+            best, min_needed_bytes = (size, tiled_step), needed_by_tiled
+        if min_needed_bytes <= max(ram_bytes, lower_bound):
             break
     return best
 
 
-def fitting_tiles(
+def candidate_tiles(
     step: LoweredStep,
     choice: TileChoice,
     device: Device,
     *,
-    room_bytes: int,
+    ram_bytes: int,
     paging: bool,
     names_nodes: bool = False,
 ) -> list[tuple[int | None, LoweredStep]]:
-    """Return the sizes of tiles [B] to try, each with the step in them: first `chosen_tiles`.
+    """Return the tile sizes [B] to try, each with the step in tiles.
 
-    With ``auto`` smaller sizes follow with which no node needs more than `room_bytes` either, if
-    that one fits: finer tiles leave schedules more choice, and coarser ones fewer nodes to compute.
-    None follow if the problem `names_nodes`, as measured costs and own constraints do: each size
-    has nodes of other names.
+    The first is that of `choose_tiles`. With ``auto``, smaller sizes follow if the first one fits
+    and they fit in `ram_bytes`, too: finer tiles permit more schedules, but coarser tiles have
+    fewer nodes. No others follow if the problem `names_nodes`, for example in measured costs or
+    user-defined constraints, because each size has other node names.
     """
-    first = chosen_tiles(step, choice, device, room_bytes=room_bytes, paging=paging)
-    largest, found = first
+    first = choose_tiles(step, choice, device, ram_bytes=ram_bytes, paging=paging)
+    largest, tiled_step = first
     if not choice.is_auto or largest is None or names_nodes:
         return [first]
-    if needed_bytes(found, device, paging=paging) > room_bytes:
+    if needed_bytes(tiled_step, device, paging=paging) > ram_bytes:
         return [first]
     fitting = [first]
-    for size, smaller in different_tiles(step, _sizes(largest)):
+    for size, smaller in distinct_tilings(step, _candidate_sizes(largest)):
         if len(smaller.graph.nodes) > MAX_NODES or len(fitting) == MAX_CANDIDATES:
             break
-        fits = needed_bytes(smaller, device, paging=paging) <= room_bytes
+        fits = needed_bytes(smaller, device, paging=paging) <= ram_bytes
         if size < largest and fits:
             fitting.append((size, smaller))
     return fitting
 
 
-def _sizes(most: int) -> list[int]:
-    """Return the sizes from 1 KiB to `most` that are tried, the largest first [B]."""
-    each = (size for k in range(10, 41) for size in (2**k, 3 * 2 ** (k - 1)))
-    return sorted((size for size in each if size <= most), reverse=True)
+def _candidate_sizes(max_bytes: int) -> list[int]:
+    """Return the sizes from 1 KiB to `max_bytes` to try, largest first [B]."""
+    all_sizes = (size for k in range(10, 41) for size in (2**k, 3 * 2 ** (k - 1)))
+    return sorted((size for size in all_sizes if size <= max_bytes), reverse=True)
 
 
 def needed_bytes(step: LoweredStep, device: Device, *, paging: bool) -> int:
-    """Return what the node needs that needs the most, with addresses as a device has them [B]."""
-    mapped = device.storage is not None and device.storage.memory_mapped
+    """Return the largest working set of any node, with the device's alignment [B]."""
+    is_memory_mapped = device.storage is not None and device.storage.memory_mapped
     aligned = align_sizes(step.graph, device_alignment(device))
-    return floor(aligned, memory_mapped=paging and mapped, resident=not paging).bytes
+    return floor(aligned, memory_mapped=paging and is_memory_mapped, resident=not paging).bytes

@@ -1,6 +1,7 @@
-"""Kernels that take ranges of channels: their calls as loops, and the calls of other loops.
+"""Kernels that work on ranges of channels: convert their calls to loops, and loops to calls.
 
-Channels of real numbers lie one after the other; those of int8 lie last, in pixels.
+Channels of real tensors are contiguous; int8 tensors have channels as the last dimension of each
+pixel.
 """
 
 from __future__ import annotations
@@ -22,49 +23,51 @@ from poetmodel.lowered.loops import (
     shape_table,
     with_arguments,
 )  # fmt: skip
-from poetmodel.tiling.int8_forms import INT8_FORMS, INT8_PRODUCTS
+from poetmodel.tiling.int8_forms import INT8_LOOP_FORMATS, INT8_PRODUCTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poetmodel.lowered.calls import Argument, Call
     from poetmodel.lowered.loops import Numbers
-    from poetmodel.tiling.int8_forms import Form
+    from poetmodel.tiling.int8_forms import LoopFormat
 
 
 def read_loops(call: Call) -> Loops | None:
-    """Return a call as loops over channels; None of a kernel that takes no ranges."""
-    form = _form(call)
-    return _FORMS[form][0](call) if form else loops_of(replace(call, where=None))
+    """Return a call as loops over channels; None if its kernel has no ranges of channels."""
+    form = _loop_format(call)
+    return _LOOP_FORMATS[form][0](call) if form else loops_of(replace(call, where=None))
 
 
 def write_call(loops: Loops) -> Call | None:
-    """Return the call of loops; None where its kernel cannot go so."""
-    form = _form(loops.call)
-    return _FORMS[form][1](loops) if form else loops.as_call()
+    """Return the call for loops; None if the kernel cannot execute these loops."""
+    form = _loop_format(loops.call)
+    return _LOOP_FORMATS[form][1](loops) if form else loops.as_call()
 
 
 def is_weight(pointer: str) -> bool:
-    """Return whether a kernel calls its weights, or their gradient, by this name."""
+    """Return whether a kernel parameter is named like weights or their gradient."""
     return _ROLES.get(pointer) == "w"
 
 
-def _form(call: Call) -> str:
-    """Return what reads and writes a call; nothing where `loops_of` does."""
-    names = parameter_names(call.kernel)
-    if call.kernel in INT8_FORMS:
+def _loop_format(call: Call) -> str:
+    """Return the key of the functions that convert a call; empty if `loops_of` converts it."""
+    parameters = parameter_names(call.kernel)
+    if call.kernel in INT8_LOOP_FORMATS:
         return call.kernel
     if call.kernel in _PLANES:
         return "planes"
     if call.kernel in _CONVOLUTIONS or call.kernel == "pm_conv2d_db":
         return _CONVOLUTIONS.get(call.kernel, call.kernel)
-    if "bits" in names and "shape" in names:
+    if "bits" in parameters and "shape" in parameters:
         return "bits"
-    return "update" if {"gradient", "n"} <= {*names} and not _OTHERS & {*names} else ""
+    return (
+        "update" if {"gradient", "n"} <= {*parameters} and not _NOT_UPDATES & {*parameters} else ""
+    )
 
 
-def steps_of(sizes: Sequence[int]) -> list[int]:
-    """Return the steps of what lies in the order of loops."""
+def contiguous_steps(sizes: Sequence[int]) -> list[int]:
+    """Return the strides of elements that are contiguous in the order of loops."""
     return [prod(sizes[:k]) for k in range(len(sizes))]
 
 
@@ -72,23 +75,27 @@ def steps_of(sizes: Sequence[int]) -> list[int]:
 
 
 def _read_update(call: Call) -> Loops:
+    """Convert an update of state to one loop over all elements."""
     size = named_arguments(call)["n"]
     names = pointers(call)
-    steps = tuple((int(name not in _NUMBERS),) for name in names)
+    steps = tuple((int(name not in _SCALARS),) for name in names)
     return Loops(call=call, sizes=(size,), refs=call_refs(call), steps=steps)
 
 
 def _write_update(loops: Loops) -> Call | None:
+    """Convert loops to an update; None if there are several loops."""
     return with_arguments(loops, {"n": loops.sizes[0]}) if len(loops.sizes) == 1 else None
 
 
 def _read_bits(call: Call) -> Loops:
+    """Convert a call with a mask to the loops of its shape table; bits follow their order."""
     sizes, *steps = columns_of(named_arguments(call)["shape"])
-    steps.insert(pointers(call).index("bits"), tuple(steps_of(sizes)))
+    steps.insert(pointers(call).index("bits"), tuple(contiguous_steps(sizes)))
     return Loops(call=call, sizes=sizes, refs=call_refs(call), steps=tuple(steps))
 
 
 def _write_bits(loops: Loops) -> Call | None:
+    """Convert loops to a call with a mask; None without a shape table for them."""
     pairs = zip(pointers(loops.call), loops.steps, strict=True)
     table = shape_table((loops.sizes, *(steps for name, steps in pairs if name != "bits")))
     return None if table is None else with_arguments(loops, {"shape": table})
@@ -98,35 +105,39 @@ def _write_bits(loops: Loops) -> Call | None:
 
 
 def _read_planes(call: Call) -> Loops:
-    given, names = named_arguments(call), _PLANES[call.kernel]
-    listed = given["steps"]
-    width = len(listed) // len(names)
-    steps = {name: listed[k * width : (k + 1) * width] for k, name in enumerate(names)}
-    others = {name: (0, 1, *[0] * (width - 2)) for name in pointers(call)}
+    """Convert a call on planes to loops over batch and channels, with strides within planes."""
+    arguments, names = named_arguments(call), _PLANES[call.kernel]
+    step_list = arguments["steps"]
+    width = len(step_list) // len(names)
+    steps = {name: step_list[k * width : (k + 1) * width] for k, name in enumerate(names)}
+    other_steps = {name: (0, 1, *[0] * (width - 2)) for name in pointers(call)}
     return loops_by_name(
-        call, (given["batch"], given["channels"], *[0] * (width - 2)), others | steps
+        call, (arguments["batch"], arguments["channels"], *[0] * (width - 2)), other_steps | steps
     )
 
 
 def _write_planes(loops: Loops) -> Call | None:
-    names, listed = _PLANES[loops.call.kernel], list(named_arguments(loops.call)["steps"])
-    width = len(listed) // len(names)
+    """Convert loops to a call on planes; None for another number of loops."""
+    names, step_list = _PLANES[loops.call.kernel], list(named_arguments(loops.call)["steps"])
+    width = len(step_list) // len(names)
     for name, steps in zip(pointers(loops.call), loops.steps, strict=True):
         if name in names:
-            listed[names.index(name) * width : (names.index(name) + 1) * width] = steps
+            step_list[names.index(name) * width : (names.index(name) + 1) * width] = steps
     if len(loops.sizes) != width:
         return None
-    return with_arguments(loops, {"steps": tuple(listed), "channels": loops.sizes[1]})
+    return with_arguments(loops, {"steps": tuple(step_list), "channels": loops.sizes[1]})
 
 
 def _read_bias_gradient(call: Call) -> Loops:
-    given = named_arguments(call)
-    steps = tuple(given[f"{name}_step"] for name in ("dy", "channel", "row", "column"))
-    sizes = (given["batch"], given["count"], 0, 0)
+    """Convert the gradient of a bias to loops over batch and channels."""
+    arguments = named_arguments(call)
+    steps = tuple(arguments[f"{name}_step"] for name in ("dy", "channel", "row", "column"))
+    sizes = (arguments["batch"], arguments["count"], 0, 0)
     return loops_by_name(call, sizes, {"db": (0, 1, 0, 0), "dy": steps})
 
 
 def _write_bias_gradient(loops: Loops) -> Call | None:
+    """Convert loops to the gradient of a bias."""
     names = ("dy_step", "channel_step", "row_step", "column_step")
     return with_arguments(
         loops, {"count": loops.sizes[1], **dict(zip(names, loops.steps[1], strict=True))}
@@ -137,62 +148,83 @@ def _write_bias_gradient(loops: Loops) -> Call | None:
 
 
 def _read_convolution(call: Call) -> Loops | None:
-    given = named_arguments(call)
-    sizes = ConvolutionSizes(*given["shape"])
-    depthwise = "depthwise" in call.kernel
-    if sizes.groups != (sizes.channels if depthwise else 1) or given["first"]:
+    """Convert a convolution to loops over batch, output and input channels, rows and columns.
+
+    None for grouped convolutions, unless depthwise, and for calls that are already divided.
+    """
+    arguments = named_arguments(call)
+    sizes = ConvolutionSizes(*arguments["shape"])
+    is_depthwise = "depthwise" in call.kernel
+    if sizes.groups != (sizes.channels if is_depthwise else 1) or arguments["first"]:
         return None
-    if given["count"] != sizes.results or (depthwise and sizes.results != sizes.channels):
+    if arguments["count"] != sizes.results or (is_depthwise and sizes.results != sizes.channels):
         return None
-    if "strides" in given:
-        listed = given["strides"]
-        four = [listed[k : k + 4] for k in (0, 4, 8)]
+    if "strides" in arguments:
+        stride_list = arguments["strides"]
+        strides_of_tensors = [stride_list[k : k + 4] for k in (0, 4, 8)]
     else:
-        out_batch = given.get("out_step", given.get("dy_step"))
-        lines = {
+        out_batch = arguments.get("out_step", arguments.get("dy_step"))
+        steps_by_role = {
             "x": (sizes.channels * sizes.plane, sizes.plane, 0, 0),
             "y": (out_batch, sizes.out_plane, 0, 0),
             "w": (sizes.filter or sizes.group_channels * sizes.window, sizes.window, 0, 0),
         }
-        four = [lines[_ROLES[name]] for name in parameter_names(call.kernel)[:3]]
+        strides_of_tensors = [
+            steps_by_role[_ROLES[name]] for name in parameter_names(call.kernel)[:3]
+        ]
     steps = {"bias": (0, 1, 0, 0, 0)}
-    for name, (first, second, *rest) in zip(parameter_names(call.kernel), four, strict=False):
+    for name, (first, second, *rest) in zip(
+        parameter_names(call.kernel), strides_of_tensors, strict=False
+    ):
         role = _ROLES[name]
-        if role == "y" or (role == "x" and depthwise):
+        if role == "y" or (role == "x" and is_depthwise):
             steps[name] = (first, second, 0, *rest)
         elif role == "x":
             steps[name] = (first, 0, second, *rest)
         else:
-            steps[name] = (0, first, 0 if depthwise else second, *rest)
-    batch, channels = given["batch"], 1 if depthwise else sizes.channels
+            steps[name] = (0, first, 0 if is_depthwise else second, *rest)
+    batch, channels = arguments["batch"], 1 if is_depthwise else sizes.channels
     return loops_by_name(call, (batch, sizes.results, channels, 0, 0), steps)
 
 
 def _write_convolution(loops: Loops) -> Call | None:
-    call, given = loops.call, named_arguments(loops.call)
-    old, depthwise = ConvolutionSizes(*given["shape"]), "depthwise" in loops.call.kernel
+    """Convert loops to a convolution; None if its input would not be contiguous."""
+    call, arguments = loops.call, named_arguments(loops.call)
+    old_sizes, is_depthwise = (
+        ConvolutionSizes(*arguments["shape"]),
+        "depthwise" in loops.call.kernel,
+    )
     batch, results, channels, *_ = loops.sizes
     steps = {_ROLES[n]: s for n, s in zip(pointers(call), loops.steps, strict=True) if n in _ROLES}
     changes: dict[str, Argument] = {"count": results}
-    if "strides" in given:
+    if "strides" in arguments:
         names = [name for name in pointers(call) if name in _ROLES]
         changes["strides"] = tuple(
-            step for name in names for step in _four(steps[_ROLES[name]], _ROLES[name])
+            step
+            for name in names
+            for step in _convolution_strides(steps[_ROLES[name]], _ROLES[name])
         )
     else:
-        if depthwise:
+        if is_depthwise:
             channels = results
-        if batch > 1 and "x" in steps and steps["x"][0] != channels * old.plane:
+        if batch > 1 and "x" in steps and steps["x"][0] != channels * old_sizes.plane:
             return None
-        changes["out_step" if "out_step" in given else "dy_step"] = steps["y"][0]
+        changes["out_step" if "out_step" in arguments else "dy_step"] = steps["y"][0]
     step = steps["w"][1] if "w" in steps else 0
-    own = 0 if step in (0, channels * old.window) or depthwise or "strides" in given else step
-    groups = channels if depthwise else 1
-    made = old._replace(channels=channels, results=results, groups=groups, filter=own)
-    return with_arguments(loops, {**changes, "shape": tuple(made)})
+    filter_step = (
+        0
+        if step in (0, channels * old_sizes.window) or is_depthwise or "strides" in arguments
+        else step
+    )
+    groups = channels if is_depthwise else 1
+    new_sizes = old_sizes._replace(
+        channels=channels, results=results, groups=groups, filter=filter_step
+    )
+    return with_arguments(loops, {**changes, "shape": tuple(new_sizes)})
 
 
-def _four(steps: Numbers, role: str) -> Numbers:
+def _convolution_strides(steps: Numbers, role: str) -> Numbers:
+    """Return the strides of a tensor from the steps of loops, by its role."""
     batch, results, channels, *rest = steps
     return {"y": (batch, results), "x": (batch, channels), "w": (results, channels)}[role] + (
         *rest,
@@ -200,7 +232,7 @@ def _four(steps: Numbers, role: str) -> Numbers:
 
 
 _ROLES: Final = {"out": "y", "dy": "y", "x": "x", "dx": "x", "w": "w", "dw": "w"}
-"""What the pointers of convolutions are: input, output, weights."""
+"""Roles of the pointers of convolutions: input, output, weights."""
 _CONVOLUTIONS: Final = {
     f"pm_{kind}{what}{order}": "convolution"
     for kind, order in (("conv2d", ""), ("conv2d", "_strided"), ("depthwise", ""))
@@ -209,12 +241,13 @@ _CONVOLUTIONS: Final = {
 PRODUCTS: Final = frozenset(
     ("pm_mm", *INT8_PRODUCTS, *(name for name in _CONVOLUTIONS if "conv2d" in name))
 )
-"""Kernels each of whose results is of all channels that are read."""
+"""Kernels each of whose results depends on all channels that are read."""
 SUMMED: Final = {
     "pm_mm": 1, "pm_conv2d": 2, "pm_conv2d_dx": 1, "pm_conv2d_dx_strided": 1,
     "pm_q8_pointwise_dx": 1, "pm_q8_conv2d_dx": 1,
 }  # fmt: skip
-"""Dimensions that kernels sum over and that can be parted; their last argument lets sums go on."""
+"""Dimension over which a kernel sums that can be divided; the kernel's last argument continues a
+sum."""
 _PLANES: Final = {
     "pm_batch_norm": ("out", "x"),
     "pm_batch_norm_backward": ("dx", "dy", "x"),
@@ -231,16 +264,17 @@ _PLANES: Final = {
     "pm_bilinear2d": ("out", "x"),
     "pm_bilinear2d_backward": ("dx", "dy"),
 }
-"""Kernels that act on channels: whose steps ``steps`` has; all else has a number a channel."""
-_NUMBERS: Final = frozenset(("steps", "product"))
-"""Single numbers that updates read."""
-_OTHERS: Final = frozenset(("outer", "bags", "batches"))
-"""What kernels take that are no updates."""
-_FORMS: Final[Mapping[str, Form]] = {
+"""Kernels on channels, with the tensors whose strides are in ``steps``; other tensors have one
+number per channel."""
+_SCALARS: Final = frozenset(("steps", "product"))
+"""Scalars that updates read."""
+_NOT_UPDATES: Final = frozenset(("outer", "bags", "batches"))
+"""Parameters of kernels that are no updates."""
+_LOOP_FORMATS: Final[Mapping[str, LoopFormat]] = {
     "update": (_read_update, _write_update),
     "bits": (_read_bits, _write_bits),
     "planes": (_read_planes, _write_planes),
     "pm_conv2d_db": (_read_bias_gradient, _write_bias_gradient),
     "convolution": (_read_convolution, _write_convolution),
-    **INT8_FORMS,
+    **INT8_LOOP_FORMATS,
 }

@@ -1,4 +1,4 @@
-"""Calls of kernels for some channels of their tensors: loops over channels, and parts of them."""
+"""Calls of kernels on some channels of their tensors: loops over channels, and slices of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from poetmodel.lowered.calls import Call, Ref
 from poetmodel.lowered.kernels import changed
 from poetmodel.lowered.loops import Loops, call_refs, pointers
-from poetmodel.tiling.forms import PRODUCTS, SUMMED, is_weight, read_loops, steps_of, write_call
+from poetmodel.tiling.forms import (
+    PRODUCTS,
+    SUMMED,
+    contiguous_steps,
+    is_weight,
+    read_loops,
+    write_call,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -18,76 +25,78 @@ if TYPE_CHECKING:
 
 
 BYTE: Final = 8
-"""Bits of a mask in one of its elements."""
+"""Bits of a mask in each of its elements."""
 
 
 class ChannelLayout(NamedTuple):
-    """How the channels of a buffer lie: elements of the first, then of the next, and again."""
+    """The layout of channels in a buffer: consecutive elements of each channel, repeated."""
 
     channels: int
     step: int
-    """Elements from one channel to the next; bits of a mask."""
+    """Elements from one channel to the next; for masks, bits."""
 
     @property
     def span(self) -> int:
-        """Elements of all channels, one after the other."""
+        """Elements of all channels."""
         return self.channels * self.step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Some of the channels of a buffer, which a call goes through: those that are there."""
+    """The slice of a buffer that a call uses."""
 
     layout: ChannelLayout
     dimension: int
-    """Of the loops."""
+    """Dimension of the loops over these channels."""
     first: int
-    """The channel that is there first."""
+    """First channel of the slice."""
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """The loops of a call, and how they can be parted."""
+    """The loops of a call, and how they can be divided."""
 
     loops: Loops
 
     @property
     def sums(self) -> Mapping[int, int]:
-        """Dimensions that are summed over, each with the argument that says that sums go on."""
+        """Dimensions that are summed, each with the position of the argument to continue a sum."""
         kernel = self.loops.call.kernel
         last = len(self.loops.call.arguments) - 1
         return {SUMMED[kernel]: last} if kernel in SUMMED else {}
 
     @property
     def is_product(self) -> bool:
-        """Whether results are of all channels that are read: it has weights, or another factor."""
+        """Whether results depend on all channels of an input: it has weights, or two factors."""
         return self.loops.call.kernel in PRODUCTS
 
     def is_weight(self, number: int, *, is_state: bool) -> bool:
-        """Return whether a tensor of a product is its weights, or their gradient."""
-        own = pointers(self.loops.call)[number]
-        return self.is_product and (is_state if own in ("a", "b") else is_weight(own))
+        """Return whether a tensor of a product is its weight, or the gradient of its weight."""
+        pointer_name = pointers(self.loops.call)[number]
+        return self.is_product and (
+            is_state if pointer_name in ("a", "b") else is_weight(pointer_name)
+        )
 
     @property
     def bits(self) -> int | None:
-        """Which tensor has bits, in the order of the loops."""
+        """Position of the tensor of bits, which has the order of the loops; None without one."""
         names = pointers(self.loops.call)
         return names.index("bits") if "bits" in names else None
 
-    def total(self, number: int, elements: int) -> int:
-        """Return how many elements a tensor has: bits, of a mask."""
+    def element_count(self, number: int, elements: int) -> int:
+        """Return the number of elements of a tensor; for masks, of bits."""
         return prod(self.loops.sizes) if number == self.bits else elements
 
     def summed_layouts(self, names: Collection[str]) -> Iterator[tuple[str, ChannelLayout]]:
-        """Yield how the channels of some buffers lie, which are summed over."""
+        """Yield the layout of channels that the call sums over, for some buffers."""
         for ref, steps in zip(self.loops.refs, self.loops.steps, strict=True):
             for d in self.sums:
                 if ref.buffer in names and not ref.offset and steps[d]:
                     yield ref.buffer, ChannelLayout(self.loops.sizes[d], steps[d])
 
     def dimension(self, number: int, layout: ChannelLayout) -> int | None:
-        """Return which dimension is the channels of a tensor, and nothing else, or within one."""
+        """Return the dimension of a tensor's channels, or within them; None if there is none."""
         pairs = enumerate(zip(self.loops.sizes, self.loops.steps[number], strict=True))
         for d, (size, step) in pairs:
             if step > 0 and size * step == layout.span and layout.step % step == 0:
@@ -95,17 +104,20 @@ class Channels:
         return None
 
     def split(self, number: int, layout: ChannelLayout) -> Channels:
-        """Return loops in which the channels of a tensor are a dimension, if they can be."""
+        """Return loops with a dimension for a tensor's channels; if impossible, the same loops."""
         loops = self.loops
         for d, (size, step) in enumerate(zip(loops.sizes, loops.steps[number], strict=True)):
             if step and layout.step % step == 0 and size * step > layout.span:
-                inside = layout.span // step
-                if size % inside == 0:
-                    return Channels(loops.part(d, 0, rows=inside, count=1))
+                inner_size = layout.span // step
+                if size % inner_size == 0:
+                    return Channels(loops.part(d, 0, rows=inner_size, count=1))
         return self
 
-    def may_part(self, dimension: int) -> bool:
-        """Return whether parts of a dimension, one after the other, do what all of it does."""
+    def can_slice(self, dimension: int) -> bool:
+        """Return whether a dimension can be computed slice by slice.
+
+        It must be summed over, or be a dimension of every written tensor.
+        """
         if dimension in self.sums:
             return True
         written = changed(self.loops.call)
@@ -115,12 +127,12 @@ class Channels:
             if ref in written
         )
 
-    def part(
+    def slice_call(
         self, ranges: Mapping[int, tuple[int, int, int]], views: Mapping[int, View]
     ) -> Call | None:
-        """Return the call for channels, of so many, in some dimensions; None if there is none.
+        """Return the call for ranges (first, end, channels) of dimensions; None if impossible.
 
-        Tensors are whole, but for those that `views` has.
+        Tensors in `views` are slices; all others are undivided.
         """
         loops, sizes = self.loops, list(self.loops.sizes)
         for d, (first, end, channels) in ranges.items():
@@ -128,41 +140,43 @@ class Channels:
         refs, all_steps = [], []
         for number, (ref, steps) in enumerate(zip(loops.refs, loops.steps, strict=True)):
             view, offset = views.get(number), ref.offset
-            new = steps if view is None else self._steps_in(steps, view)
-            if new is None:
+            new_steps = steps if view is None else self._slice_steps(steps, view)
+            if new_steps is None:
                 return None
             for d, (first, _, channels) in ranges.items():
-                there = view.first if view is not None and view.dimension == d else 0
-                offset += (first - there) * (loops.sizes[d] // channels) * new[d]
+                view_first = view.first if view is not None and view.dimension == d else 0
+                offset += (first - view_first) * (loops.sizes[d] // channels) * new_steps[d]
             if number == self.bits:
-                inside = zip(sizes, new, steps_of(sizes), strict=True)
-                if offset % BYTE or any(n > 1 and step != one for n, step, one in inside):
+                remaining_steps = zip(sizes, new_steps, contiguous_steps(sizes), strict=True)
+                if offset % BYTE or any(n > 1 and step != one for n, step, one in remaining_steps):
                     return None
                 offset //= BYTE
             refs.append(Ref(ref.buffer, offset))
-            all_steps.append(new)
-        goes_on = [self.sums[d] for d, (first, _, _) in ranges.items() if first and d in self.sums]
-        made = replace(loops, sizes=tuple(sizes), refs=tuple(refs), steps=tuple(all_steps))
-        call = write_call(made)
+            all_steps.append(new_steps)
+        continued_sums = [
+            self.sums[d] for d, (first, _, _) in ranges.items() if first and d in self.sums
+        ]
+        sliced_loops = replace(loops, sizes=tuple(sizes), refs=tuple(refs), steps=tuple(all_steps))
+        call = write_call(sliced_loops)
         if call is None:
             return None
-        arguments = [1 if k in goes_on else a for k, a in enumerate(call.arguments)]
+        arguments = [1 if k in continued_sums else a for k, a in enumerate(call.arguments)]
         return replace(call, arguments=tuple(arguments))
 
-    def _steps_in(self, steps: Numbers, view: View) -> Numbers | None:
-        """Return the steps in a slice; None where some go past channels that are not in it."""
-        new, layout = list(steps), view.layout
+    def _slice_steps(self, steps: Numbers, view: View) -> Numbers | None:
+        """Return the strides in a slice; None if a stride crosses channels outside the slice."""
+        new_steps, layout = list(steps), view.layout
         for d, step in enumerate(steps):
             if d == view.dimension or step < layout.step:
                 continue
             if step % layout.span == 0:
-                new[d] = step // layout.channels * view.count
+                new_steps[d] = step // layout.channels * view.count
             elif self.loops.sizes[d] != 1:
                 return None
-        return tuple(new)
+        return tuple(new_steps)
 
 
-def channels_in(call: Call) -> Channels | None:
-    """Return the loops of a call; None of a kernel that takes no ranges."""
+def channels_of(call: Call) -> Channels | None:
+    """Return the loops of a call as `Channels`; None if its kernel has no ranges of channels."""
     loops = None if call.within is not None else read_loops(call)
     return None if loops is None else Channels(replace(loops, call=call))

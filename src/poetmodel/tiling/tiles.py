@@ -1,9 +1,8 @@
-"""Tiles: what is larger than a size, parameters and activations alike, in slices of channels.
+"""Tiles: parameters and activations larger than a given size, divided into slices of channels.
 
-Operators that act on channels act on slices of them, one after the other. A convolution, or a
-product with a weight, makes a slice of its results from all that it reads; what it sums over slices
-of what it reads goes on from slice to slice. So every sum has the order, and the bits, of the step
-that is not in tiles.
+Operators on single channels are executed slice by slice. A convolution, or a product with a weight,
+computes one slice of its results from all of its input; sums over a divided input continue from
+slice to slice. So every sum has the order, and the bits, of the undivided step.
 """
 
 from __future__ import annotations
@@ -19,8 +18,15 @@ from poetmodel.lowered.fusing import fused, parted
 from poetmodel.lowered.kernels import changed
 from poetmodel.lowered.tables import LOOKUP
 from poetmodel.plan.alignment import round_up
-from poetmodel.tiling.pieces import Expansion, Piece, SlicedCall, Slices, UnsliceableError, ordered
-from poetmodel.tiling.slices import ChannelLayout, Channels, channels_in
+from poetmodel.tiling.pieces import (
+    Expansion,
+    Piece,
+    SlicedCall,
+    Slices,
+    UnsliceableError,
+    order_pieces,
+)
+from poetmodel.tiling.slices import ChannelLayout, Channels, channels_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,87 +35,88 @@ if TYPE_CHECKING:
     from poetmodel.tiling.pieces import Axis, Range
 
 BLOCK: Final = 4
-"""Channels that kernels take at once."""
+"""Number of channels that kernels compute at once."""
 MIN_TILE_BYTES: Final = 4 * BLOCK
-"""The size of the smallest slice of real numbers: one element of each channel of a block [B]."""
+"""Size of the smallest slice of real numbers: one element per channel of a block [B]."""
 
 
-def tiled(step: LoweredStep, tile_bytes: int) -> LoweredStep:
-    """Return a step in which no tensor that can be in slices is larger than so many bytes.
+def tile_step(step: LoweredStep, tile_bytes: int) -> LoweredStep:
+    """Return a step in which no tensor that can be divided is larger than `tile_bytes`.
 
-    Tensors that operators take channel by channel are a group, and in the same slices: as few as
-    there can be, of multiples of four channels; of an input of bytes single ones. A group without a
-    larger tensor stays whole, and so does what a kernel reads or writes that takes no ranges of
-    channels.
+    Tensors that operators process channel by channel form a group with the same slices: the fewest
+    possible, of multiples of four channels; of byte inputs, of single channels. A group without a
+    larger tensor stays undivided, and so do the tensors of kernels without ranges of channels.
     """
-    (found,) = (tiles for _, tiles in different_tiles(step, (tile_bytes,)))
-    return found
+    (tiles,) = (tiles for _, tiles in distinct_tilings(step, (tile_bytes,)))
+    return tiles
 
 
-def different_tiles(step: LoweredStep, sizes: Iterable[int]) -> Iterator[tuple[int, LoweredStep]]:
-    """Yield each size [B] with the step that is `tiled` with it, unless the slices are known.
+def distinct_tilings(step: LoweredStep, sizes: Iterable[int]) -> Iterator[tuple[int, LoweredStep]]:
+    """Yield each size [B] with the step in tiles of that size, without repeated tilings.
 
-    A size whose slices are those of an earlier size is left out.
+    A size with the slices of an earlier size is left out.
     """
-    whole = parted(step)
-    known: list[object] = []
+    undivided = parted(step)
+    seen: list[object] = []
     for tile_bytes in sizes:
-        kept = set(step.handed_out)
+        undivided_buffers = set(step.handed_out)
         while True:
             try:
-                tiling = _Tiling(whole, tile_bytes, kept)
-                if tiling.identity in known:
+                tiling = _Tiling(undivided, tile_bytes, undivided_buffers)
+                if tiling.identity in seen:
                     break
-                known.append(tiling.identity)
+                seen.append(tiling.identity)
                 yield tile_bytes, fused(tiling.step()) if tiling.slices else step
-            except UnsliceableError as found:
-                kept |= found.buffers
+            except UnsliceableError as error:
+                undivided_buffers |= error.buffers
             else:
                 break
 
 
-def tiled_floor_bytes(step: LoweredStep, *, alignment: int, in_place: bool, resident: bool) -> int:
-    """Return a lower bound of the RAM that any tiles of a step need [B].
+def min_tiled_bytes(step: LoweredStep, *, alignment: int, in_place: bool, resident: bool) -> int:
+    """Return a lower bound on the RAM of a step in tiles of any size [B].
 
-    A call takes at least the smallest slice of each tensor. Calls of the forward pass count alone,
-    since fused updates have other gradients. State takes none if it is read `in_place` on storage,
-    and all of it is in RAM if it is `resident`. Sizes are rounded up to the alignment.
+    A call needs at least the smallest slice of each tensor. Only calls of the forward pass count,
+    because fused updates have other gradients. State needs no RAM if it is read `in_place` on
+    storage; all state is in RAM if it is `resident`. Sizes are rounded up to the alignment.
     """
     tiling = _Tiling(parted(step), 0, set(step.handed_out))
     graph = tiling.graph
     state = {graph.tensors[i].name for i in graph.state_tensors}
-    apart = state if in_place or resident else set()
-    least = 0
+    excluded = state if in_place or resident else set()
+    bound = 0
     for node, calls in zip(graph.nodes, tiling.whole.calls, strict=True):
         if node.phase != Phase.FORWARD:
             continue
-        over = {new for new, _ in node.in_place} | apart
+        excluded_names = {new for new, _ in node.in_place} | excluded
         for call in calls:
-            names = {name for name in call.buffers if name in graph.tensor_index} - over
+            names = {name for name in call.buffers if name in graph.tensor_index} - excluded_names
             sizes = (round_up(tiling.min_slice_bytes(name), alignment) for name in names)
-            least = max(least, sum(sizes))
-    return least + (graph.state_bytes if resident else 0)
+            bound = max(bound, sum(sizes))
+    return bound + (graph.state_bytes if resident else 0)
 
 
 class _Groups:
-    """Buffers that are in the same slices."""
+    """Disjoint sets of buffers with the same slices."""
 
     def __init__(self) -> None:
         self._of: dict[str, str] = {}
 
     def find(self, name: str) -> str:
+        """Return the representative of a buffer's group."""
         while (of := self._of.setdefault(name, name)) != name:
             self._of[name] = self._of[of]
             name = of
         return name
 
     def join(self, names: Iterable[str]) -> None:
+        """Merge the groups of some buffers."""
         found = [*map(self.find, names)]
         self._of.update((name, found[0]) for name in found[1:])
 
 
 class _Tiling:
-    """A step that is split into tiles, or an inference beside one whose state is."""
+    """A step divided into tiles, or an inference whose state is divided like that of `beside`."""
 
     def __init__(
         self,
@@ -120,31 +127,31 @@ class _Tiling:
         beside: _Tiling | None = None,
     ) -> None:
         self.whole, self.graph, self.beside = step, step.graph, beside
-        self._kept, self._tile_bytes = kept, tile_bytes
-        self._given = {} if beside is None else beside.shared_with(step)
-        """The slices of state that is not of this graph."""
-        self._channels = [[channels_in(call) for call in calls] for calls in step.calls]
+        self._undivided, self._tile_bytes = kept, tile_bytes
+        self._fixed_slices = {} if beside is None else beside.shared_with(step)
+        """Slices of state that the step `beside` has determined."""
+        self._channels = [[channels_of(call) for call in calls] for calls in step.calls]
         self._layouts: dict[str, ChannelLayout] = {}
         self._totals: dict[str, int] = {}
         calls = (call for of_node in step.calls for call in of_node if call.kernel == LOOKUP)
         self._converted = {ref.buffer for call in calls for ref in changed(call)}
-        """Inputs of bytes, as real numbers."""
+        """Byte inputs, converted to real numbers."""
         self._find_layouts()
-        self._is_free = self._free()
+        self._sliceable = self._find_sliceable()
         self._groups = _Groups()
-        self.slices = self._found()
-        """The slices of each buffer that is in slices."""
+        self.slices = self._find_slices()
+        """The slices of each divided buffer."""
 
     @property
     def identity(self) -> object:
-        """What the step in tiles depends on: equal ones make equal steps."""
+        """A key of the tiling: equal keys give equal steps."""
         groups = {name: self._groups.find(name) for name in self.slices}
-        return self.slices, groups, frozenset(self._kept)
+        return self.slices, groups, frozenset(self._undivided)
 
     def min_slice_bytes(self, name: str) -> int:
-        """Return the size of the smallest first slice that a buffer can have [B]."""
+        """Return the size of the smallest possible first slice of a buffer [B]."""
         size = self.whole.buffers[name].bytes
-        if name not in self._is_free:
+        if name not in self._sliceable:
             return size
         block = 1 if name in self._converted else BLOCK
         return size * min(block, channels := self._layouts[name].channels) // channels
@@ -154,16 +161,16 @@ class _Tiling:
         shared = self.slices.keys() & self.whole.values.keys() & inference.buffers.keys()
         return {name: self.slices[name] for name in shared}
 
-    # -- which buffers have channels, and which of these are in slices -----------------------------
+    # -- buffers with channels, and those that are divided -----------------------------------------
 
     def _find_layouts(self) -> None:
-        """Find how channels lie, from the first dimensions of parameters, and from inputs, on."""
+        """Find the channels of buffers, starting from parameters' first dimensions and inputs."""
         if self.beside is None:
             for value in self.whole.states:
-                (first, *more), shape = value.pieces, value.shape
+                (first, *other_pieces), shape = value.pieces, value.shape
                 whole = self.whole.buffers[first.buffer]
-                plain = not more and value.strides is None and first.offset == 0
-                if plain and shape and shape[0] > 1 and whole.elements % shape[0] == 0:
+                is_plain = not other_pieces and value.strides is None and first.offset == 0
+                if is_plain and shape and shape[0] > 1 and whole.elements % shape[0] == 0:
                     self._layouts[first.buffer] = ChannelLayout(
                         shape[0], whole.elements // shape[0]
                     )
@@ -173,17 +180,17 @@ class _Tiling:
             self._layouts.update((name, layout) for name, layout in known if name in states)
         for channels in (c for of_node in self._channels for c in of_node if c is not None):
             self._layouts.update(channels.summed_layouts(self._converted))
-        # Products come last: of two factors that have channels a result has those of its weights.
-        found = [c for of_node in self._channels for c in of_node if c is not None]
-        for calls in ([c for c in found if not c.is_product], found):
-            before = -1
-            while before != len(self._layouts):
-                before = len(self._layouts)
+        # Products last: if both factors have channels, results have those of the weights.
+        all_channels = [c for of_node in self._channels for c in of_node if c is not None]
+        for calls in ([c for c in all_channels if not c.is_product], all_channels):
+            old_count = -1
+            while old_count != len(self._layouts):
+                old_count = len(self._layouts)
                 for channels in calls:
-                    self._spread(channels)
+                    self._propagate_layouts(channels)
 
-    def _spread(self, channels: Channels) -> None:
-        """Find the layouts of what a call takes together with what has a known one."""
+    def _propagate_layouts(self, channels: Channels) -> None:
+        """Find the layouts of tensors that a call processes together with one of known layout."""
         refs = channels.loops.refs
         for number, ref in enumerate(refs):
             layout = self._layouts.get(ref.buffer)
@@ -193,165 +200,182 @@ class _Tiling:
             d = split.dimension(number, layout)
             if d is None:
                 continue
-            within = split.loops.sizes[d] // layout.channels
-            for other, (of, steps) in enumerate(zip(refs, split.loops.steps, strict=True)):
+            inner_size = split.loops.sizes[d] // layout.channels
+            for other, (other_ref, steps) in enumerate(zip(refs, split.loops.steps, strict=True)):
                 if (
                     not steps[d]
-                    or of.offset
-                    or of.buffer in self._layouts
-                    or of.buffer == WORKSPACE
+                    or other_ref.offset
+                    or other_ref.buffer in self._layouts
+                    or other_ref.buffer == WORKSPACE
                 ):
                     continue
-                there = ChannelLayout(layout.channels, within * steps[d])
-                total = channels.total(other, self.whole.buffers[of.buffer].elements)
-                if total % there.span == 0:
-                    self._layouts[of.buffer] = there
-                    self._totals[of.buffer] = total
+                other_layout = ChannelLayout(layout.channels, inner_size * steps[d])
+                total = channels.element_count(other, self.whole.buffers[other_ref.buffer].elements)
+                if total % other_layout.span == 0:
+                    self._layouts[other_ref.buffer] = other_layout
+                    self._totals[other_ref.buffer] = total
 
-    def _free(self) -> set[str]:
-        """Return the buffers that may be in slices: each call takes their channels by ranges."""
-        free = {
+    def _find_sliceable(self) -> set[str]:
+        """Return the buffers that may be divided: every call can process ranges of their channels.
+
+        Raises `UnsliceableError` if that excludes state with fixed slices.
+        """
+        sliceable = {
             name
             for name in self._layouts
-            if (name in self.graph.tensor_index) and name not in self._kept
+            if (name in self.graph.tensor_index) and name not in self._undivided
         }
-        theirs = set(self._given)
-        for node, calls, found in zip(
+        fixed = set(self._fixed_slices)
+        for node, calls, channels_of_calls in zip(
             self.graph.nodes, self.whole.calls, self._channels, strict=True
         ):
-            for call, channels in zip(calls, found, strict=True):
+            for call, channels in zip(calls, channels_of_calls, strict=True):
                 if channels is None or node.workspace_bytes:
-                    stuck = set(call.buffers)
+                    unsliceable = set(call.buffers)
                 else:
-                    stuck = {
+                    unsliceable = {
                         ref.buffer
                         for number, ref in enumerate(channels.loops.refs)
-                        if ref.buffer in free | theirs and not self._takes(channels, number, ref)
+                        if ref.buffer in sliceable | fixed
+                        and not self._can_slice(channels, number, ref)
                     }
-                    stuck |= set() if call.where is None else {call.where.counter.buffer}
-                if theirs & stuck:
-                    raise UnsliceableError(stuck)
-                free -= stuck
-        lying = (v for v in self.whole.states if any(ref.buffer in free for ref in v.pieces))
-        for value in lying:
+                    unsliceable |= set() if call.where is None else {call.where.counter.buffer}
+                if fixed & unsliceable:
+                    raise UnsliceableError(unsliceable)
+                sliceable -= unsliceable
+        affected_states = (
+            v for v in self.whole.states if any(ref.buffer in sliceable for ref in v.pieces)
+        )
+        for value in affected_states:
             name = value.pieces[0].buffer
-            alone = len(value.pieces) == 1 and value.strides is None
-            if not alone or self._layouts[name].span != self.whole.buffers[name].elements:
-                free -= {ref.buffer for ref in value.pieces}
-        return free | theirs
+            is_single = len(value.pieces) == 1 and value.strides is None
+            if not is_single or self._layouts[name].span != self.whole.buffers[name].elements:
+                sliceable -= {ref.buffer for ref in value.pieces}
+        return sliceable | fixed
 
-    def _takes(self, channels: Channels, number: int, ref: Ref) -> bool:
+    def _can_slice(self, channels: Channels, number: int, ref: Ref) -> bool:
         layout = self._layouts[ref.buffer]
         split = channels.split(number, layout)
         d = split.dimension(number, layout)
-        return d is not None and not ref.offset and split.may_part(d)
+        return d is not None and not ref.offset and split.can_slice(d)
 
     def _dimensions(self, channels: Channels) -> tuple[Channels, dict[int, int]]:
-        """Return loops with dimensions for the channels of all that may be in slices."""
+        """Return loops with a dimension for the channels of each sliceable tensor.
+
+        The dict has these dimensions by the position of the tensor.
+        """
         for number, ref in enumerate(channels.loops.refs):
-            if ref.buffer in self._is_free:
+            if ref.buffer in self._sliceable:
                 channels = channels.split(number, self._layouts[ref.buffer])
-        found = {}
+        dimensions = {}
         for number, ref in enumerate(channels.loops.refs):
-            if ref.buffer in self._is_free:
+            if ref.buffer in self._sliceable:
                 d = channels.dimension(number, self._layouts[ref.buffer])
                 if d is None:
                     raise UnsliceableError({ref.buffer})
-                found[number] = d
-        return channels, found
+                dimensions[number] = d
+        return channels, dimensions
 
-    def _found(self) -> dict[str, tuple[Range, ...]]:
-        """Return slices: of groups with a tensor that is too large, and of their weights."""
-        links, sources = [], set()
+    def _find_slices(self) -> dict[str, tuple[Range, ...]]:
+        """Return the slices of buffers in groups with a large tensor, and of their weights."""
+        product_groups, weight_buffers = [], set()
         states = {ref.buffer for value in self.whole.states for ref in value.pieces}
         for channels in (c for of_node in self._channels for c in of_node if c is not None):
             split, dimensions = self._dimensions(channels)
-            together: dict[int, list[str]] = defaultdict(list)
+            names_by_dimension: dict[int, list[str]] = defaultdict(list)
             for number, d in dimensions.items():
                 name = split.loops.refs[number].buffer
-                together[d].append(name)
+                names_by_dimension[d].append(name)
                 if split.is_weight(number, is_state=name in states):
-                    sources.add(name)
+                    weight_buffers.add(name)
             if split.is_product:
-                links += [names for names in together.values() if len(names) > 1]
+                product_groups += [names for names in names_by_dimension.values() if len(names) > 1]
             else:
-                for names in together.values():
+                for names in names_by_dimension.values():
                     self._groups.join(names)
-        weights = {self._groups.find(name) for name in sources}
-        for names in links:
-            self._groups.join(n for n in names if self._groups.find(n) not in weights)
-        large = {self._groups.find(name) for name in self._is_free if self._is_large(name)}
-        large -= weights
-        cut = [
+        weight_groups = {self._groups.find(name) for name in weight_buffers}
+        for names in product_groups:
+            self._groups.join(n for n in names if self._groups.find(n) not in weight_groups)
+        large_groups = {self._groups.find(name) for name in self._sliceable if self._is_large(name)}
+        large_groups -= weight_groups
+        divided_products = [
             names
-            for names in links
-            # Slices of shared state are given, such as those of weights and bias of a layer.
-            if large & {*map(self._groups.find, names)} or len(self._given.keys() & names) > 1
+            for names in product_groups
+            # Slices of shared state are fixed, such as those of a layer's weight and bias.
+            if large_groups & {*map(self._groups.find, names)}
+            or len(self._fixed_slices.keys() & names) > 1
         ]
-        for names in cut:
+        for names in divided_products:
             self._groups.join(names)
-        return dict(self._slices())
+        return dict(self._divide_groups())
 
     def _is_large(self, name: str) -> bool:
         return self.whole.buffers[name].bytes > self._tile_bytes
 
-    def _slices(self) -> Iterator[tuple[str, tuple[Range, ...]]]:
+    def _divide_groups(self) -> Iterator[tuple[str, tuple[Range, ...]]]:
+        """Yield the slices of each group with a tensor that is too large, or with fixed slices."""
         members = defaultdict(list)
-        for name in sorted(self._is_free):
+        for name in sorted(self._sliceable):
             members[self._groups.find(name)].append(name)
         for names in members.values():
             block = 1 if self._converted.issuperset(names) else BLOCK
-            given = {self._given[name] for name in names if name in self._given}
+            fixed_ranges = {
+                self._fixed_slices[name] for name in names if name in self._fixed_slices
+            }
             channels = self._layouts[names[0]].channels
-            most = max(self.whole.buffers[name].bytes for name in names)
-            if len(given) > 1:
-                raise UnsliceableError(name for name in names if name in self._given)
-            if given:
-                (ranges,) = given
+            largest_bytes = max(self.whole.buffers[name].bytes for name in names)
+            if len(fixed_ranges) > 1:
+                raise UnsliceableError(name for name in names if name in self._fixed_slices)
+            if fixed_ranges:
+                (ranges,) = fixed_ranges
                 yield from ((name, ranges) for name in names)
-            elif most > self._tile_bytes and channels > block:
+            elif largest_bytes > self._tile_bytes and channels > block:
                 blocks = -(-channels // block)
-                each = max(1, self._tile_bytes * channels // most // block)
-                each = -(-blocks // -(-blocks // each)) * block
-                if each < channels:
-                    ranges = tuple(pairwise((*range(0, channels, each), channels)))
+                slice_channels = max(1, self._tile_bytes * channels // largest_bytes // block)
+                slice_channels = -(-blocks // -(-blocks // slice_channels)) * block
+                if slice_channels < channels:
+                    ranges = tuple(pairwise((*range(0, channels, slice_channels), channels)))
                     yield from ((name, ranges) for name in names)
 
     # -- the step ----------------------------------------------------------------------------------
 
     def step(self) -> LoweredStep:
-        """Return the step in tiles."""
+        """Return the step in tiles, with its inference and evaluation."""
         whole = self.whole
-        slices = Slices(whole=whole, layouts=self._layouts, totals=self._totals, of=self.slices)
+        slices = Slices(
+            whole=whole, layouts=self._layouts, totals=self._totals, ranges_of=self.slices
+        )
         made = [piece for k in range(len(self.graph.nodes)) for piece in self._pieces(slices, k)]
-        pieces = ordered(made)
+        pieces = order_pieces(made)
         inference, evaluation = (
-            None if part is None else self._beside(part)
+            None if part is None else self._tile_forward_pass(part)
             for part in (whole.inference, whole.evaluation)
         )
         return whole.with_nodes(
             (piece.node for piece in pieces),
             (piece.calls for piece in pieces),
             buffers=slices.buffers(),
-            states=tuple(map(slices.value, whole.states)),
+            states=tuple(map(slices.divide_tensor, whole.states)),
             values=dict(slices.values()),
             inference=inference,
             evaluation=evaluation,
         )
 
-    def _beside(self, part: LoweredStep) -> LoweredStep:
-        """Return a forward pass that reads the state of the step in its slices."""
-        return _Tiling(part, self._tile_bytes, self._kept, beside=self).step()
+    def _tile_forward_pass(self, part: LoweredStep) -> LoweredStep:
+        """Return a forward pass with the state in the slices of this step."""
+        return _Tiling(part, self._tile_bytes, self._undivided, beside=self).step()
 
     def _pieces(self, slices: Slices, k: int) -> Iterator[Piece]:
-        """Yield the nodes that take the place of a node, in their order."""
+        """Yield the pieces that replace a node, in order."""
         node, calls = self.graph.nodes[k], self.whole.calls[k]
         if node.is_state and node.outputs[0].name in self.slices:
             for tile in slices.names(node.outputs[0].name):
                 tensor = Tensor(name=tile, bytes=slices.bytes(tile))
                 yield Piece(k=k, node=replace(node, name=tile, outputs=(tensor,)), calls=())
             return
-        sliced = [self._sliced(call, c) for call, c in zip(calls, self._channels[k], strict=True)]
+        sliced = [
+            self._slice_call(call, c) for call, c in zip(calls, self._channels[k], strict=True)
+        ]
         ranges: dict[Axis, tuple[Range, ...]] = {}
         for call in filter(None, sliced):
             ranges.update((call.axes[d], self.slices[name]) for name, d in call.views.values())
@@ -360,8 +384,11 @@ class _Tiling:
         else:
             yield Piece(k=k, node=node, calls=calls)
 
-    def _sliced(self, call: Call, channels: Channels | None) -> SlicedCall | None:
-        """Return what a call has in slices; None where that is nothing."""
+    def _slice_call(self, call: Call, channels: Channels | None) -> SlicedCall | None:
+        """Return a call with its divided tensors; None if it has none.
+
+        Raises `UnsliceableError` if one dimension would need the slices of several groups.
+        """
         if channels is None or not self.slices.keys() & {*call.buffers}:
             return None
         split, dimensions = self._dimensions(channels)

@@ -1,6 +1,6 @@
-"""The PyTorch front end: capture a module's training step, measure it, run it inside a budget.
+"""The PyTorch front end: capture a training step, measure it, and execute it within a budget.
 
-PyTorch itself is imported when the first name that needs it is used, not with this package.
+PyTorch is imported when a name is first used that needs it, not with this package.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.state.recovery import recover
     from poetmodel.torch.step.trace import Trace, trace
 
-_HOMES: Final = {
+_MODULES: Final = {
     "Backend": "dynamo.compiling",
     "Certificate": "runtime.certificate",
     "ExecutorchProgram": "executorch.program",
@@ -99,11 +99,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
+    if name in _MODULES:
         require_torch()
-        if _HOMES[name].startswith("executorch."):
+        if _MODULES[name].startswith("executorch."):
             require_executorch()
-        value = getattr(import_module(f"poetmodel.torch.{_HOMES[name]}"), name)
+        value = getattr(import_module(f"poetmodel.torch.{_MODULES[name]}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

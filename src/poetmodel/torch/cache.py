@@ -1,8 +1,8 @@
-"""A folder of plain values by kind and key, and the keys of graphs and hosts.
+"""Cache of plain values in a folder, by kind and key, and the keys of graphs and hosts.
 
-The files are JSON, and any number of processes may share them. Each has a line that says what it
-is, with the checksum of the rest, and a line of content. It is written in one step. What cannot be
-read, or is not what was written, is not there.
+The files are JSON; several processes may share them. The first line has format, kind, key and the
+checksum of the second line, which is the content. Files are written atomically. An unreadable or
+damaged file counts as missing.
 """
 
 from __future__ import annotations
@@ -21,33 +21,36 @@ from typing import Any, Final
 import torch
 
 from poetmodel import __version__
-from poetmodel.files import processor, write_bytes
+from poetmodel.files import processor_line, write_bytes
 from poetmodel.torch.step.updates import CustomOperation
 
 FORMAT: Final = "poetmodel-cache"
 VERSION: Final = 1
-MOST_FILES: Final = 512
-"""Files that are kept; of more those go that were not used for longest."""
-LARGEST_BYTES: Final = 2**28
-_DIGITS: Final = 40
-"""How many digits of a key are in the name of a file."""
-_NAMES: Final = "*-" + "[0-9a-f]" * _DIGITS + ".json"
-"""Pattern of such names: a folder may hold other files too."""
-FOLDER: Final = "POETMODEL_CACHE"
-"""The environment variable with the folder to use where none is given; empty for no cache."""
+MAX_FILES: Final = 512
+"""Maximum number of files; the least recently used ones are removed."""
+MAX_FILE_BYTES: Final = 2**28
+_NAME_DIGITS: Final = 40
+"""Digits of a key in the name of its file."""
+_NAME_PATTERN: Final = "*-" + "[0-9a-f]" * _NAME_DIGITS + ".json"
+"""Pattern of these names, because a folder may contain other files."""
+FOLDER_VARIABLE: Final = "POETMODEL_CACHE"
+"""Environment variable with the default folder; empty for no cache."""
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 def digest(*parts: Any) -> str:
-    """Return a digest of plain values, as JSON has them."""
+    """Return a SHA-256 digest of JSON values."""
     text = json.dumps(parts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def default_folder() -> Path | None:
-    """Return the folder of the user's cache: `FOLDER`, none if empty, else below ``~/.cache``."""
-    given = os.environ.get(FOLDER)
+    """Return the default folder of the cache; None if the variable `FOLDER_VARIABLE` is empty.
+
+    Without the variable, it is ``poetmodel`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    """
+    given = os.environ.get(FOLDER_VARIABLE)
     if given is not None:
         return Path(given) if given else None
     base = os.environ.get("XDG_CACHE_HOME")
@@ -55,48 +58,54 @@ def default_folder() -> Path | None:
 
 
 class Cache:
-    """Plain values by kind and key; without a folder they go with the object."""
+    """Plain values by kind and key. Without a folder they are in memory, as long as the object."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._texts: dict[tuple[str, str], bytes] = {}
-        """Values without a folder, as a file has them."""
+        """Values of a cache without a folder, encoded as in a file."""
 
     @classmethod
-    def of(cls, given: str | Path | bool) -> Cache:  # noqa: FBT001 - as `compile` takes it
-        """Return the cache that an option of `compile` means."""
-        if given is False:
+    def of(cls, option: str | Path | bool) -> Cache:  # noqa: FBT001 - like the option of `compile`
+        """Return the cache for the option ``cache`` of `compile`.
+
+        False, or True for a user without a home, gives a cache in memory.
+        """
+        if option is False:
             return cls(None)
         try:
-            return cls(default_folder() if given is True else Path(given))
-        except RuntimeError:  # a user without a home
+            return cls(default_folder() if option is True else Path(option))
+        except RuntimeError:  # the user has no home directory
             return cls(None)
 
     def read(self, kind: str, key: str) -> Any:
-        """Return the written object, or None; a damaged one is passed over."""
+        """Return the stored value; None if it is missing or its file is damaged.
+
+        Marks the file as used.
+        """
         if self.folder is None:
             text = self._texts.get((kind, key))
             return None if text is None else json.loads(text)
         path = self._path(kind, key)
         try:
             with path.open("rb") as stream:
-                size = min(os.fstat(stream.fileno()).st_size, LARGEST_BYTES)
+                size = min(os.fstat(stream.fileno()).st_size, MAX_FILE_BYTES)
                 first, _, text = stream.read(size).partition(b"\n")
             header = json.loads(first)
             if header != _header(kind, key, text):
-                raise ValueError("another file, or a damaged one")  # noqa: TRY301 - as JSON's
+                raise ValueError("different or damaged file")  # noqa: TRY301 - like json.loads
             content = json.loads(text)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
-            _LOG.info("%s: passed over (%s)", path, error)
+            _LOG.info("%s: ignored (%s)", path, error)
             return None
         with suppress(OSError):
-            os.utime(path)  # used just now
+            os.utime(path)  # for _prune
         return content
 
     def write(self, kind: str, key: str, content: Any) -> None:
-        """Keep plain values; where they cannot be written, that is logged."""
+        """Store a plain value, and remove old files. Failures to write are only logged."""
         text = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
         if self.folder is None:
             self._texts[kind, key] = text
@@ -111,18 +120,18 @@ class Cache:
             _LOG.info("%s: cannot be written (%s)", path, error)
 
     def _path(self, kind: str, key: str) -> Path:
-        return (self.folder or Path()) / f"{kind}-{key[:_DIGITS]}.json"
+        return (self.folder or Path()) / f"{kind}-{key[:_NAME_DIGITS]}.json"
 
     def _prune(self) -> None:
-        """Remove what was not used for longest, if there is too much."""
-        files = list((self.folder or Path()).glob(_NAMES))
-        if len(files) <= MOST_FILES:
+        """Remove the least recently used files above `MAX_FILES`."""
+        files = list((self.folder or Path()).glob(_NAME_PATTERN))
+        if len(files) <= MAX_FILES:
             return
         used: list[tuple[float, Path]] = []
         for path in files:
             with suppress(OSError):  # another process has removed it
                 used.append((path.stat().st_mtime, path))
-        for _, path in sorted(used)[: len(used) - MOST_FILES]:
+        for _, path in sorted(used)[: len(used) - MAX_FILES]:
             path.unlink(missing_ok=True)
 
 
@@ -131,16 +140,16 @@ def _header(kind: str, key: str, content: bytes) -> dict[str, Any]:
     return {"format": FORMAT, "version": VERSION, "kind": kind, "key": key, "sha256": checksum}
 
 
-# -- what a graph and a host are told by -----------------------------------------------------------
+# -- keys of graphs and hosts ----------------------------------------------------------------------
 
 
-class UnknownError(Exception):
-    """A graph holds something that has no form of which one can tell that it is the same."""
+class NoKeyError(Exception):
+    """A graph contains a value that has no representation to compare."""
 
 
 @cache
-def _own_code() -> str:
-    """Return a digest of this version of the package's code."""
+def _code_digest() -> str:
+    """Return a digest of the source files of this subpackage and of the package version."""
     sha256 = hashlib.sha256(__version__.encode())
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         sha256.update(path.read_bytes())
@@ -148,13 +157,13 @@ def _own_code() -> str:
 
 
 def host_key() -> list[Any]:
-    """Return all that costs, workspaces and kernels depend on beside the graph."""
+    """Return all values besides the graph on which costs, workspaces and kernels depend."""
     return [
-        _own_code(),
+        _code_digest(),
         str(torch.__version__),
         platform.machine(),
         platform.node(),
-        processor("model name", "CPU part"),
+        processor_line("model name", "CPU part"),
         os.cpu_count(),
         torch.get_num_threads(),
         torch.backends.cpu.get_cpu_capability(),
@@ -164,43 +173,48 @@ def host_key() -> list[Any]:
     ]
 
 
-def operations_form(graph: torch.fx.Graph) -> list[Any]:
-    """Return the operations of a graph as plain values.
+def plain_operations(graph: torch.fx.Graph) -> list[Any]:
+    """Return the operations of a graph as plain values, for a key.
 
     Raises
     ------
     UnknownError
-        If an argument has no form of which one can tell that it is the same.
+        If an argument has no plain representation.
     """
     positions = {node: k for k, node in enumerate(graph.nodes)}
     return [
-        [node.op, _target(node.target, positions), value_form((node.args, node.kwargs), positions)]
+        [
+            node.op,
+            _plain_target(node.target, positions),
+            plain_value((node.args, node.kwargs), positions),
+        ]
         for node in graph.nodes
         if node.op != "output"
     ]
 
 
-def tensor_form(tensor: torch.Tensor) -> list[Any]:
-    """Return the memory layout of a tensor, as plain values."""
-    form = [list(tensor.shape), list(tensor.stride()), tensor.storage_offset()]
-    return [str(tensor.dtype), str(tensor.device), *form]
+def plain_layout(tensor: torch.Tensor) -> list[Any]:
+    """Return shape, strides, offset, type and device of a tensor as plain values."""
+    layout = [list(tensor.shape), list(tensor.stride()), tensor.storage_offset()]
+    return [str(tensor.dtype), str(tensor.device), *layout]
 
 
-def _target(target: Any, positions: dict[Any, int]) -> Any:
+def _plain_target(target: Any, positions: dict[Any, int]) -> Any:
+    """Return the target of a call as plain values, a custom operation by its content."""
     if isinstance(target, CustomOperation):
-        return [type(target).__name__, value_form(target.key_attributes(), positions)]
+        return [type(target).__name__, plain_value(target.key_attributes(), positions)]
     if isinstance(target, str | torch._ops.OpOverload):  # noqa: SLF001 - the type of operators
         return str(target)
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', target)}"
 
 
-def value_form(value: Any, positions: dict[Any, int]) -> Any:
-    """Return the arguments of a call as plain values; nodes are identified by position.
+def plain_value(value: Any, positions: dict[Any, int]) -> Any:
+    """Return the arguments of a call as plain values. FX nodes become their positions.
 
     Raises
     ------
     UnknownError
-        If something has no form of which one can tell that it is the same.
+        If a value has no plain representation.
     """
     if isinstance(value, torch.fx.Node):
         return ["node", positions[value]]
@@ -211,12 +225,12 @@ def value_form(value: Any, positions: dict[Any, int]) -> Any:
     if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):
         return ["torch", str(value)]
     if isinstance(value, slice):
-        return ["slice", value_form((value.start, value.stop, value.step), positions)]
+        return ["slice", plain_value((value.start, value.stop, value.step), positions)]
     if isinstance(value, tuple | list):
-        return [value_form(element, positions) for element in value]
+        return [plain_value(element, positions) for element in value]
     if isinstance(value, dict):
-        return {str(key): value_form(element, positions) for key, element in value.items()}
+        return {str(key): plain_value(element, positions) for key, element in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        held = {field.name: getattr(value, field.name) for field in fields(value)}
-        return [type(value).__name__, value_form(held, positions)]
-    raise UnknownError(type(value).__name__)
+        field_values = {field.name: getattr(value, field.name) for field in fields(value)}
+        return [type(value).__name__, plain_value(field_values, positions)]
+    raise NoKeyError(type(value).__name__)

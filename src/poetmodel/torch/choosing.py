@@ -1,4 +1,4 @@
-"""``choose``: which layers of a model to train on a device, proved."""
+"""``choose``: select the layers of a model to train on a device, with a proof."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from poetmodel.backends.registry import backend as find_backend
 from poetmodel.budgets import Budget, TileChoice
-from poetmodel.choosing.freezing import Freezable, shape_of
+from poetmodel.choosing.freezing import Freezable, graph_signature
 from poetmodel.choosing.relaxation import costs_for
 from poetmodel.choosing.search import (
     GRADIENT_NORM,
@@ -20,7 +20,7 @@ from poetmodel.choosing.search import (
     check_names,
     check_scores,
     layers_of,
-    renamed,
+    rename_costs,
     select,
 )
 from poetmodel.clock import now_s
@@ -35,7 +35,7 @@ from poetmodel.schedule import GraphIdentity
 from poetmodel.solver import solve
 from poetmodel.solver.request import Request
 from poetmodel.solver.tile_trials import ChosenTiles, TileTrial, cheapest_tiles
-from poetmodel.tiling.choice import chosen_tiles, fitting_tiles, needed_bytes, parse_tile
+from poetmodel.tiling.choice import candidate_tiles, choose_tiles, needed_bytes, parse_tile
 from poetmodel.torch.capturing.inputs import positional_inputs
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.errors import CaptureError, explained
@@ -56,70 +56,71 @@ if TYPE_CHECKING:
     Loss = Callable[..., torch.Tensor] | None
 
 SELECTION_RATIO: Final = 0.8
-"""Share of the time limit for the choice; the rest is for the schedule of the chosen set."""
+"""Fraction of the time limit for the selection; the rest is for the schedule of the selected
+set."""
 
 
-_NO_COSTS: Final = "no costs: give device, such as nrf52840, or profile, a file of costs"
-_NO_BOARD: Final = "tile: is for a device; give device, such as nrf52840"
+_NO_COSTS: Final = "no costs: set device, such as nrf52840, or profile, a file of costs"
+_NO_BOARD: Final = "tile: needs a device; set device, such as nrf52840"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A set of layers to train, what is proved of all others, and a schedule for it."""
+    """The selected layers, a bound on the score of every set, and a schedule."""
 
     selection: LayerSet
-    """The layers, and the proof."""
+    """The selected layers with score and bound."""
     parameters: tuple[str, ...]
     """The parameters of these layers; all others are frozen."""
     scores: Mapping[str, float]
-    """Value of each layer."""
+    """Score of each layer."""
     result: SolveResult
-    """The schedule of the step in which all else is frozen; without a set, why."""
+    """The solve of the step that trains only this set. Without a set, `reason` explains why."""
     step: LoweredStep | None
-    """That step, captured without masks; None without a set."""
+    """The step of `result`, captured without masks; None without a set."""
     note: str = ""
-    """Of what something is proved, in words, where that is not all steps: of tiles of a size, of
-    the whole step, or of nothing, where the sets were compared on graphs of other nodes."""
+    """The scope of the proof, if it does not cover all steps: tiles of one size, the undivided
+    step, or only the schedule. Empty otherwise."""
     tile_bytes: int | None = None
-    """The size of the tiles of all steps [B]; None where they are whole."""
+    """The tile size of all steps [B]; None without tiles."""
     tile_trials: tuple[TileTrial, ...] = ()
-    """Sizes of tiles that were tried for ``auto``; empty where there was no choice."""
+    """Tile sizes tried for ``auto``; empty if the size was not chosen."""
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Layers to train, in the order of the model; none if no set was found."""
+        """Layers to train, in the order of the model; empty if no set was found."""
         return self.selection.layers
 
     @property
     def score(self) -> float:
-        """The sum of the scores of what is trained."""
+        """The sum of the scores of the trained layers."""
         return self.selection.score
 
     @property
     def bound(self) -> float:
-        """No set that keeps the limits has a higher sum."""
+        """Upper bound on the score of every set within the limits."""
         return self.selection.bound
 
     @property
     def gap(self) -> float:
-        """(bound - score) / bound, 0 where both are 0."""
+        """(bound - score) / bound; 0 if both are 0."""
         return self.selection.gap
 
     @property
     def status(self) -> Status:
-        """Proved claim: ``optimal`` within the gap that was asked for.
+        """Status of the selection: ``optimal`` within the requested gap.
 
-        ``infeasible`` means that nothing can be trained.
+        ``infeasible`` means that no layer can be trained within the limits.
         """
         return self.selection.status
 
     def freeze(self, model: torch.nn.Module) -> None:
-        """Let a model train what was chosen: set ``requires_grad`` of all its parameters."""
+        """Set ``requires_grad`` of all parameters of a model; only the chosen ones train."""
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in self.parameters)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result of a solve, with the set under ``choice``, as plain values."""
+        """Return the result of the solve, with the selection under ``choice``, as plain values."""
         return self.result.to_dict() | {
             "choice": {
                 "status": str(self.status),
@@ -137,7 +138,7 @@ class Choice:
         }
 
 
-def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters have defaults
+def choose(  # noqa: PLR0913 - one entry point; all parameters except four have defaults
     model: torch.nn.Module,
     loss_fn: Loss,
     inputs: Sequence[Any],
@@ -158,73 +159,77 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
     solver_options: Mapping[str, OptionValue] | None = None,
     **limits: Any,
 ) -> Choice:
-    """Choose the layers whose training has the highest sum of scores within the limits, proved.
+    """Select the layers with the highest sum of scores that can be trained within the limits.
 
     Parameters
     ----------
     model, loss_fn, inputs
-        As for `export`. What does not require a gradient stays frozen.
+        As for `export`. Parameters that do not require a gradient stay frozen.
     scores : mapping, path or 'gradient-norm'
-        What it is worth to train each layer, 0 or more; a CSV file ``name,score``; or the norm of
-        the gradient of its parameters.
+        The score of training each layer, 0 or more; a CSV file ``name,score``; or the norm of the
+        gradient of the layer's parameters.
     batch : sequence, optional
-        For ``gradient-norm``: the inputs whose gradient counts. Default: `inputs`.
+        For ``gradient-norm``: the inputs of the forward and backward pass. Default: `inputs`.
     per : {'layer', 'tensor'}
-        What is trained or frozen as a whole: the parameters of a module, or each one.
+        The unit that is trained or frozen: all parameters of a module, or each parameter.
     device : str or Device, optional
-        Whose costs, storage and RAM count.
+        The device with costs, storage and RAM.
     profile : str, Path or Costs, optional
-        Measured costs of the step that trains all, in place of the device's estimates.
+        Measured costs of the step that trains all layers, instead of the device's estimates.
     optimizer : torch.optim.Optimizer, optional
-        Of all parameters. Default: SGD.
+        An optimizer of all parameters. Default: SGD.
     name : str, optional
         Name of the step; by default the class of `model`.
     tile : str or int, optional
-        Largest tensor, such as ``32KiB``: the steps are in tiles, as those of `export`; with
-        ``auto`` of the size with the best schedule for the step that trains all, of those that fit
-        and are tried in a share of the time. Default: whole ones.
+        Maximum tensor size, such as ``32KiB``: the steps are divided into tiles, as in `export`.
+        ``auto`` tries sizes that fit, within a fraction of the time, and uses the one with the best
+        schedule for the step that trains all layers. Default: no tiles.
     backend, time_limit, gap, threads, seed
-        As for `poetmodel.solve`. The gap is that of the score, and of the schedule of the set.
-        Capturing comes on top of the time.
+        As for `poetmodel.solve`. The gap applies to the score, and to the schedule of the set. The
+        time limit does not include captures.
     **limits
         Limits as for `poetmodel.Problem`: ``ram``, ``deadline``, ``deadline_counts``,
-        ``aux_bytes``, ``energy_budget``, ``commit``, ``recompute``, ``paging``, and what to
-        ``minimize``. Percentages are of the step that trains all, not in tiles.
+        ``aux_bytes``, ``energy_budget``, ``commit``, ``recompute``, ``paging``, and ``minimize``.
+        Percentages refer to the step that trains all layers without tiles.
 
     Returns
     -------
     Choice
-        The set, its score, the bound, and a schedule. All parameters require gradients as before.
+        The set, its score, the bound, and a schedule. ``requires_grad`` of all parameters is
+        unchanged.
 
     Raises
     ------
     CaptureError
         If the step cannot be captured, or an operator has no kernel.
     InputError
-        If a score is missing, wrong, or of something that is not there.
+        If a score is missing, invalid, or of an unknown layer.
 
     Notes
     -----
-    To freeze a layer is ``requires_grad_(False)``: its weights are constants. Modules stay in their
-    modes, so that a batch norm in training mode goes on to renew its statistics.
+    A frozen layer has ``requires_grad_(False)``: its weights are constants. Modules stay in their
+    modes, so a batch norm in training mode still updates its statistics.
 
-    The sets are compared on graphs that are derived from one capture, and the chosen one is
-    captured again; in tiles it is derived too. Both are without masks, since which masks pay
-    depends on what is trained.
-    PyTorch may choose other operators where a weight is frozen (such as for products of batches);
-    then the bound is the sum of all scores, and `Choice.note` says so.
+    The sets are compared on graphs derived from one capture, and the selected step is captured
+    again; with tiles it is derived, too. Both have no masks, because the best masks depend on the
+    trained layers. PyTorch may capture other operators if a weight is frozen (for example for
+    batched products). Then the bound is the sum of all scores, and `Choice.note` explains it.
     """
     _check_options(scores, per, device, profile, tile, limits)
     Request(backend=backend, time_limit_s=time_limit, gap=gap, threads=threads, seed=seed)
     if isinstance(model, torch.nn.Module) and scores != GRADIENT_NORM:
-        given, source = _given_scores(scores)
-        _refuse_quantized(given, model, source)
-        named = _parameters(model, loss_fn).items()
-        check_names(given, layers_of((name for name, p in named if p.requires_grad), per), source)
+        stated_scores, source = _stated_scores(scores)
+        _check_not_quantized(stated_scores, model, source)
+        parameters = _captured_parameters(model, loss_fn).items()
+        check_names(
+            stated_scores,
+            layers_of((name for name, p in parameters if p.requires_grad), per),
+            source,
+        )
     if optimizer is None:
         optimizer = named_optimizer("sgd", model, loss_fn)
-    whole = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
-    clock = Request(
+    whole_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
+    request = Request(
         backend=backend,
         time_limit_s=time_limit,
         gap=gap,
@@ -232,55 +237,72 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
         seed=seed,
         solver_options=dict(solver_options or {}),
     )
-    find_backend(backend).check_options(clock.solver_options)
-    tiles, limits = _in_tiles(whole, parse_tile(tile), device, profile, limits, clock)
-    used_s = time_limit if tiles.interrupted else clock.elapsed_s()
+    find_backend(backend).check_options(request.solver_options)
+    tiles, limits = _choose_tiles(whole_step, parse_tile(tile), device, profile, limits, request)
+    elapsed_s = time_limit if tiles.interrupted else request.elapsed_s()
     tile_bytes, step = tiles.tile_bytes, tiles.step
     freezable = Freezable(step=step)
     layers = layers_of(freezable.parameters, per)
-    worth = _scores(scores, layers, model, loss_fn, inputs if batch is None else batch)
-    problem = Problem(step.graph, _costs(step, device, profile), **limits)
-    clock = replace(clock, started_s=now_s() - used_s)
+    scores_by_layer = _layer_scores(
+        scores, layers, model, loss_fn, inputs if batch is None else batch
+    )
+    problem = Problem(step.graph, _step_costs(step, device, profile), **limits)
+    request = replace(request, started_s=now_s() - elapsed_s)
     selection = select(
         freezable,
         problem,
         layers,
-        worth,
-        request=replace(clock, time_limit_s=SELECTION_RATIO * time_limit),
+        scores_by_layer,
+        request=replace(request, time_limit_s=SELECTION_RATIO * time_limit),
     )
-    chosen = tuple(name for layer in selection.layers for name in layers[layer])
-    if not chosen:
+    chosen_parameters = tuple(name for layer in selection.layers for name in layers[layer])
+    if not chosen_parameters:
         return Choice(
             selection=selection,
             parameters=(),
-            scores=worth,
-            result=_without_set(problem, selection, clock),
+            scores=scores_by_layer,
+            result=_no_set_result(problem, selection, request),
             step=None,
-            note=_proved_of(whole, problem, tile_bytes, selection.status),
+            note=_proof_scope(whole_step, problem, tile_bytes, selection.status),
             tile_bytes=tile_bytes,
             tile_trials=tiles.trials,
         )
-    start = None if selection.result is None else selection.result.schedule
+    start_schedule = None if selection.result is None else selection.result.schedule
     if tile_bytes is not None:
-        derived_step = freezable.trained_step(chosen)
-        derived = derived_step.graph
+        derived_step = freezable.step_for(chosen_parameters)
+        derived_graph = derived_step.graph
         return Choice(
             selection=selection,
-            parameters=chosen,
-            scores=worth,
-            result=_scheduled(derived_step, derived, problem.resolved(), clock, start),
+            parameters=chosen_parameters,
+            scores=scores_by_layer,
+            result=_solve_chosen_step(
+                derived_step, derived_graph, problem.resolved(), request, start_schedule
+            ),
             step=derived_step,
             tile_bytes=tile_bytes,
             tile_trials=tiles.trials,
         )
-    with _training(_parameters(model, loss_fn), chosen):
-        captured = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
-    derived = freezable.trained(chosen)
-    if shape_of(derived) != shape_of(captured.graph):
-        return _without_proof(captured, problem.resolved(), clock, selection, chosen, worth)
-    result = _scheduled(captured, derived, problem.resolved(), clock, start)
+    with _train_only(_captured_parameters(model, loss_fn), chosen_parameters):
+        capture_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
+    derived_graph = freezable.graph_for(chosen_parameters)
+    if graph_signature(derived_graph) != graph_signature(capture_step.graph):
+        return _unproved_choice(
+            capture_step,
+            problem.resolved(),
+            request,
+            selection,
+            chosen_parameters,
+            scores_by_layer,
+        )
+    result = _solve_chosen_step(
+        capture_step, derived_graph, problem.resolved(), request, start_schedule
+    )
     return Choice(
-        selection=selection, parameters=chosen, scores=worth, result=result, step=captured
+        selection=selection,
+        parameters=chosen_parameters,
+        scores=scores_by_layer,
+        result=result,
+        step=capture_step,
     )
 
 
@@ -292,10 +314,10 @@ def _check_options(
     tile: str | int | TileChoice | None,
     limits: Mapping[str, Any],
 ) -> None:
-    """Raise for each option that is wrong for every step, before a capture."""
+    """Raise `InputError` for invalid options before the first capture."""
     layers_of((), per)
     if scores != GRADIENT_NORM:
-        _given_scores(scores)
+        _stated_scores(scores)
     board = Device.load(device) if isinstance(device, str) else device
     if isinstance(profile, str | Path):
         Costs.load(profile, device=board)
@@ -307,54 +329,60 @@ def _check_options(
     check_limits(**{name: limits[name] for name in amounts if name in limits})
 
 
-def _in_tiles(
+def _choose_tiles(
     step: LoweredStep,
     choice: TileChoice,
     device: str | Device | None,
     profile: str | Path | Costs | None,
     limits: Mapping[str, Any],
-    clock: Request,
+    request: Request,
 ) -> tuple[ChosenTiles, dict[str, Any]]:
-    """Return the tiles of a step, and limits whose RAM is that of the whole one."""
+    """Choose the tile size of a step.
+
+    Returns the step in tiles, and the limits with the RAM in bytes, because its percentage refers
+    to the step without tiles.
+    """
     if choice.is_whole:
         return ChosenTiles(tile_bytes=None, step=step), dict(limits)
     board = Device.load(device) if isinstance(device, str) else device
     if board is None:
         raise InputError(_NO_BOARD)
     ram, whole_bytes = limits.get("ram"), checkpoint_all_peak_bytes(step.graph)
-    budget = Budget.of_bytes(board.ram_bytes) if ram is None else Budget.parse(ram)
-    own = {**limits, "ram": budget.in_bytes(whole_bytes)}
-    candidates = fitting_tiles(
+    budget = Budget.from_bytes(board.ram_bytes) if ram is None else Budget.parse(ram)
+    absolute_limits = {**limits, "ram": budget.in_bytes(whole_bytes)}
+    candidates = candidate_tiles(
         step,
         choice,
         board,
-        room_bytes=budget.resolve(whole_bytes),
+        ram_bytes=budget.resolve(whole_bytes),
         paging=board.storage is not None and limits.get("paging", True),
         names_nodes=profile is not None,
     )
 
-    def stated(step: LoweredStep) -> Problem:
-        return Problem(step.graph, _costs(step, device, profile), **own)
+    def problem_of(step: LoweredStep) -> Problem:
+        return Problem(step.graph, _step_costs(step, device, profile), **absolute_limits)
 
-    return cheapest_tiles(candidates, stated, clock), own
+    return cheapest_tiles(candidates, problem_of, request), absolute_limits
 
 
-def _proved_of(whole: LoweredStep, problem: Problem, tile_bytes: int | None, status: Status) -> str:
-    """Return of which step it is proved that nothing can be trained, where tiles may fit."""
+def _proof_scope(
+    whole_step: LoweredStep, problem: Problem, tile_bytes: int | None, status: Status
+) -> str:
+    """Return the scope of a proof that no layer can be trained; empty if it covers every step."""
     device = problem.costs.device
     if status != Status.INFEASIBLE:
         return ""
     if tile_bytes is not None:
-        return f"proved of the step in tiles of {format_bytes(tile_bytes)}"
+        return f"proved only for tiles of {format_bytes(tile_bytes)}"
     if device is None:
         return ""
-    size, found = chosen_tiles(
-        whole, TileChoice.AUTO, device, room_bytes=0, paging=problem.can_page
+    size, tiled_step = choose_tiles(
+        whole_step, TileChoice.AUTO, device, ram_bytes=0, paging=problem.can_page
     )
     if size is None:
         return ""
-    least = format_bytes(needed_bytes(found, device, paging=problem.can_page))
-    return f"proved of the step whole; with --tile {size}B no node of it needs more than {least}"
+    min_ram = format_bytes(needed_bytes(tiled_step, device, paging=problem.can_page))
+    return f"proved only without tiles; with --tile {size}B no node needs more than {min_ram}"
 
 
 def gradient_norms(
@@ -363,84 +391,92 @@ def gradient_norms(
     loss_fn: Loss,
     batch: Sequence[Any],
 ) -> dict[str, float]:
-    """Return the norm of the gradients of the parameters of each layer together.
+    """Return the norm of all gradients of each layer, by layer.
 
-    The model, its buffers and its gradients stay as they are.
+    Works on a copy: the model, its buffers and its gradients do not change.
     """
-    own, own_loss = copy.deepcopy((with_fronts(model), loss_fn))
-    parameters = _parameters(own, own_loss)
-    own.zero_grad()
-    given = positional_inputs(batch)
-    wanted = [name for names in layers.values() for name in names]
+    model_copy, loss_copy = copy.deepcopy((with_fronts(model), loss_fn))
+    parameters = _captured_parameters(model_copy, loss_copy)
+    model_copy.zero_grad()
+    example = positional_inputs(batch)
+    parameter_names = [name for names in layers.values() for name in names]
     with explained(GRADIENT_NORM):
-        output = own(*(given if own_loss is None else given[:-1]))
-        loss = output if own_loss is None else own_loss(output, given[-1])
+        output = model_copy(*(example if loss_copy is None else example[:-1]))
+        loss = output if loss_copy is None else loss_copy(output, example[-1])
         gradients = torch.autograd.grad(
-            loss, [parameters[name] for name in wanted], allow_unused=True
+            loss, [parameters[name] for name in parameter_names], allow_unused=True
         )
-    of = dict(zip(wanted, gradients, strict=True))
+    gradients_by_name = dict(zip(parameter_names, gradients, strict=True))
     norms = {}
     for layer, names in layers.items():
-        there = [of[name] for name in names if of[name] is not None]
-        norms[layer] = float(torch.nn.utils.get_total_norm(there)) if there else 0.0
+        layer_gradients = [
+            gradients_by_name[name] for name in names if gradients_by_name[name] is not None
+        ]
+        norms[layer] = (
+            float(torch.nn.utils.get_total_norm(layer_gradients)) if layer_gradients else 0.0
+        )
     return norms
 
 
-def _scores(
-    given: Mapping[str, float] | str | Path,
+def _layer_scores(
+    scores: Mapping[str, float] | str | Path,
     layers: Mapping[str, Sequence[str]],
     model: torch.nn.Module,
     loss_fn: Loss,
     batch: Sequence[Any],
 ) -> dict[str, float]:
-    if given == GRADIENT_NORM:
+    """Return the checked score of each layer, computing gradient norms if requested."""
+    if scores == GRADIENT_NORM:
         values = gradient_norms(layers, model, loss_fn, batch)
         source = GRADIENT_NORM
     else:
-        values, source = _given_scores(given)
-    _refuse_quantized(values, model, source)
+        values, source = _stated_scores(scores)
+    _check_not_quantized(values, model, source)
     check_scores(values, layers, source)
     return {layer: float(values[layer]) for layer in layers}
 
 
-def _given_scores(given: Mapping[str, float] | str | Path) -> tuple[dict[str, float], str]:
-    """Return stated scores, and the words for their source."""
-    if isinstance(given, str | Path):
-        return load_scores(Path(given)), str(given)
-    return dict(given), "scores"
+def _stated_scores(scores: Mapping[str, float] | str | Path) -> tuple[dict[str, float], str]:
+    """Return the user's scores from a mapping or file, and their source for messages."""
+    if isinstance(scores, str | Path):
+        return load_scores(Path(scores)), str(scores)
+    return dict(scores), "scores"
 
 
-def _refuse_quantized(scores: Mapping[str, float], model: torch.nn.Module, source: str) -> None:
-    """Raise where a score is that of a frozen layer in int8."""
-    own = with_fronts(model)
-    fronts = [path for path, module in own.named_modules() if isinstance(module, QuantizedFront)]
-    trainable = [name for name, _ in own.named_parameters()]
+def _check_not_quantized(scores: Mapping[str, float], model: torch.nn.Module, source: str) -> None:
+    """Raise `InputError` if a score belongs to a frozen int8 layer."""
+    prepared = with_fronts(model)
+    fronts = [
+        path for path, module in prepared.named_modules() if isinstance(module, QuantizedFront)
+    ]
+    trainable = [name for name, _ in prepared.named_parameters()]
     for name in scores:
-        if any(f"{each}.".startswith(f"{name}.") for each in trainable):
+        if any(f"{parameter}.".startswith(f"{name}.") for parameter in trainable):
             continue
         for path in fronts:
             if f"{name}.".startswith(f"{path}." if path else ""):
                 raise InputError(
-                    f"{source}: {name} is a part of the int8 front {path!r}, which cannot be "
+                    f"{source}: {name} is part of the int8 front {path!r}, which cannot be "
                     "trained; leave its score out"
                 )
 
 
-def _costs(
+def _step_costs(
     step: LoweredStep, device: str | Device | None, profile: str | Path | Costs | None
 ) -> Costs:
-    board = Device.load(device) if isinstance(device, str) else device
+    """Return the costs of a step: the profile's, or else estimates for the device."""
+    loaded_device = Device.load(device) if isinstance(device, str) else device
     if isinstance(profile, Costs):
-        return profile if board is None else replace(profile, device=board)
+        return profile if loaded_device is None else replace(profile, device=loaded_device)
     if profile is not None:
-        return Costs.load(profile, device=board)
-    if board is None:
+        return Costs.load(profile, device=loaded_device)
+    if loaded_device is None:
         raise InputError(_NO_COSTS)
-    return Costs.estimate(step.graph, board)
+    return Costs.estimate(step.graph, loaded_device)
 
 
-def _parameters(model: torch.nn.Module, loss_fn: Loss) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters of a step by the names that a capture gives them."""
+def _captured_parameters(model: torch.nn.Module, loss_fn: Loss) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters of model and loss by their names in a capture."""
     parameters = dict(model.named_parameters())
     if isinstance(loss_fn, torch.nn.Module):
         parameters |= {f"{LOSS}.{name}": p for name, p in loss_fn.named_parameters()}
@@ -448,76 +484,88 @@ def _parameters(model: torch.nn.Module, loss_fn: Loss) -> dict[str, torch.nn.Par
 
 
 @contextmanager
-def _training(
+def _train_only(
     parameters: Mapping[str, torch.nn.Parameter], chosen: Collection[str]
 ) -> Iterator[None]:
-    """Freeze all but some parameters inside."""
-    before = {name: p.requires_grad for name, p in parameters.items()}
+    """Set ``requires_grad`` of only the chosen parameters inside; restores all at the end."""
+    old_flags = {name: p.requires_grad for name, p in parameters.items()}
     try:
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in chosen)
         yield
     finally:
         for name, parameter in parameters.items():
-            parameter.requires_grad_(before[name])
+            parameter.requires_grad_(old_flags[name])
 
 
-def _without_set(problem: Problem, selection: LayerSet, clock: Request) -> SolveResult:
-    proved = selection.status == Status.INFEASIBLE
+def _no_set_result(problem: Problem, selection: LayerSet, request: Request) -> SolveResult:
+    """Return the result if no set of layers was found."""
+    is_proved = selection.status == Status.INFEASIBLE
     return SolveResult(
         problem=problem,
         status=selection.status,
-        termination=Termination.PROVED if proved else Termination.TIME_LIMIT,
+        termination=Termination.PROVED if is_proved else Termination.TIME_LIMIT,
         reason=selection.reason,
-        backend=clock.backend,
-        time_limit_s=clock.time_limit_s,
-        requested_gap=clock.gap,
-        solve_s=clock.elapsed_s(),
+        backend=request.backend,
+        time_limit_s=request.time_limit_s,
+        requested_gap=request.gap,
+        solve_s=request.elapsed_s(),
     )
 
 
-def _scheduled(
-    step: LoweredStep, derived: Graph, problem: Problem, clock: Request, start: Schedule | None
+def _solve_chosen_step(
+    step: LoweredStep,
+    derived: Graph,
+    problem: Problem,
+    request: Request,
+    start_schedule: Schedule | None,
 ) -> SolveResult:
-    """Return the schedule of a step whose graph is a derived one, but for names."""
+    """Solve for the schedule of the chosen step.
+
+    `derived` is the graph of the same nodes under other names that the selection used.
+    """
     costs = costs_for(derived, problem)
-    stated = replace(problem, graph=step.graph, costs=renamed(costs, derived, step.graph))
+    stated = replace(problem, graph=step.graph, costs=rename_costs(costs, derived, step.graph))
     result = solve(
         stated,
-        backend=clock.backend,
-        time_limit=max(clock.remaining_s(), 1e-2),
-        gap=clock.gap,
-        threads=clock.threads,
-        seed=clock.seed,
-        start=start and replace(start, identity=GraphIdentity.of(step.graph)),
+        backend=request.backend,
+        time_limit=max(request.remaining_s(), 1e-2),
+        gap=request.gap,
+        threads=request.threads,
+        seed=request.seed,
+        start=start_schedule and replace(start_schedule, identity=GraphIdentity.of(step.graph)),
     )
-    return replace(result, time_limit_s=clock.time_limit_s)
+    return replace(result, time_limit_s=request.time_limit_s)
 
 
-def _without_proof(
+def _unproved_choice(
     step: LoweredStep,
     problem: Problem,
-    clock: Request,
+    request: Request,
     selection: LayerSet,
-    chosen: tuple[str, ...],
+    parameters: tuple[str, ...],
     scores: Mapping[str, float],
 ) -> Choice:
-    """Return a choice whose step has other nodes than those that the sets were compared on."""
+    """Solve the chosen step, and return a choice without a bound on other sets.
+
+    Its nodes differ from those of the graphs that the sets were compared on. Raises `CaptureError`
+    if the costs are a profile, because they have no costs of these nodes.
+    """
     costs = problem.costs
     if costs.device is None or costs != Costs.estimate(problem.graph, costs.device):
         raise CaptureError(
-            f"{step.graph.name}: the step that trains {listed(selection.layers)} has other nodes "
-            "than the step whose costs the profile has; leave the profile out"
+            f"{step.graph.name}: the profile has no costs for nodes of the step that trains only "
+            f"{listed(selection.layers)}; leave the profile out"
         )
     unproved = replace(selection, bound=float(sum(scores.values())), status=Status.FEASIBLE)
     return Choice(
         selection=unproved,
-        parameters=chosen,
+        parameters=parameters,
         scores=scores,
-        result=_scheduled(step, step.graph, problem, clock, None),
+        result=_solve_chosen_step(step, step.graph, problem, request, None),
         step=step,
         note=(
-            "PyTorch captures the chosen step with other operators than the one that trains all: "
-            "the schedule is that of the chosen step, and nothing is proved of other sets"
+            "PyTorch captures other operators if only the chosen layers train: the schedule is "
+            "that of the chosen step, and no bound on other sets is proved"
         ),
     )

@@ -1,4 +1,4 @@
-"""`compile`: a module, its loss and a budget become a training step that keeps the budget."""
+"""`compile`: a module, its loss and a budget become a training step within the budget."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.device import Device
 from poetmodel.errors import InputError, listed, shown
 from poetmodel.files import write_text
 from poetmodel.torch.capturing.inputs import input_errors, refuse, unflatten
 from poetmodel.torch.capturing.surroundings import CAPTURE_LOCK
-from poetmodel.torch.compiled import Compiled, CompileOptions, stages_shown
+from poetmodel.torch.compiled import Compiled, CompileOptions, show_stages
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.certificate import certify
 from poetmodel.units import brief, format_bytes
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.runtime.runner import Runner
 
 
-def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters have defaults
+def compile(  # noqa: PLR0913 - one entry point; all parameters except three have defaults
     model: torch.nn.Module,
     loss_fn: Callable[..., torch.Tensor] | None,
     inputs: Inputs,
@@ -54,74 +54,77 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     clip_grad_norm: float | None = None,
     cache: str | Path | bool = True,
 ) -> Step:
-    """Compile a training step that keeps a RAM budget and computes what PyTorch would.
+    """Compile a training step that stays within a RAM budget and computes the values of PyTorch.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The network, on the processor, in the mode (train or eval) that it is to run in.
+        The network, on the CPU, in the mode (train or eval) in which it will be executed.
     loss_fn : callable, optional
-        The loss is ``loss_fn(model(*inputs[:-1]), inputs[-1])``; without it, it is
-        ``model(*inputs)``, or the ``loss`` that this has, or the first of several. A mapping alone
-        in a tuple, whose keys are parameters of ``forward``, is given by name: ``model(**batch)``.
+        The loss is ``loss_fn(model(*inputs[:-1]), inputs[-1])``. Without a `loss_fn`, it is
+        ``model(*inputs)``, the ``loss`` attribute of this output, or its first element. A single
+        mapping in the tuple whose keys are parameters of ``forward`` is passed by name:
+        ``model(**batch)``.
     inputs : sequence or mapping
-        Example inputs, the target last: tensors, or nests of tuples, lists and mappings of them,
-        which the model gets as dicts. A mapping has the inputs by name: the model gets them as
-        ``model(**batch)``, and a step returns what this returns, detached. Then there is no
+        Example inputs, the target last: tensors, or nested tuples, lists and mappings of tensors;
+        the model receives mappings as dicts. A mapping contains the inputs by name: the model is
+        called as ``model(**batch)``, and a step returns its output, detached. Then there is no
         `loss_fn`.
     ram : str or int
-        The budget for tensors and workspaces, without parameters and gradients unless there is an
-        `optimizer`: bytes, a size such as ``20MiB``, or a percentage of the peak when everything is
-        kept. With inputs of several forms (`dynamic`) a percentage below 100 is of the first one's
-        peak, the same bytes for all.
+        The budget for tensors and workspaces: bytes, a size such as ``20MiB``, or a percentage of
+        the peak when everything is kept. Parameters and gradients count only with an `optimizer`.
+        With several input shapes (`dynamic`), a percentage below 100 refers to the peak of the
+        first shape, and all have the same budget in bytes.
     storage : str or Path, optional
-        Folder for the page file and the state file; made if it is not there.
+        Folder for the page file and the state file; created if missing.
     paging : bool, optional
-        Whether tensors may be paged. Default: where `storage` is given.
+        Whether tensors may be paged. Default: only if `storage` is given.
     recompute : bool
         Whether tensors may be recomputed.
     device : str or Device, optional
-        Estimate costs for this device in place of measuring them here.
+        Estimate costs for this device instead of measuring them on this host.
     minimize : {'energy', 'time', 'ram', 'writes'}, optional
-        What the schedule is best in. Default: time where costs are those of this host, energy where
-        they are those of a device.
+        The quantity that the schedule minimizes. Default: time with costs of this host, energy with
+        costs of a device.
     deadline : str or float, optional
-        Time limit of a step: seconds, ``20ms``, or ``150%`` of one computation of every operation.
+        Time limit of a step: seconds, ``20ms``, or a percentage such as ``150%`` of the time to
+        compute each operation once.
     time_limit : float
-        Most time for the solver [s].
+        Maximum time for the solver [s].
     gap : float
         Gap of the overhead at which the solver stops.
     rollback : bool
-        Whether a step that fails in the middle leaves existing gradients alone. While gradients
-        accumulate over several steps that page, this holds a second set of gradients. With an
-        `optimizer` and `storage`, whether it leaves the state of before, in RAM and for `recover`:
-        each step then also writes the state that it updates in RAM.
+        Whether a step that fails in the middle leaves existing gradients unchanged. While gradients
+        accumulate over several steps that page, this needs memory for a second set of gradients.
+        With an `optimizer` and `storage`, whether the state from before the step is preserved, in
+        RAM and for `recover`: each step then also writes the state that it updates in RAM.
     dynamic : {'error', 'retrace'}
-        What to do with inputs of other shapes or types, and with another value of a Python
-        number, flag, string, container or name that the model or the loss reads: refuse the call,
-        or compile again.
+        Response to inputs of other shapes or types, and to another value of a Python number, flag,
+        string, container or name that the model or the loss reads: raise an error, or compile
+        again.
     accumulate : int
-        Number of steps over which gradients accumulate: they are those of the loss divided by it.
-        The loss that a step returns is not divided, as if it were 1.
+        Number of steps over which gradients accumulate: their loss is divided by this number. The
+        loss that a step returns is not divided.
     optimizer : torch.optim.Optimizer or sequence of them, optional
-        Make its step a part of the step: each parameter is updated as soon as its gradient is
-        there, which then goes. One that `trace` takes, or several. The budget counts parameters,
-        buffers, inputs and the state of the optimizer too. Where they do not all have room and
-        tensors may be paged, the solver decides which of them lie in `storage`, and steps read and
-        write them.
+        Include the optimizer's updates in the step: each parameter is updated as soon as its
+        gradient is computed, and the gradient is freed. One or several optimizers that `trace`
+        supports. The budget then also counts parameters, buffers, inputs and the optimizer's state.
+        If these do not fit and tensors may be paged, the solver chooses which of them have their
+        home in `storage`; steps read and write these.
     clip_grad_norm : float, optional
-        Clip the norm of all gradients together, as ``torch.nn.utils.clip_grad_norm_`` does with
+        Clip the common norm of all gradients, as ``torch.nn.utils.clip_grad_norm_`` does with
         ``model.parameters()``. Needs an `optimizer`.
     cache : str, Path or bool
-        Folder for what compiling finds out, which the next compile of the step begins with. By
-        default that of the variable ``POETMODEL_CACHE`` (empty for none), else
-        ``~/.cache/poetmodel``; False for none.
+        Folder for results of compilation, which later compilations of the same step reuse. Default:
+        the variable ``POETMODEL_CACHE`` (empty for none), else ``~/.cache/poetmodel``; False for
+        none.
 
     Returns
     -------
     Step
-        Call it in place of forward pass, loss and ``backward()``, as ``step(x, y)``, or by name as
-        ``step(**batch)``; with an `optimizer` in place of its ``zero_grad()`` and ``step()`` too.
+        Call it instead of forward pass, loss and ``backward()``, as ``step(x, y)``, or by name as
+        ``step(**batch)``. With an `optimizer`, it also replaces ``zero_grad()`` and
+        ``optimizer.step()``.
 
     Raises
     ------
@@ -130,20 +133,22 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     BudgetError
         If a limit is not usable.
     NoScheduleError
-        If no schedule keeps the limits, or none was found in time.
+        If no schedule meets the limits, or none was found in time.
     InputError
-        If the page file cannot be made, or costs cannot be measured.
+        If the page file cannot be created, or costs cannot be measured.
     """
-    given = locals().copy()
-    options = CompileOptions(**{field.name: given[field.name] for field in fields(CompileOptions)})
+    arguments = locals().copy()
+    options = CompileOptions(
+        **{field.name: arguments[field.name] for field in fields(CompileOptions)}
+    )
     return Step(model, loss_fn, inputs, options)
 
 
 class Step:
     """A compiled training step: ``loss = step(x, y)``, then ``optimizer.step()``.
 
-    Use it in a ``with`` block, or call `close`, to remove its page file at a time of your own; it
-    goes with the object otherwise.
+    Use it in a ``with`` block, or call `close`, to remove its page file at a definite time;
+    otherwise it is removed with the object.
     """
 
     def __init__(
@@ -158,70 +163,80 @@ class Step:
         self._options = options
         self._compiled: list[Compiled] = []
         self._certificates: WeakKeyDictionary[Runner, Certificate] = WeakKeyDictionary()
-        """Last verification of each running plan."""
+        """Last verification of each program."""
         self._current = self._compile(inputs)
 
     def __repr__(self) -> str:
+        """Format name, planned peak, overhead and call in one line."""
         current, result = self._current, self._current.result
-        pays, whole = "", result.problem.objective.baseline
-        if result.overhead is not None and whole > 0:
-            pays = f"{result.overhead / whole:.2%} more {result.problem.minimize}"
+        overhead, baseline = "", result.problem.objective.baseline
+        if result.overhead is not None and baseline > 0:
+            overhead = f"{result.overhead / baseline:.2%} more {result.problem.minimize}"
         peak = f"{format_bytes(current.peak_bytes)} of {format_bytes(current.budget_bytes)} planned"
         call = "step(*inputs)" if current.trace.joint.output is None else "step(**batch)"
-        return brief(self, shown(current.trace.joint.name), peak, pays, f"loss = {call}")
+        return brief(self, shown(current.trace.joint.name), peak, overhead, f"loss = {call}")
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """Run one step: fill ``.grad`` (accumulating), update buffers, return the loss.
+        """Execute one step: accumulate gradients in ``.grad``, update buffers, return the loss.
 
-        Where it was compiled with an optimizer, update the parameters and leave ``.grad`` None.
+        A step compiled with an optimizer updates the parameters and leaves ``.grad`` None.
 
         Parameters
         ----------
         *inputs
-            As those that the step was compiled with: same nesting, shapes and types.
+            Inputs with the same nesting, shapes and types as in `compile`.
         **named
-            Inputs of a step that was compiled with a mapping; it takes the mapping itself too.
+            Inputs of a step that was compiled with a mapping. Such a step also accepts the mapping
+            itself.
 
         Returns
         -------
         Tensor or object
-            The loss, detached. Of a step that gets its inputs by name: what the model returns, with
-            tensors that are detached, and without caches, which are None.
+            The loss, detached. A step with inputs by name returns the output of the model, with
+            detached tensors, and None in place of caches.
 
         Raises
         ------
         CaptureError
-            If the inputs, the parameters, the modules or Python values that they read are not as
-            they were compiled for.
+            If the inputs, the parameters, the modules, or Python values that they read differ from
+            those at compilation.
         PageError
-            If a page cannot be written, read or trusted; nothing has changed then. Compiled with an
-            optimizer that holds with `storage` and `rollback`; else parameters may be updated.
+            If a page cannot be written, read or verified. The step then has no effect; compiled
+            with an optimizer, this requires `storage` and `rollback`, otherwise parameters may be
+            updated.
         """
         compiled, flat = self.select(*inputs, **named)
         return compiled.runner(flat)
 
     def select(self, *inputs: Any, **named: Any) -> tuple[Compiled, tuple[Any, ...]]:
-        """Return the step compiled for such inputs, and the inputs flat; compile if need be."""
+        """Return the compiled step for such inputs, and the flat inputs.
+
+        Compiles a new one if none matches and `dynamic` is ``retrace``; otherwise raises
+        `CaptureError`.
+        """
         name = self._current.trace.joint.name
-        given = self._given(inputs, named)
+        batch = self._structure_inputs(inputs, named)
         for compiled in (self._current, *self._compiled):
             try:
-                flat = compiled.trace.joint.flat_inputs(given)
+                flat = compiled.trace.joint.flat_inputs(batch)
             except CaptureError:
                 continue
             if compiled.guards.hold(flat):
                 self._current = compiled
                 return compiled, flat
         if self._options.dynamic == "error":
-            flat = self._current.trace.joint.flat_inputs(given)
-            refuse(name, input_errors(given))
+            flat = self._current.trace.joint.flat_inputs(batch)
+            refuse(name, input_errors(batch))
             reason = "; ".join(self._current.guards.differences(flat))
             raise CaptureError(f"{name}: {reason}; compile again, or with dynamic='retrace'")
-        self._current = self._compile(given)
-        return self._current, self._current.trace.joint.flat_inputs(given)
+        self._current = self._compile(batch)
+        return self._current, self._current.trace.joint.flat_inputs(batch)
 
-    def _given(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Inputs:
-        """Return the inputs of a call in the way in which the step was compiled."""
+    def _structure_inputs(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Inputs:
+        """Return the inputs of a call as a sequence or mapping, as in `compile`.
+
+        Raises `CaptureError` if they are passed the other way.
+        """
         joint = self._current.trace.joint
         if joint.output is None and not named:
             return inputs
@@ -237,20 +252,20 @@ class Step:
 
     @property
     def compiled(self) -> Compiled:
-        """Program that ran last, or is to run first."""
+        """The compiled step that was executed last, or will be first."""
         return self._current
 
     @property
     def result(self) -> SolveResult:
-        """Result of the solver: the schedule that runs.
+        """Result of the solver, with the schedule.
 
-        Its RAM and its budget leave out what is reserved; `budget_bytes` is that of the step.
+        Its RAM and its budget do not count reserved bytes; `budget_bytes` does.
         """
         return self._current.result
 
     @property
     def plan(self) -> Plan:
-        """Program that runs."""
+        """The plan that is executed."""
         return self._current.plan
 
     @property
@@ -260,29 +275,29 @@ class Step:
 
     @property
     def source(self) -> str:
-        """The program, as Python."""
+        """The executed program as Python code."""
         return self._current.runner.program.source
 
     def verify(self, *inputs: Any, **named: Any) -> Certificate:
-        """Run eager PyTorch and this step from the same state, and compare.
+        """Execute eager PyTorch and this step from the same state, and compare the results.
 
         Parameters
         ----------
         *inputs
-            Inputs of a step; by default those that it was compiled with.
+            Inputs of a step; by default those of `compile`.
         **named
             As for a step.
 
         Returns
         -------
         Certificate
-            Its ``summary()`` says what was found. Parameters, gradients, buffers, inputs and the
-            state of the random generator are as before.
+            Its ``summary()`` describes the comparison. Parameters, gradients, buffers, inputs and
+            the state of the random generator are restored.
 
         Raises
         ------
         CaptureError, PageError
-            As a step does.
+            As for a step.
         """
         joint = self._current.trace.joint
         given = inputs if inputs or named else unflatten(joint.inputs, joint.input_spec)
@@ -291,38 +306,38 @@ class Step:
         return certificate
 
     def report(self, path: str | Path | None = None) -> dict[str, Any]:
-        """Return the facts on the step, and write them to a file if one is given.
+        """Return the metrics of the step, and write them to a file if a path is given.
 
         Parameters
         ----------
         path : str or Path, optional
-            ``*.html``: one page that needs no network, as ``poetmodel report`` makes it, on the
-            step, its schedule and its plan; needs ``poetmodel[report]``. ``*.json``: the figures.
+            ``*.html``: a self-contained page, like that of ``poetmodel report``, with the step, its
+            schedule and its plan; needs ``poetmodel[report]``. ``*.json``: the returned values.
 
         Returns
         -------
         dict
-            Numbers, texts, lists and dicts, all of which JSON has. ``certificate`` is None before
-            the first `verify`.
+            Numbers, strings, lists and dicts that JSON can represent. ``certificate`` is None
+            before the first `verify`.
 
         Raises
         ------
         InputError
             If the file cannot be written.
         MissingExtraError
-            If a page is requested, and a library that draws it is not installed.
+            If a page is requested, and a library that draws it is missing.
         """
-        report = _report(
+        report = _report_values(
             self._current,
             self._certificates.get(self._current.runner),
-            call=_as_call(self._current, self._options),
+            call=_compile_call(self._current, self._options),
         )
         if path is not None:
-            _write(path, report, self._current)
+            _write_report(path, report, self._current)
         return report
 
     def close(self) -> None:
-        """Remove the page files. The step cannot be run any more if it pages."""
+        """Remove the page files. A step that pages cannot be executed afterwards."""
         for compiled in self._compiled:
             compiled.close()
 
@@ -334,15 +349,21 @@ class Step:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a compiled step cannot be copied or pickled: it belongs to its model and its page "
+            "a compiled step cannot be copied or pickled, because it uses its model and its page "
             "file; copy or save the model (state_dict()), and compile a step of the copy"
         )
 
     def _compile(self, inputs: Inputs) -> Compiled:
+        """Compile for these inputs, showing progress, and append the result to `_compiled`."""
         first = self._compiled[0] if self._compiled else None
-        with CAPTURE_LOCK, rare_collections(), stages_shown() as tell:
+        with CAPTURE_LOCK, infrequent_gc(), show_stages() as show_stage:
             compiled = Compiled(
-                self._model, self._loss_fn, inputs, self._options, first=first, tell=tell
+                self._model,
+                self._loss_fn,
+                inputs,
+                self._options,
+                first=first,
+                show_stage=show_stage,
             )
         self._compiled.append(compiled)
         return compiled
@@ -351,8 +372,10 @@ class Step:
 # -- reports -----------------------------------------------------------------------------------
 
 
-def _report(compiled: Compiled, certificate: Certificate | None, *, call: str) -> dict[str, Any]:
-    """Return the facts on a compiled step, and the call that makes it, as plain values."""
+def _report_values(
+    compiled: Compiled, certificate: Certificate | None, *, call: str
+) -> dict[str, Any]:
+    """Return the metrics of a compiled step, and the call that compiles it, as plain values."""
     graph, scheduled, check = compiled.trace.graph, compiled.scheduled, compiled.check
     program = compiled.plan.program
     return {
@@ -371,7 +394,7 @@ def _report(compiled: Compiled, certificate: Certificate | None, *, call: str) -
         "budget_bytes": compiled.budget_bytes,
         "keep_all_bytes": compiled.keep_all_bytes,
         "reserved_bytes": scheduled.reserved_bytes,
-        "reserves": {what.strip(","): size for what, size in scheduled.reserves if size},
+        "reserves": {name.strip(","): size for name, size in scheduled.reserves if size},
         "plan": {
             "mode": str(compiled.plan.mode),
             "device": compiled.device,
@@ -392,11 +415,11 @@ def _report(compiled: Compiled, certificate: Certificate | None, *, call: str) -
     }
 
 
-def _write(path: str | Path, report: dict[str, Any], compiled: Compiled) -> None:
-    """Write a report, as a page or as JSON by the name of the file."""
+def _write_report(path: str | Path, report: dict[str, Any], compiled: Compiled) -> None:
+    """Write a report as a page or as JSON, depending on the suffix of the path."""
     kind = Path(str(path)).suffix
     if kind not in (".html", ".json"):
-        raise InputError(f"{path}: expected a file *.html, the page, or *.json, its figures")
+        raise InputError(f"{path}: expected a file *.html for a page, or *.json for values")
     if kind == ".json":
         write_text(path, json.dumps(report, allow_nan=False, ensure_ascii=False) + "\n")
         return
@@ -410,17 +433,17 @@ def _write(path: str | Path, report: dict[str, Any], compiled: Compiled) -> None
     write_report(path, [subject])
 
 
-def _as_call(compiled: Compiled, options: CompileOptions) -> str:
-    """Return a call of `compile` with these options, those by default left out."""
+def _compile_call(compiled: Compiled, options: CompileOptions) -> str:
+    """Return Python code that calls `compile` with these options, without default values."""
     parameters = signature(compile).parameters
-    by_name = compiled.trace.joint.output is not None
-    words = ["model", "None", "batch"] if by_name else ["model", "loss_fn", "inputs"]
+    has_named_inputs = compiled.trace.joint.output is not None
+    arguments = ["model", "None", "batch"] if has_named_inputs else ["model", "loss_fn", "inputs"]
     for field in fields(options):
         value = getattr(options, field.name)
         if isinstance(value, Device):
             value = value.key or value.name
         if field.name == "optimizer" and value is not None:
-            words.append("optimizer=optimizer")
+            arguments.append("optimizer=optimizer")
         elif value != parameters[field.name].default:
-            words.append(f"{field.name}={(str(value) if isinstance(value, Path) else value)!r}")
-    return f"poetmodel.torch.compile({', '.join(words)})"
+            arguments.append(f"{field.name}={(str(value) if isinstance(value, Path) else value)!r}")
+    return f"poetmodel.torch.compile({', '.join(arguments)})"

@@ -1,7 +1,7 @@
-"""Results of earlier compiles of a step, by all that it depends on.
+"""Results of earlier compilations of a step, cached by all values that they depend on.
 
-Three kinds of things are kept: what operations make with their workspaces, and their costs, for a
-graph on a host; and the schedule of a problem, which is verified again.
+The cache has three kinds: profiles of the operations of a graph on a host (outputs and workspaces),
+their costs, and the schedule of a problem. A cached schedule is always verified again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from poetmodel.solver.outcome import Outcome, accepted, finish
 from poetmodel.solver.request import Request
 from poetmodel.torch.cache import (
     Cache,
-    UnknownError,
+    NoKeyError,
     digest,
     host_key,
-    operations_form,
-    tensor_form,
-    value_form,
+    plain_layout,
+    plain_operations,
+    plain_value,
 )
 from poetmodel.torch.graph.profiles import OpProfile
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
@@ -50,24 +50,27 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.joint_graph import Joint
 
 _SPANS: Final = ("R", "kept", "stored", "M_in", "M_out")
-"""Stored form of a schedule: pairs, and spans in place of the many pairs that they stand for."""
+"""Names of a schedule's fields in the cache; spans of stages replace long lists of pairs."""
 
 
-def is_settled(result: SolveResult, *, within_s: float) -> bool:
-    """Whether solving anew, in so much time, would find nothing else."""
+def is_final_result(result: SolveResult, *, time_limit_s: float) -> bool:
+    """Return whether solving again for `time_limit_s` seconds cannot improve a result."""
     if result.termination == Termination.TIME_LIMIT:
-        return (result.time_limit_s or 0.0) >= within_s
+        return (result.time_limit_s or 0.0) >= time_limit_s
     return result.termination != Termination.INTERRUPTED
 
 
-class Schedules:
-    """The schedules that a cache has of problems."""
+class CachedSchedules:
+    """The schedules of problems in a cache."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
 
     def result(self, problem: Problem, *, gap: float) -> SolveResult | None:
-        """Return the schedule that is known of a problem, as verified now, with its bound."""
+        """Return the cached schedule of a problem, verified now, with its bound.
+
+        None if the cache has none, or the schedule is invalid.
+        """
         content = self._cache.read("schedule", _problem_key(problem))
         if content is None:
             return None
@@ -95,12 +98,12 @@ class Schedules:
             return None
         result = finish(problem, request, outcome, formulation=DEFAULT)
         if result.termination == Termination.STALLED != outcome.termination:
-            # What was proved for a wider gap is no reason to stop at this one.
+            # It stopped at a wider gap: solve again for this one.
             return replace(result, termination=Termination.INTERRUPTED)
         return result
 
-    def keep(self, result: SolveResult) -> None:
-        """Keep a result, where none that is better is known."""
+    def store(self, result: SolveResult) -> None:
+        """Store a result, unless the cache has a better one."""
         problem, schedule = result.problem, result.schedule
         if schedule is None or result.time_limit_s is None:
             return
@@ -117,38 +120,47 @@ class Schedules:
         self._cache.write("schedule", _problem_key(problem), content)
 
 
-class KnownStep(Schedules):
-    """A captured step, and what a cache has of it and shall have."""
+class CachedStep(CachedSchedules):
+    """A captured step with its profiles and costs in a cache.
+
+    Without a folder, or a key for the step, the cache is in memory.
+    """
 
     def __init__(self, cache: Cache, joint: Joint) -> None:
         super().__init__(cache)
         self._joint = joint
         self._key: str | None = None
         if cache.folder is not None:
-            with suppress(UnknownError):
-                self._key = digest(host_key(), _graph_form(joint))
+            with suppress(NoKeyError):
+                self._key = digest(host_key(), _plain_graph(joint))
         if self._key is None:
             self._cache = Cache(None)
 
     def trace(self) -> Trace:
-        """Return the trace: of what is known, else by running the step."""
+        """Return the trace from cached profiles.
+
+        Without these, executes the step to create and store them.
+        """
         joint, key = self._joint, self._key or ""
         content = self._cache.read("step", key)
         with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
             if content is not None:
-                known = {int(k): OpProfile.from_list(values) for k, values in content}
-                return build_trace(joint, build_captured_graph(joint, known=known))
-        parts = build_captured_graph(joint)
-        plain = [[k, observed.to_list()] for k, observed in parts.profiles.items()]
-        self._cache.write("step", key, plain)
-        return build_trace(joint, parts)
+                cached_profiles = {int(k): OpProfile.from_list(values) for k, values in content}
+                return build_trace(joint, build_captured_graph(joint, known=cached_profiles))
+        captured = build_captured_graph(joint)
+        entries = [[k, observed.to_list()] for k, observed in captured.profiles.items()]
+        self._cache.write("step", key, entries)
+        return build_trace(joint, captured)
 
     # -- costs ---------------------------------------------------------------------------------
 
     def profile(
         self, trace: Trace, folder: str | Path | None, measure: Callable[[], Profile]
     ) -> Profile:
-        """Return the profile with pages in a folder: the known one, else what `measure` does."""
+        """Return the measured costs, with pages in a folder: from the cache, else from `measure`.
+
+        Stores a new profile.
+        """
         path = None if folder is None else str(Path(folder).resolve())
         key = digest(self._key, path, describe_split_kernels(trace))
         content = self._cache.read("costs", key)
@@ -157,7 +169,7 @@ class KnownStep(Schedules):
                 return build_profile(
                     trace,
                     times_s=content["times_s"],
-                    paging=_paging(content["paging"]),
+                    paging=_parse_paging(content["paging"]),
                     steps_s=content["steps_s"],
                     threads=content["threads"],
                     origin=MEASURED_BEFORE,
@@ -176,15 +188,17 @@ class KnownStep(Schedules):
 
 
 def _rank(result: SolveResult) -> tuple[float, float]:
+    """Return value and gap of a result, to compare results; smaller is better."""
     value, gap = result.value, result.gap
     return (float("inf") if value is None else value, 1.0 if gap is None else gap)
 
 
-def _paging(content: Any) -> Paging | None:
+def _parse_paging(content: Any) -> Paging | None:
+    """Return the transfer times from their plain values, or None."""
     if content is None:
         return None
-    ways = {name: TransferTime(**content[name]) for name in ("page_in", "page_out")}
-    return Paging(**(content | ways))
+    transfers = {name: TransferTime(**content[name]) for name in ("page_in", "page_out")}
+    return Paging(**(content | transfers))
 
 
 def _problem_key(problem: Problem) -> str:
@@ -193,31 +207,33 @@ def _problem_key(problem: Problem) -> str:
     return digest(__version__, problem.graph.sha256, problem.to_dict(), costs)
 
 
-# -- what a step comes from ------------------------------------------------------------------------
+# -- keys of captured steps -----------------------------------------------------------------------
 
 
-def _graph_form(joint: Joint) -> list[Any]:
-    """Return a captured graph as plain values: operations, arguments, forms of tensors.
+def _plain_graph(joint: Joint) -> list[Any]:
+    """Return a captured graph as plain values: operations, shapes, arguments and results.
 
-    Shapes may depend on values that the model reads: what a mask selects has no size otherwise.
+    Shapes are included because they may depend on values that the model reads, such as masks.
     """
     nodes = list(joint.graph_module.graph.nodes)
     shapes = [[list(tensor.shape) for tensor in tensors_in(node.meta.get("val"))] for node in nodes]
     positions = {node: k for k, node in enumerate(nodes)}
     groups: dict[int, int] = {}
     arguments = []
-    values = list(map(joint.value, joint.arguments))  # held: keys are of the living
+    values = list(map(joint.value, joint.arguments))  # keep alive: keys are memory addresses
     for argument, value in zip(joint.arguments, values, strict=True):
-        form: Any = value_form(value, positions) if not isinstance(value, torch.Tensor) else None
+        description: Any = (
+            plain_value(value, positions) if not isinstance(value, torch.Tensor) else None
+        )
         if isinstance(value, torch.Tensor):
             group = groups.setdefault(storage_key(value), len(groups))
-            form = [
-                *tensor_form(value),
+            description = [
+                *plain_layout(value),
                 group,
                 value.untyped_storage().nbytes(),
                 value.requires_grad,
             ]
-        arguments.append([str(argument.kind), argument.name, positions[argument.node], form])
+        arguments.append([str(argument.kind), argument.name, positions[argument.node], description])
     results = [[str(r.kind), positions[r.node], r.path] for r in joint.results]
-    clip = value_form(joint.clip_grad_norm, positions)
-    return [operations_form(joint.graph_module.graph), shapes, arguments, results, clip]
+    clip = plain_value(joint.clip_grad_norm, positions)
+    return [plain_operations(joint.graph_module.graph), shapes, arguments, results, clip]

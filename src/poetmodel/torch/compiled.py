@@ -1,4 +1,4 @@
-"""A compiled step and its way there: captured, measured, solved, planned, checked against eager."""
+"""A compiled step: captured, measured, solved, planned, and compared with eager PyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from poetmodel.solver import solve
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.guards import Guards, refuse_inference_mode, refuse_inputs
 from poetmodel.torch.capturing.inputs import flatten, input_errors, refuse
-from poetmodel.torch.compile_cache import KnownStep, is_settled
+from poetmodel.torch.compile_cache import CachedStep, is_final_result
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.comparison import check_agreement
 from poetmodel.torch.runtime.convolutions import choose_divisions, divide_convolutions
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileOptions:
-    """Request of `compile`; its parameters describe each field."""
+    """The options of `compile`, which documents each field."""
 
     ram: str | int
     storage: str | Path | None
@@ -72,6 +72,7 @@ class CompileOptions:
     cache: str | Path | bool
 
     def __post_init__(self) -> None:
+        """Check options that need no graph; raise one `InputError` for all."""
         faults = []
         storage: Any = self.storage
         if self.dynamic not in ("error", "retrace"):
@@ -79,7 +80,7 @@ class CompileOptions:
         if not isinstance(storage, str | Path | None) or storage == "":
             faults.append(f"storage: expected a folder, got {shown(storage)}")
         if self.paging and storage is None:
-            faults.append("paging: needs a folder for pages; give storage=, or paging=False")
+            faults.append("paging: needs a folder for pages; set storage=, or paging=False")
         if type(self.accumulate) is not int or self.accumulate < 1:
             faults.append(f"accumulate: expected 1 or more steps, got {shown(self.accumulate)}")
         elif self.accumulate > 1 and self.optimizer is not None:
@@ -91,16 +92,17 @@ class CompileOptions:
             raise InputError(faults)
 
     @property
-    def pages(self) -> bool:
+    def can_page(self) -> bool:
         """Whether tensors may be paged."""
         return self.storage is not None if self.paging is None else self.paging
 
 
 class Compiled:
-    """A step compiled for inputs of one form: traced, costs found, solved, planned, and a program.
+    """A step compiled for one set of input shapes: trace, costs, schedule, plan and program.
 
-    Parameters and errors are those of `poetmodel.torch.compile`; `first` is the same step for the
-    inputs that came first, whose budget is that of all; `tell` gets the stage that begins.
+    Parameters and errors are those of `poetmodel.torch.compile`. `first` is the same step for the
+    first input shapes, whose budget all share. `show_stage` is called with the name of each stage
+    of compilation.
     """
 
     def __init__(
@@ -111,13 +113,13 @@ class Compiled:
         options: CompileOptions,
         *,
         first: Compiled | None = None,
-        tell: Callable[[str], None] = lambda _: None,
+        show_stage: Callable[[str], None] = lambda _: None,
     ) -> None:
         begin = perf_counter()
-        tell("capturing the step")
+        show_stage("capturing the step")
         _check_host(model)
         refuse(type(model).__name__, input_errors(inputs))
-        refuse_inputs(flatten(inputs)[0])  # before PyTorch warns of them
+        refuse_inputs(flatten(inputs)[0])  # before PyTorch's warnings about them
         joint = capture_step(
             model,
             loss_fn,
@@ -126,12 +128,12 @@ class Compiled:
             clip_grad_norm=options.clip_grad_norm,
         )
         joint = replace(joint, accumulate=options.accumulate)
-        self.known = KnownStep(Cache.of(options.cache), joint)
-        """Results of earlier compiles of the step."""
-        self.trace = self.known.trace()
+        self.cached_step = CachedStep(Cache.of(options.cache), joint)
+        """Cached results of earlier compilations of the step."""
+        self.trace = self.cached_step.trace()
         self.guards = Guards(joint)
         self.trace_s = perf_counter() - begin
-        """Time that capturing took, with running it to find tensors and workspaces [s]."""
+        """Time to capture the step, and to execute it for tensors and workspaces [s]."""
         self.keep_all_bytes = keep_all_bytes(self.trace)
         """The peak of tensors and workspaces when everything is kept [B]."""
         self.budget_bytes = self._budget_bytes(options, first)
@@ -139,28 +141,28 @@ class Compiled:
         divided = choose_divisions(self.trace, budget_bytes=self.budget_bytes)
         self.trace = divide_convolutions(self.trace, divided)
         self.scheduled = scheduled_graph(
-            self.trace, budget_bytes=self.budget_bytes, homes=options.pages
+            self.trace, budget_bytes=self.budget_bytes, homes=options.can_page
         )
-        """Solved problem, with `costs`."""
+        """The graph to schedule; with `costs` it is the solved problem."""
         before = perf_counter()
-        tell("finding the costs of operations")
-        costs, self.profile, self.notes = _costs(self.trace, options, self.known)
-        """How the costs came about."""
+        show_stage("finding the costs of operations")
+        costs, self.profile, self.notes = _find_costs(self.trace, options, self.cached_step)
+        """How the costs were found, for display."""
         if divided:
-            told = f"{len(divided)} operations run in parts, with the same bits"
-            self.notes = (*self.notes, told)
+            note = f"{len(divided)} operations are executed in pieces, with the same bits"
+            self.notes = (*self.notes, note)
         self.profile_s = perf_counter() - before
-        """Time that finding the costs took [s]."""
+        """Time to measure or estimate costs [s]."""
         self.costs = scheduled_costs(costs, self.scheduled.graph)
         self.options = options
         self.homes: StateStore | None = None if first is None else first.homes
-        """The state file, of all forms; None while no plan has state on storage."""
-        tell("solving")
-        self.result = self._solved(of_solve(tell))
-        """Result of the solver, and the program that runs."""
-        self.plan, self.check = self._planned(self.result)
-        self.runner = self._runner(self.plan)
-        tell("comparing with eager PyTorch")
+        """The state file, shared by all input shapes; None while all state is in RAM."""
+        show_stage("solving")
+        self.result = self._solve(solve_progress_callback(show_stage))
+        """Result of the solver. `plan` and `runner` execute its schedule."""
+        self.plan, self.check = self._make_plan(self.result)
+        self.runner = self._make_runner(self.plan)
+        show_stage("comparing with eager PyTorch")
         try:
             check_agreement(self.trace, self.runner)
         except BaseException:
@@ -171,33 +173,37 @@ class Compiled:
 
     @property
     def peak_bytes(self) -> int:
-        """The peak that is promised: of the plan, and what is reserved beside it [B]."""
+        """The peak of the plan plus the reserved bytes; executions stay within it [B]."""
         return self.check.peak_ram_bytes + self.scheduled.reserved_bytes
 
     @property
     def device(self) -> str | None:
-        """The device that times of the plan are for; None for those of no named device."""
+        """The device of the plan's times; None without a named device."""
         device = self.costs.device
         return None if device is None else device.name
 
     def _budget_bytes(self, options: CompileOptions, first: Compiled | None) -> int:
-        """Return the budget; a percentage is of the peak of the first form [B].
+        """Return the budget [B].
 
-        The RAM of a host does not depend on its inputs. Where everything was kept, it still is.
+        A percentage refers to the peak of the first input shapes, because the RAM of a host does
+        not depend on inputs. If the first budget permits keeping all tensors, this one does, too.
         """
-        whole = self.keep_all_bytes
+        keep_all_bytes = self.keep_all_bytes
         budget = Budget.parse(options.ram)
         if first is None or budget.share is None:
-            return budget.resolve(whole)
-        keeps = first.budget_bytes >= first.keep_all_bytes
-        return max(first.budget_bytes, whole) if keeps else first.budget_bytes
+            return budget.resolve(keep_all_bytes)
+        first_keeps_all = first.budget_bytes >= first.keep_all_bytes
+        return max(first.budget_bytes, keep_all_bytes) if first_keeps_all else first.budget_bytes
 
     def _problem(self) -> Problem:
-        """Return the problem; its budget is the rest beside the reserved bytes."""
+        """Return the problem to solve, with the budget minus the reserved bytes.
+
+        Raises `BudgetError` if no bytes remain.
+        """
         scheduled, costs, options = self.scheduled, self.costs, self.options
         usable = self.budget_bytes - scheduled.reserved_bytes
         if usable <= 0:
-            raise BudgetError(self._too_little())
+            raise BudgetError(self._budget_message())
         minimize = options.minimize
         if minimize is None:
             minimize = Quantity.TIME if costs.device is None else Quantity.ENERGY
@@ -207,15 +213,19 @@ class Compiled:
             ram=usable,
             deadline=options.deadline,
             recompute=options.recompute,
-            paging=options.pages,
+            paging=options.can_page,
             minimize=minimize,
         )
 
-    def _solved(self, on_progress: Callable[[SolveProgress], None]) -> SolveResult:
-        """Solve with the threads that PyTorch may use, which computes nothing meanwhile."""
+    def _solve(self, on_progress: Callable[[SolveProgress], None]) -> SolveResult:
+        """Solve the problem, or return the cached result if it is final. Stores new results.
+
+        The solver may use PyTorch's threads, because PyTorch computes nothing meanwhile. If there
+        is no schedule, the reason explains the reserved bytes.
+        """
         problem, options = self._problem(), self.options
-        result = known = self.known.result(problem, gap=options.gap)
-        if result is None or not is_settled(result, within_s=options.time_limit):
+        result = known = self.cached_step.result(problem, gap=options.gap)
+        if result is None or not is_final_result(result, time_limit_s=options.time_limit):
             result = solve(
                 problem,
                 threads=torch.get_num_threads(),
@@ -224,29 +234,32 @@ class Compiled:
                 start=None if known is None else known.schedule,
                 on_progress=on_progress,
             )
-            self.known.keep(result)
+            self.cached_step.store(result)
         if result.schedule is None:
             if self.budget_bytes < floor_bytes(self.scheduled):
-                reason = f"{self._too_little()}; of what is not reserved: {result.reason}"
+                reason = f"{self._budget_message()}; without reserved bytes: {result.reason}"
             else:
                 reason = (
-                    f"{result.reason}; that RAM budget is ram={self.budget_bytes:,} B less the "
+                    f"{result.reason}; that RAM budget is ram={self.budget_bytes:,} B minus the "
                     f"{self.scheduled.reserved_bytes:,} B that are reserved; everything is kept at "
                     f"ram={self.keep_all_bytes:,} B"
                 )
             result = replace(result, reason=reason)
         return result
 
-    def _planned(self, result: SolveResult) -> tuple[Plan, PlanCheck]:
-        """Make the plan of a result, and check it."""
+    def _make_plan(self, result: SolveResult) -> tuple[Plan, PlanCheck]:
+        """Return the plan of a result's schedule, with its check."""
         graph, costs = self.scheduled.graph, self.costs
         usable = self.budget_bytes - self.scheduled.reserved_bytes
-        schedule = _settled(graph, result.require_schedule())
+        schedule = _with_free_state(graph, result.require_schedule())
         mode = StorageMode.BLOCKING
         return checked_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=usable)
 
-    def _runner(self, plan: Plan) -> Runner:
-        """Return the runner of a plan; state moves to its homes with the first step."""
+    def _make_runner(self, plan: Plan) -> Runner:
+        """Return the runner of a plan.
+
+        It creates the state file if needed, and stores it in `homes`.
+        """
         runner = Runner(
             self.trace,
             plan,
@@ -260,83 +273,93 @@ class Compiled:
         return runner
 
     def close(self) -> None:
-        """Bring state to RAM, and remove the files."""
+        """Move all state to RAM, and remove the files."""
         self.runner.close()
         if self.homes is not None:
             self.homes.close()
 
-    def _too_little(self) -> str:
-        """Return the reserved part of the budget, and the least usable budget."""
-        scheduled, whole = self.scheduled, self.keep_all_bytes
+    def _budget_message(self) -> str:
+        """Return the message for a budget that is too small, with the smallest usable budget."""
+        scheduled, keep_all_bytes = self.scheduled, self.keep_all_bytes
 
-        def share(size_bytes: int, rounded: Callable[[float], int]) -> str:
-            return f"{size_bytes:,} B ({rounded(1000 * size_bytes / whole) / 10:g}%)"
+        def with_percentage(size_bytes: int, round_number: Callable[[float], int]) -> str:
+            return f"{size_bytes:,} B ({round_number(1000 * size_bytes / keep_all_bytes) / 10:g}%)"
 
         needed = floor_bytes(scheduled) - scheduled.reserved_bytes
-        reserves = "; ".join(f"{what} {size:,} B" for what, size in scheduled.reserves if size)
+        smallest_bytes = min_budget_bytes(self.trace, homes=self.options.can_page)
+        reserves = "; ".join(f"{name} {size:,} B" for name, size in scheduled.reserves if size)
         return (
-            f"ram: {share(self.budget_bytes, round)} is too little: {scheduled.reserved_bytes:,} B "
-            f"are reserved ({reserves}), and operations need {needed:,} B beside that; give at "
-            f"least ram={share(min_budget_bytes(self.trace, homes=self.options.pages), math.ceil)}"
+            f"ram: {with_percentage(self.budget_bytes, round)} is too small: "
+            f"{scheduled.reserved_bytes:,} B are reserved ({reserves}), and operations need "
+            f"another {needed:,} B; set at least ram={with_percentage(smallest_bytes, math.ceil)}"
         )
 
 
-def _settled(graph: Graph, schedule: Schedule) -> Schedule:
-    """Return a schedule with all state in RAM that takes no room there that is not reserved."""
+def _with_free_state(graph: Graph, schedule: Schedule) -> Schedule:
+    """Return the schedule with all state in RAM that needs no bytes beyond the reserved ones.
+
+    Removes the decisions on this state and its replacements.
+    """
     sizes = graph.tensor_bytes
-    more = {i for i in graph.state_tensors if not sizes[i]}.difference(schedule.resident)
-    if not more:
+    free_state = {i for i in graph.state_tensors if not sizes[i]}.difference(schedule.resident)
+    if not free_state:
         return schedule
-    new = graph.replacement_of
-    state = more | {new[i] for i in more if i in new}
-    others: dict[str, Any] = {
+    replacements = graph.replacement_of
+    state = free_state | {replacements[i] for i in free_state if i in replacements}
+    decisions: dict[str, Any] = {
         name: tuple(pair for pair in getattr(schedule, name) if pair[1] not in state)
         for name in ("S_RAM", "S_AUX", "M_in", "M_out")
     }
-    return replace(schedule, resident=tuple(sorted(more.union(schedule.resident))), **others)
+    return replace(
+        schedule, resident=tuple(sorted(free_state.union(schedule.resident))), **decisions
+    )
 
 
 def _check_host(model: torch.nn.Module) -> None:
+    """Raise unless steps can be captured here: no autocast, parameters on the CPU."""
     refuse_inference_mode()
     if torch.is_autocast_enabled("cpu"):
         raise CaptureError(
-            "autocast is on: use it inside of the model and the loss, and compile outside of it"
+            "autocast is active: use it inside the model and the loss, and compile outside of it"
         )
     if not isinstance(model, torch.nn.Module):
-        return  # the capture says so
-    kinds = {parameter.device.type for parameter in model.parameters()} - {"cpu"}
-    if kinds:
+        return  # the capture raises
+    device_types = {parameter.device.type for parameter in model.parameters()} - {"cpu"}
+    if device_types:
         raise InputError(
-            f"{type(model).__name__}: only steps on the cpu can be run, and parameters are on "
-            f"{' and '.join(sorted(kinds))}"
+            f"{type(model).__name__}: steps are only executed on the cpu, and parameters are on "
+            f"{' and '.join(sorted(device_types))}"
         )
 
 
-def _costs(
-    traced: Trace, options: CompileOptions, known: KnownStep
+def _find_costs(
+    trace: Trace, options: CompileOptions, cached_step: CachedStep
 ) -> tuple[Costs, Profile | None, tuple[str, ...]]:
-    """Return the costs of the traced step, its measurement if there was one, and notes on it."""
+    """Return the costs of the step, the profile if they are measured, and notes about them."""
     if options.device is not None:
         device = options.device
         if not isinstance(device, Device):
             device = Device.load(device)
-        costs = Costs.estimate(traced.graph, device)
+        costs = Costs.estimate(trace.graph, device)
         return costs, None, (f"costs: estimated for {costs.source}",)
-    folder = options.storage if options.pages else None
+    folder = options.storage if options.can_page else None
     if folder is not None:
         make_folder(folder)
-    profile = known.profile(
-        traced, folder, partial(measure, traced, folder=folder, max_s=MEASURING_S)
+    profile = cached_step.profile(
+        trace, folder, partial(measure, trace, folder=folder, max_s=MEASURING_S)
     )
     return profile.costs, profile, profile.notes
 
 
-# -- what compiling shows on a terminal --------------------------------------------------------
+# -- progress of compilation on a terminal -----------------------------------------------------
 
 
 @contextmanager
-def stages_shown(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
-    """Give what names the stage; on stderr after some time, and only if that is a terminal."""
+def show_stages(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows the name of the current stage on stderr.
+
+    The display appears after `after_s` seconds. Without a terminal, the function does nothing.
+    """
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -357,10 +380,10 @@ def stages_shown(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
         shown.stop()
 
 
-def of_solve(tell: Callable[[str], None]) -> Callable[[SolveProgress], None]:
-    """Return a callback of a solve that names its gap."""
+def solve_progress_callback(show_stage: Callable[[str], None]) -> Callable[[SolveProgress], None]:
+    """Return a progress callback for `solve` that shows the gap as the current stage."""
 
-    def solved_so_far(progress: SolveProgress) -> None:
-        tell("solving" if progress.gap is None else f"solving, gap {progress.gap:.2%}")
+    def show_gap(progress: SolveProgress) -> None:
+        show_stage("solving" if progress.gap is None else f"solving, gap {progress.gap:.2%}")
 
-    return solved_so_far
+    return show_gap

@@ -1,4 +1,4 @@
-"""Exceptions of the PyTorch front end, and what others say."""
+"""Exceptions of the PyTorch front end, and conversion of other exceptions and warnings."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import FrameType
 
-LEAST: Final = "2.9"
-"""Oldest release whose capture says what goes in and out."""
+MIN_TORCH: Final = "2.9"
+"""Oldest supported release of PyTorch: its exported graphs describe all inputs and outputs."""
 
 RAISED: Final = (Exception,)
-"""Exceptions of a user's or PyTorch's code: anything, also classes of a user's own."""
+"""Exception classes that code of users or of PyTorch may raise."""
 
 
 EXECUTORCH: Final = "1.5"
-"""The release of ExecuTorch whose programs are made."""
+"""The supported release of ExecuTorch."""
 
 
 class CaptureError(InputError):
@@ -44,26 +44,29 @@ class CaptureError(InputError):
 
 
 class ForbiddenError(RuntimeError):
-    """Something that no step may do; its text has ``{where}`` for the place."""
+    """An operation that no step may execute. Its message has ``{where}`` for the source line."""
 
 
-def foreign(how: str) -> ForbiddenError:
-    """Return the error where a tensor of nobody is changed, or would need a gradient."""
+def foreign_tensor_error(how: str) -> ForbiddenError:
+    """Return the error for a tensor that is changed or needs a gradient, but belongs to no module.
+
+    `how` is the predicate of the message, such as "is changed".
+    """
     return ForbiddenError(
-        f"a tensor that is no parameter, buffer or input {how}{{where}}, and can only be a "
+        f"a tensor that is no parameter, buffer or input {how}{{where}}, but can only be a "
         "constant of a compiled step; make it a parameter or a buffer of the module "
         "(register_buffer), or one of the inputs"
     )
 
 
 class PageError(PoetModelError, OSError):
-    """A page could not be written, read, or trusted; the step was undone."""
+    """A page could not be written, read or verified. The step has no effect."""
 
 
 def require_torch() -> str:
     """Return the version of the installed PyTorch.
 
-    Raises `BackendUnavailableError` if it is missing or older than `LEAST`.
+    Raises `BackendUnavailableError` if it is missing or older than `MIN_TORCH`.
     """
     from packaging.version import Version
 
@@ -72,67 +75,66 @@ def require_torch() -> str:
     except PackageNotFoundError:
         raise BackendUnavailableError(
             "PyTorch is not installed, and tracing needs it: pip install 'poetmodel[torch]' "
-            f"(torch {LEAST} or newer)"
+            f"(torch {MIN_TORCH} or newer)"
         ) from None
-    if Version(installed).release < Version(LEAST).release:
+    if Version(installed).release < Version(MIN_TORCH).release:
         raise BackendUnavailableError(
-            f"PyTorch {installed} is too old: tracing needs torch {LEAST} or newer"
+            f"PyTorch {installed} is too old: tracing needs torch {MIN_TORCH} or newer"
         )
     return installed
 
 
-def require_package(package: str, what: str, *, extra: str | None = None) -> None:
+def require_package(package: str, purpose: str, *, extra: str | None = None) -> None:
     """Raise `MissingExtraError` unless a package of an extra is installed.
 
-    The name of the extra is by default that of the package.
+    `purpose` is the subject of the message. The extra's name is by default that of the package.
     """
     if find_spec(package) is None:
         raise MissingExtraError(
-            f"{what} needs the package {package}, not installed here; "
+            f"{purpose} needs the package {package}, not installed here; "
             f'pip install "poetmodel[{extra or package}]" installs it'
         )
 
 
 def require_executorch() -> None:
-    """Raise `BackendUnavailableError` unless the release of ExecuTorch is there that is used."""
+    """Raise `BackendUnavailableError` unless the supported release of ExecuTorch is installed."""
     advice = "pip install 'poetmodel[executorch]'"
     try:
         installed = version("executorch")
     except PackageNotFoundError:
         raise BackendUnavailableError(
-            f"ExecuTorch is not installed, and its programs are made with it: {advice}"
+            f"ExecuTorch is not installed, and writing its programs needs it: {advice}"
         ) from None
     if not installed.startswith(f"{EXECUTORCH}."):
         raise BackendUnavailableError(
-            f"ExecuTorch {installed} is installed, and programs are made with {EXECUTORCH}: "
-            f"{advice}"
+            f"ExecuTorch {installed} is installed, and programs need release {EXECUTORCH}: {advice}"
         )
 
 
 @contextmanager
 def explained(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
-    """Turn what is raised inside into a `CaptureError` that says where and what to do.
+    """Convert exceptions raised inside to `CaptureError` with a source line and advice.
 
-    `trail` has the modules that run when something is raised, the innermost one last: that is said
-    where no line of the user's code is known.
+    `trail` has the names of the modules being called, the innermost last; the message has the last
+    one if no line of the user's code is known. Our own exceptions pass unchanged.
     """
     try:
         yield
     except PoetModelError:
         raise
     except RAISED as error:
-        # What PyTorch does to clean up may fail in its turn: the first failure counts.
-        for link in chain(error):
+        # PyTorch's cleanup may fail after our exception: raise the original one.
+        for link in exception_chain(error):
             if isinstance(link, PoetModelError):
                 raise link from None
-        line = user_place(error)
+        line = user_line_of_error(error)
         where = f" at {line}" if line else f" in {trail[-1]}" if trail else ""
-        raise CaptureError(f"{subject}: {_reason(error, where)}") from error
+        raise CaptureError(f"{subject}: {_capture_message(error, where)}") from error
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what other libraries warn and log about their own code to themselves."""
+    """Suppress warnings and log messages of other libraries inside."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -142,77 +144,79 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-_MEMORY: Final = ("can't allocate memory", "not enough memory", "out of memory")
+_MEMORY_MARKS: Final = ("can't allocate memory", "not enough memory", "out of memory")
 _MEMORY_ADVICE: Final = (
-    "compile runs whole steps on the example inputs, also as PyTorch does: it needs the memory of "
-    "ordinary training; free some, or give a smaller batch"
+    "compile executes whole steps on the example inputs, also in eager PyTorch: it needs the "
+    "memory of ordinary training; free some, or use a smaller batch"
 )
-_NUMPY: Final = (".numpy() is not supported", "numpy() on", "__array__", "data pointer")
+_NUMPY_MARKS: Final = (".numpy() is not supported", "numpy() on", "__array__", "data pointer")
 _DATA_DEPENDENT: Final = frozenset(
     ("DataDependentOutputException", "GuardOnDataDependentSymNode", "UserError")
 )
-_COMPILED: Final = ("torchinductor", "_inductor")
-"""Part of the paths of code that ``torch.compile`` makes."""
-_LONGEST: Final = 300
-"""Most characters of another's message that are repeated."""
+_INDUCTOR_MARKS: Final = ("torchinductor", "_inductor")
+"""Substrings of paths of code that ``torch.compile`` generates."""
+_MAX_MESSAGE: Final = 300
+"""Maximum characters of another library's message to repeat."""
 
 
-def _is_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or any(mark in str(error) for mark in _MEMORY)
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception reports exhausted memory."""
+    return isinstance(error, MemoryError) or any(mark in str(error) for mark in _MEMORY_MARKS)
 
 
-def _reason(error: BaseException, where: str) -> str:
-    """Return the part that cannot be captured, its place, and a remedy."""
-    kinds = {kind.__name__ for link in chain(error) for kind in type(link).__mro__}
-    operators = (getattr(link, "func", None) for link in chain(error))
+def _capture_message(error: BaseException, where: str) -> str:
+    """Return a message with the operation that cannot be captured, its source line, and advice."""
+    kinds = {kind.__name__ for link in exception_chain(error) for kind in type(link).__mro__}
+    operators = (getattr(link, "func", None) for link in exception_chain(error))
     operation = next(filter(None, operators), "an operation")
     text = " ".join(str(error).split())
     if isinstance(error, ForbiddenError):
         return str(error).format(where=where)
-    if _is_memory(error):
+    if _is_out_of_memory(error):
         return f"there is not enough memory{where}; {_MEMORY_ADVICE}"
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     if any(
-        code.co_name == "compile_wrapper" or any(mark in code.co_filename for mark in _COMPILED)
+        code.co_name == "compile_wrapper"
+        or any(mark in code.co_filename for mark in _INDUCTOR_MARKS)
         for code in codes
     ):
         return (
             f"a function that is called{where} is compiled (torch.compile), and its operations "
-            "cannot be captured; give the function that it was made of"
+            "cannot be captured; call the original function"
         )
-    if any(mark in text for mark in _NUMPY):
+    if any(mark in text for mark in _NUMPY_MARKS):
         return (
-            f".numpy() or the like{where} cannot be captured; stay with torch operations, or "
+            f".numpy() or a similar conversion{where} cannot be captured; use torch operations, or "
             "convert outside of the step"
         )
     if "mutating a non-functional tensor" in text:
-        return str(foreign("is changed")).format(where=where)
+        return str(foreign_tensor_error("is changed")).format(where=where)
     if "did not receive a gradient" in text:
         return (
-            "a parameter that requires a gradient gets none, for the loss does not depend on it; "
-            "freeze what is not used (requires_grad_(False)), or leave it out"
+            "a parameter that requires a gradient gets none, because the loss does not depend on "
+            "it; freeze unused parameters (requires_grad_(False)), or leave them out"
         )
     if "DynamicOutputShapeException" in kinds:
         return (
-            f"the shape that {operation} makes{where} depends on values and cannot be captured; "
+            f"the output shape of {operation}{where} depends on values and cannot be captured; "
             "shapes must not depend on values: multiply by the mask, or use torch.where or "
             "masked_fill"
         )
     if kinds & _DATA_DEPENDENT:
         return (
             f"{operation}{where} reads a tensor's value (an if, .item(), float(), ...) and cannot "
-            "be captured: it depends on parameters, or on more than inputs and buffers; choose "
+            "be captured: it depends on parameters, or on more than inputs and buffers; select "
             "with torch.where, or compute the value outside of the step"
         )
-    reason = text[:_LONGEST].rstrip(".") + ("..." if len(text) > _LONGEST else "")
+    reason = text[:_MAX_MESSAGE].rstrip(".") + ("..." if len(text) > _MAX_MESSAGE else "")
     return (
         f"capture stopped{where} with {type(error).__name__}: {reason}; try one ordinary training "
         "step first, and replace what cannot be traced"
     )
 
 
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that it was raised from."""
+def exception_chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and its causes or contexts."""
     link: BaseException | None = error
     seen: set[int] = set()
     while link is not None and id(link) not in seen:
@@ -221,51 +225,54 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
-def user_place(error: BaseException) -> str | None:
-    """Return the innermost line that belongs neither to PyTorch nor to this package."""
-    return _users(reversed(list(traceback.walk_tb(error.__traceback__))))
+def user_line_of_error(error: BaseException) -> str | None:
+    """Return the innermost line of a traceback that belongs to neither PyTorch nor this package.
+
+    It has the file, the line number and the text; None if there is none.
+    """
+    return _first_user_line(reversed(list(traceback.walk_tb(error.__traceback__))))
 
 
-def user_line(frame: FrameType, *, within: str | None = None) -> str | None:
-    """Return the innermost such line that runs now, from a frame outwards.
+def running_user_line(frame: FrameType, *, within: str | None = None) -> str | None:
+    """Return the innermost line of user code on the stack, from a frame outwards.
 
-    Frames are looked at up to the first one of the file `within`.
+    The search ends before the first frame of the file `within`. None if there is none.
     """
     frames = traceback.walk_stack(frame)
-    return _users(takewhile(lambda place: place[0].f_code.co_filename != within, frames))
+    return _first_user_line(takewhile(lambda place: place[0].f_code.co_filename != within, frames))
 
 
-def _users(frames: Iterable[tuple[FrameType, int]]) -> str | None:
-    """Return the first line of a user's code."""
+def _first_user_line(frames: Iterable[tuple[FrameType, int]]) -> str | None:
+    """Return the first line of user or library code among frames; None if there is none."""
     for frame, line in frames:
         path = frame.f_code.co_filename
-        if origin_of(path) in (CodeOrigin.USER, CodeOrigin.LIBRARY):
-            return shown_line(path, line)
+        if code_origin(path) in (CodeOrigin.USER, CodeOrigin.LIBRARY):
+            return format_source_line(path, line)
     return None
 
 
-def shown_line(path: str, line: int) -> str:
-    """Return a line of code for people: its file, its number and its text."""
+def format_source_line(path: str, line: int) -> str:
+    """Format a line of code for display: file, line number and text."""
     text = linecache.getline(path, line).strip()
     return f"{path}:{line}" + (f" ({text})" if text else "")
 
 
 class CodeOrigin(StrEnum):
-    """Whose code a file has."""
+    """The origin of the code in a file."""
 
     USER = "user"
     LIBRARY = "library"
-    """Of an installed package."""
+    """An installed package."""
     GENERATED = "generated"
-    """Of no file: made by a dataclass, by torch.fx, or by torch.compile."""
+    """Without a file: generated by dataclasses, torch.fx or torch.compile."""
     STANDARD = "standard library"
     TORCH = "torch"
     OWN = "poetmodel"
 
 
 @cache
-def origin_of(path: str) -> CodeOrigin:
-    """Return whose code the file of a code object has."""
+def code_origin(path: str) -> CodeOrigin:
+    """Return the origin of the code in a file, by the path of its code object."""
     file = Path(path)
     if path.startswith("<frozen "):
         return CodeOrigin.STANDARD

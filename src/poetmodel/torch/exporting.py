@@ -1,4 +1,4 @@
-"""``export``: a module, its loss and a budget become a folder of C."""
+"""``export``: a module, its loss and a budget become a folder of C code."""
 
 from __future__ import annotations
 
@@ -38,25 +38,26 @@ def export(
     Parameters
     ----------
     model, loss_fn, inputs
-        As for `compile`; the shapes of the inputs are those of every batch. Those of type
-        ``torch.uint8`` or ``torch.int8`` stay bytes: what the model makes of each is looked up.
+        As for `compile`; every batch has the shapes of the inputs. Inputs of type ``torch.uint8``
+        or ``torch.int8`` stay bytes: the model's function of each byte becomes a lookup table.
     folder : str or Path
-        Where to write; made if it is not there.
+        Folder to write; created if missing.
     name : str, optional
         Name of the step; by default the class of `model`.
     optimizer : torch.optim.Optimizer, optional
-        Update parameters as it would: one that `trace` takes, all its groups and their settings
-        included. Without it the step hands out gradients.
+        Include the updates of this optimizer, with all its parameter groups and settings; one that
+        `trace` supports. Without an optimizer, the step returns gradients.
     clip_grad_norm : float, optional
-        Clip the norm of all gradients together. Needs an `optimizer`.
+        Clip the common norm of all gradients. Needs an `optimizer`.
     accumulate : int
-        Over how many batches gradients are summed before an update, as by ``(loss / n).backward()``
-        for each: ``pm_step`` takes one of them, and each n-th call updates. The sums are state.
+        Number of batches whose gradients are summed before an update, as by ``(loss /
+        n).backward()`` for each: ``pm_step`` computes one batch, and each n-th call updates. The
+        sums are state.
     infer : bool
-        Export ``pm_infer`` too: the forward pass of `model` in evaluation mode, with the state as
-        it is after any number of steps. It writes what the model returns.
+        Also export ``pm_infer``: the forward pass of `model` in evaluation mode with the current
+        state, after any number of steps. It writes the outputs of the model.
     evaluate : bool
-        Export ``pm_evaluate`` too: loss and number of correct classes of a batch in evaluation
+        Also export ``pm_evaluate``: loss and number of correct classes of a batch in evaluation
         mode. With ``commit`` also ``pm_keep_best`` and ``pm_restore_best``.
     **options
         As for `poetmodel.export.exporting.export_step`: ``ram``, ``device``, ``profile``,
@@ -67,18 +68,19 @@ def export(
     Returns
     -------
     Deployment
-        What was written, with the result of the solve.
+        The written files, with the result of the solve.
 
     Raises
     ------
     InputError
-        If an option has no such value, or `accumulate` no optimizer.
+        If an option has an invalid value, or `accumulate` is given without an optimizer.
     CaptureError
-        If the step cannot be captured, or an operator has no kernel: names each, and its module.
+        If the step cannot be captured, or an operator has no kernel; the message names each, and
+        its module.
     BudgetError
-        If the RAM leaves no room for any schedule.
+        If no schedule fits in the RAM.
     NoScheduleError
-        If no schedule keeps the limits, or none was found in time.
+        If no schedule meets the limits, or none was found in time.
     """
     board = check_export(Path(folder), **options)
     check_weight_bytes(trained_weight_bytes(model), board)
@@ -95,20 +97,25 @@ def export(
         step = with_inference(step, model, loss_fn, inputs)
     if evaluate:
         step = with_evaluation(step, model, loss_fn, inputs)
-    several = accumulate if accumulate > 1 else None
-    named = {"name": name, "clip_grad_norm": clip_grad_norm, "accumulate": several}
-    shown: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
-    shown |= {**options, **({"infer": True} if infer else {})}
-    shown |= {"evaluate": True} if evaluate else {}
-    options.setdefault("command", _command(optimizer, shown, folder))
+    stated_accumulate = accumulate if accumulate > 1 else None
+    stated = {"name": name, "clip_grad_norm": clip_grad_norm, "accumulate": stated_accumulate}
+    stated_options: dict[str, Any] = {
+        key: value for key, value in stated.items() if value is not None
+    }
+    stated_options |= {**options, **({"infer": True} if infer else {})}
+    stated_options |= {"evaluate": True} if evaluate else {}
+    options.setdefault("command", _export_command(optimizer, stated_options, folder))
     return export_step(step, Path(folder), infer=infer, evaluate=evaluate, **options)
 
 
-def _command(
+def _export_command(
     optimizer: torch.optim.Optimizer | None, options: dict[str, Any], folder: str | Path
 ) -> str:
-    """Return Python that exports again, where model, loss, inputs and optimizer are there."""
-    given = "" if optimizer is None else ", optimizer=optimizer"
-    given += "".join(f", {key}={' '.join(repr(x).split())}" for key, x in options.items())
-    call = f"pmt.export(model, loss_fn, inputs, folder={str(folder)!r}{given})"
+    """Return Python code that repeats the export.
+
+    It refers to model, loss, inputs and optimizer by name.
+    """
+    arguments = "" if optimizer is None else ", optimizer=optimizer"
+    arguments += "".join(f", {key}={' '.join(repr(x).split())}" for key, x in options.items())
+    call = f"pmt.export(model, loss_fn, inputs, folder={str(folder)!r}{arguments})"
     return f"import poetmodel.torch as pmt\n\n{call}"

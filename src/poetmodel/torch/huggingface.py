@@ -1,4 +1,4 @@
-"""Hugging Face: a ``transformers.Trainer`` whose training steps keep a RAM budget."""
+"""Hugging Face: a ``transformers.Trainer`` whose training steps stay within a RAM budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import transformers
 
 from poetmodel.errors import InputError
 from poetmodel.torch.compilation import Step, compile
-from poetmodel.torch.wrapping import OPTIONS, frozen, refuse_processes, with_loss
+from poetmodel.torch.wrapping import OPTIONS, forbid_reads, loss_module, refuse_processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,10 +24,10 @@ _REMEDY: Final = (
 class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     """A ``transformers.Trainer`` that compiles its training step on the first batch.
 
-    Forward pass, loss and backward pass keep the budget. All else is as ever: accumulation of
-    gradients, clipping, schedules, evaluation, callbacks, checkpoints and how they are resumed, and
-    a ``compute_loss`` of a subclass. Batches of other shapes, such as the last one of an epoch, are
-    compiled for when they come.
+    Forward pass, loss and backward pass stay within the budget. Other behaviour is unchanged:
+    accumulation of gradients, clipping, schedules, evaluation, callbacks, checkpoints and resuming,
+    and ``compute_loss`` of a subclass. Batches of other shapes, such as the last one of an epoch,
+    are compiled when they first occur.
 
     Parameters
     ----------
@@ -36,9 +36,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     ram : str or int
         As for `poetmodel.torch.compile`.
     whole_step : bool
-        Make the updates of the optimizer, and clipping, a part of the step: the budget counts
-        parameters, gradients and the state of the optimizer too. One that `poetmodel.torch.trace`
-        takes, without accumulation; no norm of gradients is logged.
+        Include clipping and the optimizer's updates in the step: the budget also counts parameters,
+        gradients and the state of the optimizer. Needs an optimizer that `poetmodel.torch.trace`
+        supports, and no accumulation; the norm of gradients is not logged.
     **options
         Other parameters of `poetmodel.torch.compile`, such as ``storage``, and of
         ``transformers.Trainer``. By default ``dynamic="retrace"``.
@@ -46,18 +46,19 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     Raises
     ------
     CaptureError, BudgetError, NoScheduleError, InputError
-        In ``train()``, as by `poetmodel.torch.compile`; at once in several processes.
+        In ``train()``, as by `poetmodel.torch.compile`; in the constructor if several processes
+        train.
     """
 
     def __init__(
         self, *args: Any, ram: str | int, whole_step: bool = False, **options: Any
     ) -> None:
         refuse_processes("poetmodel's Trainer", _REMEDY)
-        own = {key: options.pop(key) for key in OPTIONS.intersection(options)}
-        self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **own}
+        compile_options = {key: options.pop(key) for key in OPTIONS.intersection(options)}
+        self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **compile_options}
         self.step: Step | None = None
         """The compiled step; None before the first batch."""
-        self._stepped: torch.nn.Module | None = None
+        self._compiled_model: torch.nn.Module | None = None
         self._whole_step = whole_step
         super().__init__(*args, **options)
         if whole_step and self.args.gradient_accumulation_steps > 1:
@@ -67,13 +68,13 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
             )
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as ever; state that is on storage comes back to RAM at the end."""
+        """Train; afterwards all state on storage is moved to RAM."""
         try:
             return super().train(*args, **kwargs)
         finally:
             if self._whole_step and self.step is not None:
                 self.step.close()
-                self._stepped = None
+                self._compiled_model = None
 
     def training_step(
         self,
@@ -81,28 +82,35 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         inputs: Mapping[str, Any],
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """Run one step on a batch: fill ``.grad`` (accumulating), and return the loss."""
+        """Execute one step on a batch: accumulate gradients in ``.grad``, and return the loss.
+
+        Compiles the step on the first batch, and again for another model.
+        """
         model.train()
         if num_items_in_batch is not None:
             num_items_in_batch = torch.as_tensor(num_items_in_batch)
-        # As tensors these are no part of the program: other numbers need no other step.
+        # As tensors, these are inputs: other values do not need another compilation.
         accumulated = torch.tensor(self.current_gradient_accumulation_steps)
         batch = (dict(self._prepare_inputs(inputs)), num_items_in_batch, accumulated)
-        if self.step is None or self._stepped is not model:
+        if self.step is None or self._compiled_model is not model:
             if self.step is not None:
                 self.step.close()
             self.step = compile(
-                with_loss(model, self._loss), None, batch, **self._options, **self._updates()
+                loss_module(model, self._loss),
+                None,
+                batch,
+                **self._options,
+                **self._optimizer_options(),
             )
-            self._stepped = model
+            self._compiled_model = model
         loss: torch.Tensor = self.step(*batch)
         return loss
 
-    def _updates(self) -> dict[str, Any]:
-        """Return the optimizer of the step, and how it clips, where they are a part of it."""
+    def _optimizer_options(self) -> dict[str, Any]:
+        """Return the options for optimizer and clipping; empty unless `whole_step`."""
         if not self._whole_step:
             return {}
-        # Accelerate wraps it.
+        # Accelerate wraps the optimizer.
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         return {"optimizer": optimizer, "clip_grad_norm": self.args.max_grad_norm or None}
 
@@ -119,7 +127,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         num_items_in_batch: torch.Tensor | None,
         accumulated: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the tensor that ``transformers.Trainer.training_step`` differentiates."""
+        """Return the tensor that ``transformers.Trainer.training_step`` differentiates.
+
+        Intercepts its backward pass. Raises `CaptureError` if a ``compute_loss`` reads counters.
+        """
         losses: list[torch.Tensor] = []
 
         def backward(loss: torch.Tensor, **_: Any) -> None:
@@ -127,7 +138,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
 
         method = f"{type(model).__name__}: compute_loss"
         with (
-            frozen(self.state, "epoch", "global_step", method=method),
+            forbid_reads(self.state, "epoch", "global_step", method=method),
             patch.object(self.accelerator, "backward", backward),
             patch.object(self, "current_gradient_accumulation_steps", accumulated),
         ):

@@ -1,4 +1,4 @@
-"""Lightning: a strategy for automatic optimization whose training steps keep a RAM budget."""
+"""Lightning: a strategy for automatic optimization with training steps within a RAM budget."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.wrapping import (
     OPTIONS,
     LoopKeywords,
-    frozen,
+    forbid_reads,
+    loss_module,
     refuse_processes,
-    with_loss,
 )
 
 if TYPE_CHECKING:
@@ -33,21 +33,22 @@ _REMEDY: Final = (
 
 
 class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
-    """A strategy for one processor that compiles ``training_step`` on the first batch.
+    """A strategy for one CPU process that compiles ``training_step`` on the first batch.
 
-    ``lightning.Trainer(strategy=Strategy(ram="60%"))``. Forward pass, loss and backward pass keep
-    the budget. Accumulation, clipping, schedules, validation, callbacks, hooks and checkpoints are
-    Lightning's. The Python code of ``training_step`` runs once for each compilation; what it logs
-    and returns is that of each batch. Batches of other shapes are compiled for when they come.
+    ``lightning.Trainer(strategy=Strategy(ram="60%"))``. Forward pass, loss and backward pass stay
+    within the budget. Lightning itself does accumulation, clipping, schedules, validation,
+    callbacks, hooks and checkpoints. The Python code of ``training_step`` is executed once for each
+    compilation; its logged and returned values are those of each batch. Batches of other shapes are
+    compiled when they first occur.
 
     Parameters
     ----------
     ram : str or int
         As for `poetmodel.torch.compile`.
     whole_step : bool
-        Make the updates of the optimizer, and clipping, a part of the step: the budget counts
-        parameters, gradients and the state of the optimizer too. One optimizer that
-        `poetmodel.torch.trace` takes, without accumulation; hooks find no gradients.
+        Include clipping and the optimizer's updates in the step: the budget also counts parameters,
+        gradients and the state of the optimizer. Needs one optimizer that `poetmodel.torch.trace`
+        supports, and no accumulation; hooks find no gradients.
     accelerator, checkpoint_io, precision_plugin
         As for ``lightning.pytorch.strategies.SingleDeviceStrategy``.
     **options
@@ -57,7 +58,8 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     Raises
     ------
     CaptureError, BudgetError, NoScheduleError, InputError
-        In ``fit()``, as by `poetmodel.torch.compile`; at once in several processes.
+        In ``fit()``, as by `poetmodel.torch.compile`; in the constructor if several processes
+        train.
     """
 
     def __init__(
@@ -77,42 +79,46 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **options}
         self.step: Step | None = None
         """The compiled step; None before the first batch."""
-        self._stepped: Any = None
+        self._compiled_module: Any = None
         self._whole_step = whole_step
         self._loop: Any = None
         self._gradients: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-        """Those of a step that wait for the backward pass of Lightning."""
+        """Gradients of the last step, until Lightning's backward pass."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run forward and backward pass; return what ``training_step`` returns, detached."""
+        """Execute forward and backward pass; return the result of ``training_step``, detached.
+
+        Compiles on the first batch, stores the gradients for `backward`, and logs the values of the
+        batch.
+        """
         module: Any = self.lightning_module
         if not module.automatic_optimization:
             raise CaptureError(
-                f"{type(module).__name__}: manual optimization does its backward pass itself; "
+                f"{type(module).__name__}: manual optimization executes its own backward pass; "
                 "compile a step of the model (poetmodel.torch.compile) and call it in training_step"
             )
         self._loop = trainer = module.trainer
-        every = trainer.accumulate_grad_batches
+        accumulated_batches = trainer.accumulate_grad_batches
         batch, *places = (*args, *kwargs.values())
-        given = {
+        step_inputs = {
             "batch": batch,
-            # As tensors these are no part of the program: other numbers need no other step.
+            # As tensors, these are inputs: other values do not need another compilation.
             "places": list(map(torch.tensor, places)),
-            "every": torch.tensor(every),
+            "every": torch.tensor(accumulated_batches),
         }
-        # Gradients that Lightning clears after the forward pass, and before the backward pass.
-        begins = trainer.fit_loop.batch_idx % every == 0
-        if begins:
+        # Lightning clears gradients between forward and backward pass.
+        is_first = trainer.fit_loop.batch_idx % accumulated_batches == 0
+        if is_first:
             module.zero_grad(set_to_none=True)
-        with patch.object(module, "_trainer", None):  # no part of the model
-            if self.step is None or self._stepped is not module:
-                updates = self._updates(trainer) if self._whole_step else {}
+        with patch.object(module, "_trainer", None):  # exclude it from the capture
+            if self.step is None or self._compiled_module is not module:
+                updates = self._optimizer_options(trainer) if self._whole_step else {}
                 self.step = compile(
-                    with_loss(module, self._loss), None, given, **self._options, **updates
+                    loss_module(module, self._loss), None, step_inputs, **self._options, **updates
                 )
-                self._stepped = module
-            output = self.step(**given)
-        if begins:
+                self._compiled_module = module
+            output = self.step(**step_inputs)
+        if is_first:
             self._gradients = [(p, p.grad) for p in module.parameters() if p.grad is not None]
             module.zero_grad(set_to_none=True)
         for entry in output["logged"]:
@@ -120,38 +126,38 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         return output["returned"]
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Hand out the gradients of the step, with all hooks around it."""
+        """Set the gradients of the step in place of a backward pass, with Lightning's hooks."""
 
-        def hand_out(*_: Any, **__: Any) -> None:
+        def set_gradients(*_: Any, **__: Any) -> None:
             for parameter, gradient in self._gradients:
                 parameter.grad = gradient
             self._gradients = []
 
-        with patch.object(self.precision_plugin, "backward", hand_out):
+        with patch.object(self.precision_plugin, "backward", set_gradients):
             loss: torch.Tensor = super().backward(closure_loss, *args, **kwargs)
         return loss
 
     def teardown(self) -> None:
-        """End as ever; state that is on storage comes back to RAM."""
+        """Tear down; state on storage is moved to RAM."""
         if self._whole_step and self.step is not None:
             self.step.close()
-            self._stepped = None
+            self._compiled_module = None
         super().teardown()
 
-    def _updates(self, trainer: Any) -> dict[str, Any]:
-        """Return the optimizer of the step, and how it clips.
+    def _optimizer_options(self, trainer: Any) -> dict[str, Any]:
+        """Return the options for the optimizer and clipping.
 
-        Raises `InputError` where a step cannot do what the trainer is to.
+        Raises `InputError` if a step does not support the trainer's options.
         """
-        faults = []
+        errors = []
         if len(self.optimizers) != 1:
-            faults.append(f"expected one optimizer, got {len(self.optimizers)}")
+            errors.append(f"expected one optimizer, got {len(self.optimizers)}")
         if trainer.accumulate_grad_batches > 1:
-            faults.append("each step updates at once; leave accumulate_grad_batches out")
+            errors.append("each step updates at once; leave accumulate_grad_batches out")
         if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
-            faults.append("gradients can be clipped by their norm, not by value")
-        if faults:
-            raise InputError(f"whole_step: {fault}" for fault in faults)
+            errors.append("gradients can be clipped by their norm, not by value")
+        if errors:
+            raise InputError(f"whole_step: {fault}" for fault in errors)
         return {
             "optimizer": self.optimizers[0],
             "clip_grad_norm": trainer.gradient_clip_val or None,
@@ -160,40 +166,42 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     def _loss(
         self, module: Any, batch: Any, places: list[torch.Tensor], every: torch.Tensor
     ) -> dict[str, Any]:
-        """Return the tensor to differentiate, the returned value, and the logged values."""
-        with self._attached(module) as logged, self.precision_plugin.train_step_context():
+        """Return the loss divided for accumulation, the returned value, and the logged values."""
+        with self._attach_trainer(module) as logged, self.precision_plugin.train_step_context():
             returned = module.training_step(batch, *places)
         name = type(module).__name__
         if returned is None:
             raise CaptureError(
-                f"{name}: training_step returned None, and a compiled step cannot be left out; "
-                "leave such batches out of the data, or return a loss of 0 that has a gradient"
+                f"{name}: training_step returned None, and a compiled step cannot be skipped; "
+                "remove such batches from the data, or return a loss of 0 that has a gradient"
             )
         return {"loss": find_loss(name, returned) / every, "returned": returned, "logged": logged}
 
     @contextmanager
-    def _attached(self, module: Any) -> Iterator[list[dict[str, Any]]]:
-        """Give a module its trainer for a while; yield what it logs meanwhile.
+    def _attach_trainer(self, module: Any) -> Iterator[list[dict[str, Any]]]:
+        """Attach the trainer to the module inside; yield a list that collects its logged values.
 
-        Raises `CaptureError` where it logs or reads what would stay as it is now.
+        Raises `CaptureError` if it logs other values than tensors, or reads counters: a compiled
+        step would repeat them.
         """
         name, trainer = type(module).__name__, self._loop
-        known, logged = signature(type(module).log), []
+        signature_of_log, logged = signature(type(module).log), []
 
         def log(*args: Any, **kwargs: Any) -> None:
-            entry = known.bind(module, *args, **kwargs).arguments
+            """Record the arguments of a call of ``log``; raise for values that are no tensors."""
+            entry = signature_of_log.bind(module, *args, **kwargs).arguments
             del entry["self"]
             if not isinstance(entry["value"], torch.Tensor):
                 raise CaptureError(
                     f"{name}: training_step logs {entry['name']!r}, a "
-                    f"{type(entry['value']).__name__}, which would stay as it is in each step; log "
-                    "a tensor, or log it outside of training_step (on_train_batch_end)"
+                    f"{type(entry['value']).__name__}, which would never change in a compiled "
+                    "step; log a tensor, or log it outside of training_step (on_train_batch_end)"
                 )
             logged.append(entry)
 
         with (
             patch.object(module, "_trainer", trainer),
             patch.object(module, "log", log),
-            frozen(trainer, "current_epoch", "global_step", method=f"{name}: training_step"),
+            forbid_reads(trainer, "current_epoch", "global_step", method=f"{name}: training_step"),
         ):
             yield logged

@@ -1,4 +1,4 @@
-"""``module:function``: where the command line finds a user's model, loss and inputs."""
+"""``module:function``: import a user's model, loss and inputs for the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from poetmodel.errors import InputError, shown
-from poetmodel.torch.errors import RAISED, require_torch, user_place
+from poetmodel.torch.errors import RAISED, require_torch, user_line_of_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,23 +19,28 @@ if TYPE_CHECKING:
 
     import torch
 
-_PLACE: Final = "module:function or path/file.py:function"
-FORM: Final = f"{_PLACE}, a function without arguments that returns (model, loss_fn, inputs)"
-"""Form of a target."""
-_LOSS: Final = f"{_PLACE}, a function of an output and its target"
-"""Form of a loss of one's own."""
+_LOCATION: Final = "module:function or path/file.py:function"
+TARGET_FORMAT: Final = (
+    f"{_LOCATION}, a function without arguments that returns (model, loss_fn, inputs)"
+)
+"""The format of a target, for messages."""
+_LOSS_FORMAT: Final = f"{_LOCATION}, a function of an output and its target"
+"""The format of a user-defined loss, for messages."""
 
-_BATCH: Final = f"{_PLACE}, a function without arguments that returns the inputs of a step"
-"""Source of a batch."""
+_BATCH_FORMAT: Final = (
+    f"{_LOCATION}, a function without arguments that returns the inputs of a step"
+)
+"""The format of a function that returns a batch, for messages."""
 
-_PARTS: Final = 3
+_RETURNED_ITEMS: Final = 3
+"""Number of values that a target returns."""
 
 Loaded: TypeAlias = "tuple[torch.nn.Module, Callable[..., torch.Tensor] | None, tuple[Any, ...]]"
 """Model, loss and inputs."""
 
 
 def is_target(text: str) -> bool:
-    """Whether a text reads like ``module:function`` and not like a file or a model.
+    """Return whether a string has the format ``module:function``, unlike a file or a model.
 
     Examples
     --------
@@ -47,51 +52,53 @@ def is_target(text: str) -> bool:
 
 
 def is_onnx(text: str) -> bool:
-    """Whether a text is the name of an ONNX file."""
+    """Return whether a string is the name of an ONNX file."""
     return text.lower().endswith(".onnx")
 
 
 def is_captured(text: str) -> bool:
-    """Whether PyTorch captures what a text names: a function, or an ONNX file.
+    """Return whether a string names a step for PyTorch to capture: a function or an ONNX file.
 
-    A file of Python whose function is not named counts, so that its message asks for one.
+    A Python file without a function counts, so that the message asks for the function.
     """
     return is_onnx(text) or is_target(text) or text.endswith(".py")
 
 
 def default_name(text: str) -> str | None:
-    """Return the name of a step that has none: an ONNX file's own; None for the model's class."""
+    """Return the default name of a step: that of an ONNX file; None otherwise."""
     return Path(text).stem if is_onnx(text) else None
 
 
 def load_step(target: str, onnx: OnnxStep | None = None) -> Loaded:
-    """Import a module, of the current folder too, and call its function; or read an ONNX file.
+    """Import a module, also from the current folder, and call its function; or read an ONNX file.
 
-    Raises `InputError` if there is no such function, it fails, or it returns something else; or if
-    the file cannot be read, or what is said of its step does not fit.
+    Raises `InputError` if the function is missing, fails or returns another type; or if the ONNX
+    file or its options are invalid.
     """
     require_torch()
     if is_onnx(target):
         from poetmodel.torch.onnx.step import onnx_step
 
         onnx = onnx or OnnxStep()
-        return onnx_step(target, onnx.loss, function=_loss, batch=onnx.batch, dims=dict(onnx.dims))
-    given = () if onnx is None else onnx.given
-    if given:
+        return onnx_step(
+            target, onnx.loss, load_function=_load_loss, batch=onnx.batch, dims=dict(onnx.dims)
+        )
+    options = () if onnx is None else onnx.given_options
+    if options:
         raise InputError(
-            f"{given[0]}: only applies to ONNX files; {target} gives model, loss and inputs"
+            f"{options[0]}: only applies to ONNX files; {target} returns model, loss and inputs"
         )
     if not is_target(target):
-        raise InputError(f"{shown(target)}: expected {FORM}, or an ONNX file, *.onnx")
-    with _imported(target) as function:
+        raise InputError(f"{shown(target)}: expected {TARGET_FORMAT}, or an ONNX file, *.onnx")
+    with _import_function(target) as function:
         returned = function()
-    return _step(target, returned)
+    return _check_returned(target, returned)
 
 
 def trained_weight_bytes(model: object) -> int:
-    """Return the size of all numbers of a module that train and are not 0 [B].
+    """Return the size of all nonzero elements of trained parameters on the CPU [B].
 
-    Of parameters in the same memory the largest counts. 0 for anything but a module.
+    Of parameters that share memory, the largest counts. 0 unless the object is a module.
     """
     import torch
 
@@ -100,14 +107,14 @@ def trained_weight_bytes(model: object) -> int:
         if parameter.requires_grad and parameter.device.type == "cpu":
             data = parameter.detach()
             size = data.element_size() * int(data.count_nonzero())
-            place = data.untyped_storage().data_ptr()
-            sizes[place] = max(size, sizes.get(place, 0))
+            address = data.untyped_storage().data_ptr()
+            sizes[address] = max(size, sizes.get(address, 0))
     return sum(sizes.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxStep:
-    """Facts on a training step that an ONNX file lacks."""
+    """Options of a training step that an ONNX file does not contain."""
 
     loss: str | None = None
     batch: int | None = None
@@ -115,22 +122,28 @@ class OnnxStep:
     """Sizes of other open dimensions, by name."""
 
     @property
-    def given(self) -> tuple[str, ...]:
-        """The options that state something."""
+    def given_options(self) -> tuple[str, ...]:
+        """The command-line options that are set."""
         stated = {"--loss": self.loss, "--batch": self.batch, "--dim": self.dims or None}
         return tuple(option for option, value in stated.items() if value is not None)
 
 
 @contextmanager
-def _imported(target: str, form: str = FORM) -> Iterator[Callable[..., Any]]:
-    """Import a module, of the current folder too; inside, its function may import as well."""
+def _import_function(target: str, format_text: str = TARGET_FORMAT) -> Iterator[Callable[..., Any]]:
+    """Import a module, also from the current folder, and yield its function.
+
+    The current folder stays on the import path inside. Raises `InputError` for exceptions of the
+    user's code.
+    """
     head, _, name = target.rpartition(":")
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
         with _raise_input_error(target):
             is_file = head.endswith(".py")
-            module = _load_file(Path(head), form) if is_file else _load_module(head, form)
+            module = (
+                _load_file(Path(head), format_text) if is_file else _load_module(head, format_text)
+            )
             function = getattr(module, name, None)
             if not callable(function):
                 raise InputError(f"{target}: {head} has no function {name!r}")
@@ -139,21 +152,21 @@ def _imported(target: str, form: str = FORM) -> Iterator[Callable[..., Any]]:
         sys.path.remove(folder)
 
 
-def _loss(target: str) -> Callable[..., Any]:
+def _load_loss(target: str) -> Callable[..., Any]:
     if not is_target(target):
-        raise InputError(f"--loss {shown(target)}: expected {_LOSS}")
-    with _imported(target, _LOSS) as function:
+        raise InputError(f"--loss {shown(target)}: expected {_LOSS_FORMAT}")
+    with _import_function(target, _LOSS_FORMAT) as function:
         return function
 
 
 def load_batch(target: str) -> tuple[Any, ...]:
-    """Import a module, of the current folder too, and return the inputs that its function gives.
+    """Import a module, also from the current folder, and return the inputs from its function.
 
-    Raises `InputError` if there is no such function, it fails, or it returns something else.
+    Raises `InputError` if the function is missing, fails or returns another type.
     """
     if not is_target(target):
-        raise InputError(f"--batch-of {shown(target)}: expected {_BATCH}")
-    with _imported(target, _BATCH) as function:
+        raise InputError(f"--batch-of {shown(target)}: expected {_BATCH_FORMAT}")
+    with _import_function(target, _BATCH_FORMAT) as function:
         returned = function()
     if not isinstance(returned, tuple | list):
         kind = type(returned).__name__
@@ -161,12 +174,13 @@ def load_batch(target: str) -> tuple[Any, ...]:
     return tuple(returned)
 
 
-def _step(target: str, returned: object) -> Loaded:
-    if not isinstance(returned, tuple | list) or len(returned) != _PARTS:
+def _check_returned(target: str, returned: object) -> Loaded:
+    """Return model, loss and inputs; raise `InputError` if a target returned another type."""
+    if not isinstance(returned, tuple | list) or len(returned) != _RETURNED_ITEMS:
         nested = isinstance(returned, tuple | list)
         kind = type(returned).__name__
-        got = f"a {kind} of {len(returned)}" if nested else shown(returned)  # type: ignore[arg-type]
-        raise InputError(f"{target}: expected it to return (model, loss_fn, inputs), got {got}")
+        found = f"a {kind} of {len(returned)}" if nested else shown(returned)  # type: ignore[arg-type]
+        raise InputError(f"{target}: expected it to return (model, loss_fn, inputs), got {found}")
     model, loss_fn, inputs = returned
     if not isinstance(inputs, tuple | list):
         raise InputError(f"{target}: inputs: expected a tuple, got a {type(inputs).__name__}")
@@ -175,20 +189,22 @@ def _step(target: str, returned: object) -> Loaded:
     return model, loss_fn, tuple(inputs)
 
 
-def _load_module(name: str, form: str) -> ModuleType:
+def _load_module(name: str, format_text: str) -> ModuleType:
+    """Import a module by name; raise `InputError` if it does not exist."""
     try:
-        known = find_spec(name) is not None
+        exists = find_spec(name) is not None
     except (ModuleNotFoundError, ValueError):
-        known = False
-    if not known:
-        raise InputError(f"there is no module {name!r} here or installed; expected {form}")
+        exists = False
+    if not exists:
+        raise InputError(f"there is no module {name!r} here or installed; expected {format_text}")
     return import_module(name)
 
 
-def _load_file(path: Path, form: str) -> ModuleType:
+def _load_file(path: Path, format_text: str) -> ModuleType:
+    """Import a Python file as a module; raise `InputError` if it does not exist."""
     spec = spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise InputError(f"{path}: no such file; expected {form}")
+        raise InputError(f"{path}: no such file; expected {format_text}")
     module = module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
@@ -197,17 +213,17 @@ def _load_file(path: Path, form: str) -> ModuleType:
 
 @contextmanager
 def _raise_input_error(target: str) -> Iterator[None]:
-    """Turn what a user's code raises into an `InputError` with its place."""
+    """Convert exceptions of the user's code to `InputError` with the source line."""
     try:
         yield
     except InputError:
         raise
     except SystemExit as error:
         raise InputError(
-            f"{target}: it ended the program (sys.exit({error.code!r})) in place of returning"
+            f"{target}: it ended the program (sys.exit({error.code!r})) instead of returning"
         ) from error
     except (*RAISED, SyntaxError) as error:
-        line = user_place(error)
+        line = user_line_of_error(error)
         where = f" at {line}" if line else ""
         reason = " ".join(str(error).split())
         raise InputError(

@@ -1,4 +1,4 @@
-"""A user's model with what another library's loop makes its loss with, as one module."""
+"""A user's model and the loss function of another library's training loop, as one module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LoopKeywords(TypedDict, total=False):
-    """Parameters of `compile` for such loops; accumulation, updates and clipping are their own."""
+    """Options of `compile` for training loops, which accumulate, update and clip by themselves."""
 
     storage: str | Path | None
     paging: bool | None
@@ -44,35 +44,39 @@ def refuse_processes(name: str, remedy: str) -> None:
     Parameters
     ----------
     name : str
-        What is refused.
+        The subject of the message.
     remedy : str
-        What trains in several processes.
+        Advice for training in several processes.
     """
     count = int(os.environ.get("WORLD_SIZE") or 1)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         count = torch.distributed.get_world_size()
     if count > 1:
         raise InputError(
-            f"{name}: one of {count} processes, and a compiled step trains in one alone: {remedy}"
+            f"{name}: one of {count} processes, but a compiled step trains in a single process: "
+            f"{remedy}"
         )
 
 
 @contextmanager
-def frozen(owner: object, *keys: str, method: str) -> Iterator[None]:
-    """Raise `CaptureError` where a method reads counters, which no step would read again."""
+def forbid_reads(owner: object, *keys: str, method: str) -> Iterator[None]:
+    """Raise `CaptureError` inside if a method reads these counters of `owner`.
+
+    A compiled step would repeat their values from the capture.
+    """
     with ExitStack() as stack:
         for key in keys:
             error = CaptureError(
-                f"{method} reads {key}, which would stay as it is in each step; keep it in a "
-                "buffer of the model that is set between steps"
+                f"{method} reads {key}, whose value would never change in a compiled step; store "
+                "it in a buffer of the model, and set that between steps"
             )
             refused = PropertyMock(side_effect=error)
             stack.enter_context(patch.object(type(owner), key, refused))
         yield
 
 
-def with_loss(model: torch.nn.Module, loss: Callable[..., Any]) -> torch.nn.Module:
-    """Return a module that holds a model, is called like it, and returns its loss of a batch."""
+def loss_module(model: torch.nn.Module, loss: Callable[..., Any]) -> torch.nn.Module:
+    """Return a module that contains the model, and whose ``forward`` is the loss of a batch."""
 
     class Wrapped(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-// What one explores, a CHOICE of the API: its controls, and its words in the address.
+// The explored CHOICE of the API: its form controls, and its query parameters in the address.
 const choices = (() => {
   const { $ } = page;
   const PLAIN = {
@@ -8,7 +8,7 @@ const choices = (() => {
   const NUMBERS = ["batch", "image", "sequence", "aux_bytes", "commit"];
   const FIELDS = ["model", "device", ...Object.keys(PLAIN)];
 
-  // -- the address: what is not as it is without a word ------------------------------------------
+  // -- the address: fields that differ from their defaults ---------------------------------------
   const stated = (choice) => FIELDS
     .filter((name) => (name in PLAIN ? choice[name] !== PLAIN[name] : choice[name]))
     .map((name) => [name, typeof choice[name] === "boolean" ? Number(choice[name]) : choice[name]]);
@@ -44,7 +44,7 @@ const choices = (() => {
     const words = [choice.model, choice.device, choice.batch && `batch ${choice.batch}`, choice.state, choice.train && `train ${choice.train}`, choice.tile && `tiles of ${choice.tile}`, choice.in_place && "in place", !choice.paging && "no paging", !choice.recompute && "no recomputation", choice.commit && (choice.commit > 1 ? `commit every ${choice.commit} steps` : "commit"), choice.minimize !== "energy" && `least ${choice.minimize}`];
     $("problem-words").textContent = words.filter(Boolean).join(" · ");
   };
-  const changed = (choice, field) => {  // the choice that a control makes; null for one of something else
+  const changed = (choice, field) => {  // the choice after a change of a control; null for other controls
     if (!FIELDS.includes(field.name)) return null;
     const value = field.type === "checkbox" ? field.checked : field.type === "number" ? Number(field.value) || null : field.value || null;
     const found = { ...choice, [field.name]: value };

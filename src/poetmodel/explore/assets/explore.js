@@ -1,8 +1,8 @@
-// The explorer: what is wished for, what the server knows of it, and how both reach the page.
+// The explorer: sends the requested limits to the server, and shows the points that it returns.
 //
-// A wish is a problem, a RAM budget and a deadline. The server answers with a point, at once and
-// again whenever it learns more; `heard` takes them all, and only the wished one is shown. The charts
-// of a point are fetched by its id and revision, and drawn unless something newer is wished by then.
+// A request (`wished`) is a problem, a RAM budget and a deadline. The server returns a point at once,
+// and again after each change. `heard` stores all points; only the requested one is shown. The charts
+// of a point are fetched by its id and revision, and drawn unless the request has changed meanwhile.
 (() => {
   const { $ } = page;
   const root = document.documentElement;
@@ -17,14 +17,14 @@
   let wished = { ram_bytes: null, deadline_s: null };
   const points = new Map();
 
-  // -- the session: a reload keeps it, another tab has its own ---------------------------------
+  // -- the session: a reload continues it, each tab has its own --------------------------------
   const [visit] = performance.getEntriesByType("navigation");
   const before = visit && visit.type === "reload" ? window.sessionStorage.getItem("session") : null;
   const session = before || Array.from(window.crypto.getRandomValues(new Uint32Array(3)), (part) => part.toString(36)).join("");
   window.sessionStorage.setItem("session", session);
 
-  // The server; when it is there again, what was wished is wished again.
-  const { ask, told, listen, sentence, Refused } = makeServer(session, {
+  // The connection to the server; after a reconnection the request is repeated.
+  const { ask, showError, listen, sentence, Refused } = makeServer(session, {
     heard: (point) => heard(point),
     gone: () => enter(),
     again: () => { if (!choice) { begin(); return; } listen(); enter(); },
@@ -39,7 +39,7 @@
     const found = `?${query}`;
     if (found !== window.location.search) window.history.replaceState(null, "", window.location.pathname + found + window.location.hash);
   };
-  let stated = null;  // the limits of the address, until a problem is there to say what 50% means
+  let stated = null;  // limits in the address, until the problem is loaded to which 50% refers
   const readAddress = (initial) => {
     const query = new URLSearchParams(window.location.search);
     choice = choices.read(query, initial);
@@ -47,7 +47,7 @@
     stated = { ram: query.get("ram"), deadline: query.get("deadline") };
   };
 
-  // -- the problem: its controls, and what the server says of it -------------------------------
+  // -- the problem: its controls, and its facts from the server --------------------------------
   const readChoice = (event) => {
     const found = choices.changed(choice, event.target);
     if (found) takeChoice(found);
@@ -66,7 +66,7 @@
     try {
       found = await (await ask("/api/problems", { body: choice })).json();
     } catch (error) {
-      if (turn === entering) { $("problem").removeAttribute("aria-busy"); told(error, "problem-error"); }
+      if (turn === entering) { $("problem").removeAttribute("aria-busy"); showError(error, "problem-error"); }
       return;
     }
     if (turn !== entering) return;
@@ -104,7 +104,7 @@
     late.set({ marks: times, low: least_s, high: Math.max(most_s, 1.05 * least_s), log: most_s > 5 * least_s, none: true }, wished.deadline_s);
   };
 
-  // -- the wish: the newest wins ---------------------------------------------------------------
+  // -- requests: the newest replaces older ones ------------------------------------------------
   let timer = null;
   let writing = null;
   let asking = null;
@@ -119,7 +119,7 @@
   const send = async ({ more = false } = {}) => {
     timer = null;
     clearTimeout(writing);
-    writing = setTimeout(writeAddress, CALM_MS);  // browsers forbid to do this all the time
+    writing = setTimeout(writeAddress, CALM_MS);  // browsers limit the rate of address changes
     asking?.abort();
     asking = new AbortController();
     const { signal } = asking;
@@ -130,7 +130,7 @@
       if (error instanceof Refused) fail(error.message);
     }
   };
-  // Until the server answers: the best schedule of another point that keeps these limits.
+  // Until the server answers, show the best schedule of another point that meets these limits.
   const lend = () => {
     const late_s = wished.deadline_s ?? Infinity;
     const slower = (point) => problem.deadline.counts === "overlap" && point.ram_bytes > wished.ram_bytes;
@@ -155,7 +155,7 @@
     want();
   };
 
-  // -- points: kept by id, older news is dropped -----------------------------------------------
+  // -- points: stored by id, older revisions are ignored ---------------------------------------
   const keep = (point) => {
     const old = points.get(point.id);
     if (old && (point.revision < old.revision || (point.revision === old.revision && point.seconds < old.seconds && old.state !== "cancelled"))) return false;
@@ -168,7 +168,7 @@
     if (isWished(point)) show(point);
   };
 
-  // -- the answer in figures -------------------------------------------------------------------
+  // -- metrics of the answer -------------------------------------------------------------------
   const say = (state, text) => { root.dataset.state = state; $("say").textContent = text; };
   const put = (id, value, text, more = "") => {
     const field = $(id);
@@ -189,14 +189,14 @@
     put("time", point.makespan_s, units.seconds(point.makespan_s), point.deadline_s === null ? "no deadline" : `deadline ${units.seconds(point.deadline_s)}`);
     put("peak", point.peak_ram_bytes, units.bytes(point.peak_ram_bytes), `${units.share(point.needs_bytes / wished.ram_bytes)} of the budget`);
   };
-  // The schedule may keep its budget and still not fit the board, with what is resident beside it.
+  // A schedule may meet its budget and still not fit the board, because of the resident bytes.
   const warn = (fit) => {
     const bad = fit !== null && fit.mood !== "good";
     $("warning").hidden = !bad;
     $("warning").textContent = bad ? `${fit.word}: ${fit.text}. ` : "";
     if (bad && problem.whole_step) $("warning").append(wholeStep(problem.whole_step));
   };
-  // A click plans parameters and gradients, too, which are resident bytes otherwise.
+  // A click includes parameters and gradients in the plan, which are resident bytes otherwise.
   const wholeStep = ({ state, in_place, min_bytes }) => {
     const made = page.make("button", "");
     made.type = "button";
@@ -210,7 +210,7 @@
   const standing = (point) => {
     const known = point.energy_j !== null;
     if (point.state === "failed") return "The solve failed";
-    if (point.status === "infeasible") return "No schedule keeps these limits";
+    if (point.status === "infeasible") return "No schedule meets these limits";
     if (point.state === "done") return known ? (point.status === "optimal" ? "Proven optimal" : `Not proven within ${units.seconds(point.seconds)}`) : "No schedule was found in time";
     if (point.provisional && known) return `${WORDS[point.state]}: best known so far, ${point.neighbour_bytes ? `from ${units.bytes(point.neighbour_bytes)}` : `with a peak of ${units.bytes(point.peak_ram_bytes)}`}`;
     return known ? `${WORDS[point.state]}: this is the best so far` : WORDS[point.state];
@@ -226,7 +226,7 @@
     if (known) { figures(point); $("old").hidden = true; } else { nothing(); old(); }
     const settled = point.state === "done" || point.state === "failed";
     if (point.state === "failed") fail(point.reason || "the solve failed");
-    else if (point.status === "infeasible") panel("No schedule keeps these limits", point.reason || "the limits contradict each other", "Without a deadline", point.deadline_s === null ? null : () => late.choose(null));
+    else if (point.status === "infeasible") panel("No schedule meets these limits", point.reason || "the limits contradict each other", "Without a deadline", point.deadline_s === null ? null : () => late.choose(null));
     else $("why").hidden = true;
     if (settled) announce(point);
     offer(known && !point.provisional ? point : null);
@@ -256,7 +256,7 @@
     leave = then;
   };
   const fail = (text) => { say("failed", "The solve failed"); panel("That did not work", text, "Try again", () => send()); };
-  // What the smallest possible step holds: tensors, which can be lit, and what has no name.
+  // The parts of the minimum RAM: tensors, which can be highlighted, and unnamed bytes.
   const partsOf = (why) => {
     const item = (name, bytes, role) => {
       const made = document.createElement("li");
@@ -304,20 +304,20 @@
   const keyOf = (point) => `${point.id}:${point.revision}`;
   let fading = null;
   const fade = () => { $("answer").dataset.stale = "yes"; };
-  // Says of which budget the charts are, where none is of the wished one: nothing says it otherwise.
+  // Shows the budget of the charts if they are not those of the requested budget.
   const old = () => {
     const point = drawn && points.get(drawn.slice(0, drawn.lastIndexOf(":")));
     $("old").hidden = !point;
-    if (point) $("old").textContent = `The charts below are of ${units.bytes(point.ram_bytes)}: there is none of a schedule that keeps these limits.`;
+    if (point) $("old").textContent = `The charts below are of ${units.bytes(point.ram_bytes)}: no schedule that meets these limits is known.`;
   };
   const fresh = (key) => { $("old").hidden = true; clearTimeout(fading); fading = null; $("answer").dataset.stale = ""; root.dataset.answer = key; };
-  // Shows the charts of a point; until they are there, and without a point, the old ones are faint.
+  // Shows the charts of a point. Old charts are faint until the new ones are loaded, and without a point.
   const picture = (point) => {
     pictured = point;
     const key = point && keyOf(point);
     if (drawn === key && key) { fresh(key); return; }
     if (!point || !drawn || !drawn.startsWith(`${point.id}:`)) { fade(); delete root.dataset.answer; }
-    else fading ??= setTimeout(fade, CALM_MS);  // the figures are of a newer schedule than the charts
+    else fading ??= setTimeout(fade, CALM_MS);  // the metrics are those of a newer schedule than the charts
     if (point && answers.has(key)) drawAnswer(point, answers.get(key));
     else if (point && (!fetching || fetching.id !== point.id)) fetchAnswer(point);
   };
@@ -331,12 +331,12 @@
       const reply = await ask(`/api/points/${encodeURIComponent(point.id)}/answer?revision=${point.revision}`, { signal: mine.stop.signal });
       if (reply.status === 204) { setTimeout(() => { if (isPictured(point)) picture(pictured); }, RETRY_MS); return; }
       const answer = await reply.json();
-      got = { ...point, revision: Number(new URL(reply.url).searchParams.get("revision")) };  // perhaps a newer one
+      got = { ...point, revision: Number(new URL(reply.url).searchParams.get("revision")) };  // may be newer than requested
       answers.set(keyOf(got), answer);
       if (answers.size > KEPT) answers.delete(answers.keys().next().value);
       if (isPictured(point)) await drawAnswer(got, answer);
     } catch (error) {
-      told(error, "take-error");
+      showError(error, "take-error");
       return;
     } finally {
       if (fetching === mine) fetching = null;
@@ -352,7 +352,7 @@
     mounted.add(id);
     return page.mount(id, type, data);
   };
-  // Charts of another graph make room before the new graph is known.
+  // Hide the charts of another graph before the new graph is set.
   const adopt = () => {
     if (page.graph === problem.graph) return false;
     page.know(problem.graph);
@@ -360,7 +360,7 @@
     for (const type of CHARTS) $(type).hidden = true;
     return true;
   };
-  // The first chart changes at once, the others when the slider has come to rest.
+  // The first chart changes at once, the others when the slider has stopped.
   const drawAnswer = async (point, answer) => {
     await page.ready;
     const key = keyOf(point);
@@ -385,7 +385,7 @@
   };
   const drawPointsSoon = () => { pointing ??= setTimeout(() => { pointing = null; drawPoints(); }, CALM_MS); };
 
-  // -- taking it away ---------------------------------------------------------------------------
+  // -- exports ----------------------------------------------------------------------------------
   let offered = null;
   const offer = (point) => {
     offered = point;
@@ -406,7 +406,7 @@
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 10000);
     } catch (error) {
-      told(error, "take-error");
+      showError(error, "take-error");
     }
   };
   const copy = async () => {
@@ -415,7 +415,7 @@
     setTimeout(() => { $("copy").textContent = "Copy"; }, 1500);
   };
 
-  // -- it begins -------------------------------------------------------------------------------
+  // -- start -----------------------------------------------------------------------------------
   const power = (n) => 2 ** Math.max(0, Math.floor(Math.log2(n)));
   const ram = makeLimit("ram", {
     format: units.bytes, grain: power, wrong: "A size such as 256KiB, 1.5MB or 50%.",
@@ -437,7 +437,7 @@
   if (page.narrow()) $("problem").open = false;
   const begin = async () => {
     let offers;
-    try { offers = await (await ask("/api/choices")).json(); } catch (error) { told(error, "problem-error"); return; }
+    try { offers = await (await ask("/api/choices")).json(); } catch (error) { showError(error, "problem-error"); return; }
     choices.fill(offers);
     readAddress(offers.initial);
     choices.show(choice);

@@ -1,5 +1,5 @@
-// A limit: a slider with marks, and a field for exact values. `limit.set(scale)` gives it a range,
-// `limit.value` is what it holds (null for none), and `changed(value)` hears what people choose.
+// A limit: a slider with marks, and a field for exact values. `limit.set(scale)` sets its range,
+// `limit.value` is its value (null for none), and `changed(value)` is called when the user changes it.
 const makeLimit = (id, { format, read, wrong, grain, describe, changed }) => {
   const range = page.$(id);
   const text = page.$(`${id}-text`);
@@ -11,7 +11,7 @@ const makeLimit = (id, { format, read, wrong, grain, describe, changed }) => {
   let scale = null;
   let stops = [];
   let value = null;
-  let typing = false;  // what people type stays theirs, also where a new range comes meanwhile
+  let typing = false;  // the typed text is not overwritten when the range changes
 
   const share = (wanted) => {
     const { low, high, log } = scale;
@@ -21,7 +21,7 @@ const makeLimit = (id, { format, read, wrong, grain, describe, changed }) => {
   const at = (part) => (scale.log ? scale.low * (scale.high / scale.low) ** part : scale.low + part * (scale.high - scale.low));
   const place = (wanted) => (wanted === null ? steps : Math.round(share(wanted) * (scale.none ? steps - 1 : steps)));
 
-  // Stops are round, except that each mark has one of its own.
+  // Slider positions have round values, except for one position per mark.
   const makeStops = () => {
     const last = scale.none ? steps - 1 : steps;
     stops = Array.from({ length: last + 1 }, (_, i) => {
@@ -63,7 +63,7 @@ const makeLimit = (id, { format, read, wrong, grain, describe, changed }) => {
     }));
     arrange();
   };
-  // Labels stay inside the rail, and go a row down where they would touch.
+  // Labels stay inside the rail; labels that would overlap are moved to the next row.
   const arrange = () => {
     const wide = ticks.clientWidth;
     const rows = [];
@@ -96,7 +96,7 @@ const makeLimit = (id, { format, read, wrong, grain, describe, changed }) => {
   return {
     get value() { return value; },
     get scale() { return scale; },
-    // What people choose moves the slider; this moves it without a word to `changed`.
+    // Unlike `choose`, `move` sets the slider without a call of `changed`.
     move: (wanted) => { value = wanted; show(); },
     set: ({ marks, low, high, log, none = false }, wanted) => {
       const lowest = log ? low * (low / high) ** (BELOW / (1 - BELOW)) : low - ((high - low) * BELOW) / (1 - BELOW);

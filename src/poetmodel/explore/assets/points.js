@@ -1,4 +1,4 @@
-// All answers to a problem: overhead against the RAM that it takes, coloured by time. A click or Enter goes there.
+// All points of a problem: overhead against RAM, coloured by time. A click or Enter selects a point.
 page.define("points", (chart, { points, scale, budget_bytes, here, go }) => {
   const { div } = chart;
   const DECADES = 30;
@@ -14,14 +14,14 @@ page.define("points", (chart, { points, scale, budget_bytes, here, go }) => {
   const shares = held.map(overhead);
   const above = shares.filter((share) => share > 1e-6);
   const log = above.length > 1 && Math.max(...above) > DECADES * Math.min(...above);
-  const least = log ? 10 ** Math.floor(Math.log10(Math.min(...above))) : 0;  // where 0 % is drawn
+  const least = log ? 10 ** Math.floor(Math.log10(Math.min(...above))) : 0;  // position of 0 %
   const y = shares.map((share) => Math.max(share, least));
   const seconds = held.map((point) => point.makespan_s);
   const edge = [];
   held.forEach((point, at) => { if (!edge.length || y[at] < edge[edge.length - 1][1]) edge.push([x[at], y[at]]); });
   let cursor = held.findIndex((point) => point.id === here);
 
-  // Round sizes as marks of the axis, as many as there is room for.
+  // Round sizes as axis ticks, as many as fit.
   const ticks = () => {
     const wanted = page.narrow() ? 4 : 8;
     const found = [];

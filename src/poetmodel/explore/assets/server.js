@@ -1,5 +1,5 @@
-// The server: questions to it, its events, and a connection that comes back. `heard(point)` takes its
-// news, `gone()` is for a problem that it no longer knows, `again()` for when it is back.
+// The connection to the server: requests, events, and reconnection. `heard(point)` is called for each
+// event, `gone()` if the server has discarded the problem, and `again()` after a reconnection.
 const makeServer = (session, { heard, gone, again }) => {
   const { $ } = page;
   const root = document.documentElement;
@@ -26,8 +26,8 @@ const makeServer = (session, { heard, gone, again }) => {
     return reply;
   };
   const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.?!]$/.test(text) ? "" : ".");
-  // What was refused is said; a lost connection and an older wish are dealt with elsewhere.
-  const told = (error, where) => { if (error instanceof Refused) $(where).textContent = sentence(error.message); };
+  // Shows the reason of a refused request; other errors are handled elsewhere.
+  const showError = (error, where) => { if (error instanceof Refused) $(where).textContent = sentence(error.message); };
   const listen = () => {
     events = new EventSource(`/api/events?session=${encodeURIComponent(session)}`);
     events.addEventListener("error", lose);
@@ -54,5 +54,5 @@ const makeServer = (session, { heard, gone, again }) => {
     root.dataset.connection = "over";
     $("connection").textContent = "This address is no longer valid: open the one that poetmodel explore printed.";
   };
-  return { ask, told, listen, sentence, Refused };
+  return { ask, showError, listen, sentence, Refused };
 };

@@ -1,4 +1,4 @@
-// Sizes, times and energies as people write them, in both directions.
+// Format and parse sizes, times and energies.
 const units = (() => {
   const SIZES = { B: 1, kB: 1e3, MB: 1e6, GB: 1e9, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30 };
   const TIMES = { ns: 1e-9, us: 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600 };
@@ -29,7 +29,7 @@ const units = (() => {
     const name = unit in known ? unit : Object.keys(known).find((each) => each.toLowerCase() === unit.toLowerCase());
     return name ? Number(found[1]) * known[name] : null;
   };
-  // What the server takes too; null for all else.
+  // Values that the server also accepts; null for others.
   const within = (value, least, most) => (value !== null && value >= least && value <= most ? value : null);
   return {
     bytes, seconds, share, joules: (value) => engineering(value, "J"),

@@ -161,6 +161,7 @@ def _resnet(
     small: bool = False,
     **options: Unpack[TapeOptions],
 ) -> Graph:
+    """Return a residual network; `small` omits the first pooling and stride, for small images."""
     require_counts(image_size=image_size, classes=classes)
     tape = Tape(name, **options)
     x = tape.image(image_size)

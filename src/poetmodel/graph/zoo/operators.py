@@ -456,6 +456,7 @@ def layer_norm(name: str, x: Value) -> Declaration:
 
 
 def _normalize(op: str, name: str, x: Value, *, statistics: int, scales: int) -> Declaration:
+    """Declare a normalization with `statistics` means and deviations, and `scales` weights."""
     y = x.new_value(name, *x.shape)
     mean, inverse_deviation = (
         x.new_value(f"{name}.{statistic}", statistics, item_bytes=FLOAT_BYTES)

@@ -126,10 +126,10 @@ class StateOptions:
             If an option is invalid or needs another value of `state`.
         """
         if state is None:
-            for name, given in (("train", train), ("tile", tile)):
-                if given is not None:
+            for name, value in (("train", train), ("tile", tile)):
+                if value is not None:
                     raise InputError(
-                        f"{name}: {given!r} is for a step with state in its graph; give state too, "
+                        f"{name}: {value!r} is for a step with state in its graph; give state too, "
                         f"one of {', '.join(STATES)}"
                     )
             return None
@@ -212,6 +212,7 @@ class StateOptions:
         return (weight,) if self.tile_bytes is None else weight.tiles(self.tile_bytes)
 
     def _gradient_tiles(self, part: Gradient) -> list[Gradient]:
+        """Return a part of a backward pass as one part per tile of its target."""
         reads = tuple(tile for weight in part.reads for tile in self._weight_tiles(weight))
         if not isinstance(part.target, Weight):
             return [replace(part, reads=reads)]
@@ -314,12 +315,12 @@ class StateTensors:
         running = declaration.running
         if not running:
             return []
-        read = (*declaration.outputs[1:], *running)
+        inputs = (*declaration.outputs[1:], *running)
         renewal = Node(
             name=f"{declaration.name}.running",
             op="running_statistics",
             phase=Phase.UPDATE,
-            inputs=tuple(tensor.name for tensor in read),
+            inputs=tuple(tensor.name for tensor in inputs),
             outputs=tuple(map(_replacement_tensor, running)),
             flops=_RENEWAL_FLOPS * running[0].size,
             recomputable=False,

@@ -68,15 +68,6 @@ class Tape:
     >>> graph = tape.differentiate(cross_entropy("loss", y, tape.indices("labels", 2)))
     >>> [node.name for node in graph.nodes]
     ['input', 'fc', 'labels', 'loss', 'loss.grad_input', 'fc.grad_weight']
-
-    Examples
-    --------
-    >>> from poetmodel.graph.zoo.operators import cross_entropy, linear
-    >>> tape = Tape("tiny", batch_size=2)
-    >>> y = tape.record(linear("fc", tape.input("input", 2, 8), features=3))
-    >>> graph = tape.differentiate(cross_entropy("loss", y, tape.indices("labels", 2)))
-    >>> [node.name for node in graph.nodes]
-    ['input', 'fc', 'labels', 'loss', 'loss.grad_input', 'fc.grad_weight']
     """
 
     def __init__(
@@ -93,6 +84,7 @@ class Tape:
         tile: str | int | None = None,
         train: str | None = None,
     ) -> None:
+        """Validate the options, and begin an empty tape."""
         require_counts(batch_size=batch_size)
         _require_option("dtype", dtype, ITEM_BYTES)
         if optimizer is not None:
@@ -269,6 +261,7 @@ class Tape:
 
 
 def _forward_node(declaration: Declaration, state: Sequence[Weight]) -> Node:
+    """Return the forward node of an operator, which also reads the `state` tensors."""
     read = {value.name: value.bytes for value in declaration.inputs}
     weight_bytes_moved = declaration.weight_bytes_moved
     if weight_bytes_moved is None:
@@ -322,6 +315,7 @@ class BackwardPass:
         updated: bool = False,
         state: StateTensors | None = None,
     ) -> None:
+        """Build the backward nodes of all `recorded` operators, in reverse order."""
         self.nodes: list[Node] = []
         self.weight_gradients: list[str] = []
         """The 0-byte tensors that signal that a weight gradient is in its buffer."""

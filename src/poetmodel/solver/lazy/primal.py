@@ -11,7 +11,7 @@ from poetmodel.heuristics.greedy import with_wanted
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import Score
 from poetmodel.heuristics.restorations import restorations_of
-from poetmodel.model.grouping import stages_of_change
+from poetmodel.model.grouping import change_stages
 from poetmodel.solver.lazy.disaggregation import Disaggregation, broken_stages, broken_steps
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _broken_own_rows(relaxation: Relaxation, result: Disaggregation) -> dict[int
     chosen = {("recomputed", index) for index in result.recomputed}
     chosen.update(("paged_in", index) for index in result.paged_in)
     return {
-        number: stages_of_change(row)
+        number: change_stages(row)
         for number, row in enumerate(stated)
         if number not in relaxation.grouping.own_rows and not row.is_satisfied(chosen.__contains__)
     }

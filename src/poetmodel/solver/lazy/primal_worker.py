@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.errors import BackendError
 from poetmodel.process import ProcessEndedError, WorkerJob, WorkerProcess
 from poetmodel.solver.lazy.primal import PrimalHeuristic
@@ -110,7 +110,7 @@ class PrimalWorker:
             left_s = max(UPDATE_S, session.request.remaining_s())
             request = replace(session.request, on_progress=None, time_limit_s=left_s)
             beginning = (session.problem, request, params, self._update())
-            search = process.call(search_schedules, *beginning, on_news=self._hear)
+            search = process.call(search_schedules, *beginning, on_progress=self._hear)
             self.runs.set()
             self._tell(process, search)
         except BaseException as error:  # noqa: BLE001 - raised by `check`
@@ -124,7 +124,7 @@ class PrimalWorker:
         while not search.done():
             if self._closing.wait(UPDATE_S):
                 return
-            if process.has_read and (update := self._update()) != told:
+            if process.has_sent_all and (update := self._update()) != told:
                 process.send(update)
                 told = replace(update, found=None, answer=None)
         try:
@@ -226,7 +226,7 @@ def search_schedules(
     job: WorkerJob, problem: Problem, request: Request, params: LazyParams, state: ProofState
 ) -> None:
     """Search for schedules for the solve in another process, until that has enough."""
-    with rare_collections():
+    with infrequent_gc():
         search = PrimalSearch(job, problem, request, params)
         search.take(state)
         search.run()

@@ -170,7 +170,7 @@ class Remedy:
             amount, unit = f"{_exact(self.nearest, kind.unit)} {kind.role}", kind.unit
             begin = "feasible from" if self.proven else "feasible with"
         if self.node is not None:
-            tensors = listed(self.tensors, most=NAMED)
+            tensors = listed(self.tensors, max_names=NAMED)
             amount += f", which {self.node!r} takes with {tensors} in RAM"
         if self.proven:
             return f"{begin} {amount}"

@@ -46,7 +46,7 @@ class Assumptions:
     the step changes or differentiates."""
     overlaps: tuple[int | None, ...]
     """For each input the index of a changed tensor with common memory, or None; empty if the step
-    changes nothing."""
+    changes no tensor."""
     autocast: bool
     """Whether autocast is on around the step; autocast inside the model is part of the graph."""
 
@@ -148,6 +148,7 @@ class Guards:
                 yield name
 
     def _module_differences(self, now: Assumptions) -> Iterator[str]:
+        """Yield a text for changed training modes, hooks and autocast."""
         before = self.compiled
         # The first module wraps the model and its loss, and never changes.
         if before.training[1:] != now.training[1:]:
@@ -278,6 +279,7 @@ def _tensor_properties(value: Any) -> Any:
 
 
 def _format_properties(properties: Any) -> str:
+    """Return the result of `_tensor_properties` as text."""
     if len(properties) == 2:  # noqa: PLR2004 - no tensor: type and text
         return str(properties[1])
     shape, dtype, stride, device, trained = properties
@@ -288,12 +290,14 @@ def _format_properties(properties: Any) -> str:
 def _property_differences(
     names: Iterable[str], before: Iterable[Any], now: Iterable[Any]
 ) -> Iterator[str]:
+    """Yield a text for each object whose `_tensor_properties` have changed."""
     for name, old, new in zip(names, before, now, strict=True):
         if old != new:
             yield f"{name} was {_format_properties(old)} and is {_format_properties(new)}"
 
 
 def _describe_replaced(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> str:
+    """Return a text that names the modules whose ``id`` has changed or is missing."""
     if len(before) == len(now):
         replaced = [name for name, old, new in zip(names, before, now, strict=True) if old != new]
     else:
@@ -307,6 +311,7 @@ def _describe_replaced(names: Sequence[str], before: Sequence[int], now: Sequenc
 def _alias_differences(
     names: Sequence[str], before: Sequence[int], now: Sequence[int]
 ) -> Iterator[str]:
+    """Yield a text for each tensor that became, or is no longer, the same as another one."""
     for k, (old, new) in enumerate(zip(before, now, strict=True)):
         if old == new:
             continue

@@ -124,7 +124,7 @@ def takes_keywords(model: torch.nn.Module, arguments: Inputs) -> bool:
 
 
 def refuse(name: str, errors: Iterable[str]) -> None:
-    """Raise `CaptureError` with the first of some errors of a step; do nothing if there is none."""
+    """Raise `CaptureError` with the first of some errors of a step; return if there is none."""
     for error in errors:
         raise CaptureError(f"{name}: {error}")
 
@@ -155,7 +155,7 @@ def step_errors(model: torch.nn.Module, loss_fn: object, inputs: Inputs) -> Iter
 
 
 def empty_input_errors(inputs: Inputs) -> Iterator[str]:
-    """Yield an error per input without elements, such as a batch of 0, which trains nothing."""
+    """Yield an error per input without elements, such as a batch of 0."""
     flat, spec = flatten(inputs)
     names = input_names(spec, by_name=isinstance(inputs, Mapping))
     for name, value in zip(names, flat, strict=True):
@@ -164,6 +164,7 @@ def empty_input_errors(inputs: Inputs) -> Iterator[str]:
 
 
 def _tensor_errors(path: str, tensor: torch.Tensor) -> Iterator[str]:
+    """Yield an error if a parameter or buffer is lazy or a tensor subclass."""
     if torch.nn.parameter.is_lazy(tensor):
         yield (
             f"{path} has no shape yet, as in every lazy module; call the model once on inputs first"
@@ -176,6 +177,7 @@ def _tensor_errors(path: str, tensor: torch.Tensor) -> Iterator[str]:
 
 
 def _module_errors(path: str, module: torch.nn.Module) -> Iterator[str]:
+    """Yield an error if a module is compiled, scripted or a parallel wrapper."""
     kinds = [kind.__name__ for kind in type(module).__mro__]
     where = f"module {path!r} is" if path else "the model is"
     wrapped = "OptimizedModule" in kinds
@@ -344,7 +346,7 @@ class OutputStructure:
 
 
 def _collect_tensors(value: Any, path: str, leaves: Leaves) -> Builder:
-    """Append the tensors in a value to `leaves`; return a function that rebuilds it from others."""
+    """Append a value's tensors to `leaves`; return a function that rebuilds it from new ones."""
     if isinstance(value, torch.Tensor):
         leaves.append((path or "tensor", value))
         return next

@@ -18,7 +18,7 @@ import torch
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.errors import listed
 from poetmodel.torch.capturing.inputs import (
     OutputStructure,
@@ -148,7 +148,7 @@ def capture(
             # The backward of oneDNN's LSTM cannot be captured.
             onednn(enabled=mkldnn and not has_lstm),
             native_operators(),
-            rare_collections(),
+            infrequent_gc(),
         ):
             with draws.restored():
                 _observe(stepped, flat, attributes, reads, changes)
@@ -236,6 +236,7 @@ def _observe(
     written = WrittenTensors(stepped.buffers())
 
     def forward() -> None:
+        """Run the captured module once on copies of the inputs."""
         random = torch.random.fork_rng(devices=[])
         with random, warnings.catch_warnings(action="ignore"), written:
             stepped(*copy_inputs(tuple(inputs)))
@@ -319,6 +320,7 @@ def _wrap_with_loss(
             self.training = model.training
 
         def forward(self, *flat: Any) -> Any:
+            """Return the loss, other outputs of the model, and the result of checks."""
             with assigned.tracking(), checks.watching():
                 inputs = unflatten(flat, spec)
                 arguments = inputs if loss_fn is None else inputs[:-1]
@@ -337,7 +339,7 @@ def _wrap_with_loss(
 
 
 def _capture_errors(joint: Joint) -> Iterator[str]:
-    """Yield an error if a step lacks one real loss, trains nothing, or cannot be replayed."""
+    """Yield an error if a step lacks one real loss, trains no parameter, or cannot be replayed."""
     losses = [r.node.meta["val"] for r in joint.results if r.kind is OutputKind.LOSS]
     if len(losses) != 1 or losses[0].numel() != 1:
         shapes = [tuple(loss.shape) for loss in losses]

@@ -256,7 +256,7 @@ class Joint:
             if problems:
                 raise CaptureError(
                     f"{self.name}: expected inputs by the names that the step was compiled with "
-                    f"({listed(sorted(known), most=9)}), and {' and '.join(problems)}"
+                    f"({listed(sorted(known), max_names=9)}), and {' and '.join(problems)}"
                 )
         expected, got = self.input_spec.num_children, spec.num_children
         if expected != got:
@@ -369,6 +369,7 @@ def output_specs(
 
 
 def _unsupported_message(name: str, direction: str, descriptor: object) -> str:
+    """Return the message for an AOTAutograd input or output that is not supported."""
     if "Token" in type(descriptor).__name__:
         return (
             f"{name}: the step has an operation with an effect (it prints, for example), which "

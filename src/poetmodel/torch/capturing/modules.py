@@ -23,7 +23,7 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from poetmodel.torch.capturing.joint_graph import shown_path
-from poetmodel.torch.errors import RAISED, CaptureError, chain
+from poetmodel.torch.errors import RAISED, CaptureError, exception_chain
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class ModuleSnapshot:
         return self._modules.values()
 
     def is_unchanged(self) -> bool:
-        """Return whether nothing has changed since the snapshot."""
+        """Return whether all state is that of the snapshot."""
         return (
             all(type(module) is kind for module, kind in self._classes)
             and all(tensor.is_unchanged() for tensor in self._tensors)
@@ -226,9 +226,9 @@ _TENSOR_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _PLAIN: Final = (str, bytes, int, float, complex, NoneType)
 _ABSENT: Final = object()
 OWN_ATTRIBUTES: Final = frozenset(vars(torch.nn.Module()))
-"""ModuleSnapshot that every module has: parameters, buffers, hooks, submodules, mode."""
+"""Attributes that every module has: parameters, buffers, hooks, submodules, mode."""
 _SWAPPED: Final = ("_parameters", "_buffers")
-"""ModuleSnapshot in which a capture replaces tensors by its own."""
+"""Attributes in which a capture replaces tensors by its own."""
 
 
 def is_user_object(value: Any) -> bool:
@@ -344,6 +344,7 @@ class AssignedBuffers:
         self._modules[path]._buffers[key] = value  # noqa: SLF001 - bypasses redefined setters
 
     def _check(self, path: str, key: str, old: torch.Tensor, new: torch.Tensor | None) -> None:
+        """Raise `CaptureError` if the new value of an assigned buffer is unsuitable."""
         if new is None:
             error = "is removed in forward; retain it, and change its values"
         elif new.shape != old.shape or new.dtype != old.dtype:
@@ -440,6 +441,7 @@ def _has_state(generator: _Generator) -> bool:
 
 
 def _generators(snapshot: ModuleSnapshot) -> Iterator[_Generator]:
+    """Yield the generators of ``random`` and ``numpy.random``, and those in modules."""
     yield _Generator("Python's random", random.getstate, random.setstate)
     for generator in {id(own): own for own in snapshot.objects_of((random.Random,))}.values():
         yield _Generator("a random.Random", generator.getstate, generator.setstate)
@@ -495,7 +497,7 @@ class Leftovers:
         calls the model several times, and fails if the code stores tensors of the first call.
         Before later calls `empty_holders` removes them.
         """
-        for link in chain(error):
+        for link in exception_chain(error):
             traceback.clear_frames(link.__traceback__)  # their variables are no holders
         gc.collect()  # nor are reference cycles
         removals = self.remove_tensors()

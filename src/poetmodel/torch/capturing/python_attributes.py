@@ -75,6 +75,7 @@ class AttributeRecorder:
         original: Any = kind.__getattribute__
 
         def recorded(value: Any, name: str) -> Any:
+            """Return an attribute, and report it or its absence to `on_read`."""
             try:
                 found = original(value, name)
             except AttributeError:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.torch.capturing.python_values import ABSENT, CONTAINERS, content_of
-from poetmodel.torch.errors import CodeOrigin, origin_of
+from poetmodel.torch.errors import CodeOrigin, code_origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ _MAX_LISTINGS: Final = 10_000
 def user_line_of(frame: FrameType | None) -> Line | None:
     """Return the innermost line of a user or a package; None if there is none."""
     while frame is not None:
-        if origin_of(frame.f_code.co_filename) in (CodeOrigin.USER, CodeOrigin.LIBRARY):
+        if code_origin(frame.f_code.co_filename) in (CodeOrigin.USER, CodeOrigin.LIBRARY):
             return (frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
@@ -54,7 +54,7 @@ class ExecutedCode:
     def __init__(self, code: CodeType, names: dict[str, Any]) -> None:
         self.code = code
         self.globals = names
-        origin = origin_of(code.co_filename)
+        origin = code_origin(code.co_filename)
         self.is_followed = origin not in _NOT_FOLLOWED
         self.is_library = origin is CodeOrigin.LIBRARY
         self.first: dict[str, Any] = {}
@@ -209,6 +209,7 @@ class FollowingCode:
     def _keys_by_attribute(
         self, name: str, after: FollowingCode, value: Any
     ) -> list[tuple[Any, FollowingCode]] | None:
+        """Return the keys that a read of attribute `name` reads; None if all may be read."""
         content = content_of(value)
         if content is not value and not isinstance(value, CONTAINERS[4:6]):
             return [(name, after)]  # an attribute of a namespace

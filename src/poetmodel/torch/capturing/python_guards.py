@@ -146,7 +146,7 @@ class PythonGuards:
         return True
 
     def _are_identical(self) -> bool:
-        """Return whether all objects are identical, which is fast to check."""
+        """Return whether all guarded values are the very objects of the capture; fast to check."""
         try:
             now = [holder.__dict__[key] for holder, key in self._attributes]
             now += [holder[key] for holder, key in self._items]
@@ -188,6 +188,7 @@ class PythonGuards:
         return (before, now) if isinstance(holder, set) else ("", "")
 
     def _holds(self, place: GuardedPlace) -> bool:
+        """Return whether a place has an equal value, or one that forward itself sets."""
         now = place.current_value()
         if place.access is Access.CONTENT:
             if self._comparison.is_same_content(place.value, now):

@@ -40,7 +40,7 @@ from poetmodel.torch.capturing.python_places import (
     is_user_defined,
 )
 from poetmodel.torch.capturing.python_values import ABSENT, CONTAINERS, PLAIN, attributes_of
-from poetmodel.torch.errors import CaptureError, CodeOrigin, origin_of
+from poetmodel.torch.errors import CaptureError, CodeOrigin, code_origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -113,6 +113,7 @@ class PythonReads:
                 self._is_active = False
 
     def _trace_call(self, frame: FrameType, _: str, __: Any) -> Any:
+        """Register the code object of a call, for `sys.settrace`; return its line tracer."""
         code = frame.f_code
         known = self._codes.get(id(code))
         if known is None:
@@ -150,7 +151,7 @@ class PythonReads:
         if is_module and name in _OWN:
             return
         frame = sys._getframe(2)  # noqa: SLF001 - the code that reads
-        if name == "__dict__" and origin_of(frame.f_code.co_filename) is CodeOrigin.TORCH:
+        if name == "__dict__" and code_origin(frame.f_code.co_filename) is CodeOrigin.TORCH:
             return
         while frame.f_code.co_name in _LOOKUPS and frame.f_back is not None:
             frame = frame.f_back
@@ -170,7 +171,7 @@ class PythonReads:
     def _record_read(self, value: Any, name: str, found: Any, frame: FrameType) -> None:
         """Record an attribute read as an instance attribute, item, absence or class attribute."""
         self.places.holders.setdefault(id(value), value)  # for the site
-        origin = origin_of(frame.f_code.co_filename)
+        origin = code_origin(frame.f_code.co_filename)
         if origin is CodeOrigin.OWN:
             return
         attributes = attributes_of(value)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from poetmodel.torch.errors import RAISED, CodeOrigin, origin_of, shown_line
+from poetmodel.torch.errors import RAISED, CodeOrigin, code_origin, format_source_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -125,7 +125,7 @@ def origin_of_module(module: str) -> CodeOrigin:
     if root in ("torch", "poetmodel"):
         return CodeOrigin.TORCH if root == "torch" else CodeOrigin.OWN
     file = getattr(sys.modules.get(module), "__file__", None)
-    return CodeOrigin.USER if file is None else origin_of(file)
+    return CodeOrigin.USER if file is None else code_origin(file)
 
 
 # -- comparison ----------------------------------------------------------------------------------
@@ -175,6 +175,7 @@ class Comparison:
         return self._is_same_object(before, now, depth - 1)
 
     def _is_same_object(self, before: Any, now: Any, depth: int) -> bool:
+        """Return whether tuples, callables or objects of one type have equal inner values."""
         if isinstance(before, tuple | frozenset):
             return self.is_same_content(snapshot_of(before), snapshot_of(now), depth)
         if isinstance(before, partial):
@@ -240,11 +241,11 @@ def describe(value: Any) -> str:
 
 def read_at(line: tuple[str, int] | None) -> str:
     """Return the text ", read at" with a line; empty if the line is unknown."""
-    return f", read at {shown_line(*line)}" if line else ""
+    return f", read at {format_source_line(*line)}" if line else ""
 
 
 def items_of(container: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield (key, value) of a dict's items, or (index, item); nothing for arrays."""
+    """Yield (key, value) of a dict's items, or (index, item); empty for arrays."""
     content = content_of(container)
     if isinstance(content, dict):
         yield from list(dict.items(content))

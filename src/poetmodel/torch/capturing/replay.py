@@ -19,7 +19,7 @@ from poetmodel.errors import PoetModelError
 from poetmodel.torch.capturing.joint_graph import location_suffix
 from poetmodel.torch.errors import RAISED, CaptureError
 from poetmodel.torch.graph.operators import has_flop_formula, kernel_of
-from poetmodel.torch.graph.tensors import call_key, fake, storage_key, tensors_in
+from poetmodel.torch.graph.tensors import call_key, fake_value, storage_key, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -90,13 +90,13 @@ class RepeatedOps:
         self._execute = execute
         self._keys = {
             node: call_key(
-                node.target, *(fx.node.map_arg(a, fake) for a in (node.args, node.kwargs))
+                node.target, *(fx.node.map_arg(a, fake_value) for a in (node.args, node.kwargs))
             )
             for node in joint.graph_module.graph.nodes
             if has_flop_formula(node) or _is_large(node)
         }
         self._remaining = Counter(self._keys.values())
-        """How many operations are to come, by predicted call key."""
+        """Number of operations that are not executed yet, by predicted call key."""
         self._representatives: dict[Hashable, tuple[fx.Node, Hashable, Any]] = {}
         """(node, actual call key, outputs) of an executed operation, by predicted call key."""
         self.replaced: dict[fx.Node, fx.Node] = {}
@@ -129,7 +129,7 @@ def _is_large(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten" or target.is_view:
         return False
-    outputs = tensors_in(fake(node))
+    outputs = tensors_in(fake_value(node))
     kinds = {output.dtype for output in outputs}
     return sum(output.nbytes for output in outputs) >= LARGE_BYTES and all(
         kind.is_floating_point or kind == torch.bool for kind in kinds
@@ -170,6 +170,7 @@ def profile_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpPro
     profiles: dict[fx.Node, OpProfile] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Execute and profile a node; raise `CaptureError` if it fails."""
         try:
             value, profile = profiler(node, arguments, keywords)
         except PoetModelError:

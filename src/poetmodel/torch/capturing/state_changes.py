@@ -27,7 +27,7 @@ from poetmodel.torch.capturing.python_values import (
     describe,
     has_tensors,
 )
-from poetmodel.torch.errors import CaptureError, CodeOrigin, origin_of, shown_line
+from poetmodel.torch.errors import CaptureError, CodeOrigin, code_origin, format_source_line
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class StateChanges:
             self._watch_class(kind)
 
     def _watch(self, name: str, value: Any) -> bool:
-        """Start to watch a container or object; return whether it was not watched before."""
+        """Watch a container or object; return False if it is watched already, or a package's."""
         kind = type(value)
         is_plain = isinstance(value, CONTAINERS) or kind.__module__ == "builtins"
         if not is_plain and not is_user_defined(kind):
@@ -334,12 +334,12 @@ class StateChanges:
             if spot not in tracer.lines:
                 continue
             line, (old, new) = tracer.lines[spot], tracer.values[spot]
-            if by_users and origin_of(line[0]) is not CodeOrigin.USER:
+            if by_users and code_origin(line[0]) is not CodeOrigin.USER:
                 continue
             change = f"sets {watched.shown(key)} to {describe(new)}"
             if old is not ABSENT:
                 change = f"changes {watched.shown(key)} from {describe(old)} to {describe(new)}"
-            errors.append(f"{change} at {shown_line(*line)}")
+            errors.append(f"{change} at {format_source_line(*line)}")
         if not errors and not by_users:
             errors = [f"changes {watched.shown(key)}" for watched, key in items]
         if errors:
@@ -376,8 +376,9 @@ class _ChangeTracer:
         self._compare()
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        """Compare the items before each line of followed code, for `sys.settrace`."""
         path = frame.f_code.co_filename
-        if origin_of(path) not in _FOLLOWED:
+        if code_origin(path) not in _FOLLOWED:
             return None
         self._compare()
         if event in ("call", "line", "return"):
@@ -385,6 +386,7 @@ class _ChangeTracer:
         return self._trace
 
     def _compare(self) -> None:
+        """Record the last line and both values for each item that has changed."""
         for spot, item in self._items.items():
             old, new = self._last[spot], self._value(*item)
             if spot in self.lines or comparison_key(old) == comparison_key(new):
@@ -415,6 +417,7 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, 
             self._save(buffer)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Save the existing tensors that an operator writes, then call it."""
         keywords = kwargs or {}
         schema = func._schema  # noqa: SLF001 - the only source of writes
         for position, argument in enumerate(schema.arguments if schema.is_mutable else ()):

@@ -26,7 +26,7 @@ from torch.utils._mode_utils import no_dispatch
 from poetmodel.torch.capturing.joint_graph import ANNOTATION, LOCATION, shown_path
 from poetmodel.torch.capturing.replay import temporary_setting
 from poetmodel.torch.capturing.values import ASSERTS, KnownValue, KnownValues, SourceTensor
-from poetmodel.torch.errors import RAISED, ForbiddenError, foreign, user_line
+from poetmodel.torch.errors import RAISED, ForbiddenError, foreign_tensor_error, running_user_line
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class _RealStrides:
         self._layouts: dict[Any, Sequence[Any] | None] = {}
 
     def __call__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the fake outputs of an operation, or the value that Python reads."""
         keywords = kwargs or {}
         if not isinstance(func, OpOverload):
             return self._predict(func, types, args, keywords)
@@ -185,9 +186,9 @@ def _check_foreign(func: OpOverload, args: Any, keywords: Any) -> None:
             if isinstance(tensor, FakeTensor):
                 continue
             if argument.alias_info is not None and argument.alias_info.is_write:
-                raise foreign("is changed")
+                raise foreign_tensor_error("is changed")
             if tensor.requires_grad and torch.is_grad_enabled():
-                raise foreign("that requires a gradient is used")
+                raise foreign_tensor_error("that requires a gradient is used")
 
 
 _RUN_ON_ZEROS: Final = ("_grouped_mm",)
@@ -254,7 +255,7 @@ def real_strides(inputs: Sequence[Any]) -> Iterator[None]:
     """Context manager that corrects the strides of fake tensors in another library's capture.
 
     Only operators with wrong predictions are corrected. Otherwise views would be captured that are
-    impossible for the real tensors. Does nothing without a fake mode in `inputs`.
+    impossible for the real tensors. Has no effect without a fake mode in `inputs`.
     """
     mode = detect_fake_mode(inputs)
     if mode is None:
@@ -285,7 +286,7 @@ def annotate_nodes(
 ) -> Iterator[None]:
     """Context manager that annotates each recorded node with its module and the user's line.
 
-    Does nothing in PyTorch 2.9, which lacks annotations; names then contain the operator only.
+    Has no effect in PyTorch 2.9, which lacks annotations; names then contain the operator only.
     `trail` has the modules that are being executed, the innermost last, also after an exception.
     `check` is called with it at the begin and end of each module.
     """
@@ -297,6 +298,8 @@ def annotate_nodes(
     trail.clear()
 
     def enter(path: str) -> Callable[..., None]:
+        """Return a hook that annotates the nodes of a module from now on."""
+
         def hook(module: torch.nn.Module, *_: Any) -> None:
             check(trail)
             context = annotate({ANNOTATION: path})
@@ -310,6 +313,7 @@ def annotate_nodes(
         return hook
 
     def leave(*_: Any) -> None:
+        """End the annotation of the innermost module; a forward hook."""
         check(trail)
         open_contexts.pop().__exit__(None, None, None)
         trail.pop()
@@ -318,9 +322,10 @@ def annotate_nodes(
     own_forward = type(stepped).forward.__code__.co_filename
 
     def create_annotated(tracer: TracerBase, *args: Any, **kwargs: Any) -> fx.Node:
+        """Create a node, annotated with the current module and line."""
         node = record(tracer, *args, **kwargs)
         if trail:
-            line = user_line(sys._getframe(1), within=own_forward)  # noqa: SLF001
+            line = running_user_line(sys._getframe(1), within=own_forward)  # noqa: SLF001
             notes = node.meta.get("custom") or {}
             path = shown_path(notes.get(ANNOTATION, ""))
             location = f"module {path!r}" if path else trail[-1]
@@ -393,6 +398,7 @@ def checkpoints_as_eager(stepped: torch.nn.Module) -> Iterator[None]:
             depth -= 1
 
     def update_again(norm: Any, inputs: Any, output: torch.Tensor) -> None:
+        """Update a norm's statistics once more per enclosing checkpoint."""
         if norm.training and norm.track_running_stats and output.requires_grad:
             plain = _BatchNorm if isinstance(norm, _BatchNorm) else _InstanceNorm
             with torch.no_grad():
@@ -482,7 +488,7 @@ def _dropout(
     p: float,
     train: bool,  # noqa: FBT001 - as the operator
 ) -> torch.Tensor:
-    """Call a dropout kernel; return the input itself, like eager, if nothing is dropped."""
+    """Call a dropout kernel; return the input itself, like eager, if no element is dropped."""
     return kernel(x, p, train) if train and p != 0 else x
 
 

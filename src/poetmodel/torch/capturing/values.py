@@ -29,7 +29,7 @@ from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from poetmodel.torch.errors import RAISED, chain, user_line
+from poetmodel.torch.errors import RAISED, exception_chain, running_user_line
 from poetmodel.torch.graph.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class KnownValues:
                 expression=expression,
                 value=value,
                 description=_DESCRIPTIONS.get(by, "value that is read"),
-                line=user_line(sys._getframe(1)) or "",  # noqa: SLF001 - there is no traceback
+                line=running_user_line(sys._getframe(1)) or "",  # noqa: SLF001 - there is no traceback
             )
 
     def record_assert(self, function: Any, tensor: torch.Tensor) -> None:
@@ -456,7 +456,7 @@ class FiniteChecks:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record the tests of the forward pass inside, from scratch."""
+        """Context manager that clears the recorded tests, and records those of a forward pass."""
         self.lines.clear()
         self._results.clear()
         with ExitStack() as stack:
@@ -486,7 +486,7 @@ class FiniteChecks:
     def add(self, result: torch.Tensor, *, expected: bool) -> None:
         """Add the result of a test and its line; `expected` is the result for finite numbers."""
         self._results.append(result if expected else result.logical_not())
-        line = user_line(sys._getframe(1))  # noqa: SLF001 - there is no traceback
+        line = running_user_line(sys._getframe(1))  # noqa: SLF001 - there is no traceback
         self.lines[line or "an unknown line"] = None
 
 
@@ -498,6 +498,7 @@ class _TestRecorder(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         self._checks = checks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function; mark the results of tests, and add those that Python reads."""
         name = getattr(func, "__name__", "")
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
         expected = {getattr(tensor, _EXPECTED, None) for tensor in tensors}
@@ -531,6 +532,7 @@ class _AssertRecorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call,
         self._checks = checks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Add an assertion instead of executing it; call other operators."""
         if args and isinstance(args[0], FunctionalTensor):
             if func is torch.ops.aten._linalg_check_errors.default:  # noqa: SLF001 - its only name
                 self._checks.add(args[0].eq(0).all(), expected=True)
@@ -543,4 +545,4 @@ class _AssertRecorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call,
 
 def is_unknown_value_error(error: BaseException) -> bool:
     """Return whether a capture failed because Python code read an unknown value."""
-    return any(isinstance(link, DataDependentOutputException) for link in chain(error))
+    return any(isinstance(link, DataDependentOutputException) for link in exception_chain(error))

@@ -20,7 +20,7 @@ from poetmodel.torch.dynamo.planning import (
     PlanRecord,
     check_budget,
 )
-from poetmodel.torch.dynamo.regions import region_faults
+from poetmodel.torch.dynamo.regions import region_errors
 from poetmodel.torch.dynamo.rewriting import AUTO, NO_GRAPH
 from poetmodel.torch.runtime.profiling import measure_paging
 from poetmodel.torch.state.pages import make_folder
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from poetmodel.torch.dynamo.inductor import Partitioner
 
 EAGER, INDUCTOR = "eager", "inductor"
-"""Whose kernels a graph can run."""
+"""The kernels that a graph can use."""
 _PLACES: Final = ("cpu", "cuda", "meta", "mps", "xpu")
-"""Devices of PyTorch, which a device here may be mistaken for."""
+"""Devices of PyTorch, which users may pass instead of a device of this package."""
 _NAMED: Final[list[tuple[dict[str, Any], Backend]]] = []
-"""Back ends that were asked for by name, with their options."""
+"""(options, back end) of each back end that was requested by name."""
 
 
 def backend(  # noqa: PLR0913 - its options
@@ -58,74 +58,75 @@ def backend(  # noqa: PLR0913 - its options
     on_progress: Callable[[SolveProgress], bool | None] | None = None,
     cache: str | Path | bool = True,
 ) -> Backend:
-    """Return a back end for ``torch.compile`` that keeps a RAM budget.
+    """Return a back end for ``torch.compile`` that meets a RAM budget.
 
     Parameters
     ----------
     ram : str or int
-        What the compiled function may allocate at once: activations, gradients that it hands over,
-        results, workspaces; calls that wait for their backward pass count together. Bytes,
-        ``8GiB``, or a percentage of the peak of the same function with everything kept: that of its
-        first shape, and so many bytes for all that come after; without gradients nothing is kept,
-        and a percentage stands for all of the peak. ``eager``: no more than the model takes by
-        itself, with checkpoints of its own if it has any. Parameters, inputs and the optimizer's
-        state are not part of it.
+        The maximum that the compiled function may allocate at once: activations, returned
+        gradients, results, workspaces. Calls that wait for their backward pass count together. Give
+        bytes, ``8GiB``, or a percentage of the peak of the same function with everything kept. The
+        percentage refers to the function's first shape, and its bytes apply to all later shapes.
+        Without gradients nothing is kept, and any percentage means the whole peak. ``eager``: the
+        peak of the model itself, with its own checkpoints if it has any. Parameters, inputs and the
+        optimizer's state are not counted.
     kernels : str
-        ``eager``: those that PyTorch runs without ``torch.compile``, which give the same bits.
-        ``inductor``: the fused ones of ``torch.compile``, with its bits; needs a C++ compiler, does
-        not page, and plans no evaluation without gradients.
+        ``eager``: the kernels that PyTorch uses without ``torch.compile``, with the same bits.
+        ``inductor``: the fused kernels of ``torch.compile``, with its bits; needs a C++ compiler,
+        does not page, and plans no evaluation without gradients.
     storage : str or Path, optional
-        A folder for pages; without it nothing is paged.
+        A folder for pages; without it no tensor is paged.
     device : str or Device, optional
-        Whose figures estimate times; by default this machine's, measured once.
+        Device that times are estimated for; by default this machine, measured once.
     costs : str, optional
-        ``measured``: time the operations of the graph in place of estimates.
+        ``measured``: time the operations of the graph instead of estimating them.
     time_limit : float
-        Longest time to solve the graphs of a call [s].
+        Time limit for solving the graphs of a call [s].
     gap : float
-        Gap between schedule and bound at which a solve ends, as a fraction.
+        MIP gap at which a solve ends, as a fraction.
     outside : str or int, optional
-        What lives between the function's forward and its backward pass beside its results, such as
-        a loss that is computed outside of it: bytes, ``3MiB``, or ``auto``, which measures it in
-        the first step, that may go over the budget, and plans again. Only with eager kernels.
+        Memory between the function's forward and backward pass besides its results, such as a loss
+        that is computed outside: bytes, ``3MiB``, or ``auto``. ``auto`` measures it in the first
+        step, which may exceed the budget, and plans again. Only with eager kernels.
     regions : mapping, optional
-        Budgets of modules by their names or patterns, ``{"encoder.*": "30%"}``: the bytes that they
-        make which are in RAM when the backward pass begins, or a share of those when everything is
-        kept. `region` does it inside of the model. Only with eager kernels.
+        Budgets of modules by their names or patterns, ``{"encoder.*": "30%"}``. A budget limits the
+        bytes of the modules' tensors that are in RAM when the backward pass begins: in bytes, or as
+        a percentage of these bytes with everything kept. `region` states budgets inside the model.
+        Only with eager kernels.
     loss_only : bool
-        Whether the backward pass begins with numbers alone: where one of the results is a loss,
-        others, such as logits, are returned without a way back. PyTorch would make gradients of
-        zeros for them. A gradient that reaches one of them is an error.
+        Whether only scalars have gradients: if one of the results is a loss, other results, such as
+        logits, are returned detached. Otherwise PyTorch would create zero gradients for them. A
+        gradient that reaches one of them raises an error.
     add_gradients : bool
         Whether the backward pass adds each gradient of a parameter to ``.grad`` as soon as it is
-        computed, and frees it, in place of returning all at its end. ``.grad`` is not part of the
-        budget then. Hooks of ``register_post_accumulate_grad_hook`` run after the backward pass of
-        the function. Other hooks of parameters, gradients that are not for ``.grad``, parameters
-        that get gradients from elsewhere in the same backward pass, DDP and FSDP2 are refused by
-        name. Only with eager kernels.
+        computed, and frees it, instead of returning all gradients at its end. ``.grad`` is then not
+        part of the budget. Hooks of ``register_post_accumulate_grad_hook`` run after the backward
+        pass of the function. Refused by name are other hooks of parameters, gradients that are not
+        for ``.grad``, parameters with gradients from elsewhere in the same backward pass, DDP and
+        FSDP2. Only with eager kernels.
     on_progress : callable, optional
-        Called with the progress of a solve; it ends where that returns False.
+        Called with the progress of a solve; the solve ends if it returns False.
     cache : str, Path or bool
-        Folder of what was measured and solved before; True for the user's, False for none.
+        Folder of earlier measurements and solves; True for the user's cache, False for none.
 
     Returns
     -------
     Backend
         For ``torch.compile(function, backend=..., fullgraph=True, dynamic=False)``, or
-        ``model.compile`` likewise. Its ``plans`` tell of each graph.
+        ``model.compile`` likewise. Its ``plans`` has a record of each graph.
 
     Raises
     ------
     InputError
-        If an argument is none of these.
+        If an argument is invalid.
     """
-    given = locals().copy()
-    faults = [*_faults(**given)]
-    if faults:
-        raise InputError(faults)
+    arguments = locals().copy()
+    errors = [*_argument_errors(**arguments)]
+    if errors:
+        raise InputError(errors)
     if storage is not None:
         make_folder(storage)
-    wanted = BackendOptions(
+    settings = BackendOptions(
         ram=ram,
         device=Device.load(device) if isinstance(device, str) else device,
         costs=costs,
@@ -142,27 +143,27 @@ def backend(  # noqa: PLR0913 - its options
     if kernels == INDUCTOR:
         from poetmodel.torch.dynamo.inductor import InductorBackend
 
-        return InductorBackend(wanted)
-    return Backend(wanted, storage)
+        return InductorBackend(settings)
+    return Backend(settings, storage)
 
 
-def _faults(kernels: str, costs: str | None, **given: Any) -> Iterator[str]:
-    """Yield why a back end cannot be made with some options."""
-    yield from _wrong_numbers(**given)
-    yield from region_faults(given["regions"])
+def _argument_errors(kernels: str, costs: str | None, **arguments: Any) -> Iterator[str]:
+    """Yield an error for each invalid argument or combination of arguments of `backend`."""
+    yield from _number_errors(**arguments)
+    yield from region_errors(arguments["regions"])
     if kernels not in (EAGER, INDUCTOR):
         yield f"kernels: expected {EAGER} or {INDUCTOR}, got {shown(kernels)}"
     if costs not in (None, MEASURED):
         yield f"costs: expected {MEASURED} or nothing, got {shown(costs)}"
-    if kernels == INDUCTOR and given["storage"] is not None:
+    if kernels == INDUCTOR and arguments["storage"] is not None:
         yield f"storage: pages need kernels={EAGER!r}"
     if kernels == INDUCTOR:
-        wanted = (name for name in ("outside", "regions", OPTION) if given[name])
-        yield from (f"{name}: needs kernels={EAGER!r}" for name in wanted)
+        eager_only = (name for name in ("outside", "regions", OPTION) if arguments[name])
+        yield from (f"{name}: needs kernels={EAGER!r}" for name in eager_only)
     if kernels == INDUCTOR and costs == MEASURED:
-        yield f"costs: kernels that are not written yet cannot be {MEASURED}"
-    if costs is not None and given["device"] is not None:
-        yield "give a device or costs, not both"
+        yield f"costs: kernels that are generated later cannot be {MEASURED}"
+    if costs is not None and arguments["device"] is not None:
+        yield "pass a device or costs, not both"
     kinds: dict[str, tuple[str, Any]] = {
         "device": ("a device or its name", str | Device | None),
         "storage": ("a folder", str | Path | None),
@@ -172,20 +173,20 @@ def _faults(kernels: str, costs: str | None, **given: Any) -> Iterator[str]:
         OPTION: ("True or False", bool),
     }
     for name, (expected, kind) in kinds.items():
-        if not isinstance(given[name], kind) or given[name] == "":
-            yield f"{name}: expected {expected}, got {shown(given[name])}"
-    if str(given["device"]).partition(":")[0] in _PLACES:
+        if not isinstance(arguments[name], kind) or arguments[name] == "":
+            yield f"{name}: expected {expected}, got {shown(arguments[name])}"
+    if str(arguments["device"]).partition(":")[0] in _PLACES:
         yield (
-            f"device: {shown(given['device'])} is a place where PyTorch computes; a device is a "
-            "board or a card whose figures estimate times, such as rpi4b, a100 or a file *.toml; "
-            "leave it out for those of this machine"
+            f"device: {shown(arguments['device'])} is a device of PyTorch; expected a board or a "
+            "card that times are estimated for, such as rpi4b, a100 or a file *.toml; leave it out "
+            "for this machine"
         )
 
 
-def _wrong_numbers(
+def _number_errors(
     ram: object, time_limit: float, gap: float, outside: Any, **_: Any
 ) -> Iterator[str]:
-    """Yield what is wrong with sizes and the limits of a solve."""
+    """Yield an error for each invalid size or limit of a solve."""
     checks: list[Callable[[], object]] = [
         lambda: check_budget(ram),
         lambda: Request(time_limit_s=time_limit, gap=gap),
@@ -199,19 +200,20 @@ def _wrong_numbers(
             yield from error.faults
 
 
-def named(module: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
-    """Compile a graph as ``torch.compile(..., backend="poetmodel", options={"ram": "60%"})`` asks.
+def named(module: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any:
+    """Compile a graph for ``torch.compile(..., backend="poetmodel", options={"ram": "60%"})``.
 
-    Options are the parameters of `backend`; equal ones are one back end, with one budget.
+    Options are the parameters of `backend`; equal options share one back end with one budget.
+    Raises `InputError` for invalid options.
     """
-    options = given.pop("options", {})
+    options = keywords.pop("options", {})
     known = signature(backend).parameters
-    faults = [f"options: {key}: {unknown_key(key, known)}" for key in options if key not in known]
-    faults += [f"{key}: the back end has options alone" for key in given]
+    errors = [f"options: {key}: {unknown_key(key, known)}" for key in options if key not in known]
+    errors += [f"{key}: the back end accepts only options" for key in keywords]
     if "ram" not in options:
-        faults.append('options: expected a budget, such as options={"ram": "60%"}')
-    if faults:
-        raise InputError(faults)
+        errors.append('options: expected a budget, such as options={"ram": "60%"}')
+    if errors:
+        raise InputError(errors)
     back = next((back for known, back in _NAMED if known == options), None)
     if back is None:
         back = backend(**options)
@@ -223,18 +225,18 @@ BY_NAME.append(named)
 
 
 def plans() -> list[PlanRecord]:
-    """Return one record for each graph of back ends that were asked for by name.
+    """Return one record for each graph of the back ends that were requested by name.
 
     Returns
     -------
     list of PlanRecord
-        As ``plans`` of a `Backend` has them: those of equal options in the order of capture.
+        As in ``plans`` of a `Backend`: those of equal options in the order of capture.
     """
     return [record for _, back in _NAMED for record in back.plans]
 
 
 def summary() -> str:
-    """Return a line about each graph of back ends that were asked for by name."""
+    """Return one line for each graph of the back ends that were requested by name."""
     return "\n".join(back.summary() for _, back in _NAMED if back.was_called) or NO_GRAPH
 
 
@@ -246,34 +248,34 @@ def partitioner(
     gap: float = 0.01,
     cache: str | Path | bool = True,
 ) -> Partitioner:
-    """Return a partitioner for those who set Inductor up themselves.
+    """Return a partitioner for users who set up Inductor themselves.
 
-    It plans one call: run each backward pass before the next call. A `backend` counts calls that
-    wait together.
+    It plans single calls: run each backward pass before the next call. A `backend` counts waiting
+    calls together.
 
     Parameters
     ----------
     ram : str or int
-        The budget, as `backend` takes it.
+        The budget, as for `backend`.
     device : str or Device, optional
-        Whose figures estimate times; by default this machine's, measured once.
+        Device that times are estimated for; by default this machine, measured once.
     time_limit : float
-        Longest time to solve each graph [s].
+        Time limit for solving each graph [s].
     gap : float
-        Gap between schedule and bound at which a solve ends, as a fraction.
+        MIP gap at which a solve ends, as a fraction.
     cache : str, Path or bool
-        Folder of what was measured and solved before; True for the user's, False for none.
+        Folder of earlier measurements and solves; True for the user's cache, False for none.
 
     Returns
     -------
     Partitioner
-        For ``torch._inductor.config.custom_partitioner_fn``. Its ``graphs`` tell of each graph, as
-        a `Backend` does.
+        For ``torch._inductor.config.custom_partitioner_fn``. Its ``graphs`` has plans and a summary
+        like a `Backend`.
 
     Raises
     ------
     InputError
-        If an argument is none of these.
+        If an argument is invalid.
     """
     back = backend(
         ram, kernels=INDUCTOR, device=device, time_limit=time_limit, gap=gap, cache=cache

@@ -14,10 +14,10 @@ from torch._functorch import partitioners
 from torch._subclasses import FakeTensor
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.errors import InputError
 from poetmodel.torch.capturing.surroundings import CAPTURE_LOCK, native_operators, real_strides
-from poetmodel.torch.dynamo.fakes import capture, predicted
+from poetmodel.torch.dynamo.fakes import capture_on_fakes, fake_function
 from poetmodel.torch.dynamo.gradients import (
     WRAPPED,
     Additions,
@@ -26,7 +26,7 @@ from poetmodel.torch.dynamo.gradients import (
 )
 from poetmodel.torch.dynamo.joint_graph import SOURCE, JointGraph
 from poetmodel.torch.dynamo.live_calls import CountedGraph, node_of
-from poetmodel.torch.dynamo.outside import LossOnly, Remeasured
+from poetmodel.torch.dynamo.outside import LossOnly, RemeasuredGraph
 from poetmodel.torch.dynamo.planning import (
     MEASURED,
     Outside,
@@ -39,7 +39,7 @@ from poetmodel.torch.dynamo.wrappers import (
     add_wrapper_advice,
     has_compiled_siblings,
     has_ddp_buckets,
-    sharded_around,
+    sharded_parents,
     wrapper_advice,
 )
 from poetmodel.torch.errors import CaptureError, explained
@@ -56,25 +56,25 @@ if TYPE_CHECKING:
     from poetmodel.torch.dynamo.planning import FirstCall, GraphPlan
 
 _LOCAL: Final = re.compile(r"^[LG]\['(?:kwargs'\]\[')?(\w+)'\]")
-"""What Dynamo calls a local or global name."""
+"""Dynamo's expression of a local or global name."""
 _OF_MODULE: Final = re.compile(r"\._(modules|parameters|buffers)\[")
-"""What is in its name for a tensor that a module has."""
-_WRAPPED: Final = ("self", "fn", "captured")
-"""What a function calls the module that it calls."""
-_SHOWN: Final = 3
-"""Inputs that the name of a graph has."""
+"""Substring of Dynamo's expression of a module's tensor."""
+_MODULE_NAMES: Final = ("self", "fn", "captured")
+"""Local variables that refer to the module that a function calls."""
+_MAX_SHAPES: Final = 3
+"""Maximum number of input shapes in the name of a graph."""
 _AUTO_OF_ONE: Final = (
-    "outside: a step of several graphs cannot be measured: give the size of what lives between "
+    "outside: a step of several graphs cannot be measured: pass the size of the memory between "
     "their forward and backward passes, such as outside='3MiB'"
 )
 BY_NAME: Final[list[object]] = []
-"""Functions that are back ends by themselves; they record no refusals."""
+"""Functions that are back ends themselves; they record no refusals."""
 
 
-def _refuser(back: object) -> Callable[[str], object] | None:
-    """Return what notes a refusal of a back end; None if it is none of this package."""
+def _refusal_recorder(back: object) -> Callable[[str], object] | None:
+    """Return a function that records a refusal of a back end; None if it is not ours."""
     if isinstance(back, Backend):
-        return back._live.refuse  # noqa: SLF001 - of this module
+        return back._live.record_refusal  # noqa: SLF001 - of this module
     return str if any(back is known for known in BY_NAME) else None
 
 
@@ -87,24 +87,24 @@ class Backend(GraphPlanner):
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        add_wrapper_advice(_refuser)
+        add_wrapper_advice(_refusal_recorder)
         self.names: dict[int, str] = {}
-        """What the function that is compiled calls its arguments, by number."""
+        """Names of the arguments in the function to compile, by number."""
         self._parameters: dict[int, str] = {}
-        """Names of its arguments whose gradients the backward pass adds, by number."""
+        """Names of the arguments whose gradients the backward pass adds, by number."""
 
     @property
     def _compiler(self) -> Callable[..., Callable[[list[Any]], Any]]:
-        """Compiler of a graph that was split off."""
-        return predicted if self._is_predicted else boxed
+        """The compiler of a forward or backward graph after the split."""
+        return fake_function if self._is_predicted else boxed
 
     def plan_for(
         self, model: Callable[..., Any], *inputs: Any, paging: bool = False
     ) -> list[PlanRecord]:
-        """Plan what ``torch.compile`` would capture of a call, for a device that is not here.
+        """Plan the graphs that ``torch.compile`` would capture of a call, for another device.
 
-        Nothing is run and no tensor has memory, so a model may be larger than this machine. Tensors
-        have the sizes that PyTorch predicts; the workspaces of kernels are not known and not part
+        Nothing is executed and no tensor has memory, so a model may be larger than this machine.
+        Tensors have the sizes that PyTorch predicts. Workspaces of kernels are unknown and not part
         of the peak.
 
         Parameters
@@ -112,102 +112,109 @@ class Backend(GraphPlanner):
         model : callable
             The function to compile, or a module, whose parameters may be on the device ``meta``.
         *inputs
-            What it is called with; tensors on the device ``meta`` count as the processor's.
+            Its arguments; tensors on the device ``meta`` count as CPU tensors.
         paging : bool
-            Whether tensors may be paged to the storage of the back end's device. A page waits for
-            its transfer, so the plan is slower than one that overlaps both.
+            Whether tensors may be paged to the storage of the back end's device. Each page transfer
+            is waited for, so the plan is slower than with overlapping transfers.
 
         Returns
         -------
         list of PlanRecord
-            One for each graph; `plans` and `summary` have them too.
+            One for each graph; they are also added to `plans` and `summary`.
 
         Raises
         ------
         BudgetError
-            If the budget is too small: says the least that is known to do.
+            If the budget is too small; the message has the smallest known sufficient budget.
         InputError
-            If times are to be measured, kernels are Inductor's, or no device has a storage.
+            If times are to be measured, kernels are Inductor's, or the device has no storage.
         """
-        wanted = self._wanted
-        storage = None if wanted.device is None else wanted.device.storage
-        if wanted.costs == MEASURED:
-            raise InputError(f"costs: nothing is run here that could be {MEASURED}")
+        settings = self._settings
+        storage = None if settings.device is None else settings.device.storage
+        if settings.costs == MEASURED:
+            raise InputError(f"costs: nothing is executed here that could be {MEASURED}")
         if paging and storage is None:
-            raise InputError("paging: give the back end a device that has a storage")
-        planner = Backend(replace(wanted, paging=storage if paging else None), is_predicted=True)
-        with self.noting_refusals(), explained("plan_for"):
-            capture(planner, model, inputs)
+            raise InputError("paging: the back end needs a device with storage")
+        planner = Backend(replace(settings, paging=storage if paging else None), is_predicted=True)
+        with self.recording_refusals(), explained("plan_for"):
+            capture_on_fakes(planner, model, inputs)
         self._planned += planner._planned
         return planner.plans
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-        """Compile a graph, as ``torch.compile`` asks for it."""
-        with self.noting_refusals():
+        """Compile a graph; ``torch.compile`` calls this."""
+        with self.recording_refusals():
             require_whole_model(has_one_plan=self._has_one_plan)
             title = self._title(module, inputs)
-            with self.first_call(inputs, title=title, **self._surroundings()) as call:
-                if not self._wanted.loss_only:
-                    return self._called(module, inputs, call, **options)
-                return LossOnly(module)(lambda own: self._called(own, inputs, call, **options))
+            with self.first_call(inputs, title=title, **self._register_wrappers()) as call:
+                if not self._settings.loss_only:
+                    return self._compile_call(module, inputs, call, **options)
+                return LossOnly(module)(
+                    lambda own: self._compile_call(own, inputs, call, **options)
+                )
 
-    def _surroundings(self) -> dict[str, Any]:
-        """Return what is known of wrappers, and of other calls, around the function."""
-        sharded, ddp = _sharded(), active_ddp()
-        if self._wanted.add_gradients and (sharded or ddp is not None):
+    def _register_wrappers(self) -> dict[str, Any]:
+        """Register DDP and FSDP2 modules around the function; return fields of `FirstCall`.
+
+        Raises `CaptureError` if gradients are to be added and there is a wrapper.
+        """
+        sharded, ddp = _sharded_modules(), active_ddp()
+        if self._settings.add_gradients and (sharded or ddp is not None):
             raise CaptureError(WRAPPED)
         self._sharded.update(sharded)
         if ddp is not None:
             self._replicas.add(ddp)
-        is_part = has_ddp_buckets() or any(map(has_compiled_siblings, _modules()))
+        is_part = has_ddp_buckets() or any(map(has_compiled_siblings, _local_modules()))
         return {
             "is_sharded": bool(sharded),
             "is_several": is_part and not self._has_one_plan,
             "wrapped_bytes": self._wrapped_bytes(),
         }
 
-    def _called(
+    def _compile_call(
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **options: Any
     ) -> Any:
-        """Compile a graph of a call."""
-        if self._wanted.outside == AUTO and call.is_several:
+        """Compile a graph of a call; it is compiled again later if memory is to be measured."""
+        if self._settings.outside == AUTO and call.is_several:
             raise InputError(_AUTO_OF_ONE)
-        if self._wanted.outside != AUTO:
-            return self._compiled(module, inputs, self._compiler, **options)
+        if self._settings.outside != AUTO:
+            return self._compile_graph(module, inputs, self._compiler, **options)
         number, is_first = len(self._planned), call.function not in self._first_bytes
 
-        def again(outside: Outside, arguments: Sequence[Any]) -> Callable[..., Any]:
+        def compile_again(outside: Outside, arguments: Sequence[Any]) -> Callable[..., Any]:
+            """Compile the graph again with the measured memory, in place of its first plan."""
             if is_first:  # a percentage is of the whole step
                 del self._first_bytes[call.function]
             with self.first_call(before=call, outside=outside):
-                compiled = self._compiled(module, arguments, self._compiler)
+                compiled = self._compile_graph(module, arguments, self._compiler)
             planned = self._planned.pop()
             record = replace(planned.record, name=self._planned[number].record.name)
             self._planned[number] = replace(planned, record=record)
             return compiled
 
-        run = Remeasured(again)
-        run.compiled = self._compiled(module, inputs, run.watched(self._compiler), **options)
+        run = RemeasuredGraph(compile_again)
+        backward = run.mark_backward(self._compiler)
+        run.compiled = self._compile_graph(module, inputs, backward, **options)
         return run
 
-    def _compiled(
+    def _compile_graph(
         self, module: fx.GraphModule, inputs: Sequence[Any], backward: Any, **options: Any
     ) -> Callable[..., Any]:
-        """Compile a graph, its backward pass with a compiler of its own."""
-        base = self._variant(module, inputs, backward, **options)
+        """Compile a graph, so that calls may use different plans; `backward` is a compiler."""
+        base = self._compile_variant(module, inputs, backward, **options)
         frontier = self._frontier
         if frontier is None or self._is_predicted:
             return base.run
         return CallsOfGraph(self, module, frontier, base)
 
-    def _variant(
+    def _compile_variant(
         self, module: fx.GraphModule, inputs: Sequence[Any], backward: Any, **options: Any
     ) -> CompiledVariant:
-        """Compile a graph by one plan."""
+        """Compile a graph by the plan that the call has, or by a new one."""
         is_fsdp = self._call is not None and self._call.is_sharded
         counted = CountedGraph(self._live, is_sharded=is_fsdp)
-        forward, inference = self._compiler, self._inference
-        is_adding = self._wanted.add_gradients
+        forward, inference = self._compiler, self._compile_inference
+        is_adding = self._settings.add_gradients
         self._parameters = trained_parameters(inputs, self.names) if is_adding else {}
         if not self._is_predicted:
             forward = _count_passes(forward, counted.count_forward)
@@ -219,22 +226,22 @@ class Backend(GraphPlanner):
             inference_compiler=inference,
             partition_fn=self._partition,
         )
-        lazy = _use_lazy_graph_module(should_use=True)  # no code is run of it
+        lazy = _use_lazy_graph_module(should_use=True)  # its code is never executed
         strides = nullcontext() if self._is_predicted else real_strides(inputs)
-        with CAPTURE_LOCK, native_operators(), strides, lazy, rare_collections():
+        with CAPTURE_LOCK, native_operators(), strides, lazy, infrequent_gc():
             compiled = cast("Callable[..., Any]", compile_(module, inputs, **options))
         if self._is_predicted:
             return CompiledVariant(compiled, counted)
         counted.set_plan(self._planned[-1])
         counted.frontier = self._frontier
-        if counted.is_several and self._wanted.stated_bytes is None:
-            counted.budget_bytes = 0  # a percentage is of all calls of the step
-        run = counted.note_nodes(compiled)
+        if counted.is_several and self._settings.stated_bytes is None:
+            counted.budget_bytes = 0  # a percentage refers to all calls of the step
+        run = counted.record_nodes(compiled)
         if self._parameters:
-            run = Additions(self._parameters).checked(run, node_of)
+            run = Additions(self._parameters).add_checks(run, node_of)
         return CompiledVariant(run, counted)
 
-    def variant(
+    def compile_variant(
         self, of: CallsOfGraph, planned: GraphPlan, arguments: Sequence[Any]
     ) -> CompiledVariant:
         """Compile a graph that was captured before, by another plan."""
@@ -244,15 +251,19 @@ class Backend(GraphPlanner):
         budget_bytes = self._live.budget_bytes or record.ram_budget_bytes
         record = replace(record, name=name, ram_budget_bytes=budget_bytes)
         planned = replace(planned, record=record)
-        with self.noting_refusals(), self.first_call(before=call, planned=planned):
+        with self.recording_refusals(), self.first_call(before=call, planned=planned):
             self._frontier, self.names = of.frontier, of.names
             try:
-                return self._variant(of.module, arguments, self._compiler)
+                return self._compile_variant(of.module, arguments, self._compiler)
             finally:
                 self._frontier = frontier
 
     def plan_of_call(self, frontier: Frontier, *, is_pinned: bool) -> GraphPlan | None:
-        """Return the plan of the call that begins; None for the first one of its graph."""
+        """Return the plan of the call that begins, or None for the first compiled plan.
+
+        The first call of a step chooses the plans of the step. With `is_pinned` the call has no
+        choice.
+        """
         self._live.is_pinned, self._live.is_expected = is_pinned, False
         if is_pinned:
             return None
@@ -263,7 +274,7 @@ class Backend(GraphPlanner):
             if last is not None and any(event.frontier is not None for event in last):
                 several = len(frontiers_of(last)) > 1
                 if several or frontier.source.call.is_several:
-                    with self.noting_refusals():
+                    with self.recording_refusals():
                         self._steps.begin_step(last, self._share, self._gather)
                     self._live.budget_bytes = self._steps.budget_bytes
         planned = self._steps.plan_of(frontier, number)
@@ -273,7 +284,7 @@ class Backend(GraphPlanner):
         return frontier.tight if number or frontier.source.call.is_several else None
 
     def _title(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
-        """Return which function a graph is of, and the shapes of its first inputs."""
+        """Return the name of a graph's function with its first input shapes; set `names`."""
         self.names, shapes = {}, []
         for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
             source = getattr(getattr(node, "_dynamo_source", None), "name", "")
@@ -281,11 +292,12 @@ class Backend(GraphPlanner):
             self.names[number] = _LOCAL.sub(r"\1", name)
             if not _OF_MODULE.search(name) and isinstance(inputs[number], torch.Tensor):
                 shapes.append(f"{self.names[number]} {'x'.join(map(str, inputs[number].shape))}")
-        more = ", ..." if len(shapes) > _SHOWN else ""
-        given = f" of {', '.join(shapes[:_SHOWN])}{more}" if shapes else ""
-        return f", {_function()}{given}"
+        more = ", ..." if len(shapes) > _MAX_SHAPES else ""
+        of_shapes = f" of {', '.join(shapes[:_MAX_SHAPES])}{more}" if shapes else ""
+        return f", {_function_name()}{of_shapes}"
 
-    def _joint_graph(self, graph: fx.Graph, forward_outputs: int | None) -> JointGraph:
+    def _build_joint_graph(self, graph: fx.Graph, forward_outputs: int | None) -> JointGraph:
+        """Prepare a joint graph for planning, and return its operations."""
         if any("mkldnn_rnn" in str(node.target) for node in graph.nodes):
             raise CaptureError(
                 "oneDNN's LSTM cannot be run apart from its graph: set "
@@ -309,27 +321,29 @@ class Backend(GraphPlanner):
         num_fwd_outputs: int,
         **_others: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        graph, saved = self.rewritten(self._joint_graph(module.graph, num_fwd_outputs))
+        """Plan a joint graph and split it into the forward and the backward pass."""
+        graph, saved = self.rewrite(self._build_joint_graph(module.graph, num_fwd_outputs))
         joint = _make_graph_module(module, graph)
         forward, backward = partitioners._extract_fwd_bwd_modules(  # noqa: SLF001 - as PyTorch's
             joint, saved, [], num_fwd_outputs=num_fwd_outputs
         )
         return forward, backward
 
-    def _inference(self, module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        graph, _saved = self.rewritten(self._joint_graph(module.graph, None))
+    def _compile_inference(self, module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        """Plan and compile a graph without a backward pass."""
+        graph, _saved = self.rewrite(self._build_joint_graph(module.graph, None))
         return self._compiler(_make_graph_module(module, graph))
 
 
 class CompiledVariant(NamedTuple):
-    """A graph that was compiled by one plan."""
+    """A graph compiled by one plan."""
 
     run: Callable[..., Any]
     counted: CountedGraph
 
 
 class CallsOfGraph:
-    """A captured graph, each call of which runs by the plan that its step has for it.
+    """A captured graph that executes each call by the plan that its step has for it.
 
     Parameters
     ----------
@@ -338,9 +352,9 @@ class CallsOfGraph:
     module : torch.fx.GraphModule
         The graph, as Dynamo captured it.
     frontier : Frontier
-        Its plans.
+        Plans of the graph.
     base : CompiledVariant
-        The first plan that was compiled.
+        The first compiled plan.
     """
 
     def __init__(
@@ -352,51 +366,51 @@ class CallsOfGraph:
         self._back = back
         self._base = base
         self.variants: dict[int, CompiledVariant] = {}
-        """By the identity of the plan."""
+        """By the ``id`` of the plan."""
         if base.counted.is_several:
             self.variants[id(frontier.tight)] = base
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run a call by its plan, which is compiled if it is new."""
-        if any(isinstance(value, FakeTensor) for value in arguments):  # DDP asks for shapes
+        """Execute a call by its plan, which is compiled if it is new."""
+        if any(isinstance(value, FakeTensor) for value in arguments):  # DDP determines shapes
             return self._base.run(*arguments)
-        # A checkpoint that is computed again must save the same tensors.
+        # A checkpoint that is recomputed must save the same tensors.
         has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # noqa: FBT003, SLF001 - no other way
         planned = self._back.plan_of_call(self.frontier, is_pinned=has_hooks)
         if planned is None:
             return self._base.run(*arguments)
         variant = self.variants.get(id(planned))
         if variant is None:
-            variant = self._back.variant(self, planned, arguments)
+            variant = self._back.compile_variant(self, planned, arguments)
             self.variants[id(planned)] = variant
         return variant.run(*arguments)
 
 
 def _translator() -> Any:
-    """Return what captures a function now; None where nothing does."""
+    """Return Dynamo's translator that is capturing a function now; None if there is none."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     return getattr(InstructionTranslator, "current_tx", lambda: None)()
 
 
-def _modules() -> list[torch.nn.Module]:
-    """Return the modules that the captured function has as local variables."""
+def _local_modules() -> list[torch.nn.Module]:
+    """Return the modules among the local variables of the captured function."""
     translator = _translator()
     values = () if translator is None else translator.f_locals.values()
     return [value for value in values if isinstance(value, torch.nn.Module)]
 
 
-def _sharded() -> list[torch.nn.Module]:
-    """Return what FSDP2 shards around modules that the function has as local variables."""
-    return [sharded for module in _modules() for sharded in sharded_around(module)]
+def _sharded_modules() -> list[torch.nn.Module]:
+    """Return the modules sharded by FSDP2 that contain local modules of the captured function."""
+    return [sharded for module in _local_modules() for sharded in sharded_parents(module)]
 
 
-def _function() -> str:
-    """Return the name of the function that is captured, or of the module that it calls."""
+def _function_name() -> str:
+    """Return the name of the captured function, or of the module that it calls."""
     translator = _translator()
     if translator is None:
         return "a function"
-    found = (translator.f_locals.get(name) for name in _WRAPPED)
+    found = (translator.f_locals.get(name) for name in _MODULE_NAMES)
     module = next((value for value in found if isinstance(value, torch.nn.Module)), None)
     if module is not None:
         return type(module).__name__
@@ -405,15 +419,15 @@ def _function() -> str:
 
 
 def _count_passes(compiler: Callable[..., Run], count: Callable[[Run], Run]) -> Callable[..., Run]:
-    """Return a compiler whose compiled passes are counted."""
+    """Return a compiler that wraps each compiled pass by `count`."""
     return lambda module, inputs: count(compiler(module, inputs))
 
 
 def require_whole_model(*, has_one_plan: bool) -> None:
-    """Raise unless Dynamo captures the function as one graph.
+    """Raise `CaptureError` unless Dynamo captures the function as one graph.
 
-    Graph breaks make several graphs, and what is between them has no budget. Buckets of DDP do too,
-    which a back end refuses if it `has_one_plan` for each graph.
+    Graph breaks make several graphs, and the code between them has no budget. So do the buckets of
+    DDP, which are refused for a back end that `has_one_plan` per graph.
     """
     translator = _translator()
     if has_one_plan and has_ddp_buckets():
@@ -423,10 +437,10 @@ def require_whole_model(*, has_one_plan: bool) -> None:
             "inside, then wrap it"
         )
     if translator is not None and not translator.one_graph:
-        if advice := wrapper_advice(is_sharded=bool(_sharded())):
+        if advice := wrapper_advice(is_sharded=bool(_sharded_modules())):
             raise CaptureError(advice)
         raise CaptureError(
-            "the saved tensors of several graphs add up, and what is between graphs has no budget: "
+            "the saved tensors of several graphs add up, and code between graphs has no budget: "
             "pass fullgraph=True to torch.compile, which names the line that breaks the graph, and "
             "dynamic=False, so that sizes are known"
         )

@@ -1,4 +1,4 @@
-"""Costs of a joint graph's operations: profiles that are kept, and this machine's rates."""
+"""Costs of a joint graph's operations: cached profiles, and rates of this machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from poetmodel.device import Device
 from poetmodel.device.hardware import Compute
 from poetmodel.torch.cache import (
     Cache,
-    UnknownError,
+    NoKeyError,
     digest,
     host_key,
-    operations_form,
-    tensor_form,
+    plain_layout,
+    plain_operations,
 )
-from poetmodel.torch.graph.profiles import OpProfile, OpProfiler, profiles_on_made_up
-from poetmodel.torch.graph.tensors import fake, tensors_in
+from poetmodel.torch.graph.profiles import OpProfile, OpProfiler, profile_on_synthetic
+from poetmodel.torch.graph.tensors import fake_value, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 
 CALL_S: Final = 5e-6
-"""Time of an operation besides its work: PyTorch's dispatcher, and the interpreter [s]."""
+"""Time of an operation besides its work: PyTorch's dispatcher and the interpreter [s]."""
 _MATRIX: Final = 1024
 _COPIED_BYTES: Final = 2**26
 
 
 class Profiles:
-    """Profiles of operations: as seen here, or in earlier processes.
+    """Profiles of operations, measured here or in earlier processes.
 
     Parameters
     ----------
     cache : Cache
-        Has what is known of whole graphs.
+        Stores the profiles of whole graphs.
     timed : bool
-        Whether operations are timed too.
+        Whether to time operations.
     is_generated : callable, optional
-        Whether a compiler writes the kernel of a node; by default it writes none.
+        Whether a compiler generates the kernel of a node; by default no kernel is generated.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class Profiles:
         self._profiler = OpProfiler(timed=timed)
         self._is_generated = is_generated
 
-    def of(self, joint: JointGraph) -> list[OpProfile]:
-        """Return the profiles of the operations of a graph; unknown forms are run once."""
+    def get(self, joint: JointGraph) -> list[OpProfile]:
+        """Return the profiles of a graph's operations, from the cache or by running each once."""
         key = self._key(joint)
         values = None if key is None else self._cache.read("profiles", key)
         with suppress(TypeError, ValueError, AttributeError):
             if values is not None:
                 return [OpProfile.from_list(fields) for fields in values]
         expected = {operation.node: operation.profile for operation in joint.operations}
-        found = profiles_on_made_up(
+        found = profile_on_synthetic(
             joint.graph, expected, self._profiler, is_generated=self._is_generated
         )
         profiles = [found[node] for node in expected]
@@ -77,13 +77,13 @@ class Profiles:
         return profiles
 
     def _key(self, joint: JointGraph) -> str | None:
-        """Return an identifier of a graph on this host; None for one of unknown values."""
-        given = [list(map(tensor_form, tensors_in(fake(node)))) for node in joint.arguments]
-        with suppress(UnknownError):
+        """Return an identifier of a graph on this host; None if it contains unknown values."""
+        inputs = [list(map(plain_layout, tensors_in(fake_value(node)))) for node in joint.arguments]
+        with suppress(NoKeyError):
             return digest(
                 host_key(),
-                operations_form(joint.graph),
-                given,
+                plain_operations(joint.graph),
+                inputs,
                 self._profiler.timed,
                 self._is_generated is not None,
             )
@@ -93,12 +93,12 @@ class Profiles:
 # -- a machine as a device ------------------------------------------------------------------------
 
 
-def machine_rates(kept: Cache) -> tuple[float, float]:
-    """Return the FLOP/s of a matrix product and the B/s of a copy, measured once and kept."""
-    rates = kept.read("rates", digest(host_key()))
+def machine_rates(cache: Cache) -> tuple[float, float]:
+    """Return the FLOP/s of a matrix product and the B/s of a copy, measured once and cached."""
+    rates = cache.read("rates", digest(host_key()))
     if rates is None:
-        rates = _rates()
-        kept.write("rates", digest(host_key()), rates)
+        rates = _measure_rates()
+        cache.write("rates", digest(host_key()), rates)
     flops_per_s, bytes_per_s = rates
     return flops_per_s, bytes_per_s
 
@@ -114,20 +114,21 @@ def this_machine(rates: tuple[float, float]) -> Device:
     )
 
 
-def _rates() -> tuple[float, float]:
+def _measure_rates() -> tuple[float, float]:
+    """Return the FLOP/s of a matrix product and the B/s of a copy, measured now."""
     with _disable_current_modes(), torch.no_grad():
         matrix = torch.ones(_MATRIX, _MATRIX)
         copied = torch.ones(_COPIED_BYTES // 4)
         target = torch.empty_like(copied)
-        product_s = _least_s(lambda: torch.mm(matrix, matrix))
-        copy_s = _least_s(lambda: target.copy_(copied))
+        product_s = _min_time_s(lambda: torch.mm(matrix, matrix))
+        copy_s = _min_time_s(lambda: target.copy_(copied))
     return 2 * _MATRIX**3 / product_s, 2 * _COPIED_BYTES / copy_s
 
 
-def _least_s(work: Callable[[], object]) -> float:
-    least = float("inf")
+def _min_time_s(work: Callable[[], object]) -> float:
+    shortest_s = float("inf")
     for _ in range(3):
         begin = perf_counter()
         work()
-        least = min(least, perf_counter() - begin)
-    return least
+        shortest_s = min(shortest_s, perf_counter() - begin)
+    return shortest_s

@@ -1,4 +1,4 @@
-"""A model and its inputs without memory, so that a graph is captured that no machine here runs."""
+"""Capture on tensors without memory, so that models larger than this machine can be planned."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-def capture(compiler: Callable[..., Any], model: Callable[..., Any], inputs: Sequence[Any]) -> None:
-    """Have a back end compile what ``torch.compile`` captures of a call, on fake tensors.
+def capture_on_fakes(
+    compiler: Callable[..., Any], model: Callable[..., Any], inputs: Sequence[Any]
+) -> None:
+    """Call a back end with the graphs that ``torch.compile`` captures of a call on fake tensors.
 
-    Tensors of the device ``meta`` count as those of the processor.
+    Tensors on the device ``meta`` count as CPU tensors.
     """
 
-    def fake(value: torch.Tensor) -> torch.Tensor:
+    def to_fake(value: torch.Tensor) -> torch.Tensor:
         if isinstance(value, torch.nn.Parameter):
             return torch.nn.Parameter(_like(value), requires_grad=value.requires_grad)
         return _like(value).requires_grad_(value.requires_grad)
@@ -28,20 +30,20 @@ def capture(compiler: Callable[..., Any], model: Callable[..., Any], inputs: Seq
     with FakeTensorMode(allow_non_fake_inputs=True):
         if isinstance(model, torch.nn.Module):
             tensors = (*model.parameters(), *model.buffers())
-            model = deepcopy(model, {id(tensor): fake(tensor) for tensor in tensors})
-        given = _pytree.tree_map_only(torch.Tensor, fake, tuple(inputs))
+            model = deepcopy(model, {id(tensor): to_fake(tensor) for tensor in tensors})
+        fakes = _pytree.tree_map_only(torch.Tensor, to_fake, tuple(inputs))
         captured = model
 
         def call(*arguments: Any) -> Any:
             return captured(*arguments)
 
-        # A code object of its own: what Dynamo keeps of a function belongs to that.
+        # A code object of its own, because Dynamo caches graphs by the code object.
         call.__code__ = call.__code__.replace()
-        torch.compile(call, backend=compiler, fullgraph=True, dynamic=False)(*given)
+        torch.compile(call, backend=compiler, fullgraph=True, dynamic=False)(*fakes)
 
 
-def predicted(module: fx.GraphModule, _: object = None) -> Callable[[list[Any]], Any]:
-    """Return a function that runs nothing of a graph, and returns tensors like its results."""
+def fake_function(module: fx.GraphModule, _: object = None) -> Callable[[list[Any]], Any]:
+    """Return a function that executes no node of a graph, and returns tensors like its results."""
     (output,) = module.graph.find_nodes(op="output")
 
     def run(arguments: list[Any]) -> Any:
@@ -49,7 +51,7 @@ def predicted(module: fx.GraphModule, _: object = None) -> Callable[[list[Any]],
         results = fx.node.map_arg(output.args[0], lambda node: node.meta.get("val"))
         return _pytree.tree_map_only(torch.Tensor, _like, results)
 
-    run._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 - PyTorch asks for it
+    run._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 - PyTorch reads it
     return run
 
 

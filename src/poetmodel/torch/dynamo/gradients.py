@@ -1,9 +1,9 @@
-"""Gradients that the backward graph adds to ``.grad`` itself, in place of returning them.
+"""Gradients that the backward graph adds to ``.grad`` itself, instead of returning them.
 
-Autograd gets None for these gradients and has nothing to accumulate. It calls the hooks that run
-after accumulation all the same. What would have other bits is refused by name, before the backward
-pass has added any gradient. Autograd has no list of the nodes of a pass, so the first check of a
-pass reads the outputs from the Python frame that called the engine.
+Autograd gets None for these gradients and accumulates none, but calls the hooks that run after
+accumulation. Cases with other bits are refused by name, before the backward pass has added any
+gradient. Autograd has no list of the nodes of a pass, so the first check of a pass reads the
+outputs from the Python frame that called the engine.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch.fx.node import has_side_effect
 
 from poetmodel.torch.dynamo.wrappers import active_ddp
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.graph.tensors import storage_of
+from poetmodel.torch.graph.tensors import fake_storage_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import FrameType
 
 OPTION: Final = "add_gradients"
-"""The option of a back end."""
+"""Name of the back end's option."""
 _WITHOUT: Final = f"or leave {OPTION} out"
 WRAPPED: Final = (
     f"{OPTION}: DistributedDataParallel and fully_shard reduce gradients that autograd returns: "
@@ -36,16 +36,17 @@ WRAPPED: Final = (
 
 
 def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor, *, is_owned: bool) -> None:
-    """Add a gradient to ``.grad`` as autograd does.
+    """Add a gradient to ``.grad`` like autograd.
 
     Parameters
     ----------
     parameter, gradient : Tensor
     is_owned : bool
-        Whether nothing else reads the memory of the gradient, so that ``.grad`` may take it.
+        Whether no other operation reads the gradient's memory, so that ``.grad`` may use it.
     """
     if not (parameter.is_leaf and parameter.requires_grad):
-        raise AssertionError("autograd saved another tensor in place of a parameter")
+        raise AssertionError("autograd saved another tensor instead of a parameter")
+
     known = parameter.grad
     if known is not None:
         known.add_(gradient)
@@ -62,7 +63,7 @@ has_side_effect(add_gradient)
 
 
 def trained_parameters(inputs: Sequence[Any], names: Mapping[int, str]) -> dict[int, str]:
-    """Return the names of parameters that need gradients, by their positions among inputs."""
+    """Return the names of parameters that need gradients, by their positions among `inputs`."""
     return {
         k: names.get(k) or f"parameter {k}"
         for k, value in enumerate(inputs)
@@ -71,14 +72,14 @@ def trained_parameters(inputs: Sequence[Any], names: Mapping[int, str]) -> dict[
 
 
 def insert_additions(graph: fx.Graph, parameters: Mapping[int, str]) -> None:
-    """Put operations into a joint graph that add gradients of parameters to ``.grad``.
+    """Insert operations that add gradients of parameters to ``.grad`` into a joint graph.
 
     Parameters
     ----------
     graph : torch.fx.Graph
-        Joint graph of AOTAutograd; its gradients are replaced by the operations, of value None.
+        Joint graph of AOTAutograd; the operations, whose value is None, replace its gradients.
     parameters : mapping
-        Positions of the parameters among the inputs of the function.
+        Names of the parameters by their positions among the inputs of the function.
     """
     from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
 
@@ -112,21 +113,21 @@ def is_addition(node: Any) -> bool:
 
 
 def _set_owners(graph: fx.Graph) -> None:
-    """Set for each addition whether nothing but it, and views for it, reads the gradient."""
+    """Set `is_owned` of each addition: whether only it, and views for it, read the gradient."""
     readers: dict[int | None, set[fx.Node]] = {}
     for node in graph.nodes:
         for source in node.all_input_nodes:
-            key = storage_of(source)
-            if key != storage_of(node):
+            key = fake_storage_key(source)
+            if key != fake_storage_key(node):
                 readers.setdefault(key, set()).add(node)
     for node in filter(is_addition, graph.nodes):
         gradient: Any = node.args[1]
-        is_owned = gradient.op == "call_function" and readers[storage_of(gradient)] == {node}
+        is_owned = gradient.op == "call_function" and readers[fake_storage_key(gradient)] == {node}
         node.kwargs = {"is_owned": is_owned}
 
 
 class Additions:
-    """Checks in each backward pass that gradients may be added in place of being returned.
+    """Checks in each backward pass that gradients may be added instead of returned.
 
     Parameters
     ----------
@@ -136,20 +137,21 @@ class Additions:
 
     def __init__(self, parameters: Mapping[int, str]) -> None:
         self._parameters = parameters
-        _calls_hooks()  # within a backward pass it cannot be tried
+        _calls_hooks()  # computes the cached result, which is impossible in a backward pass
 
-    def checked(self, call: Callable[..., Any], node_of: Callable[[Any], Any]) -> Any:
-        """Return the compiled function, which registers a check with each call.
+    def add_checks(self, call: Callable[..., Any], node_of: Callable[[Any], Any]) -> Any:
+        """Return the compiled function, which registers a check of each call's backward pass.
 
         Parameters
         ----------
         call : callable
             The compiled function.
         node_of : callable
-            Returns a weak reference to the autograd node of its results, or None.
+            Returns a weak reference to the autograd node of results, or None.
         """
 
         def run(*arguments: Any) -> Any:
+            """Call the function, and register the check of its backward pass."""
             if not torch.is_grad_enabled():
                 return call(*arguments)
             if active_ddp() is not None:
@@ -166,50 +168,52 @@ class Additions:
                 node().metadata[_NAMES] = names
                 node().register_prehook(lambda _: _check_pass(node()))
             elif any(getattr(value, "requires_grad", False) for value in results):
-                raise CaptureError(f"{OPTION}: no result leads back to its call: return a copy")
+                raise CaptureError(
+                    f"{OPTION}: no result has the call's autograd node: return a copy"
+                )
             return results
 
         return run
 
 
 _ADDED: Final = "poetmodel.added"
-"""Key under the metadata of what accumulates gradients: in which backward pass one was added."""
+"""Key under an AccumulateGrad node's metadata: id of the backward pass that added a gradient."""
 _NAMES: Final = "poetmodel.names"
-"""Key under the metadata of the node of a call: names of its parameters by their identity."""
+"""Key under a call node's metadata: names of its parameters by their ``id``."""
 _CHECKED: Final = "poetmodel.checked"
-"""Key under the same metadata: the backward pass whose first check read this node too."""
+"""Key under a call node's metadata: id of the backward pass whose first check included it."""
 
 
 def _check_pass(node: Any) -> None:
     """Raise `CaptureError` if autograd would do more with gradients than add them to ``.grad``.
 
-    The first check of a backward pass reads all its calls, so that an error leaves ``.grad``
-    unchanged. Registers a check of what autograd accumulates beside the gradients that are added.
+    The first check of a backward pass covers all its calls, so that an error leaves ``.grad``
+    unchanged. Registers a watch for other gradients of the call's parameters.
     """
     if torch.is_grad_enabled():
         raise CaptureError(
-            f"{OPTION}: backward(create_graph=True) makes gradients that can be differentiated: "
+            f"{OPTION}: backward(create_graph=True) needs differentiable gradients: "
             f"leave {OPTION} out"
         )
     task = _task()
     if node.metadata.get(_CHECKED) != task:
         _check_calls(task, _executed_nodes() or [node])
     for target, name in _targets(node):
-        fault = _fault(target.variable, target, name)
-        if fault is not None:
-            raise CaptureError(f"{OPTION}: {fault}")
+        error = _error(target.variable, target, name)
+        if error is not None:
+            raise CaptureError(f"{OPTION}: {error}")
     for target, name in _targets(node):
         target.metadata[_ADDED] = task
-        _Watch(target, name)
+        _GradientWatch(target, name)
 
 
 def _task() -> int:
-    """Return the number of the running backward pass."""
+    """Return the id of the running backward pass."""
     return int(torch._C._current_graph_task_id())  # noqa: SLF001 - no other way
 
 
 def _targets(node: Any) -> list[tuple[Any, str]]:
-    """Return the nodes that accumulate the parameters of a call, with the parameters' names."""
+    """Return (AccumulateGrad node, name) of each named parameter of a call."""
     names = node.metadata[_NAMES]
     return [
         (target, names[id(target.variable)])
@@ -224,23 +228,26 @@ def _is_leaf(node: Any) -> bool:
 
 
 def _check_calls(task: int, nodes: Sequence[Any]) -> None:
-    """Raise `CaptureError` for the first fault of the calls among the nodes of a backward pass."""
+    """Raise `CaptureError` for the first error in the calls among the nodes of a backward pass.
+
+    Marks the calls as checked.
+    """
     calls = [node for node in nodes if _NAMES in node.metadata]
-    sources = Counter(variable for node in nodes for variable in _accumulated(node))
+    sources = Counter(variable for node in nodes for variable in _leaf_ids(node))
     for node in calls:
         for target, name in _targets(node):
             variable = target.variable
-            fault = _fault(variable, target, name)
-            if fault is None and sources[id(variable)] > 1:
-                fault = _several(name)
-            if fault is not None:
-                raise CaptureError(f"{OPTION}: {fault}")
+            error = _error(variable, target, name)
+            if error is None and sources[id(variable)] > 1:
+                error = _several_sources(name)
+            if error is not None:
+                raise CaptureError(f"{OPTION}: {error}")
     for node in calls:
         node.metadata[_CHECKED] = task
 
 
-def _accumulated(node: Any) -> set[int]:
-    """Return the identities of the leaves to which a node, or an output itself, has gradients."""
+def _leaf_ids(node: Any) -> set[int]:
+    """Return the ``id`` of each leaf whose gradient a node computes; also of a leaf output."""
     targets = [node, *(target for target, _ in node.next_functions)]
     return {id(target.variable) for target in targets if _is_leaf(target)}
 
@@ -248,8 +255,8 @@ def _accumulated(node: Any) -> set[int]:
 def _executed_nodes() -> list[Any]:
     """Return the nodes that the running backward pass executes.
 
-    Nodes that accumulate gradients are left out unless they are outputs. Empty if another thread
-    called the engine, as for the passes of GPUs.
+    AccumulateGrad nodes are omitted unless they are outputs. Empty if another thread called the
+    engine, as for passes of GPUs.
     """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - no other way
     while frame is not None and frame.f_code is not _engine_run_backward.__code__:
@@ -261,7 +268,7 @@ def _executed_nodes() -> list[Any]:
         for output in frame.f_locals["t_outputs"]
     ]
     reached = set(found)
-    for node in found:  # which grows
+    for node in found:  # grows in the loop
         for source, _ in node.next_functions:
             if source is None or source in reached or _is_leaf(source):
                 continue
@@ -271,13 +278,13 @@ def _executed_nodes() -> list[Any]:
     return found
 
 
-class _Watch:
+class _GradientWatch:
     """Raises `CaptureError` if autograd accumulates another gradient in this backward pass.
 
     Parameters
     ----------
     target : Node
-        Accumulates gradients of a parameter.
+        AccumulateGrad node of a parameter.
     name : str
         Name of the parameter.
     """
@@ -290,35 +297,35 @@ class _Watch:
     def __call__(self, gradients: Sequence[Any]) -> None:
         self._handle.remove()
         if self._task == _task() and any(gradient is not None for gradient in gradients):
-            raise CaptureError(f"{OPTION}: {_several(self._name)}")
+            raise CaptureError(f"{OPTION}: {_several_sources(self._name)}")
 
 
-def _several(name: str) -> str:
+def _several_sources(name: str) -> str:
     return (
-        f"{name} gets gradients from elsewhere too in this backward pass, and their sum would have "
-        "other bits: compile the function that makes all of them, call backward() for each, "
+        f"{name} also gets gradients from elsewhere in this backward pass, and their sum would "
+        "have other bits: compile the function that makes all of them, call backward() for each, "
         f"{_WITHOUT}"
     )
 
 
-def _fault(parameter: Any, target: Any, name: str) -> str | None:
-    """Return why a gradient cannot be added to ``.grad``; None if it can.
+def _error(parameter: Any, target: Any, name: str) -> str | None:
+    """Return the reason why a gradient cannot be added to ``.grad``; None if it can.
 
     Parameters
     ----------
     parameter : Parameter
     target : Node
-        Accumulates gradients of the parameter.
+        AccumulateGrad node of the parameter.
     name : str
         Name of the parameter.
     """
     if not _is_accumulated(target):
         return (
-            f"torch.autograd.grad, and backward(inputs=...) without {name}, want gradients that "
+            f"torch.autograd.grad, and backward(inputs=...) without {name}, need gradients that "
             f"are not for .grad: leave {OPTION} out"
         )
     if target.metadata.get(_ADDED) == _task():
-        return _several(name)
+        return _several_sources(name)
     if parameter._backward_hooks:  # noqa: SLF001 - no other way
         return (
             f"{name} has a hook of register_hook, which autograd calls with the gradient: use "
@@ -327,7 +334,7 @@ def _fault(parameter: Any, target: Any, name: str) -> str | None:
     if getattr(parameter, "_post_accumulate_grad_hooks", None) and not _calls_hooks():
         return (
             f"{name} has a hook of register_post_accumulate_grad_hook, which this version of "
-            f"PyTorch calls with returned gradients alone: update PyTorch, {_WITHOUT}"
+            f"PyTorch calls only for returned gradients: update PyTorch, {_WITHOUT}"
         )
     if parameter.grad is not None and parameter.grad.layout is not torch.strided:
         return f"{name}.grad is sparse: set it to None, {_WITHOUT}"
@@ -335,7 +342,7 @@ def _fault(parameter: Any, target: Any, name: str) -> str | None:
 
 
 class _NoGradient(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """A function that returns no gradient."""
+    """A function whose backward returns no gradient."""
 
     @staticmethod
     def forward(_: Any, value: torch.Tensor) -> torch.Tensor:
@@ -348,7 +355,7 @@ class _NoGradient(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
 @cache
 def _calls_hooks() -> bool:
-    """Return whether autograd calls hooks after accumulation where no gradient was returned."""
+    """Return whether autograd calls hooks after accumulation if no gradient was returned."""
     calls: list[object] = []
     with torch.enable_grad():
         leaf = torch.zeros(1, requires_grad=True)

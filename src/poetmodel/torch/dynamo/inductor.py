@@ -1,7 +1,7 @@
-"""The same plan inside Inductor: a partitioner, and what becomes memory where kernels are fused.
+"""Plans for Inductor: a partitioner, and the tensors that have memory when kernels are fused.
 
-Inductor computes a pointwise operation inside of each kernel that reads it, unless that would read
-or compute too much. What has no memory of its own is no tensor of the plan.
+Inductor computes a pointwise operation inside each kernel that reads it, unless that would read or
+compute more than it allows. Such an operation has no memory, and is no tensor of the plan.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import _disable_current_modes
 
 from poetmodel.errors import BudgetError, InputError
-from poetmodel.torch.cache import digest, tensor_form
+from poetmodel.torch.cache import digest, plain_layout
 from poetmodel.torch.dynamo.compiling import Backend, require_whole_model
 from poetmodel.torch.dynamo.joint_graph import TANGENTS, JointGraph, ancestors
 from poetmodel.torch.dynamo.live_calls import CountedGraph
 from poetmodel.torch.dynamo.planning import PassPeaks
 from poetmodel.torch.graph.operators import operator_name
-from poetmodel.torch.graph.profiles import on_made_up
-from poetmodel.torch.graph.tensors import fake, heap_peak_bytes, storage_of, tensors_in
+from poetmodel.torch.graph.profiles import run_on_synthetic
+from poetmodel.torch.graph.tensors import fake_storage_key, fake_value, heap_peak_bytes, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from poetmodel.torch.dynamo.planning import BackendOptions, FirstCall, PlanRecord
     from poetmodel.torch.dynamo.rewriting import GraphPlanner
 
-MOST_READS: Final = 4
-"""Tensors about as large as its own that Inductor reads for an operation inside of others."""
-ATTEMPTS: Final = 5
-"""How often a graph is planned again for what Inductor takes beside a plan."""
+MAX_READS: Final = 4
+"""Maximum number of large inputs with which Inductor inlines an operation."""
+MAX_ATTEMPTS: Final = 5
+"""Maximum number of plans of a graph, with more reserved for Inductor each time."""
 _SCANS: Final = frozenset(("cumsum", "prepare_softmax_online"))
-"""Reducing operators that PyTorch has no tag for."""
-_DRAWN: Final = frozenset(
+"""Reductions without PyTorch's tag."""
+_SEEDED: Final = frozenset(
     ("inductor_lookup_seed", "inductor_randint", "inductor_random", "inductor_seed")
 )
-"""Random numbers that Inductor computes from a seed, wherever they are read."""
+"""Random numbers that Inductor computes from a seed in each kernel that reads them."""
 
 
 def is_generated(node: fx.Node) -> bool:
-    """Return whether Inductor writes the kernel of an operation, and calls none of PyTorch's."""
+    """Return whether Inductor generates the kernel of an operation, and calls none of PyTorch's."""
     target: Any = node.target
     return (
         target in lowerings
@@ -62,7 +62,7 @@ def is_generated(node: fx.Node) -> bool:
 
 
 class Inlining:
-    """Which operations of a joint graph Inductor computes inside of those that read them."""
+    """Predicts which operations of a joint graph Inductor computes inside their readers."""
 
     def __init__(self, graph: fx.Graph, forward_outputs: int) -> None:
         self._kinds = partitioners.get_default_op_list()
@@ -71,10 +71,10 @@ class Inlining:
         self._results = set(results)
         self._forward = ancestors(results[:forward_outputs])
         self._reduced: set[fx.Node] = set()
-        """Reductions, and what is computed from their results element by element.
+        """Reductions, and element-wise operations on their results.
 
-        Inductor writes the latter as scalar code behind the reduction. Elsewhere it would be vector
-        code, whose logarithm, say, may end in another last bit.
+        Inductor generates the latter as scalar code behind the reduction. Elsewhere they would be
+        vector code, whose logarithm, for example, may have another last bit.
         """
         for node in graph.nodes:
             reduced = self._reduced.intersection(node.all_input_nodes)
@@ -82,7 +82,7 @@ class Inlining:
                 self._reduced.add(node)
 
     def __call__(self, node: fx.Node, size_bytes: int, read_bytes: Sequence[int]) -> bool:
-        """Return whether a node has no memory, told its size and those of what it reads [B]."""
+        """Return whether a node has no memory, from its size and the sizes of its inputs [B]."""
         if not self._is_fusible(node) or node in self._reduced or node.is_impure():
             return False
         views = [node, *self._views(node)]
@@ -92,22 +92,22 @@ class Inlining:
         if not all(map(self._is_fusible, readers)):
             return False
         large = sum(2 * size >= size_bytes for size in read_bytes)
-        if large > MOST_READS or (len(readers) > 1 and (large > 1 or operator_name(node) == "cat")):
+        if large > MAX_READS or (len(readers) > 1 and (large > 1 or operator_name(node) == "cat")):
             return False
-        is_drawn = any(
+        is_random = any(
             operator_name(source) == "inductor_random" for source in node.all_input_nodes
         )
-        return not (is_drawn and node in self._forward and not readers <= self._forward)
+        return not (is_random and node in self._forward and not readers <= self._forward)
 
     def _is_fusible(self, node: fx.Node) -> bool:
         if self._kinds.is_random(node):
             return False
-        return self._kinds.is_fusible(node) or operator_name(node) in _DRAWN
+        return self._kinds.is_fusible(node) or operator_name(node) in _SEEDED
 
     def _views(self, node: fx.Node) -> Iterator[fx.Node]:
-        """Yield the nodes that show the storage of one."""
+        """Yield the views of a node's storage, also views of views."""
         for user in node.users:
-            if user.op == "call_function" and storage_of(user) == storage_of(node):
+            if user.op == "call_function" and fake_storage_key(user) == fake_storage_key(node):
                 yield user
                 yield from self._views(user)
 
@@ -118,24 +118,24 @@ def _is_reduction(node: fx.Node) -> bool:
 
 def _elements(node: fx.Node) -> int:
     """Return the number of elements in the largest tensor of a node."""
-    return max((tensor.numel() for tensor in tensors_in(fake(node))), default=0)
+    return max((tensor.numel() for tensor in tensors_in(fake_value(node))), default=0)
 
 
 class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
-    """Inductor's partitioner, with a RAM budget; made by `poetmodel.torch.partitioner`.
+    """Inductor's partitioner with a RAM budget; made by `poetmodel.torch.partitioner`.
 
     Parameters
     ----------
     graphs : GraphPlanner
-        Plans the graphs and keeps what is known of them.
+        Plans the graphs and records the plans.
     reserved_bytes : int
-        For what Inductor takes beside what is planned.
+        Part of the budget for Inductor's memory beside the plan [B].
     """
 
     def __init__(self, graphs: GraphPlanner, *, reserved_bytes: int = 0) -> None:
         self.graphs = graphs
-        self.results_bytes = self.handed_bytes = 0
-        """Results of the forward pass that was split last, and what is there at the end [B]."""
+        self.results_bytes = self.final_bytes = 0
+        """Bytes of the forward results, and of all results at the end, of the last graph [B]."""
         self._reserved_bytes = reserved_bytes
 
     def __call__(
@@ -148,26 +148,28 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split a joint graph in the order of its plan."""
-        with self.graphs.noting_refusals():
-            return self._split(gm, num_fwd_outputs, static_lifetime_input_indices)
+        with self.graphs.recording_refusals():
+            return self._split_graph(gm, num_fwd_outputs, static_lifetime_input_indices)
 
-    def _split(
+    def _split_graph(
         self,
         gm: fx.GraphModule,
         num_fwd_outputs: int,
         static_lifetime_input_indices: Sequence[int] | None,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Plan a joint graph; return the forward and the backward graph. Sets both sizes."""
         require_whole_model(has_one_plan=True)
         gm.graph.eliminate_dead_code()
         if functorch.cse:
             gm.graph = partitioners.fx_graph_cse(gm.graph)
         inlining = Inlining(gm.graph, num_fwd_outputs)
         joint = JointGraph(gm.graph, num_fwd_outputs, is_inlined=inlining)
-        graph, saved = self.graphs.rewritten(joint, reserved_bytes=self._reserved_bytes)
+        graph, saved = self.graphs.rewrite(joint, reserved_bytes=self._reserved_bytes)
         sizes = [storage.bytes for storage in joint.storages]
-        results = joint.behind(joint.results[:num_fwd_outputs])
+        results = joint.storages_behind(joint.results[:num_fwd_outputs])
         self.results_bytes = sum(sizes[number] for number in results)
-        self.handed_bytes = joint.copied_bytes + sum(sizes[number] for number in joint.held)
+        final_results = (sizes[number] for number in joint.final_results)
+        self.final_bytes = joint.copied_bytes + sum(final_results)
         fixed = set(static_lifetime_input_indices or ())
         primals = [
             node
@@ -190,49 +192,50 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         )
 
     def __deepcopy__(self, _: object) -> Partitioner:
-        """Return itself: Inductor copies its settings, and this with them."""
+        """Return itself: Inductor copies its settings, which include the partitioner."""
         return self
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """Return the part for keys of Inductor's caches."""
+        """Return a constructor of its `uuid`, which is part of Inductor's cache keys."""
         return str, (self.uuid(),)
 
     def uuid(self) -> str:
-        """Return an identifier of its plans."""
+        """Return a digest of the options of its plans."""
         return self.graphs.key
 
 
 class MeasuringCompiler:
-    """Compiles graphs for Inductor, and runs each once on made-up tensors to see what it takes.
+    """Compiles graphs for Inductor, and measures the peak of each on synthetic tensors.
 
     Parameters
     ----------
     counted : CountedGraph
-        Counts the passes that were compiled.
+        Counts the compiled passes.
     """
 
     def __init__(self, counted: CountedGraph) -> None:
         self._counted = counted
         self.forward_bytes = self.backward_bytes = 0
-        """The peaks of both passes [B]."""
-        self._given: dict[str, tuple[int, ...]] = {}
+        """Peak of each pass [B]."""
+        self._strides: dict[str, tuple[int, ...]] = {}
         """Strides of the function's arguments, by name."""
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
-        """Compile a forward or backward graph."""
+        """Compile a forward or backward graph, and measure its peak."""
         names = [str(node.target) for node in gm.graph.find_nodes(op="placeholder")]
         compiled = compile_fx_inner(gm, example_inputs, **options)
         is_backward = options.get("is_backward", False)
 
-        def measured(integer: int) -> int:
+        def measure_peak(integer: int) -> int:
+            """Execute the graph twice on synthetic inputs; return the second peak [B]."""
             values = []
             for name, value in zip(names, example_inputs, strict=True):
                 stride = value.stride() if isinstance(value, torch.Tensor) else ()
                 if not is_backward:
-                    self._given[name] = stride
-                # Convolutions save arguments as they lie best, which takes memory.
-                counts = self._given.get(name) != stride
-                values.append(_source(value, counts=counts, integer=integer))
+                    self._strides[name] = stride
+                # Convolutions save arguments in another layout, which takes memory.
+                counts = self._strides.get(name) != stride
+                values.append(_synthetic_source(value, counts=counts, integer=integer))
             run_once, results = list(values), list[Any]()
             compiled([value() for value in run_once])  # fills the caches of libraries
 
@@ -243,7 +246,7 @@ class MeasuringCompiler:
             return heap_peak_bytes(run)
 
         with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            peak_bytes = on_made_up(measured)
+            peak_bytes = run_on_synthetic(measure_peak)
         if is_backward:
             self.backward_bytes = peak_bytes
         else:
@@ -255,8 +258,8 @@ class MeasuringCompiler:
         return self._counted.count_forward(compiled)
 
 
-def _source(value: Any, *, counts: bool, integer: int) -> Callable[[], Any]:
-    """Return the function for a made-up value: a new one if its memory counts."""
+def _synthetic_source(value: Any, *, counts: bool, integer: int) -> Callable[[], Any]:
+    """Return a function that returns a synthetic value: a new one per call if its memory counts."""
     if not isinstance(value, torch.Tensor):
         return lambda: value
     layout, dtype = (value.shape, value.stride()), value.dtype
@@ -268,40 +271,40 @@ def _source(value: Any, *, counts: bool, integer: int) -> Callable[[], Any]:
 
     if counts:
         return make
-    held = make()
-    return lambda: held
+    stored = make()
+    return lambda: stored
 
 
 class InductorBackend(Backend):
-    """The back end whose kernels Inductor writes.
+    """The back end whose kernels Inductor generates.
 
-    Inductor fuses and orders kernels as it likes. So what it wrote is run once, and where it takes
-    more than the budget the plan gets less.
+    Inductor chooses fusions and order of kernels. The compiled graph is therefore executed once. If
+    it exceeds the budget, it is planned again with a smaller one.
     """
 
     _has_one_plan = True
 
-    def __init__(self, wanted: BackendOptions) -> None:
-        super().__init__(wanted, is_generated=is_generated)
+    def __init__(self, settings: BackendOptions) -> None:
+        super().__init__(settings, is_generated=is_generated)
 
     def plan_for(self, *_: Any, **_options: Any) -> list[PlanRecord]:
-        """Refuse: what kernels take that Inductor writes is known once they were run."""
+        """Raise `InputError`: the memory of Inductor's kernels is unknown before they run."""
         raise InputError("kernels: nothing can be planned for Inductor's without running them")
 
-    def _called(
+    def _compile_call(
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **_: Any
     ) -> Any:
-        """Compile a graph with what the plan leaves to Inductor."""
-        forms = [tensor_form(value) for value in inputs if isinstance(value, torch.Tensor)]
-        cache, key = self._wanted.cache, digest(self.key, module.code, forms)
+        """Compile a graph, and reserve more for Inductor until the measured peak fits."""
+        tensor_forms = [plain_layout(value) for value in inputs if isinstance(value, torch.Tensor)]
+        cache, key = self._settings.cache, digest(self.key, module.code, tensor_forms)
         reserved_bytes: int = cache.read("reserve", key) or 0
         count, peaks = len(self._planned), list[int]()
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             del self._planned[count:]
             counted = CountedGraph(self._live, is_sharded=call.is_sharded)
             own, measured = copy.deepcopy(module), MeasuringCompiler(counted)
             split = Partitioner(self, reserved_bytes=reserved_bytes)
-            # No graphs that were split before, and the backward pass now, so that it is measured.
+            # No cached splits, and compilation of the backward pass now, so that it is measured.
             with functorch.patch(
                 enable_autograd_cache=False, force_non_lazy_backward_lowering=True
             ):
@@ -319,18 +322,18 @@ class InductorBackend(Backend):
                 counted.budget_bytes = self._inference_budget_bytes(counted)
                 return compiled
             record = self._planned[count].record
-            # Results stay, and autograd has their gradients, while the backward pass runs.
+            # During the backward pass results remain, and autograd holds their gradients.
             peak_bytes = max(
                 measured.forward_bytes,
                 measured.backward_bytes + 2 * split.results_bytes,
-                split.handed_bytes + split.results_bytes,
+                split.final_bytes + split.results_bytes,
             )
             excess_bytes = peak_bytes - record.ram_budget_bytes
             if excess_bytes <= 0:
                 record = replace(record, predicted_peak_bytes=peak_bytes)
                 backward_bytes = max(
                     measured.backward_bytes + 2 * split.results_bytes,
-                    split.handed_bytes + split.results_bytes,
+                    split.final_bytes + split.results_bytes,
                 )
                 self._planned[count] = planned = replace(
                     self._planned[count],
@@ -345,25 +348,25 @@ class InductorBackend(Backend):
                 counted.set_plan(planned)
                 if peaks:
                     cache.write("reserve", key, reserved_bytes)
-                return counted.note_nodes(compiled)
-            # What kernels take beside a plan may grow as the plan gets less: ask for more each time
+                return counted.record_nodes(compiled)
+            # Inductor's memory beside the plan may grow as the plan shrinks.
             reserved_bytes += excess_bytes << attempt
             peaks.append(peak_bytes)
         del self._planned[count:]
         raise BudgetError(
-            f"ram: kernels of Inductor took {min(peaks):,} B at the least of what was tried for "
-            f"graph {count}: ram={min(peaks)} is enough"
+            f"ram: kernels of Inductor took at least {min(peaks):,} B in all attempts for graph "
+            f"{count}: ram={min(peaks)} is enough"
         )
 
     def _inference_budget_bytes(self, counted: CountedGraph) -> int:
-        """Return the budget of a call without gradients [B]: its peak, if `ram` is relative.
+        """Return the budget of a call without gradients [B]; its peak if `ram` is relative.
 
         Raises
         ------
         BudgetError
             If its kernels take more than the budget.
         """
-        budget, peak_bytes = self._wanted.budget, counted.peaks.forward_bytes
+        budget, peak_bytes = self._settings.budget, counted.peaks.forward_bytes
         budget_bytes = None if budget is None else budget.size_bytes
         if budget_bytes is None:
             return peak_bytes

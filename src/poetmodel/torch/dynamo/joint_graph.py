@@ -22,12 +22,12 @@ from poetmodel.torch.graph.operators import (
     is_effect,
     is_foreign,
     is_wait,
-    module_of,
+    module_path,
     operator_name,
 )
-from poetmodel.torch.graph.profiles import predicted
+from poetmodel.torch.graph.profiles import predict_profile
 from poetmodel.torch.graph.step_graph import StepGraph
-from poetmodel.torch.graph.tensors import fake, storage_of, tensors_in
+from poetmodel.torch.graph.tensors import fake_storage_key, fake_value, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
@@ -37,32 +37,32 @@ if TYPE_CHECKING:
     from poetmodel.torch.graph.step_graph import Operation
 
 SOURCE: Final = "poetmodel.source"
-"""Key under an argument's ``meta``: what the compiled function calls it."""
+"""Key under an argument's ``meta``: its name in the compiled function."""
 _CHECKPOINTED: Final = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-"""What a model with ``torch.utils.checkpoint`` says of operations."""
+"""Policies of operations that a model's ``torch.utils.checkpoint`` recomputes."""
 TURN: Final = "between both passes"
 """Name of the node between the forward and the backward pass."""
 _FRAME: Final = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.+)')
 TANGENTS: Final = "tangents"
-"""How the names begin of arguments that are gradients of results."""
+"""Prefix of the names of tangents: arguments that are gradients of results."""
 
 
 class JointGraph(StepGraph):
-    """The operations of a joint graph, forward pass first, by what PyTorch predicts that they make.
+    """The operations of a joint graph, forward pass first, with the outputs that PyTorch predicts.
 
     Parameters
     ----------
     graph : torch.fx.Graph
         A joint graph, or that of a forward pass alone; every node has its predicted value.
     forward_outputs : int, optional
-        How many of the results are those of the forward pass; by default all.
+        Number of results of the forward pass, which come first; by default all.
     is_inlined : callable, optional
         As in `StepGraph`.
 
     Raises
     ------
     CaptureError
-        If sizes are not known, or a value is no dense tensor: says what to do.
+        If sizes are unknown, or a value is no dense tensor. The message has a remedy.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class JointGraph(StepGraph):
         *,
         is_inlined: Callable[[fx.Node, int, list[int]], bool] | None = None,
     ) -> None:
-        _check(graph)
+        _check_plannable(graph)
         for node in graph.nodes:
-            if is_wait(node.target):  # it returns the tensor that it waits for
+            if is_wait(node.target):  # it returns its input tensor
                 node.meta["val"] = node.all_input_nodes[0].meta["val"]
         (self.output,) = graph.find_nodes(op="output")
         self.results: list[Any] = _pytree.tree_leaves(self.output.args)
@@ -87,7 +87,7 @@ class JointGraph(StepGraph):
             for node in self.arguments
             if node.op == "placeholder" and str(node.target).startswith(TANGENTS)
         ]
-        """Arguments that are gradients of results, which the backward pass begins with."""
+        """Arguments that are gradients of results; the backward pass starts from them."""
         written = [
             node for node in graph.nodes if node.meta.get("partitioner_tag") == "must_be_in_forward"
         ]
@@ -95,69 +95,72 @@ class JointGraph(StepGraph):
         """All nodes of the forward pass."""
         calls = [node for node in graph.nodes if node.op == "call_function"]
         independent = _independent(calls, self.forward, self.tangents)
-        self.forward |= _saved_parts(independent, self.forward)
+        self.forward |= _saved_copies(independent, self.forward)
         calls.sort(key=lambda node: node not in self.forward)
         late = (node for node in independent if node not in self.forward)
         calls = list(_execution_order(calls, late))
         super().__init__(
             graph,
-            {node: predicted(node) for node in calls},
+            {node: predict_profile(node) for node in calls},
             name="captured",
             effects=frozenset(filter(is_effect, calls)),
             is_inlined=is_inlined,
         )
-        self.held = self.behind(node for node in self.results if not is_addition(node))
-        """Numbers of what is handed over at the end."""
+        self.final_results = self.storages_behind(
+            node for node in self.results if not is_addition(node)
+        )
+        """Storages that are returned at the end, by index."""
         self.outside_bytes = 0
-        """What others take at most between the forward and the backward pass [B]."""
+        """Peak of the memory that other code uses between forward and backward [B]."""
 
     def phase_of(self, node: fx.Node) -> Phase:
-        """Return the phase of an operation."""
+        """Return the phase of a node."""
         return Phase.FORWARD if node in self.forward else Phase.BACKWARD
 
-    def returned_input(self, node: fx.Node) -> Iterable[fx.Node]:
-        """Return what an output may show that is an input of its operation."""
+    def aliased_inputs(self, node: fx.Node) -> Iterable[fx.Node]:
+        """Return the inputs of the operation whose output a node picks."""
         inputs: Iterable[fx.Node] = node.args[0].all_input_nodes
         return inputs
 
-    def behind(self, nodes: Iterable[Any]) -> tuple[int, ...]:
-        """Return the numbers of the storages behind some results."""
-        return self.reading(node for node in nodes if isinstance(node, fx.Node)).storages
+    def storages_behind(self, nodes: Iterable[Any]) -> tuple[int, ...]:
+        """Return the indices of the storages from which some results are read."""
+        return self.find_reads(node for node in nodes if isinstance(node, fx.Node)).storages
 
     def apply(self, profiles: Sequence[OpProfile]) -> None:
-        """Give operations what they were seen to make and take.
+        """Replace the predicted profiles of operations, and sizes of storages, by measured ones.
 
-        What is predicted of a gradient that nobody wants, kernels may leave out.
+        Outputs that are missing in a profile get 0 bytes: kernels may omit unused gradients.
         """
-        for operation, seen in zip(self.operations, profiles, strict=True):
-            sizes = {layout.position: seen.sizes_bytes[k] for k, layout in seen.outputs}
+        for operation, profile in zip(self.operations, profiles, strict=True):
+            sizes = {layout.position: profile.sizes_bytes[k] for k, layout in profile.outputs}
             for number in operation.storages:
                 storage = self.storages[number]
                 made = (sizes.get(layout.position, 0) for layout in storage.layouts)
                 self.storages[number] = replace(storage, bytes=max(made))
-            self.operations[operation.index] = replace(operation, profile=seen)
+            self.operations[operation.index] = replace(operation, profile=profile)
 
     @property
     def has_loss_outside(self) -> bool:
-        """Whether gradients come in, and none of them is that of a number: of a loss."""
-        return bool(self.tangents) and all(fake(node).numel() != 1 for node in self.tangents)
+        """Whether there are tangents, but none of a scalar, which would be a loss."""
+        return bool(self.tangents) and all(fake_value(node).numel() != 1 for node in self.tangents)
 
     @property
     def has_zeros(self) -> bool:
-        """Whether gradients of a loss come in and others, which are probably zeros."""
-        numbers = [fake(node).numel() == 1 for node in self.tangents]
+        """Whether there are tangents of a scalar and of larger results, probably zeros."""
+        numbers = [fake_value(node).numel() == 1 for node in self.tangents]
         return any(numbers) and not all(numbers)
 
     @cached_property
     def tangents_bytes(self) -> int:
-        """The size of the gradients that come in [B]."""
-        return sum(sizes_of(self.tangents).values())
+        """Bytes of the tangents [B]."""
+        return sum(storage_sizes(self.tangents).values())
 
     def own_peak_bytes(self, graph: Graph) -> int | None:
-        """Return the peak of a model by its own checkpoints [B]; None where it has none.
+        """Return the peak RAM by the model's own checkpoints [B]; None if it has none.
 
-        Of a region stays what others read in the forward pass. When the backward pass first needs
-        something else of it, it is computed again up to the last thing that is needed.
+        Of a checkpointed region only the tensors are kept that other nodes read in the forward
+        pass. When the backward pass first needs another tensor, the region is recomputed up to its
+        last needed operation.
         """
         region_of = {
             operation.index: operation.node.meta.get("ac_graph_id")
@@ -180,15 +183,15 @@ class JointGraph(StepGraph):
         last: dict[Hashable, int] = {}
         for k in sorted(graph.node_of[i] for i in needed):
             last[region_of[k]] = k
-        steps, again = [(k, False) for k in range(backward.start)], set[Any]()
+        steps, recomputed = [(k, False) for k in range(backward.start)], set[Any]()
         for k in backward:
             regions = {
                 region_of[graph.node_of[i]] for i in graph.inputs_of[k] if i in needed
-            } - again
+            } - recomputed
             steps += [(j, True) for j, r in region_of.items() if r in regions and j <= last[r]]
-            again |= regions
+            recomputed |= regions
             steps.append((k, False))
-        # A value is a tensor and which of its computations made it.
+        # A value is (tensor, step that computed it).
         made: dict[int, int] = {}
         last_use: dict[tuple[int, int], int] = {}
         for step, (k, _) in enumerate(steps):
@@ -208,9 +211,9 @@ class JointGraph(StepGraph):
         return peak
 
     def is_repeatable(self, operation: Operation) -> bool:
-        """Return whether it may run again: it draws nothing, and has no other effect.
+        """Return whether an operation may be recomputed: not random, and without effects.
 
-        Operators of a user's own are taken not to, and ``MUST_SAVE`` forbids it.
+        Operators of users are assumed not to be repeatable. ``MUST_SAVE`` forbids recomputation.
         """
         if self.policy_of(operation) is CheckpointPolicy.MUST_SAVE:
             return False
@@ -219,7 +222,7 @@ class JointGraph(StepGraph):
         return not (operation.is_random or is_unknown or is_effect(operation.node))
 
     def policy_of(self, operation: Operation) -> CheckpointPolicy | None:
-        """Return the policy of selective checkpointing for an operation; None without one."""
+        """Return the selective-checkpoint policy of a forward operation; None without one."""
         if operation.phase is not Phase.FORWARD:
             return None
         policy: CheckpointPolicy | None = operation.node.meta.get("recompute")
@@ -227,9 +230,9 @@ class JointGraph(StepGraph):
 
     @property
     def must_recompute(self) -> frozenset[int]:
-        """Numbers of the storages that ``MUST_RECOMPUTE`` keeps from being saved.
+        """Indices of the storages that ``MUST_RECOMPUTE`` forbids to save.
 
-        What cannot run again is saved all the same, and the caller has results.
+        Excludes storages that cannot be recomputed, and results, which the caller holds.
         """
         made = (
             number
@@ -238,57 +241,56 @@ class JointGraph(StepGraph):
             and self.is_repeatable(operation)
             for number in operation.storages
         )
-        return frozenset(made) - self.handed_early
+        return frozenset(made) - self.forward_results
 
     def training_graph(self, *, turn_bytes: int | None = None) -> Graph:
-        """Return the training graph.
-
-        Its name says nothing, so that one that is captured again is known.
+        """Return the training graph, with a fixed name, so that its hash identifies the graph.
 
         Parameters
         ----------
         turn_bytes : int, optional
-            Workspace of a node between both passes that makes nothing; by default there is none.
+            Workspace of a node without outputs between both passes; by default there is none.
         """
-        end = self.end(self.held, workspace_bytes=self.copied_bytes)
+        end = self.results_node(self.final_results, workspace_bytes=self.copied_bytes)
         nodes = list(map(self._node, self.operations))
         if turn_bytes is not None:
             count = sum(operation.phase is Phase.FORWARD for operation in self.operations)
-            turn = replace(self.end((), workspace_bytes=turn_bytes), name=TURN, op=TURN)
+            turn = replace(self.results_node((), workspace_bytes=turn_bytes), name=TURN, op=TURN)
             nodes.insert(count, replace(turn, phase=Phase.FORWARD))
         return Graph(name="captured", nodes=(*nodes, end), kernels="pytorch")
 
     def _node(self, operation: Operation) -> Node:
-        """Return the node of an operation; results that the caller has meanwhile take no room."""
-        handed = self.handed_early.intersection(operation.storages)
+        """Return the node of an operation; results that the caller holds count 0 bytes."""
+        handed = self.forward_results.intersection(operation.storages)
         workspace_bytes = operation.profile.workspace_bytes
-        if len(operation.storages) > 1:  # made again beside what the caller has
+        if len(operation.storages) > 1:  # recomputed beside the caller's copy
             workspace_bytes += sum(self.storages[number].bytes for number in handed)
-        if operation.node is self._first_backward:  # what is there then was there outside
+        if operation.node is self._first_backward:  # memory of other code ends here
             made_bytes = sum(self.storages[number].bytes for number in operation.storages)
             outside_bytes = self.outside_bytes - self.tangents_bytes - made_bytes
             workspace_bytes = max(workspace_bytes, outside_bytes)
         touched = (*operation.storages, *operation.reads.storages)
-        own = self.node(
+        graph_node = self.training_node(
             operation,
             workspace_bytes=workspace_bytes,
             bytes_moved=sum(self.storages[number].bytes for number in touched),
             recomputable=self.is_repeatable(operation),
         )
-        outputs = zip(operation.storages, own.outputs, strict=True)
+        outputs = zip(operation.storages, graph_node.outputs, strict=True)
         return replace(
-            own, outputs=tuple(replace(t, bytes=0) if k in handed else t for k, t in outputs)
+            graph_node,
+            outputs=tuple(replace(t, bytes=0) if k in handed else t for k, t in outputs),
         )
 
     @cached_property
     def _first_backward(self) -> fx.Node | None:
-        """The operation that the backward pass begins with, after all that is made again for it."""
+        """First operation of the backward pass, after the recomputations for it."""
         phases = ((operation.phase, operation.node) for operation in self.operations)
         return next((node for phase, node in phases if phase is Phase.BACKWARD), None)
 
     @cached_property
     def mutated(self) -> frozenset[fx.Node]:
-        """Arguments that are written at the end of the forward pass, as buffers of batch norm."""
+        """Arguments that are written at the end of the forward pass, like buffers of batch norm."""
         from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
         written = {
@@ -307,57 +309,60 @@ class JointGraph(StepGraph):
         )
 
     @cached_property
-    def handed_early(self) -> frozenset[int]:
-        """Numbers of the results of a forward pass that a backward pass follows.
+    def forward_results(self) -> frozenset[int]:
+        """Indices of the results of the forward pass, if a backward pass follows.
 
-        The caller has them meanwhile: to let one go and make it again frees nothing.
+        The caller holds them meanwhile, so evicting one frees no RAM.
         """
         if self.is_inference:
             return frozenset()
-        return frozenset(self.behind(self.results[: self.forward_outputs]))
+        return frozenset(self.storages_behind(self.results[: self.forward_outputs]))
 
     @cached_property
     def added_bytes(self) -> int:
-        """The size of the gradients that the backward pass adds to ``.grad`` [B]."""
-        return sum(fake(node.args[0]).nbytes for node in self.results if is_addition(node))
+        """Bytes of the gradients that the backward pass adds to ``.grad`` [B]."""
+        return sum(fake_value(node.args[0]).nbytes for node in self.results if is_addition(node))
 
     @cached_property
     def copied_bytes(self) -> int:
-        """The size of the gradients that autograd copies when it hands them over [B].
+        """Bytes of the gradients that autograd copies when they are returned [B].
 
-        It takes one as it is that lies as its parameter does, and that is handed over once.
+        Autograd copies no gradient that is returned once, in new memory, with the strides of its
+        parameter.
         """
         from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
-        given = {node.meta.get("desc"): node for node in self.arguments}
+        arguments = {node.meta.get("desc"): node for node in self.arguments}
         gradients = self.results[self.forward_outputs :]
         kinds = self.output.meta.get("desc", ())[self.forward_outputs :]
-        own = set(map(storage_of, self.direct))
-        total, taken = 0, set[fx.Node]()
+        new_keys = set(map(fake_storage_key, self.output_keys))
+        total, returned = 0, set[fx.Node]()
         for node, kind in zip(gradients, kinds, strict=False):
             if not isinstance(node, fx.Node) or not isinstance(kind, GradAOTOutput):
                 continue
             if is_addition(node):
                 continue
-            like = fake(given[kind.grad_of])
-            if node in taken or storage_of(node) not in own or not _lie_alike(node, like):
-                total += like.nbytes
-            taken.add(node)
+            parameter = fake_value(arguments[kind.grad_of])
+            is_new = node not in returned and fake_storage_key(node) in new_keys
+            if not is_new or not _has_gradient_strides(node, parameter):
+                total += parameter.nbytes
+            returned.add(node)
         return total
 
 
-def _lie_alike(node: fx.Node, like: torch.Tensor) -> bool:
-    """Return whether a gradient has the strides that autograd wants it to have."""
-    strides = zip(fake(node).stride(), torch.empty_like(like).stride(), like.shape, strict=True)
-    return all(own == wanted for own, wanted, size in strides if size != 1)
+def _has_gradient_strides(node: fx.Node, parameter: torch.Tensor) -> bool:
+    """Return whether a gradient has the strides that autograd requires to store it uncopied."""
+    required = torch.empty_like(parameter).stride()
+    strides = zip(fake_value(node).stride(), required, parameter.shape, strict=True)
+    return all(own == other for own, other, size in strides if size != 1)
 
 
 def _independent(
     calls: Iterable[fx.Node], forward: Collection[fx.Node], tangents: Iterable[fx.Node]
 ) -> list[fx.Node]:
-    """Return pure nodes that the backward pass alone reads and that depend on no gradient.
+    """Return pure nodes that only the backward pass reads and that depend on no gradient.
 
-    AOTAutograd traces them in the forward pass: copies of parts that autograd saves, casts.
+    AOTAutograd traces them in the forward pass: casts, and copies of slices that autograd saves.
     """
     dependent: set[fx.Node] = set(tangents)
     found = []
@@ -369,37 +374,38 @@ def _independent(
     return found
 
 
-def _saved_parts(independent: Sequence[fx.Node], forward: Collection[fx.Node]) -> set[fx.Node]:
-    """Return those of some nodes that save RAM if the forward pass computes them.
+def _saved_copies(independent: Sequence[fx.Node], forward: Collection[fx.Node]) -> set[fx.Node]:
+    """Return independent nodes, with ancestors, that save RAM if the forward pass computes them.
 
-    These are all that the backward pass reads of a storage, and smaller together than it.
+    They are the only readers of a storage in the backward pass, and smaller together than it.
     """
     readers: dict[int, set[fx.Node]] = {}
     sizes: dict[int, int] = {}
-    among = set(independent)
-    views = {node for node in among if storage_of(node) in _keys(node.all_input_nodes)}
-    for node in {*among, *forward, *(user for n in (*among, *forward) for user in n.users)}:
+    candidates = set(independent)
+    views = {node for node in candidates if fake_storage_key(node) in _keys(node.all_input_nodes)}
+    known = (*candidates, *forward)
+    for node in {*candidates, *forward, *(user for n in known for user in n.users)}:
         if node.op == "call_function" and node not in views:
-            own = sizes_of(s for s in node.all_input_nodes if s.op == "call_function")
+            own = storage_sizes(s for s in node.all_input_nodes if s.op == "call_function")
             sizes |= own
             for key in own:
                 readers.setdefault(key, set()).add(node)
     found = set[fx.Node]()
     for key, nodes in readers.items():
         late = {node for node in nodes if node not in forward}
-        copies = late & among
+        copies = late & candidates
         if copies and copies == late and all(_keys(n.all_input_nodes) == {key} for n in copies):
-            made_bytes = sum(tensor.nbytes for n in copies for tensor in tensors_in(fake(n)))
+            made_bytes = sum(tensor.nbytes for n in copies for tensor in tensors_in(fake_value(n)))
             if made_bytes < sizes[key]:
                 found |= copies
     return ancestors(found) if found else found
 
 
 def _execution_order(calls: Sequence[fx.Node], independent: Iterable[fx.Node]) -> Iterator[fx.Node]:
-    """Yield nodes in their order, but some independent ones right before their first reader.
+    """Yield nodes in order, but expanding independent nodes right before their first reader.
 
-    At the beginning of the backward pass all of these would be in RAM at once. Those that make less
-    than they read keep their places.
+    At the start of the backward pass all of these would be in RAM at once. Independent nodes whose
+    outputs are smaller than their inputs keep their position.
     """
     late = {node: k for k, node in enumerate(filter(_is_expanding, independent))}
     for node in calls:
@@ -418,35 +424,37 @@ def _execution_order(calls: Sequence[fx.Node], independent: Iterable[fx.Node]) -
 
 
 def _keys(nodes: Iterable[fx.Node]) -> set[int | None]:
-    """Return the storages of some nodes."""
-    return {storage_of(node) for node in nodes}
+    """Return the storage keys of some nodes."""
+    return {fake_storage_key(node) for node in nodes}
 
 
 def _is_pure(node: fx.Node) -> bool:
-    """Return whether a node may be computed at another time: draws nothing, and has no effect."""
-    draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    return not (draws or is_effect(node) or is_foreign(node.target) or node.is_impure())
+    """Return whether a node may be computed at another time: not random, without effects."""
+    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return not (is_random or is_effect(node) or is_foreign(node.target) or node.is_impure())
 
 
 def _is_expanding(node: fx.Node) -> bool:
-    """Return whether a node makes at least as many bytes as it reads of other nodes."""
-    read_bytes = sum(sizes_of(s for s in node.all_input_nodes if s.op == "call_function").values())
-    made_bytes: int = sum(tensor.nbytes for tensor in tensors_in(fake(node)))
+    """Return whether a node's outputs are at least as large as its inputs from other nodes."""
+    sources = (s for s in node.all_input_nodes if s.op == "call_function")
+    read_bytes = sum(storage_sizes(sources).values())
+    made_bytes: int = sum(tensor.nbytes for tensor in tensors_in(fake_value(node)))
     return made_bytes >= read_bytes
 
 
-def _check(graph: fx.Graph) -> None:
+def _check_plannable(graph: fx.Graph) -> None:
+    """Raise `CaptureError` if the memory of a node cannot be planned."""
     for node in graph.nodes:
-        value = fake(node)
+        value = fake_value(node)
         if getattr(node.meta.get("recompute"), "name", "") == "MUST_CPU_OFFLOAD":
             raise CaptureError(
-                f"{module_of(node) or node.name}: MUST_CPU_OFFLOAD: a plan pages to files alone: "
-                "return PREFER_SAVE, and give storage= a folder"
+                f"{module_path(node) or node.name}: MUST_CPU_OFFLOAD: plans page to files only: "
+                "return PREFER_SAVE, and pass a folder as storage="
             )
         if node.op == "get_attr" and value is None:
             user = next(iter(node.users), node)
             raise CaptureError(
-                f"{module_of(user) or user.name}: {operator_name(user)} takes a function, whose "
+                f"{module_path(user) or user.name}: {operator_name(user)} takes a function, whose "
                 "memory cannot be planned; leave it out, or use torch.where"
             )
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or any(
@@ -454,49 +462,53 @@ def _check(graph: fx.Graph) -> None:
         ):
             if node.meta.get("unbacked_bindings") or free_unbacked_symbols(value):
                 raise CaptureError(
-                    f"{_line_of(node)}: a size, or another number of Python, is read from a tensor "
+                    f"{_line_of(node)}: a size, or another Python number, is read from a tensor "
                     f"({operator_name(node)}), and memory cannot be planned before it is known; "
                     "compute it outside and pass it as a number, or use pmt.compile, which checks "
                     "such values before each step"
                 )
             raise CaptureError(
-                f"{module_of(node) or _name(node)}: its sizes are not known before the step runs, "
-                "and memory cannot be planned without; pass dynamic=False to torch.compile"
+                f"{module_path(node) or _display_name(node)}: its sizes are unknown before the "
+                "step runs, and memory cannot be planned without; pass dynamic=False to "
+                "torch.compile"
             )
         for tensor in tensors_in(value):
             if tensor.layout is not torch.strided:
                 raise CaptureError(
-                    f"{module_of(node) or _name(node)}: {_name(node)} is a tensor of layout "
-                    f"{str(tensor.layout).removeprefix('torch.')}, whose memory cannot be planned; "
+                    f"{module_path(node) or _display_name(node)}: {_display_name(node)} is a "
+                    f"tensor of layout {str(tensor.layout).removeprefix('torch.')}, whose memory "
+                    "cannot be planned; "
                     "make it dense before the compiled function"
                 )
 
 
-def _name(node: fx.Node) -> str:
-    """Return the name of a node for people: of an argument that which the function gives it."""
+def _display_name(node: fx.Node) -> str:
+    """Return the name of a node for display; of an argument its name in the compiled function."""
     return str(node.meta.get(SOURCE, node.name))
 
 
 def _line_of(node: fx.Node) -> str:
-    """Return the innermost line of the model that made a node, outside of PyTorch."""
+    """Return the innermost line outside of PyTorch that made a node, or its module or name."""
     traces = (near.meta.get("stack_trace") for near in (node, *node.users, *node.all_input_nodes))
     found = _FRAME.findall(next(filter(None, traces), ""))
     inner = Path(torch.__file__).parent
-    own = [frame for frame in found if not Path(frame[0]).is_relative_to(inner)]
-    if not own:
-        return module_of(node) or _name(node)
-    path, line, text = own[-1]
+    outside = [frame for frame in found if not Path(frame[0]).is_relative_to(inner)]
+    if not outside:
+        return module_path(node) or _display_name(node)
+    path, line, text = outside[-1]
     return f"{path}:{line} ({text})"
 
 
-def sizes_of(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    """Return the size of each storage that some nodes show, by its key [B]."""
-    keys = ((storage_of(node), node) for node in nodes)
-    return {key: fake(node).untyped_storage().nbytes() for key, node in keys if key is not None}
+def storage_sizes(nodes: Iterable[fx.Node]) -> dict[int, int]:
+    """Return the size of each storage of some nodes, by storage key [B]."""
+    keys = ((fake_storage_key(node), node) for node in nodes)
+    return {
+        key: fake_value(node).untyped_storage().nbytes() for key, node in keys if key is not None
+    }
 
 
 def ancestors(results: Iterable[Any]) -> set[fx.Node]:
-    """Return nodes with all that they are computed from."""
+    """Return nodes with all nodes that they are computed from; ignores other objects."""
     pending = [node for node in results if isinstance(node, fx.Node)]
     reached: set[fx.Node] = set()
     while pending:

@@ -1,4 +1,4 @@
-"""A program of the plan as a joint graph in its own order, for PyTorch to split in two."""
+"""Writing a plan's program as a joint graph in its order, which PyTorch then splits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from poetmodel.plan import Op
 from poetmodel.torch.dynamo import pages
 from poetmodel.torch.dynamo.gradients import is_addition
 from poetmodel.torch.graph.rewriting import Rewriter
-from poetmodel.torch.graph.tensors import fake
+from poetmodel.torch.graph.tensors import fake_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 class JointRewriter(Rewriter):
-    """Makes a new joint graph of operations in the order of a program; views are made once a pass.
+    """Writes the operations of a program to a new joint graph; views are written once per pass.
 
-    What is paged in is the newest copy of its storage.
+    A page-in is the newest copy of its storage.
     """
 
     def __init__(self, joint: JointGraph, file: int) -> None:
-        super().__init__(joint.direct)
+        super().__init__(joint.output_keys)
         self.saved: dict[fx.Node, None] = {}
-        """Values from the forward pass to the backward pass."""
+        """Values of the forward pass that the backward pass reads."""
         self._joint = joint
         self._file = file
         for node in joint.arguments:
-            self.give(node)
+            self.add_placeholder(node)
         self._copies: dict[fx.Node, fx.Node] = {}
-        """Arguments that are written at the end of the forward pass, as they were before."""
+        """Copies of arguments before the forward pass writes them."""
         self._tokens: dict[int, fx.Node] = {}
         self._forward: set[fx.Node] = set()
         self._is_backward = False
@@ -45,9 +45,9 @@ class JointRewriter(Rewriter):
         self._first: fx.Node | None = None
 
     def rewrite(self, program: Program, turn: int | None = None) -> fx.Graph:
-        """Return the graph of a program.
+        """Return the graph of a program; call it once.
 
-        The backward pass begins at the node `turn`, or else with its first operation.
+        The backward pass begins at node `turn` of the plan, or with its first operation.
         """
         joint = self._joint
         for op, node in program:
@@ -68,49 +68,57 @@ class JointRewriter(Rewriter):
         return self.graph
 
     def _begin_backward(self) -> None:
+        """Write the results of the forward pass; later nodes belong to the backward pass."""
         self._early = self._results(self._joint.results[: self._joint.forward_outputs])
         self._is_backward = True
         self._views.clear()
 
     def _compute(self, index: int) -> None:
-        if index == len(self._joint.operations):  # the end
+        """Write operation `index` of the joint graph; start the backward pass if it is due."""
+        if index == len(self._joint.operations):  # the node for the results
             return
         operation = self._joint.operations[index]
         if operation.phase is Phase.BACKWARD and not self._is_backward:
             self._begin_backward()
-        new = self.compute(operation.node, operation.storages)
-        # For outputs that are no new memory, and for gradients that were added to `.grad`.
-        if isinstance(fake(operation.node), tuple | list) or is_addition(operation.node):
+        new = self.write_node(operation.node, operation.storages)
+        # For outputs that are no new memory, and for additions to `.grad`.
+        if isinstance(fake_value(operation.node), tuple | list) or is_addition(operation.node):
             self._current[operation.node] = new
 
     def _results(self, nodes: Sequence[Any]) -> list[Any]:
-        return [self.value(node) if isinstance(node, fx.Node) else node for node in nodes]
+        return [self.map_node(node) if isinstance(node, fx.Node) else node for node in nodes]
 
     def _page_out(self, number: int) -> None:
-        for place in self._unfinished.intersection(self.places(number)):
-            self.wait(place)
-        value = self._current[self.places(number)[0]]
-        token = self.add(self.graph.call_function(pages.page_out, (self.used(value), self._file)))
-        with fake(value).fake_mode:
+        """Write a page-out of a storage, whose token a later page-in reads."""
+        for key in self._unfinished.intersection(self.output_keys(number)):
+            self.write_wait(key)
+        value = self._current[self.output_keys(number)[0]]
+        token = self.register_new(
+            self.graph.call_function(pages.page_out, (self.register_read(value), self._file))
+        )
+        with fake_value(value).fake_mode:
             token.meta["val"] = torch.empty(1, dtype=torch.int64)
         self._tokens[number] = token
 
     def _page_in(self, number: int) -> None:
-        first, *others = self.places(number)
-        value = fake(self._current[first])
-        arguments = (self.used(self._tokens[number]), value.dtype, self._file)
-        new = self.add(self.graph.call_function(pages.page_in, arguments))
+        """Write a page-in of a storage, and views for its further layouts."""
+        first, *others = self.output_keys(number)
+        value = fake_value(self._current[first])
+        arguments = (self.register_read(self._tokens[number]), value.dtype, self._file)
+        new = self.register_new(self.graph.call_function(pages.page_in, arguments))
         new.meta["val"] = value
         self._current[first] = new
-        for place in others:  # more outputs in this storage
-            value = fake(self._current[place])
+        for key in others:  # further outputs in this storage
+            value = fake_value(self._current[key])
             layout = (value.size(), value.stride(), value.storage_offset())
-            same = self.add(self.graph.call_function(torch.ops.aten.as_strided, (new, *layout)))
+            same = self.register_new(
+                self.graph.call_function(torch.ops.aten.as_strided, (new, *layout))
+            )
             same.meta["val"] = value
-            self._current[place] = same
+            self._current[key] = same
 
-    def argument(self, node: fx.Node) -> fx.Node:
-        """Return the node of an argument, or of its copy from before it was written."""
+    def map_argument(self, node: fx.Node) -> fx.Node:
+        """Return the node of an argument, or of its copy before it was written."""
         new = self._arguments[node]
         if not self._is_backward:
             return new
@@ -121,20 +129,20 @@ class JointRewriter(Rewriter):
                 copy.meta["val"] = node.meta["val"]
                 self._copies[node] = copy
                 self._forward.add(copy)
-            return self.used(self._copies[node])
+            return self.register_read(self._copies[node])
         if node.op == "placeholder" and node not in self._joint.tangents:
             self.saved[new] = None
         return new
 
-    def add(self, new: fx.Node) -> fx.Node:
-        """Note what the forward pass makes."""
+    def register_new(self, new: fx.Node) -> fx.Node:
+        """Register a new node as part of the forward pass; return it."""
         self._first = self._first or new
         if not self._is_backward:
             self._forward.add(new)
         return new
 
-    def used(self, new: fx.Node) -> fx.Node:
-        """Note what the backward pass reads of the forward pass."""
+    def register_read(self, new: fx.Node) -> fx.Node:
+        """Register a forward node that the backward pass reads as saved; return it."""
         if self._is_backward and new in self._forward:
             self.saved[new] = None
         return new

@@ -1,7 +1,7 @@
-"""Count the bytes that all live calls of a back end hold, before each pass that adds to them.
+"""Counting of the bytes that all live calls of a back end hold, before each pass that adds to them.
 
-A call is live from its forward pass until its backward pass has run, or until nothing can go back
-through it. Until then it holds the tensors that autograd saved, and its results.
+A call is live from its forward pass until its backward pass has run, or until no gradient can reach
+it. Meanwhile it holds the tensors that autograd saved, and its results.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 _COMPILED_NODE: Final = "CompiledFunctionBackward"
 """Name of the autograd node of a call of a compiled graph."""
 _VIEWS: Final = 3
-"""Views between a result and the call that made it: their nodes are searched for its node."""
+"""Maximum number of views between a result and the autograd node of its call."""
 _WHOLE: Final = (
-    "allow more, or compile the module that holds the blocks, or the function that makes all of "
-    "these calls, which is planned as one; else run each backward pass before the next call, and "
-    "calls without one under torch.no_grad()"
+    "allow more, or compile the module that contains the blocks, or the function that makes all of "
+    "these calls, which is planned as one; otherwise run each backward pass before the next call, "
+    "and calls without one under torch.no_grad()"
 )
 _SHARDED: Final = (
-    "allow more, or compile the module that holds the blocks, which is planned as one, then wrap "
-    "that module alone: model.compile(...), then fully_shard(model)"
+    "allow more, or compile the module that contains the blocks, which is planned as one, then "
+    "wrap that module alone: model.compile(...), then fully_shard(model)"
 )
 _NO_TASK: Final = -1
-"""Number of the backward pass of autograd that runs, where none does."""
+"""Id of autograd's current backward pass if there is none."""
 _ONCE: Final = "add the losses up and call backward() once, without retain_graph=True"
-_LET_GO: Final = "let results of other calls go before it, and call backward() once for each call"
+_LET_GO: Final = "delete results of other calls before it, and call backward() once for each call"
 
 
 class _Tensor(NamedTuple):
-    """The storage of a tensor that a graph handed over."""
+    """The storage of a tensor that a graph returned, and its size."""
 
     storage: StorageWeakRef
     bytes: int
@@ -58,12 +58,12 @@ class _Tensor(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Outputs of a forward pass with storages of their own, by position. Sizes are static."""
+    """Outputs of a forward pass with storages of their own, by position; sizes are static."""
 
     results: tuple[tuple[int, int], ...]
     """Position and size [B]."""
     saved: int | None
-    """Position of the largest saved tensor, which stands for all; None if none is made."""
+    """Position of the largest saved tensor, which stands for all; None if no tensor is saved."""
     saved_bytes: int
 
 
@@ -73,17 +73,17 @@ class _LiveCall:
 
     graph: CountedGraph
     saved: _Tensor | None
-    """The storage of one saved tensor, with the size of all: autograd frees all together."""
+    """Storage of one saved tensor, with the size of all, which autograd frees together."""
     results: tuple[_Tensor, ...]
     number: int = -1
-    """Its number among the calls of its step."""
+    """Its number among the calls of its step; -1 if unknown."""
     node: weakref.ref[Any] | None = None
-    """The autograd node; None until the forward pass returned."""
+    """The autograd node; None until the forward pass has returned."""
     is_returned: bool = False
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of saved tensors and of results that are alive [B]."""
+        """Bytes of saved tensors and results that exist [B]."""
         held_bytes = self.saved_bytes
         if self._has_node:
             held_bytes += sum(result.alive_bytes for result in self.results)
@@ -91,22 +91,22 @@ class _LiveCall:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes of saved tensors that are alive [B]."""
+        """Bytes of saved tensors that exist [B]."""
         return 0 if self.saved is None else self.saved.alive_bytes
 
     @property
     def may_save(self) -> bool:
-        """Whether tensors that a plan saves would be alive."""
+        """Whether tensors that a plan saves would exist now."""
         return self.saved is None or bool(self.saved_bytes)
 
     @property
     def is_over(self) -> bool:
-        """Whether its backward pass cannot run, or would free nothing."""
+        """Whether its backward pass is impossible, or would free no bytes."""
         return not self.held_bytes and (self.saved is not None or not self._has_node)
 
     @property
     def _has_node(self) -> bool:
-        """Whether autograd still has the node, so that the call can have a backward pass."""
+        """Whether autograd holds the node, so that the call can have a backward pass."""
         if self.node is None:
             return not self.is_returned
         return self.node() is not None
@@ -118,11 +118,11 @@ class CountedGraph:
     Parameters
     ----------
     calls : LiveCalls
-        Counts them.
+        Counts the passes.
     is_sharded : bool
         Whether FSDP2 shards the parameters of its module.
     frontier : Frontier, optional
-        Plans of the same graph for calls beside others.
+        Plans of the same graph for calls beside other calls.
     """
 
     def __init__(
@@ -134,14 +134,14 @@ class CountedGraph:
         """Its name in the summary; `set_plan` sets it and the next three."""
         self.budget_bytes = 0
         self.is_several = False
-        """Whether its plan is one for calls beside others."""
+        """Whether its plan is for a call beside other calls."""
         self.peaks = PassPeaks(0)
         self.results_count = 0
-        """Outputs of the forward pass that are results; the others are saved tensors."""
+        """Number of results among the outputs of the forward pass; the rest are saved tensors."""
         self._calls = calls
         self._layout: _Layout | None = None
         self._begun = local()
-        """The call whose forward pass has run and not returned, in each thread."""
+        """The call whose forward pass has run but not returned, per thread."""
 
     def set_plan(self, planned: GraphPlan) -> None:
         """Set name, budget and peaks to those of a plan."""
@@ -159,16 +159,17 @@ class CountedGraph:
         return self._layout.saved_bytes + sum(size for _, size in self._layout.results)
 
     def count_forward(self, run: Run) -> Run:
-        """Return the compiled forward pass, which raises `BudgetError` before it would exceed."""
+        """Wrap the compiled forward pass: it raises `BudgetError` if it could exceed the budget."""
 
         def forward(arguments: list[Any]) -> Any:
-            given = _storages(arguments) if self._layout is None else {}
+            """Execute the forward pass, counted; register its call as live."""
+            storages = _storages(arguments) if self._layout is None else {}
             begun = self._calls.begin(_Pass(self, self.peaks.forward_bytes))
             try:
                 outputs = run(arguments)
                 if self._layout is None:
-                    self._layout = self._layout_of(outputs, given)
-                begun.call = self._begun.call = self._call_of(self._layout, outputs)
+                    self._layout = self._find_layout(outputs, storages)
+                begun.call = self._begun.call = self._make_call(self._layout, outputs)
                 begun.call.number = begun.number
             finally:
                 self._calls.end(begun)
@@ -177,32 +178,34 @@ class CountedGraph:
         return _mark_boxed(forward, run)
 
     def count_backward(self, run: Run) -> Run:
-        """Return the compiled backward pass, which raises `BudgetError` before it would exceed."""
-        return self._count_ending(run, self._backward_pass)
+        """Wrap the compiled backward pass like `count_forward`."""
+        return self._count_final_pass(run, self._backward_pass)
 
     def count_inference(self, run: Run) -> Run:
-        """Return a compiled graph without a backward pass, counted likewise."""
-        return self._count_ending(run, self._inference_pass)
+        """Wrap a compiled graph without a backward pass in the same way."""
+        return self._count_final_pass(run, self._inference_pass)
 
-    def _count_ending(self, run: Run, make_pass: Callable[[Sequence[Any]], _Pass]) -> Run:
-        """Return a compiled pass that leaves no call live, counted as the pass of its arguments."""
+    def _count_final_pass(self, run: Run, make_pass: Callable[[Sequence[Any]], _Pass]) -> Run:
+        """Wrap a compiled pass that leaves no call live, counted as the pass of its arguments."""
 
-        def ending(arguments: list[Any]) -> Any:
+        def counted_pass(arguments: list[Any]) -> Any:
+            """Execute the pass, counted; its call is not live afterwards unless it is retained."""
             begun = self._calls.begin(make_pass(arguments))
             try:
                 values = run(arguments)
-                begun.handed = self._calls.handed_by(begun, values)
+                begun.returned = self._calls.new_tensors(begun, values)
                 begun.is_done = True
             finally:
                 self._calls.end(begun)
             return values
 
-        return _mark_boxed(ending, run)
+        return _mark_boxed(counted_pass, run)
 
-    def note_nodes(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the compiled function, which notes the autograd node of each call."""
+    def record_nodes(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the compiled function, so that it records the autograd node of each call."""
 
         def run(*arguments: Any) -> Any:
+            """Call the function, and store the autograd node in its live call."""
             self._begun.call = None
             results = compiled(*arguments)
             call: _LiveCall | None = self._begun.call
@@ -214,157 +217,166 @@ class CountedGraph:
 
         return run
 
-    def _layout_of(self, outputs: Sequence[Any], given: dict[int, StorageWeakRef]) -> _Layout:
-        """Return which outputs of the first forward pass have storages of their own.
+    def _find_layout(
+        self, outputs: Sequence[Any], argument_storages: dict[int, StorageWeakRef]
+    ) -> _Layout:
+        """Return the outputs of the first forward pass that have storages of their own.
 
-        A storage counts once, as a result if it is one.
+        A storage counts once; one that is shared with a result counts as a result.
         """
-        seen = set(given)
+        seen = set(argument_storages)
         own: list[tuple[int, int]] = []
         for position, value in enumerate(outputs):
             for storage in _storages_of(value):
                 if storage._cdata not in seen and storage.nbytes():  # noqa: SLF001 - its identity
                     seen.add(storage._cdata)  # noqa: SLF001 - its identity
                     own.append((position, storage.nbytes()))
-        results = tuple(part for part in own if part[0] < self.results_count)
-        saved = [part for part in own if part[0] >= self.results_count]
-        largest = max(saved, key=lambda part: part[1], default=(None, 0))[0]
+        results = tuple(output for output in own if output[0] < self.results_count)
+        saved = [output for output in own if output[0] >= self.results_count]
+        largest = max(saved, key=lambda output: output[1], default=(None, 0))[0]
         return _Layout(results, largest, sum(size for _, size in saved))
 
-    def _call_of(self, layout: _Layout, outputs: Sequence[Any]) -> _LiveCall:
+    def _make_call(self, layout: _Layout, outputs: Sequence[Any]) -> _LiveCall:
         def tensor(position: int, size: int) -> _Tensor:
             (storage,) = _storages_of(outputs[position])
             return _Tensor(StorageWeakRef(storage), size)
 
         saved = None if layout.saved is None else tensor(layout.saved, layout.saved_bytes)
-        return _LiveCall(self, saved, tuple(tensor(*part) for part in layout.results))
+        return _LiveCall(self, saved, tuple(tensor(*result) for result in layout.results))
 
     def _inference_pass(self, arguments: Sequence[Any]) -> _Pass:
-        given = self._calls.given(arguments)
-        return _Pass(self, self.peaks.forward_bytes, given=given)
+        storages = self._calls.argument_storages(arguments)
+        return _Pass(self, self.peaks.forward_bytes, argument_storages=storages)
 
     def _backward_pass(self, arguments: Sequence[Any]) -> _Pass:
-        """Return the backward pass of the call whose saved tensors are among some arguments."""
+        """Return the backward pass of the call that saved some of the arguments."""
         own = self._calls.find(self, arguments)
-        keeps = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 - no other
+        retains = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 - no other
         peak_bytes = self.peaks.backward_bytes
-        if keeps:
+        if retains:
             saved_bytes = 0 if own is None or own.saved is None else own.saved.bytes
             retained_bytes = self.peaks.retained_bytes
             peak_bytes = peak_bytes + saved_bytes if retained_bytes is None else retained_bytes
-        if own is not None:  # the peak has all results
+        if own is not None:  # the peak includes all results
             peak_bytes -= sum(result.bytes - result.alive_bytes for result in own.results)
-        given = self._calls.given(arguments, own, keeps=keeps)
-        return _Pass(self, peak_bytes, is_backward=True, own=own, keeps=keeps, given=given)
+        storages = self._calls.argument_storages(arguments, own, retains=retains)
+        return _Pass(
+            self,
+            peak_bytes,
+            is_backward=True,
+            own=own,
+            retains=retains,
+            argument_storages=storages,
+        )
 
 
 @dataclass(eq=False)
 class _Pass:
-    """A pass that runs."""
+    """A running pass."""
 
     graph: CountedGraph
     peak_bytes: int
     is_backward: bool = False
     own: _LiveCall | None = None
     """The call of a backward pass."""
-    keeps: bool = False
+    retains: bool = False
     """Whether that call stays live, as with ``retain_graph=True``."""
-    given: dict[int, StorageWeakRef] = field(default_factory=dict)
+    argument_storages: dict[int, StorageWeakRef] = field(default_factory=dict)
     """Storages of its arguments, if any other call is live."""
     call: _LiveCall | None = None
     """The call that a forward pass began."""
-    handed: dict[int, _Tensor] = field(default_factory=dict)
+    returned: dict[int, _Tensor] = field(default_factory=dict)
     """Gradients, or results without a backward pass, if any other call is live."""
     is_done: bool = False
-    """Whether a backward pass, or a call without one, returned."""
+    """Whether a backward pass, or a call without one, has returned."""
     number: int = -1
-    """Number of its call in the step; -1 without a backward pass."""
+    """Number of its call in the step; -1 if the call has no choice of plans."""
 
 
 class LiveCalls:
-    """Live calls and running passes of all graphs of one back end. Threads may share it.
+    """Live calls and running passes of all graphs of one back end; safe for threads.
 
     Parameters
     ----------
-    share_of_whole : float, optional
+    keep_all_fraction : float, optional
         The budget of several calls as a fraction of their peak with everything kept.
     """
 
-    def __init__(self, share_of_whole: float | None = None) -> None:
-        self.share_of_whole = share_of_whole
+    def __init__(self, keep_all_fraction: float | None = None) -> None:
+        self.keep_all_fraction = keep_all_fraction
         self.budget_bytes: int | None = None
-        """Budget of several calls, once it is known [B]."""
+        """Budget of several calls, when it is known [B]."""
         self.outside_bytes = 0
-        """What of the budget of several calls is for others [B]."""
+        """Bytes of that budget for memory outside of compiled functions [B]."""
         self.wrapped_bytes: Callable[[Container[int]], int] = lambda _: 0
-        """Returns what DDP or FSDP2 has now, without storages of some identities [B]."""
+        """Returns the current bytes of DDP and FSDP2, without storages of some keys [B]."""
         self.is_expected = False
         """Whether the call that begins has the plan that was chosen for it in its step."""
         self.is_pinned = False
         """Whether the call that begins has one plan in all steps."""
         self.last_step: tuple[Event, ...] | None = None
-        """Passes of the step that was completed last; None if one was not complete."""
+        """Passes of the last complete step; None if the last step was not complete."""
         self._events: list[Event] = []
         self._next_number = 0
         self._is_regular = True
         """Whether each pass of this step could be attributed to a call."""
         self._whole_bytes = 0
-        """Peak of the calls of this step with everything kept, as far as they are known [B]."""
+        """Peak of the known calls of this step with everything kept [B]."""
         self._forward_bytes = 0
-        """Most that forward passes took before the budget was known [B]."""
+        """Maximum bytes of forward passes before the budget was known [B]."""
         self.refusal: str | None = None
-        """Why the back end refused last; None after a step that was completed since."""
+        """Reason of the last refusal; None if a step was completed since."""
         self.has_run = False
         """Whether a step, or a call without gradients, was ever completed."""
         self.together_bytes = 0
-        """Highest total of several calls that were live at once [B]; 0 if none were."""
+        """Maximum bytes of several calls that were live at once [B]; 0 if there were none."""
         self._lock = Lock()
         self._calls: list[_LiveCall] = []
         self._passes: list[_Pass] = []
-        self._handed: dict[int, _Tensor] = {}
-        """What passes handed over since the first live call, by the identity of the storage."""
+        self._returned: dict[int, _Tensor] = {}
+        """Tensors that passes returned since the first live call, by storage key."""
         self._copied_bytes = 0
-        """Copies of such gradients by autograd [B]."""
+        """Bytes of autograd's copies of such gradients [B]."""
 
     def __reduce__(self) -> tuple[type[LiveCalls], tuple[float | None]]:
-        """Return how a copy is made: without live calls."""
-        return LiveCalls, (self.share_of_whole,)
+        """Return the constructor of a copy, which has no live calls."""
+        return LiveCalls, (self.keep_all_fraction,)
 
-    def refuse(self, text: str) -> str:
-        """Note why the back end refused, for its summary, and return it."""
+    def record_refusal(self, text: str) -> str:
+        """Record the reason of a refusal for the summary; return it."""
         self.refusal = text
         return text
 
     def find(self, graph: CountedGraph, arguments: Sequence[Any]) -> _LiveCall | None:
-        """Return the call whose saved tensors are arguments of a backward pass.
+        """Return the call whose saved tensors are arguments of a backward pass; None if unknown.
 
-        Calls of a graph that saves no tensor of its own hold the same bytes: the last one is taken.
+        Calls of a graph that saves no tensor of its own hold equal bytes: the last one is returned.
         """
         with self._lock:
             calls = [call for call in self._calls if call.graph is graph]
         if len(calls) > 1 and any(call.saved is not None for call in calls):
-            given = _storages(arguments)
-            calls = [c for c in calls if c.saved is not None and c.saved.storage.cdata in given]
+            storages = _storages(arguments)
+            calls = [c for c in calls if c.saved is not None and c.saved.storage.cdata in storages]
         return calls[-1] if calls else None
 
-    def given(
-        self, arguments: Sequence[Any], own: _LiveCall | None = None, *, keeps: bool = False
+    def argument_storages(
+        self, arguments: Sequence[Any], own: _LiveCall | None = None, *, retains: bool = False
     ) -> dict[int, StorageWeakRef]:
-        """Return the storages of arguments by identity; nothing where no other call is live."""
-        is_alone = all(call is own for call in self._calls) and not (self._passes or self._handed)
-        return {} if is_alone and not keeps else _storages(arguments)
+        """Return the storages of arguments by key; empty if no other call is live."""
+        is_alone = all(call is own for call in self._calls) and not (self._passes or self._returned)
+        return {} if is_alone and not retains else _storages(arguments)
 
-    def handed_by(self, begun: _Pass, values: Any) -> dict[int, _Tensor]:
-        """Return the new tensors that a pass hands over; nothing where no other call is live."""
+    def new_tensors(self, begun: _Pass, values: Any) -> dict[int, _Tensor]:
+        """Return the new tensors that a pass returns, by key; empty if no other call is live."""
         with self._lock:
-            others = any(call is not begun.own or begun.keeps for call in self._calls)
+            others = any(call is not begun.own or begun.retains for call in self._calls)
             if not others and len(self._passes) == 1:
                 return {}
         return {
             storage._cdata: _Tensor(StorageWeakRef(storage), storage.nbytes())  # noqa: SLF001
             for value in values
             for storage in _storages_of(value)
-            if storage._cdata not in begun.given  # noqa: SLF001 - its identity
+            if storage._cdata not in begun.argument_storages  # noqa: SLF001 - its identity
         }
 
     def begin(self, begun: _Pass) -> _Pass:
@@ -373,43 +385,43 @@ class LiveCalls:
         Raises
         ------
         BudgetError
-            If that could exceed the budget beside live calls, or if no backward pass could run
-            after this forward pass.
+            If it could exceed the budget beside live calls, or if after this forward pass no
+            backward pass could run.
         """
         text = self._reserve(begun)
         if text is not None:
-            gc.collect()  # live calls in reference cycles that nothing reaches
+            gc.collect()  # live calls in unreachable reference cycles
             text = self._reserve(begun)
         if text is not None:
-            raise BudgetError(self.refuse(text))
+            raise BudgetError(self.record_refusal(text))
         return begun
 
     def end(self, begun: _Pass) -> None:
-        """End a pass. The call of a forward pass is live then, that of a backward pass is not."""
+        """End a pass: add the call of a forward pass, or remove that of a backward pass."""
         with self._lock:
             self._passes.remove(begun)
             if begun.call is not None:
                 self._calls.append(begun.call)
-            if begun.is_done and begun.own in self._calls and not begun.keeps:
+            if begun.is_done and begun.own in self._calls and not begun.retains:
                 self._calls.remove(begun.own)
-            self._handed |= begun.handed
-            if begun.handed and begun.is_backward:
+            self._returned |= begun.returned
+            if begun.returned and begun.is_backward:
                 self._copied_bytes += begun.graph.peaks.copied_bytes
             is_done = begun.call is not None or begun.is_done
-            self._is_regular = self._is_regular and is_done and not begun.keeps
-            self._forget_dead()
+            self._is_regular = self._is_regular and is_done and not begun.retains
+            self._remove_finished()
             if begun.is_done and not self._calls and not self._passes:
                 self.has_run, self.refusal = True, None
                 self._end_step()
 
     def next_number(self) -> int:
-        """Return the number that the next call has in its step; 0 begins one."""
+        """Return the number of the next call in its step; 0 if it begins a step."""
         with self._lock:
-            self._forget_dead()
+            self._remove_finished()
             return self._next_number if self._calls or self._passes else 0
 
     def _end_step(self) -> None:
-        """Keep the passes of a step in which each call had its backward pass."""
+        """Store the passes of the step if each call had its backward pass, otherwise None."""
         ended = {event.number for event in self._events if event.is_backward}
         begun = {event.number for event in self._events if event.number >= 0}
         if begun:
@@ -421,8 +433,8 @@ class LiveCalls:
         self._next_number, self._is_regular = 0, True
         self._whole_bytes = self._forward_bytes = 0
 
-    def _note(self, begun: _Pass, others: Sequence[_LiveCall], held_bytes: int) -> None:
-        """Note a pass in the step, with what is in RAM beside it whichever plans are chosen."""
+    def _record_event(self, begun: _Pass, others: Sequence[_LiveCall], held_bytes: int) -> None:
+        """Record a pass in the step, with the RAM beside it that no choice of plans changes."""
         own = begun.own
         if begun.is_backward:
             begun.number = -1 if own is None else own.number
@@ -439,7 +451,7 @@ class LiveCalls:
             peaks = begun.graph.peaks
             fixed_bytes -= peaks.backward_bytes if begun.is_backward else peaks.forward_bytes
         if begun.is_backward and own is not None and not self._events[-1].is_backward:
-            # Results may be gone by now.
+            # Results may have been deleted by now.
             beside_bytes += self.outside_bytes + sum(result.bytes for result in own.results)
             if begun.number < 0:
                 beside_bytes += own.saved_bytes
@@ -452,16 +464,17 @@ class LiveCalls:
     def _budget_bytes(
         self, begun: _Pass, others: Sequence[_LiveCall], held_bytes: int
     ) -> tuple[int, bool]:
-        """Return the budget, and whether all calls that it depends on are known by now.
+        """Return the budget, and whether it is final.
 
-        A percentage is of the calls of the first step, which are known when a backward pass begins.
+        A percentage refers to the calls of the first step, which are known when a backward pass
+        begins; until then the budget may grow.
         """
         graphs = [begun.graph, *(call.graph for call in others), *(p.graph for p in self._passes)]
         own_bytes = max(graph.budget_bytes for graph in graphs)
         if self.budget_bytes is not None:
             return max(own_bytes, self.budget_bytes), True
         frontier = begun.graph.frontier
-        if self.share_of_whole is None or frontier is None or (len(graphs) == 1 and own_bytes):
+        if self.keep_all_fraction is None or frontier is None or (len(graphs) == 1 and own_bytes):
             return own_bytes, True
         whole_bytes = held_bytes
         for call in others:
@@ -471,32 +484,34 @@ class LiveCalls:
         peaks = frontier.keep_all.peaks
         whole_bytes += max(peaks.forward_bytes, peaks.backward_bytes)
         self._whole_bytes = max(self._whole_bytes, whole_bytes)
-        share = self.share_of_whole if begun.is_backward else 1.0
+        share = self.keep_all_fraction if begun.is_backward else 1.0
         return max(own_bytes, int(share * self._whole_bytes)), begun.is_backward
 
     def _reserve(self, begun: _Pass) -> str | None:
-        """Reserve the peak of a pass, or return why that would exceed the budget."""
+        """Reserve the peak of a pass; return None, or the reason if it would exceed the budget."""
         graph = begun.graph
         with self._lock:
-            self._forget_dead()
+            self._remove_finished()
             if not self._calls and not self._passes:
                 self._begin_step()
             others = [call for call in self._calls if call is not begun.own]
             graphs = [graph, *(call.graph for call in others), *(p.graph for p in self._passes)]
-            held_bytes = self._copied_bytes + self.wrapped_bytes(self._handed)
+            held_bytes = self._copied_bytes + self.wrapped_bytes(self._returned)
             held_bytes += sum(call.held_bytes for call in others)
             held_bytes += sum(running.peak_bytes for running in self._passes)
             held_bytes += sum(
-                tensor.alive_bytes for key, tensor in self._handed.items() if key not in begun.given
+                tensor.alive_bytes
+                for key, tensor in self._returned.items()
+                if key not in begun.argument_storages
             )
             budget_bytes, is_known = self._budget_bytes(begun, others, held_bytes)
             needed_bytes = held_bytes + begun.peak_bytes
             if begun.is_backward and self.budget_bytes is None:
                 needed_bytes = max(needed_bytes, self._forward_bytes)
-            # A checkpoint that is computed again lets its results go before the backward pass.
-            is_again = torch._C._current_graph_task_id() != _NO_TASK  # noqa: SLF001 - no other way
+            # A recomputed checkpoint frees its results before the backward pass.
+            is_recomputed = torch._C._current_graph_task_id() != _NO_TASK  # noqa: SLF001
             is_open = is_known and not self.is_expected
-            is_first = graph.peaks.backward_bytes and not (begun.is_backward or is_again)
+            is_first = graph.peaks.backward_bytes and not (begun.is_backward or is_recomputed)
             if is_open and is_first:
                 needed_bytes = max(needed_bytes, self._next_backward_bytes(graph, held_bytes))
             if is_first and not self.is_expected and (len(graphs) > 1 or graph.is_several):
@@ -507,30 +522,30 @@ class LiveCalls:
                     self._forward_bytes = max(self._forward_bytes, needed_bytes)
                 if len(graphs) > 1:
                     self.together_bytes = max(self.together_bytes, needed_bytes)
-                self._note(begun, others, held_bytes)
+                self._record_event(begun, others, held_bytes)
                 self._passes.append(begun)
                 return None
         if len(graphs) == 1:
-            keeping = " with retain_graph=True" if begun.keeps else ""
+            retaining = " with retain_graph=True" if begun.retains else ""
             return (
-                f"ram: the backward pass of {graph.name}{keeping} takes {needed_bytes:,} B beside "
-                "results and gradients handed over since its forward pass, and ram is "
-                f"{budget_bytes:,} B: {_ONCE if begun.keeps else _LET_GO}"
+                f"ram: the backward pass of {graph.name}{retaining} takes {needed_bytes:,} B "
+                "beside results and gradients returned since its forward pass, and ram is "
+                f"{budget_bytes:,} B: {_ONCE if begun.retains else _LET_GO}"
             )
         beside = sorted({other.name for other in graphs[1:]})
         count = len(graphs) - 1
         calls = "a call" if count == 1 else f"{count} calls"
         advice = _SHARDED if any(other.is_sharded for other in graphs) else _WHOLE
         return (
-            f"ram: {graph.name} runs beside {calls} of {'; '.join(beside)} whose backward pass is "
-            f"still to come; together they may take {needed_bytes:,} B, and ram is "
+            f"ram: {graph.name} runs beside {calls} of {'; '.join(beside)} that still need a "
+            f"backward pass; together they may take {needed_bytes:,} B, and ram is "
             f"{budget_bytes:,} B: {advice}"
         )
 
     def _next_backward_bytes(self, graph: CountedGraph, held_bytes: int) -> int:
-        """Return the least peak of a backward pass after a forward pass of a graph [B].
+        """Return the smallest peak of any backward pass after a forward pass of a graph [B].
 
-        `held_bytes` are held beside that forward pass.
+        `held_bytes` are held beside the forward pass.
         """
         peaks = [held_bytes + graph.peaks.backward_bytes]
         for call in self._calls:
@@ -538,29 +553,29 @@ class LiveCalls:
             peaks.append(others_bytes + call.graph.peaks.backward_bytes)
         return min(peaks)
 
-    def _forget_dead(self) -> None:
-        """Remove calls that are over; without a live call also what was handed over."""
+    def _remove_finished(self) -> None:
+        """Remove calls that are over; without a live call also the returned tensors."""
         self._calls = [call for call in self._calls if not call.is_over]
         if not self._calls and not self._passes:
-            self._handed.clear()
+            self._returned.clear()
             self._copied_bytes = 0
 
 
 def _storages_of(value: Any) -> tuple[Any, ...]:
-    """Return the storage of a tensor; nothing of other values."""
+    """Return the storage of a strided tensor as a tuple; empty for other values."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return ()
     return (value.untyped_storage(),)
 
 
 def _storages(values: Iterable[Any]) -> dict[int, StorageWeakRef]:
-    """Return the storages of tensors by their identity, which no other has meanwhile."""
+    """Return the storages of tensors by key, which the references reserve."""
     references = (StorageWeakRef(s) for value in values for s in _storages_of(value))
     return {reference.cdata: reference for reference in references}
 
 
 def node_of(results: Any) -> weakref.ref[Any] | None:
-    """Return the autograd node of the call that made some results; None if none leads back."""
+    """Return the autograd node of the call that made some results; None if none has one."""
     nodes = [value.grad_fn for value in results if isinstance(value, torch.Tensor)]
     for _ in range(_VIEWS):
         nodes = [node for node in nodes if node is not None]
@@ -572,8 +587,8 @@ def node_of(results: Any) -> weakref.ref[Any] | None:
 
 
 def _mark_boxed(function: Run, run: Run) -> Run:
-    """Return a function that takes its arguments out of a list, as the compiled one does."""
+    """Mark a function as boxed, like the compiled one: it empties the list of its arguments."""
     if not getattr(run, "_boxed_call", False):
         raise AssertionError("a compiled pass takes its arguments as a list")
-    function._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 - PyTorch asks for it
+    function._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 - PyTorch reads it
     return function

@@ -1,4 +1,4 @@
-"""What is between the forward and the backward pass of a compiled function: RAM, and gradients."""
+"""Between the forward and the backward pass of a compiled function: RAM, and gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.torch.dynamo.joint_graph import TANGENTS, sizes_of
+from poetmodel.torch.dynamo.joint_graph import TANGENTS, storage_sizes
 from poetmodel.torch.dynamo.planning import Outside
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.tensors import HeapWatch, profiler_is_on
@@ -19,51 +19,54 @@ if TYPE_CHECKING:
     Compiler = Callable[..., Callable[[list[Any]], Any]]
 
 
-class Remeasured:
-    """A compiled graph that is planned again with what its first step takes outside of it.
+class RemeasuredGraph:
+    """A compiled graph that is planned again with the memory measured in its first step.
 
-    The measurement ends with the next step: autograd gives a profiler that ends in a backward pass
-    back when that ends.
+    The measurement ends with the next step, because a profiler that ends inside a backward pass
+    would be restored by autograd at the end of the pass.
 
     Parameters
     ----------
-    again : callable
-        Compiles the graph anew, told what was measured and the arguments.
+    compile_again : callable
+        Compiles the graph again, given the measured memory and the arguments.
     """
 
-    def __init__(self, again: Callable[[Outside, Sequence[Any]], Callable[..., Any]]) -> None:
+    def __init__(
+        self, compile_again: Callable[[Outside, Sequence[Any]], Callable[..., Any]]
+    ) -> None:
         self.compiled: Callable[..., Any]
-        """Runs the graph by its plan."""
-        self._again: Callable[[Outside, Sequence[Any]], Callable[..., Any]] | None = again
+        """Executes the graph by its plan."""
+        self._compile_again: Callable[..., Callable[..., Any]] | None = compile_again
         self._watch: HeapWatch | None = None
         self._tangents_bytes = 0
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run the forward pass, and measure what follows in the first step."""
-        found = self.measured()
-        if self._again is not None and found is not None:
-            self.compiled = self._again(found, arguments)
-            self._again = None
-        if self._again is not None and torch.is_grad_enabled() and not profiler_is_on():
+        """Execute the forward pass; in the first step start to measure the memory after it."""
+        found = self.end_measurement()
+        if self._compile_again is not None and found is not None:
+            self.compiled = self._compile_again(found, arguments)
+            self._compile_again = None
+        if self._compile_again is not None and torch.is_grad_enabled() and not profiler_is_on():
             self._watch = HeapWatch()
             _WATCHING.append(self)
         results = self.compiled(*arguments)
         if self._watch is not None:
-            self._watch.mark()
+            self._watch.start_section()
         return results
 
-    def watched(self, compiler: Compiler) -> Compiler:
-        """Return a compiler of the backward pass, where what is measured ends."""
+    def mark_backward(self, compiler: Compiler) -> Compiler:
+        """Return a compiler of the backward pass, which ends the measured section."""
 
         def compiled(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+            """Compile the backward graph, and start a section when it runs."""
             nodes = module.graph.find_nodes(op="placeholder")
             tangents = [node for node in nodes if str(node.target).startswith(TANGENTS)]
-            self._tangents_bytes = sum(sizes_of(tangents).values())
+            self._tangents_bytes = sum(storage_sizes(tangents).values())
             run = compiler(module, inputs)
 
             def backward(arguments: list[Any]) -> Any:
                 if self._watch is not None:
-                    self._watch.mark()
+                    self._watch.start_section()
                 return run(arguments)
 
             backward._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 - as PyTorch's
@@ -71,78 +74,79 @@ class Remeasured:
 
         return compiled
 
-    def measured(self) -> Outside | None:
-        """End a measurement, and return what was found; None where nobody went back."""
+    def end_measurement(self) -> Outside | None:
+        """End a measurement, and return its result; None without a backward pass."""
         watch, self._watch = self._watch, None
         if watch is None:
             return None
         _WATCHING.remove(self)
-        _, *parts = watch.end()
-        if len(parts) < 2:  # noqa: PLR2004 - a forward pass, and no backward pass
+        _, *sections = watch.end()
+        if len(sections) < 2:  # noqa: PLR2004 - a forward pass, and no backward pass
             return None
-        levels = parts[0]
+        levels = sections[0]
         rest_bytes = max(0, levels[-1] - self._tangents_bytes)
         return Outside(peak_bytes=max(levels), rest_bytes=rest_bytes)
 
 
 class LossOnly:
-    """A graph whose results lead back only where they are numbers, if one of them is.
+    """Detaches the results of a graph that are no scalars, if one of the results is a scalar.
 
     Parameters
     ----------
     module : torch.fx.GraphModule
-        As Dynamo captured it; it is changed.
+        The graph as Dynamo captured it; it is changed.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
-        self._cut: list[int] = []
-        """Positions of results without a way back."""
+        self._detached: list[int] = []
+        """Positions of detached results."""
         (output,) = module.graph.find_nodes(op="output")
         results = list(output.args[0])
         values = (getattr(node, "meta", {}).get("example_value") for node in results)
-        back = {
+        differentiable = {
             k: value
             for k, value in enumerate(values)
             if isinstance(value, torch.Tensor) and value.requires_grad
         }
-        if all(value.numel() != 1 for value in back.values()):
+        if all(value.numel() != 1 for value in differentiable.values()):
             return
-        self._cut = [k for k, value in back.items() if value.numel() != 1]
+        self._detached = [k for k, value in differentiable.items() if value.numel() != 1]
         with module.graph.inserting_before(output):
-            for k in self._cut:
+            for k in self._detached:
                 results[k] = module.graph.call_method("detach", (results[k],))
-                results[k].meta["example_value"] = back[k].detach()
+                results[k].meta["example_value"] = differentiable[k].detach()
         output.args = (tuple(results),)
         module.recompile()
 
     def __call__(self, compile_: Callable[[fx.GraphModule], Any]) -> Callable[..., Any]:
-        """Return the compiled graph, where a gradient that reaches other results is an error."""
+        """Return the compiled graph, in which gradients of detached results raise an error."""
         compiled = compile_(self._module)
-        if not self._cut:
+        if not self._detached:
             return compiled  # type: ignore[no-any-return]
 
         def run(*arguments: Any) -> Any:
             results = compiled(*arguments)
             if torch.is_grad_enabled():
-                for k in self._cut:
-                    results[k].requires_grad_().register_hook(_refuse)
+                for k in self._detached:
+                    results[k].requires_grad_().register_hook(_refuse_gradient)
             return results
 
         return run
 
 
-def _refuse(gradient: torch.Tensor) -> None:
+def _refuse_gradient(gradient: torch.Tensor) -> None:
     raise CaptureError(
         f"loss_only: a gradient of shape {tuple(gradient.shape)} reached a result that is not the "
         "loss; leave loss_only out, or compute with that result in the compiled function"
     )
 
 
-_WATCHING: Final[list[Remeasured]] = []
+_WATCHING: Final[list[RemeasuredGraph]] = []
+"""Graphs whose measurement is running."""
 
 
-def abandon() -> None:
-    """End what is measured now: a graph that is compiled needs the profiler, and a later step."""
+def end_measurements() -> None:
+    """End running measurements, because a compilation needs the profiler; a later step repeats."""
     for graph in tuple(_WATCHING):
-        graph.measured()
+        graph.end_measurement()

@@ -1,7 +1,7 @@
 """Pages of compiled graphs: operators that write and read a file of slots.
 
-Several steps may be under way at once, so a page has no place of its own: it takes a free slot, and
-its token, a tensor of 8 bytes that autograd saves, gives it back when it dies.
+Several steps may overlap, so a page has no fixed slot. It takes a free slot. Its token, a tensor of
+8 bytes that autograd saves, frees the slot when it is deleted.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _FILES: Final[weakref.WeakValueDictionary[int, SlotFile]] = weakref.WeakValueDic
 
 
 class SlotFile(ScratchFile):
-    """A file that grows with what is paged out at once; a forked process makes one of its own."""
+    """A file that grows with the bytes paged out at once; a forked process makes its own."""
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder)
         self.number = next(_NUMBERS)
         _FILES[self.number] = self
 
-    def _make(self) -> None:
-        super()._make()
+    def _create(self) -> None:
+        super()._create()
         self.bytes = 0
         self._lock = Lock()
         self._free: dict[int, list[int]] = {}
         self.layouts: dict[int, tuple[Any, ...]] = {}
-        """Storage bytes, first element, shape and stride of the tensor in each slot."""
+        """Storage bytes, offset, shape and strides of the tensor in each slot, by file offset."""
 
     def write(self, memory: memoryview) -> int:
-        """Write a page into a free slot, and return where that is when the medium has it."""
+        """Write a page into a free slot; return its file offset when it is on the medium."""
         if self.process != os.getpid():
-            self._make()
+            self._create()
         size = round_up(len(memory), ALIGNMENT_BYTES)
         slots = self._free.setdefault(size, [])
         with (
@@ -56,42 +56,42 @@ class SlotFile(ScratchFile):
                 slots.append(self.bytes)
                 self.bytes += size
             offset = slots.pop()
-        self._write(offset, memory, "a page")
+        self._write_page(offset, memory, "a page")
         return offset
 
     def check(self) -> None:
-        """Raise `PageError` in a process that was forked since a page was written."""
+        """Raise `PageError` in a process that was forked after a page was written."""
         if self.process != os.getpid():
             raise PageError(
-                f"{self.path}: a step that began before this process was forked ends only in the "
-                "process that began it"
+                f"{self.path}: a step that began before this process was forked can be completed "
+                "only by the process that began it"
             )
 
     def read(self, offset: int, memory: memoryview) -> None:
-        """Read a page, and check that it is what was written."""
-        self._read(offset, memory, "a page")
+        """Read a page into `memory`, and check that it is unchanged."""
+        self._read_page(offset, memory, "a page")
 
-    def give_back(self, offset: int, size_bytes: int, process: int) -> None:
-        """Let a slot be written again, in the process that wrote it."""
+    def free_slot(self, offset: int, size_bytes: int, process: int) -> None:
+        """Make a slot free if this process wrote it."""
         if process == self.process:
             self._free[round_up(size_bytes, ALIGNMENT_BYTES)].append(offset)
 
 
 def page_out(tensor: torch.Tensor, number: int) -> torch.Tensor:
-    """Write the storage of a tensor to a file, and return the token of its slot."""
+    """Write the storage of a tensor to file `number`; return the token of its slot."""
     file, size = _FILES[number], tensor.untyped_storage().nbytes()
     offset = file.write(bytes_of(tensor.untyped_storage()))
     file.layouts[offset] = (size, tensor.storage_offset(), tensor.shape, tensor.stride())
     token = torch.tensor([offset], device="cpu")
-    finish = weakref.finalize(token.untyped_storage(), file.give_back, offset, size, file.process)
+    finish = weakref.finalize(token.untyped_storage(), file.free_slot, offset, size, file.process)
     finish.atexit = False
     return token
 
 
 def page_in(token: torch.Tensor, dtype: torch.dtype, number: int) -> torch.Tensor:
-    """Read a page into new memory, and return the tensor in it, as it lay.
+    """Read the tensor in the token's slot into new memory, with its original strides.
 
-    Kernels do not always make what PyTorch predicts.
+    These may differ from those that PyTorch predicts, because kernels choose them.
     """
     file, offset = _FILES[number], int(token)
     file.check()

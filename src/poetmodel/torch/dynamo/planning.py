@@ -1,4 +1,4 @@
-"""The joint graph as a training graph, its schedule within a budget, and what is told of it."""
+"""The joint graph as a training graph, its schedule within a budget, and records of plans."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import missing_unit_hint, refusal
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
-from poetmodel.torch.compile_cache import Schedules, is_settled
-from poetmodel.torch.compiled import of_solve
+from poetmodel.torch.compile_cache import CachedSchedules, is_final_result
+from poetmodel.torch.compiled import solve_progress_callback
 from poetmodel.torch.dynamo.costs import CALL_S, machine_rates, this_machine
-from poetmodel.torch.dynamo.joint_graph import sizes_of
+from poetmodel.torch.dynamo.joint_graph import storage_sizes
 from poetmodel.torch.dynamo.regions import Region, regions_of, solve_within
 from poetmodel.units import MAX_BYTES, format_bytes, format_seconds
 
@@ -41,45 +41,45 @@ if TYPE_CHECKING:
     from poetmodel.torch.runtime.profiling import Paging
 
 TOKEN_BYTES: Final = 8
-"""RAM of the token for each page that is out [B]."""
+"""RAM of the token of each page on storage [B]."""
 _SOME_BYTES: Final = 2**40
-"""What a percentage is of where a budget is only read [B]."""
+"""Reference of a percentage when a budget is only validated [B]."""
 _PERCENT: Final = 100
-"""Up to here a number without a unit is probably meant in percent."""
-LEAST_S: Final = 1.0
-"""Time to solve a graph even if that of the call is over [s]."""
+"""Up to here a number without a unit is probably a percentage."""
+MIN_SOLVE_S: Final = 1.0
+"""Time to solve a graph even if the call's time limit has passed [s]."""
 REFUSING_S: Final = 1.0
-"""Processor time to find the least budget where one is refused [s]."""
+"""CPU time to find the smallest sufficient budget when a budget is refused [s]."""
 REFUSING_NODE_S: Final = 1e-4
-"""The same for each node, beside that [s]."""
+"""Additional CPU time per node [s]."""
 REFUSING_WALL_RATIO: Final = 30.0
-"""Longest wall time of that, over its processor time, on a busy machine."""
+"""Maximum wall-clock time of that over its CPU time, on a busy machine."""
 FIRST_TIME_RATIO: Final = 0.15
-"""Share of the time limit, in processor time, after which a search without a schedule ends."""
+"""Fraction of the time limit, in CPU time, after which a search without a schedule ends."""
 EAGER_PEAK: Final = "eager"
-"""The budget that is what the model takes by itself."""
-_ZEROS: Final = " (loss_only=True leaves out those of all but the loss)"
-LOSS_OUTSIDE: Final = "what the loss takes between forward and backward pass not counted"
-"""What is said where no result that needs a gradient is a number."""
+"""The budget that is the peak of the model itself."""
+_ZEROS: Final = " (loss_only=True omits those of all results but the loss)"
+LOSS_OUTSIDE: Final = "memory of the loss between forward and backward pass not counted"
+"""Text if no result that needs a gradient is a scalar."""
 MEASURED: Final = "measured"
-"""The costs that are measured on this host, in place of estimates."""
+"""Costs that are measured on this host instead of estimated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRecord:
-    """How one captured graph keeps its budget. All bytes are those of PyTorch's allocator."""
+    """The plan of one captured graph in numbers. All bytes are those of PyTorch's allocator."""
 
     name: str
-    """Its number, its function, and the shapes of inputs."""
+    """Number of the graph, its function, and the shapes of inputs."""
     ram_budget_bytes: int
     predicted_peak_bytes: int
-    """The highest total of what the graph allocates: at most the budget [B]."""
+    """Peak of the graph's allocations: at most the budget [B]."""
     keep_all_bytes: int
     """The same with every activation kept [B]."""
     status: str
     gap: float | None
     overhead: float
-    """Time over that of one pass, as a fraction."""
+    """Time over that of a single pass minus 1."""
     recomputed: int
     paged_out: int
     paged_in: int
@@ -88,21 +88,21 @@ class PlanRecord:
     """Parameters, buffers and inputs, which the budget does not count [B]."""
     device: str
     eager_bytes: int | None
-    """The peak with the model's own checkpoints [B]; None where it has none."""
+    """The peak with the model's own checkpoints [B]; None if it has none."""
     is_predicted: bool
-    """Whether sizes are PyTorch's predictions and workspaces are not counted: nothing was run."""
+    """Whether no graph was executed: sizes are predictions, and workspaces are not counted."""
     outside_bytes: int | None = None
-    """What of the budget is for what lives between the forward and the backward pass [B]; None
-    where nothing is."""
+    """Part of the budget for memory between forward and backward outside of the function [B]; None
+    if there is none."""
     regions: tuple[str, ...] = ()
-    """What regions have in RAM when the backward pass begins, and their budgets."""
+    """Bytes of each region in RAM when the backward pass begins, and its budget, as text."""
     added_bytes: int = 0
     """Gradients that the backward pass adds to ``.grad``, which the budget does not count [B]."""
     is_loss_missing: bool = False
-    """Whether results need gradients, none of them is a number, and nothing is known outside."""
+    """Whether results need gradients, none of them is a scalar, and no outside memory is known."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return all fields as plain values for JSON."""
         return asdict(self) | {"regions": list(self.regions)}
 
     def __str__(self) -> str:
@@ -138,19 +138,19 @@ class PassPeaks(NamedTuple):
     held_bytes: int = 0
     """Saved tensors and results between both passes."""
     saved_bytes: int = 0
-    """Saved tensors that are no results."""
+    """Saved tensors that are not results."""
     backward_bytes: int = 0
-    """With results and gradients; 0 without a backward pass."""
+    """Peak of the backward pass, with results and gradients; 0 without a backward pass."""
     retained_bytes: int | None = None
-    """Of a backward pass with ``retain_graph=True``, where saved tensors stay; None if only the
-    upper bound is known: `backward_bytes` and all saved tensors."""
+    """Peak of a backward pass with ``retain_graph=True``, which retains saved tensors. None if only
+    an upper bound is known: `backward_bytes` and all saved tensors."""
     copied_bytes: int = 0
     """Gradients that autograd copies after the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPlan:
-    """A plan of a captured graph."""
+    """A plan of a captured graph with its checks and peaks."""
 
     record: PlanRecord
     result: SolveResult
@@ -158,7 +158,7 @@ class GraphPlan:
     check: PlanCheck
     peaks: PassPeaks
     forward_outputs: int
-    """Outputs of the forward pass that are results; the others are saved tensors."""
+    """Number of results among the outputs of the forward pass; the rest are saved tensors."""
     turn: int | None = None
     """Node of the plan's graph between both passes; None without one."""
 
@@ -170,7 +170,7 @@ class GraphPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendOptions:
-    """Request of a back end; `poetmodel.torch.backend` describes each field."""
+    """Options of a back end; `poetmodel.torch.backend` describes each field."""
 
     ram: str | int
     device: Device | None
@@ -187,12 +187,12 @@ class BackendOptions:
 
     @property
     def budget(self) -> Budget | None:
-        """The budget as stated; None for the peak of the model by itself, ``eager``."""
+        """The budget as stated; None for ``eager``, the peak of the model itself."""
         return None if self.ram == EAGER_PEAK else Budget.parse(self.ram)
 
     @property
-    def share_of_whole(self) -> float | None:
-        """The budget as a fraction of what is taken with everything kept; None for bytes."""
+    def keep_all_fraction(self) -> float | None:
+        """The budget as a fraction of the peak with everything kept; None for bytes."""
         if self.budget is None:
             return 1.0
         return None if self.budget.share is None else float(self.budget.share)
@@ -205,10 +205,11 @@ class BackendOptions:
     def budget_bytes(
         self, joint: JointGraph, keep_all_bytes: int, eager_bytes: int | None, call: FirstCall
     ) -> int:
-        """Return the budget of a graph with these peaks: everything kept, and by itself [B].
+        """Return the budget of a graph, from its peaks with everything kept and by itself [B].
 
-        A percentage is of the first shape of a function: the RAM of a host does not depend on its
-        inputs. Where everything was kept, it still is; without gradients nothing is.
+        A percentage refers to the first shape of a function, because the host's RAM does not depend
+        on inputs. A budget of 100 % keeps everything for each shape. Without gradients nothing is
+        kept, and the budget is the peak.
         """
         budget = self.budget
         if budget is None:
@@ -221,12 +222,12 @@ class BackendOptions:
 
 
 class Outside(NamedTuple):
-    """What lives between the forward and the backward pass of a function, beside its results."""
+    """Memory between the forward and the backward pass of a function, besides its results."""
 
     peak_bytes: int = 0
-    """At most [B]."""
+    """Peak [B]."""
     rest_bytes: int = 0
-    """What of it stays for the backward pass, but for the gradients that come in [B]."""
+    """Part that remains for the backward pass, without the tangents [B]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,39 +237,39 @@ class FirstCall:
     function: Hashable
     """Identifies the function among those of a back end."""
     title: str = ""
-    """What the names of its graphs end with."""
+    """Suffix of the names of its graphs."""
     first_bytes: dict[Hashable, int]
     """The keep-all peak of the first shape of each function [B]."""
     until_s: float
-    """When the time for all graphs of the call is over, on the monotonic clock [s]."""
+    """Time limit of all graphs of the call, on the monotonic clock [s]."""
     outside: Outside
-    """What lives beside the function."""
+    """Memory between both passes outside of the function."""
     is_sharded: bool = False
     """Whether FSDP2 shards the parameters of its module."""
-    tell: Callable[[str], None] = lambda _: None
-    """Takes the stage that begins."""
+    show_stage: Callable[[str], None] = lambda _: None
+    """Called with the description of each stage when it begins."""
     is_several: bool = False
-    """Whether calls of other graphs, or more of this one, are expected to wait beside the call."""
+    """Whether other calls are expected to wait for their backward pass beside this one."""
     planned: GraphPlan | None = None
-    """The plan that is carried out; by default one is solved for."""
+    """The plan to use; by default a plan is solved for."""
     wrapped_bytes: int = 0
-    """What DDP or FSDP2 has beside the function [B]."""
+    """Bytes of DDP or FSDP2 beside the function [B]."""
     share: Callable[[str, Callable[[], Any]], Any] = lambda _, make: make()
-    """Takes the form of a graph and what solves it, and returns the answer for all processes."""
+    """Called with a key and a function; returns the function's result in the first process."""
     gather: Callable[[str, Any], list[Any]] = lambda _, value: [value]
-    """Takes the form of a graph and a value, and returns the values of all processes."""
+    """Called with a key and a value; returns the values of all processes."""
     rates: tuple[float, float] | None = None
-    """Rates of the slowest machine of all processes, as `machine_rates` has them."""
-    least_ram: dict[str, SolveResult] = field(default_factory=dict)
-    """Solves for the least RAM in this call, by the digest of the graph."""
+    """Rates from `machine_rates`, those of the slowest machine of all processes."""
+    min_ram: dict[str, SolveResult] = field(default_factory=dict)
+    """Results of `find_min_ram` in this call, by the digest of the graph."""
 
-    def left_s(self, least_s: float = LEAST_S) -> float:
-        """Return the time that is left [s], or the least that helps."""
-        return max(least_s, self.until_s - monotonic())
+    def left_s(self, min_s: float = MIN_SOLVE_S) -> float:
+        """Return the remaining time, at least `min_s` [s]."""
+        return max(min_s, self.until_s - monotonic())
 
 
 def check_budget(ram: object) -> None:
-    """Raise `BudgetError` unless it is a budget, and says its unit where it is that small."""
+    """Raise `BudgetError` unless `ram` is a valid budget; one of few bytes needs a unit."""
     if ram == EAGER_PEAK:
         return
     size = Budget.parse(ram).resolve(_SOME_BYTES)  # type: ignore[arg-type]
@@ -281,31 +282,31 @@ def check_budget(ram: object) -> None:
 def plan(
     joint: JointGraph,
     profiles: Sequence[OpProfile],
-    wanted: BackendOptions,
+    settings: BackendOptions,
     *,
     name: str,
     call: FirstCall,
     reserved_bytes: int = 0,
     is_predicted: bool = False,
 ) -> GraphPlan:
-    """Plan a graph, whose operations have these profiles, within its budget less what is reserved.
+    """Plan a graph with the profiles of its operations, within its budget less `reserved_bytes`.
 
     Raises
     ------
     BudgetError
-        If the budget is too small: says the least that is known to do.
+        If the budget is too small; the message has the smallest known sufficient budget.
     """
     graph_problem = GraphProblem.of(
         joint,
         profiles,
-        wanted,
+        settings,
         name=name,
         call=call,
         reserved_bytes=reserved_bytes,
         is_predicted=is_predicted,
     )
     whole_bytes, own_bytes = graph_problem.keep_all_bytes, graph_problem.eager_bytes
-    budget_bytes = wanted.budget_bytes(
+    budget_bytes = settings.budget_bytes(
         joint,
         whole_bytes + call.wrapped_bytes,
         None if own_bytes is None else own_bytes + call.wrapped_bytes,
@@ -315,34 +316,37 @@ def plan(
     usable_bytes = max(1, budget_bytes - beside_bytes)
     problem = graph_problem.problem(usable_bytes)
     graph = problem.graph
-    regions = regions_of(joint, graph, wanted.regions)
+    regions = regions_of(joint, graph, settings.regions)
     result = None
     if floor(graph).bytes <= usable_bytes:
-        result = _solved(problem, wanted, call, regions)
+        result = _shared_solve(problem, settings, call, regions)
     if result is not None and result.schedule is None and regions:
-        raise BudgetError(_regions_missed(regions, name, budget_bytes, result.status))
+        raise BudgetError(_regions_refusal(regions, name, budget_bytes, result.status))
     if result is None or result.schedule is None:
-        late = set(joint.held) - joint.handed_early
+        late = set(joint.final_results) - joint.forward_results
         gradients_bytes = sum(joint.storages[number].bytes for number in late)
-        parts = {"gradients that are handed over": gradients_bytes, **graph_problem.beside}
-        told = ", ".join(f"{size:,} B {what}" for what, size in parts.items() if size)
+        items = {"returned gradients": gradients_bytes, **graph_problem.beside}
+        listed = ", ".join(f"{size:,} B {item}" for item, size in items.items() if size)
         is_proved = result is None or result.status == Status.INFEASIBLE
-        text = _too_little(
-            problem, wanted, call, name, budget_bytes, beside_bytes, is_proved=is_proved
+        text = _budget_refusal(
+            problem, settings, call, name, budget_bytes, beside_bytes, is_proved=is_proved
         )
-        text += f"; at its end there are {told}" if told else ""
+        text += f"; at its end there are {listed}" if listed else ""
         if call.outside.peak_bytes:
-            text += f"; between both passes {call.outside.peak_bytes:,} B are for what is outside"
+            text += (
+                f"; between both passes {call.outside.peak_bytes:,} B are for memory outside of "
+                "the function"
+            )
         raise BudgetError(text)
-    return graph_problem.planned(problem, result, regions, budget_bytes=budget_bytes)
+    return graph_problem.make_plan(problem, result, regions, budget_bytes=budget_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphProblem:
-    """A captured graph with sizes and costs, ready to be planned within budgets."""
+    """A captured graph with sizes and costs, which can be planned within several budgets."""
 
     joint: JointGraph
-    wanted: BackendOptions
+    settings: BackendOptions
     name: str
     call: FirstCall
     graph: Graph
@@ -350,13 +354,13 @@ class GraphProblem:
     times_s: tuple[float, ...]
     """Measured times of its operations [s]."""
     beside: Mapping[str, int]
-    """What the backward pass has beside the plan, in words [B]."""
+    """Memory of the backward pass beside the plan, by name [B]."""
     forward_beside_bytes: int
-    """The same of the forward pass [B]."""
+    """Memory of the forward pass beside the plan [B]."""
     keep_all_bytes: int
-    """Peak with everything kept, without what DDP and FSDP2 have [B]."""
+    """Peak with everything kept, without DDP and FSDP2 [B]."""
     eager_bytes: int | None
-    """Peak with the checkpoints of the model [B]; None where it has none."""
+    """Peak with the model's own checkpoints [B]; None if it has none."""
     is_predicted: bool
 
     @classmethod
@@ -364,38 +368,38 @@ class GraphProblem:
         cls,
         joint: JointGraph,
         profiles: Sequence[OpProfile],
-        wanted: BackendOptions,
+        settings: BackendOptions,
         *,
         name: str,
         call: FirstCall,
         reserved_bytes: int = 0,
         is_predicted: bool = False,
     ) -> GraphProblem:
-        """Return the problem of a graph; sets the sizes of the graph to those of the profiles."""
+        """Return the problem of a graph; sets the graph's profiles and sizes to `profiles`."""
         joint.apply(profiles)
         joint.outside_bytes = call.outside.peak_bytes
         graph = joint.training_graph()
-        # Autograd has the gradients of results for the whole backward pass, the caller the results.
+        # In the backward pass autograd holds the gradients of results, and the caller the results.
         beside = {
-            "results": sum(joint.storages[number].bytes for number in joint.handed_early),
+            "results": sum(joint.storages[number].bytes for number in joint.forward_results),
             f"their gradients{_ZEROS if joint.has_zeros else ''}": joint.tangents_bytes,
-            "copies of what is overwritten": _copies_bytes(joint),
-            "what stays outside": call.outside.rest_bytes,
-            "tokens of pages": 0 if wanted.paging is None else TOKEN_BYTES * len(graph.tensors),
+            "copies of overwritten arguments": _copies_bytes(joint),
+            "memory outside of the function": call.outside.rest_bytes,
+            "tokens of pages": 0 if settings.paging is None else TOKEN_BYTES * len(graph.tensors),
         }
         keep_all_bytes = checkpoint_all_peak_bytes(graph) + sum(beside.values())
         eager_bytes = joint.own_peak_bytes(graph)
         if eager_bytes is not None:
             eager_bytes += sum(beside.values())
-        beside["what Inductor takes"] = reserved_bytes
-        early = ("results", "copies of what is overwritten", "tokens of pages")
+        beside["memory of Inductor"] = reserved_bytes
+        early = ("results", "copies of overwritten arguments", "tokens of pages")
         return cls(
             joint=joint,
-            wanted=wanted,
+            settings=settings,
             name=name,
             call=call,
             graph=graph,
-            device=wanted.device or this_machine(call.rates or machine_rates(wanted.cache)),
+            device=settings.device or this_machine(call.rates or machine_rates(settings.cache)),
             times_s=tuple(profile.time_s for profile in profiles),
             beside=beside,
             forward_beside_bytes=sum(beside[key] for key in early) + reserved_bytes,
@@ -406,43 +410,43 @@ class GraphProblem:
 
     @property
     def beside_bytes(self) -> int:
-        """What the backward pass has beside the plan [B]."""
+        """Memory of the backward pass beside the plan [B]."""
         return sum(self.beside.values())
 
     @property
     def turn(self) -> int:
-        """Number of the node between both passes, in graphs that have one."""
+        """Index of the node between both passes, in graphs that have one."""
         return sum(operation.phase is Phase.FORWARD for operation in self.joint.operations)
 
     def problem(self, usable_bytes: int, *, saved_bytes: int | None = None) -> Problem:
-        """Return the problem of a schedule within a budget for what is planned.
+        """Return the problem of scheduling the graph within a budget.
 
         Parameters
         ----------
         usable_bytes : int
             RAM for the operations of the graph [B].
         saved_bytes : int, optional
-            Most that is in RAM between both passes [B]: a node without results is there then,
-            which takes the rest of the RAM.
+            Upper bound on the RAM between both passes [B]. The graph then has a node without
+            outputs there, whose workspace is the rest of the RAM.
         """
         graph, times_s = self.graph, list(self.times_s)
         if saved_bytes is not None:
             self.joint.outside_bytes = self.call.outside.peak_bytes
             graph = self.joint.training_graph(turn_bytes=max(0, usable_bytes - saved_bytes))
             times_s.insert(self.turn, 0.0)
-        costs = _costs(graph, self.wanted, self.device, times_s)
-        paging = self.wanted.paging is not None
+        costs = _costs(graph, self.settings, self.device, times_s)
+        paging = self.settings.paging is not None
         return Problem(graph, costs, ram=usable_bytes, paging=paging, minimize="time")
 
-    def within(self, peak_bytes: int, saved_bytes: int) -> GraphPlan | None:
+    def plan_within(self, peak_bytes: int, saved_bytes: int) -> GraphPlan | None:
         """Return a plan within two limits; None if none was found in time.
 
         Parameters
         ----------
         peak_bytes : int
-            Most RAM of each pass, with what it has beside the plan [B].
+            Upper bound on the RAM of each pass, including memory beside the plan [B].
         saved_bytes : int
-            Most RAM of tensors that are saved for the backward pass, without results [B].
+            Upper bound on the tensors saved for the backward pass, without results [B].
         """
         usable_bytes = peak_bytes - self.beside_bytes
         if usable_bytes <= 0:
@@ -450,20 +454,20 @@ class GraphProblem:
         problem = self.problem(usable_bytes, saved_bytes=saved_bytes)
         if floor(problem.graph).bytes > usable_bytes:
             return None
-        regions = regions_of(self.joint, problem.graph, self.wanted.regions)
-        result = _solved(problem, self.wanted, self.call, regions)
+        regions = regions_of(self.joint, problem.graph, self.settings.regions)
+        result = _shared_solve(problem, self.settings, self.call, regions)
         if result.schedule is None:
             return None
-        return self.planned(problem, result, regions, budget_bytes=peak_bytes, turn=self.turn)
+        return self.make_plan(problem, result, regions, budget_bytes=peak_bytes, turn=self.turn)
 
-    def refusal_of_whole(self, budget_bytes: int) -> BudgetError:
-        """Return the error for a budget that holds every tensor, but in which no plan was found."""
-        regions = regions_of(self.joint, self.graph, self.wanted.regions)
+    def keep_all_refusal(self, budget_bytes: int) -> BudgetError:
+        """Return the error for a budget that fits every tensor, but for which no plan was found."""
+        regions = regions_of(self.joint, self.graph, self.settings.regions)
         if regions:
-            return BudgetError(_regions_missed(regions, self.name, budget_bytes))
+            return BudgetError(_regions_refusal(regions, self.name, budget_bytes))
         return BudgetError(refusal(self.name, budget_bytes, enough_bytes=None, is_proved=False))
 
-    def planned(
+    def make_plan(
         self,
         problem: Problem,
         result: SolveResult,
@@ -472,7 +476,7 @@ class GraphProblem:
         budget_bytes: int,
         turn: int | None = None,
     ) -> GraphPlan:
-        """Return the plan of a schedule, which an independent check has simulated."""
+        """Return the plan of a schedule, simulated by the independent checker, with its record."""
         graph, schedule = problem.graph, result.require_schedule()
         plan, check = checked_plan(
             graph,
@@ -505,7 +509,7 @@ class GraphProblem:
             eager_bytes=self.eager_bytes,
             is_predicted=self.is_predicted,
             outside_bytes=outside.peak_bytes if any(outside) else None,
-            regions=tuple(part.check(graph, schedule) for part in regions),
+            regions=tuple(region.check(graph, schedule) for region in regions),
             added_bytes=self.joint.added_bytes,
             is_loss_missing=self.joint.has_loss_outside and not any(outside),
         )
@@ -522,7 +526,7 @@ class GraphProblem:
     def _pass_peaks(
         self, graph: Graph, plan: Plan, check: PlanCheck, turn: int | None
     ) -> PassPeaks:
-        """Return the peaks of both passes of a plan, with what is beside it."""
+        """Return the peaks of both passes of a plan, including memory beside the plan."""
         high = [moment.high_bytes for moment in check.moments]
         count = self.turn
         begin = next(
@@ -545,7 +549,7 @@ class GraphProblem:
                 continue
             if k >= first:
                 retained_bytes = max(retained_bytes, high[k] + freed_bytes)
-            if op == Op.FREE and index in saved:  # autograd keeps this copy
+            if op == Op.FREE and index in saved:  # autograd holds this copy
                 saved.remove(index)
                 freed_bytes += graph.tensor_bytes[index]
         return PassPeaks(
@@ -558,49 +562,50 @@ class GraphProblem:
         )
 
 
-def _solved(
-    problem: Problem, wanted: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
+def _shared_solve(
+    problem: Problem, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
-    """Return the schedule that one process found for all: the known one where it will do."""
+    """Solve a problem in the first process; return its result in all processes."""
     result: SolveResult = call.share(
-        problem.graph.sha256, lambda: _solved_here(problem, wanted, call, regions)
+        problem.graph.sha256, lambda: _solve(problem, settings, call, regions)
     )
     return result
 
 
-def _solved_here(
-    problem: Problem, wanted: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
+def _solve(
+    problem: Problem, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
-    """Return the known schedule of a problem if it is good enough, else solve.
+    """Return the cached result of a problem if it is good enough, else solve and cache it.
 
-    If the first part of the time brings no schedule, the solve ends, unless the schedule of the
-    least RAM fits.
+    If the first fraction of the time finds no schedule, the solve ends, unless the schedule with
+    the smallest RAM fits.
     """
-    schedules = Schedules(wanted.cache)
-    known = None if regions else schedules.result(problem, gap=wanted.gap)
-    if known is not None and is_settled(known, within_s=wanted.time_limit):
+    schedules = CachedSchedules(settings.cache)
+    known = None if regions else schedules.result(problem, gap=settings.gap)
+    if known is not None and is_final_result(known, time_limit_s=settings.time_limit):
         return known
-    shown = of_solve(call.tell)
+    show_progress = solve_progress_callback(call.show_stage)
 
     def on_progress(progress: SolveProgress) -> bool | None:
-        shown(progress)
-        return None if wanted.on_progress is None else wanted.on_progress(progress)
+        show_progress(progress)
+        return None if settings.on_progress is None else settings.on_progress(progress)
 
-    call.tell("solving")
+    call.show_stage("solving")
     if regions:
         return solve_within(
             problem,
             regions,
-            gap=wanted.gap,
+            gap=settings.gap,
             time_limit=call.left_s(),
             on_progress=on_progress,
         )
 
     def run(limit_s: float, start: Schedule | None) -> SolveResult:
+        """Solve the problem with a time limit [s] and a start."""
         return solve(
             problem,
             time_limit=limit_s,
-            gap=wanted.gap,
+            gap=settings.gap,
             threads=1,
             start=start,
             on_progress=on_progress,
@@ -609,46 +614,49 @@ def _solved_here(
     start = None if known is None else known.schedule
     if start is None:
         with processor_clock(call.left_s()):
-            result = run(FIRST_TIME_RATIO * wanted.time_limit, None)
+            result = run(FIRST_TIME_RATIO * settings.time_limit, None)
         start, first_s = result.schedule, result.solve_s
         if start is None and result.termination == Termination.TIME_LIMIT:
-            least = _least_ram(problem, wanted, call)
-            if least.simulation and least.simulation.peak_ram_bytes <= problem.usable_ram_bytes:
-                start = least.schedule
+            smallest = _min_ram(problem, settings, call)
+            simulation = smallest.simulation
+            if simulation and simulation.peak_ram_bytes <= problem.usable_ram_bytes:
+                start = smallest.schedule
         if start is not None and result.termination == Termination.TIME_LIMIT:
             result = run(call.left_s(), start)
             result = replace(result, solve_s=first_s + result.solve_s)
     else:
         result = run(call.left_s(), start)
-    # Another call would not have more time for it.
-    result = replace(result, time_limit_s=wanted.time_limit)
-    schedules.keep(result)
+    # Another call would not have more time for the problem.
+    result = replace(result, time_limit_s=settings.time_limit)
+    schedules.store(result)
     return result
 
 
-def _regions_missed(
+def _regions_refusal(
     regions: tuple[Region, ...], name: str, budget_bytes: int, status: Status | None = None
 ) -> str:
-    """Return that no plan keeps budgets of regions; `status` is that of the solve, if known."""
-    told = ", ".join(f"{part.name} {format_bytes(part.limit_bytes)}" for part in regions)
-    why = {None: "", Status.INFEASIBLE: ", and nothing can"}.get(status, " in time")
+    """Return the message that no plan meets the budgets of regions; `status` is the solve's."""
+    budgets = ", ".join(f"{region.name} {format_bytes(region.limit_bytes)}" for region in regions)
+    reason = {None: "", Status.INFEASIBLE: ", and none exists"}.get(status, " in time")
     return (
-        f"regions: nothing was found for {name} that keeps {told} within "
-        f"{format_bytes(budget_bytes)}{why}: allow more"
+        f"regions: no plan was found for {name} that meets {budgets} within "
+        f"{format_bytes(budget_bytes)}{reason}: allow more"
     )
 
 
-def _costs(graph: Graph, wanted: BackendOptions, device: Device, times_s: Sequence[float]) -> Costs:
-    """Return the costs of a step: estimated, or from measured profiles of operations."""
+def _costs(
+    graph: Graph, settings: BackendOptions, device: Device, times_s: Sequence[float]
+) -> Costs:
+    """Return the costs of a graph: estimated, or from measured times of operations [s]."""
     estimated = Costs.estimate(graph, device).table(graph)
     compute_s = [CALL_S + time_s for time_s in estimated.compute_time_s]
-    if wanted.costs == MEASURED:
+    if settings.costs == MEASURED:
         compute_s = [*times_s, 0.0]
     page_in = page_out = None
-    if wanted.paging is not None:
+    if settings.paging is not None:
         page_in, page_out = (
-            [(way.time_s(size), way.time_s(size)) for size in graph.tensor_bytes]
-            for way in (wanted.paging.page_in, wanted.paging.page_out)
+            [(transfer.time_s(size), transfer.time_s(size)) for size in graph.tensor_bytes]
+            for transfer in (settings.paging.page_in, settings.paging.page_out)
         )
     return Costs.from_arrays(
         graph,
@@ -660,33 +668,34 @@ def _costs(graph: Graph, wanted: BackendOptions, device: Device, times_s: Sequen
 
 
 def _copies_bytes(joint: JointGraph) -> int:
-    """Return the bytes of copies of overwritten arguments that others read [B]."""
+    """Return the bytes of copies of overwritten arguments that operations read [B]."""
     read = {
         source
         for operation in joint.operations
         for source in operation.node.all_input_nodes
         if source in joint.mutated
     }
-    return sum(sizes_of(read).values())
+    return sum(storage_sizes(read).values())
 
 
 def _given_bytes(joint: JointGraph) -> int:
-    given = [node for node in joint.arguments if node not in joint.tangents]
-    return sum(sizes_of(given).values())
+    """Return the bytes of parameters, buffers and inputs [B]."""
+    arguments = [node for node in joint.arguments if node not in joint.tangents]
+    return sum(storage_sizes(arguments).values())
 
 
-def _least_ram(problem: Problem, wanted: BackendOptions, call: FirstCall) -> SolveResult:
-    """Search for a short time for the least budget of a problem, once in a call."""
-    found = call.least_ram.get(problem.graph.sha256)
+def _min_ram(problem: Problem, settings: BackendOptions, call: FirstCall) -> SolveResult:
+    """Return the result of `find_min_ram` for a problem, cached in the call by its graph."""
+    found = call.min_ram.get(problem.graph.sha256)
     if found is None:
-        call.tell("looking for the least budget")
-        found = least_ram(problem, wanted.gap)
-        call.least_ram[problem.graph.sha256] = found
+        call.show_stage("searching for the smallest budget")
+        found = find_min_ram(problem, settings.gap)
+        call.min_ram[problem.graph.sha256] = found
     return found
 
 
-def least_ram(problem: Problem, gap: float) -> SolveResult:
-    """Search for a short time for the least budget of a problem, whatever else the machine does."""
+def find_min_ram(problem: Problem, gap: float) -> SolveResult:
+    """Solve for the smallest RAM of a problem, within a short CPU time of its own."""
     limit_s = REFUSING_S + REFUSING_NODE_S * len(problem.graph.nodes)
     with processor_clock(REFUSING_WALL_RATIO * limit_s):
         return solve(
@@ -697,9 +706,9 @@ def least_ram(problem: Problem, gap: float) -> SolveResult:
         )
 
 
-def _too_little(
+def _budget_refusal(
     problem: Problem,
-    wanted: BackendOptions,
+    settings: BackendOptions,
     call: FirstCall,
     name: str,
     budget_bytes: int,
@@ -707,17 +716,17 @@ def _too_little(
     *,
     is_proved: bool,
 ) -> str:
-    """Return why a budget cannot be kept, with the least one that was found."""
-    least = _least_ram(problem, wanted, call)
-    is_proved = is_proved or (least.bound or 0.0) > problem.usable_ram_bytes
-    if least.simulation is None:
+    """Return the message that a budget is too small, with the smallest one that was found."""
+    smallest = _min_ram(problem, settings, call)
+    is_proved = is_proved or (smallest.bound or 0.0) > problem.usable_ram_bytes
+    if smallest.simulation is None:
         return refusal(name, budget_bytes, enough_bytes=None, is_proved=is_proved)
-    is_share = wanted.budget is not None and wanted.budget.share is not None
+    is_share = settings.budget is not None and settings.budget.share is not None
     return refusal(
         name,
         budget_bytes,
-        enough_bytes=least.simulation.peak_ram_bytes + beside_bytes,
-        needed_bytes=ceil(least.bound or 0.0) + beside_bytes,
+        enough_bytes=smallest.simulation.peak_ram_bytes + beside_bytes,
+        needed_bytes=ceil(smallest.bound or 0.0) + beside_bytes,
         whole_bytes=call.first_bytes.get(call.function) if is_share else None,
         is_proved=is_proved,
     )

@@ -1,4 +1,4 @@
-"""One plan for all processes of a group, by the measurements of all: the first one solves."""
+"""One plan for all processes of a group, by the measurements of all: the first process solves."""
 
 from __future__ import annotations
 
@@ -17,109 +17,111 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _WAIT_S: Final = 120.0
-"""How long a process waits for another beyond the time limit of a solve [s]."""
+"""Time that a process waits for another beyond the time limit of a solve [s]."""
 _BACKENDS: Final = count()
-"""Numbers of back ends, in the order in which they first shared something in this process."""
+"""Numbers of back ends, in the order in which they first share a value in this process."""
 
 
 class Ranks:
-    """Shares answers through the store of the default group; each process asks in one order.
+    """Exchanges values through the store of the default group; all processes call in one order.
 
     Parameters
     ----------
     time_limit_s : float
-        Longest time to solve [s].
+        Time limit of a solve [s].
     """
 
     def __init__(self, time_limit_s: float) -> None:
         self._wait = timedelta(seconds=time_limit_s + _WAIT_S)
         self._number: int | None = None
-        self._asked = count()
+        self._exchanges = count()
 
     def __reduce__(self) -> tuple[type[Ranks], tuple[float]]:
-        """Return how a copy is made: it has shared nothing."""
+        """Return the constructor of a copy, which has exchanged no values."""
         return Ranks, (self._wait.total_seconds() - _WAIT_S,)
 
-    def share(self, form: str, make: Callable[[], Any]) -> Any:
-        """Return what the first process makes; alone, what this one does.
+    def share(self, key: str, make: Callable[[], Any]) -> Any:
+        """Return the first process's result of `make`; without a group, the own.
 
         Parameters
         ----------
-        form : str
-            What is asked for. It must be the same in all processes.
+        key : str
+            Identifies the value. It must be equal in all processes.
         make : callable
-            Finds the answer, in the first process alone.
+            Computes the value; called in the first process only.
 
         Raises
         ------
         CaptureError
-            If another process asks for something else, such as a graph of another shape, or does
-            not ask in time.
+            If another process has another key, such as a graph of another shape, if it does not
+            call in time, or if `make` fails in the first process.
         """
         if _is_alone():
             return make()
-        store, base = self._meet(form, b"")
+        store, base = self._exchange(key, b"")
         if distributed.get_rank() == 0:
             try:
-                answer = make()
+                value = make()
             except PoetModelError as error:
                 store.set(f"{base}/answer", pickle.dumps((None, str(error))))
                 raise
-            store.set(f"{base}/answer", pickle.dumps((answer, None)))
-            return answer
+            store.set(f"{base}/answer", pickle.dumps((value, None)))
+            return value
         store.wait([f"{base}/answer"], self._wait)
-        answer, refusal = pickle.loads(store.get(f"{base}/answer"))  # noqa: S301 - of the same job
+        value, refusal = pickle.loads(store.get(f"{base}/answer"))  # noqa: S301 - of the same job
         if refusal is not None:
             raise CaptureError(refusal)
-        return answer
+        return value
 
-    def gather(self, form: str, value: Any) -> list[Any]:
-        """Return the values of all processes, by rank; alone, that of this one.
+    def gather(self, key: str, value: Any) -> list[Any]:
+        """Return the values of all processes, by rank; without a group, the own value.
 
         Parameters
         ----------
-        form : str
-            Identifies the value. It must be the same in all processes.
+        key : str
+            Identifies the value. It must be equal in all processes.
         value : object
-            Metric of this process, such as a measurement.
+            Value of this process, such as a measurement.
 
         Raises
         ------
         CaptureError
-            As `share` does.
+            As for `share`.
         """
         if _is_alone():
             return [value]
-        store, base = self._meet(form, pickle.dumps(value))
+        store, base = self._exchange(key, pickle.dumps(value))
         size = distributed.get_world_size()
-        parts = [store.get(f"{base}/{rank}").partition(b"\n")[2] for rank in range(size)]
-        return [pickle.loads(part) for part in parts]  # noqa: S301 - of the same job
+        values = [store.get(f"{base}/{rank}").partition(b"\n")[2] for rank in range(size)]
+        return [pickle.loads(content) for content in values]  # noqa: S301 - of the same job
 
-    def _meet(self, form: str, value: bytes) -> tuple[distributed.Store, str]:
-        """Wait for all processes to write their values; return the store, and the key of these."""
+    def _exchange(self, key: str, value: bytes) -> tuple[distributed.Store, str]:
+        """Write the own value, and wait for all processes; return the store, and the key prefix."""
         if self._number is None:
             self._number = next(_BACKENDS)
         rank, size = distributed.get_rank(), distributed.get_world_size()
         store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - no other way
-        base = f"poetmodel/{self._number}/{next(self._asked)}"
-        own = digest(form).encode()
+        base = f"poetmodel/{self._number}/{next(self._exchanges)}"
+        own = digest(key).encode()
         store.set(f"{base}/{rank}", own + b"\n" + value)
-        keys = [f"{base}/{other}" for other in range(size)]
-        for other, key in enumerate(keys):
+        store_keys = [f"{base}/{other}" for other in range(size)]
+        for other, store_key in enumerate(store_keys):
             try:
-                store.wait([key], self._wait)
+                store.wait([store_key], self._wait)
+
             except RuntimeError as error:
                 raise CaptureError(
-                    f"process {other} has not planned in {self._wait.total_seconds():.0f} s what "
-                    f"process {rank} plans now: give all processes batches of the same shapes, "
-                    "drop_last=True say, and let all of them compile the same calls"
+                    f"process {other} has not planned in {self._wait.total_seconds():.0f} s the "
+                    f"graph that process {rank} plans now: pass batches of equal shapes to all "
+                    "processes, for example with drop_last=True, and compile the same calls in all"
                 ) from error
-        different = [r for r, key in enumerate(keys) if store.get(key).partition(b"\n")[0] != own]
+        heads = [store.get(store_key).partition(b"\n")[0] for store_key in store_keys]
+        different = [other for other, head in enumerate(heads) if head != own]
         if different:
             others = ", ".join(map(str, different))
             raise CaptureError(
                 f"process {rank} plans another graph than process {others}: shapes of inputs, "
-                "models and versions must be the same in all processes; drop the last batch "
+                "models and versions must be equal in all processes; drop the last batch "
                 "if it is smaller (drop_last=True), and pad to one length"
             )
         return store, base

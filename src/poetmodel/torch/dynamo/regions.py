@@ -1,6 +1,6 @@
-"""Budgets of parts of a model: what they made that is in RAM when the backward pass begins.
+"""Budgets of regions of a model: bytes of their tensors in RAM when the backward pass begins.
 
-A budget is a row more of the problem, over what stays in RAM until that stage::
+A budget is an additional row of the problem, over the tensors that stay in RAM until that stage::
 
     sum(bytes[i] * S_RAM[b, i]) <= budget    i made in the region, b the first backward stage
 
@@ -46,42 +46,43 @@ if TYPE_CHECKING:
     from poetmodel.torch.dynamo.joint_graph import JointGraph
 
 _KEY: Final = "poetmodel.region "
-_SHOWN: Final = 8
-"""Modules that a refusal names."""
-_TRY_S: Final = 3.0
-"""Time to solve each problem that is tried for a schedule that keeps regions [s]."""
-_GAP: Final = 0.05
-"""Its gap."""
-_MOST_NODES: Final = 100
-"""Graphs up to so many nodes have a model with the rows of regions."""
+_MAX_NAMES: Final = 8
+"""Maximum number of modules in a refusal."""
+_TRIAL_S: Final = 3.0
+"""Time limit of each trial problem for a schedule that meets the budgets [s]."""
+_TRIAL_GAP: Final = 0.05
+"""MIP gap of a trial problem."""
+_MAX_NODES: Final = 100
+"""Graphs with at most this number of nodes get a model with the rows of regions."""
 _POLICY: Final = "MUST_RECOMPUTE"
-"""The region without room of what a policy of selective checkpointing forbids to save."""
+"""Name of the region of storages that a selective-checkpoint policy forbids to save."""
 _ROOT: Final = re.compile(r"^[LG]\['\w+'\]\.?")
-"""What Dynamo calls the model itself."""
+"""Dynamo's expression of the model itself."""
 
 
 def region(*, ram: str | int, name: str = "region") -> AbstractContextManager[Any]:
-    """Bound what the operations inside of a ``with`` block leave in RAM for the backward pass.
+    """Limit the bytes that operations in a ``with`` block leave in RAM for the backward pass.
 
     Parameters
     ----------
     ram : str or int
-        The most bytes made inside that are in RAM when the backward pass begins: bytes, ``2MiB``,
-        or a percentage of the same bytes when everything is kept.
+        Upper bound on bytes made inside that are in RAM when the backward pass begins: bytes,
+        ``2MiB``, or a percentage of the same bytes with everything kept.
     name : str
-        Blocks of one name and budget are one region. What a block inside makes counts in both.
+        Blocks with equal name and budget are one region. Tensors made in a nested block count in
+        both.
 
     Returns
     -------
     context manager
-        Use it in what `backend` compiles; elsewhere it does nothing.
+        Use it in code that `backend` compiles; elsewhere it has no effect.
     """
     block: AbstractContextManager[Any] = traceback.annotate({_KEY + name: (name, ram)})
     return block
 
 
-def region_faults(regions: Any) -> Iterator[str]:
-    """Yield what is wrong with budgets by names of modules."""
+def region_errors(regions: Any) -> Iterator[str]:
+    """Yield an error for each invalid budget of a module or pattern."""
     if not isinstance(regions, Mapping | None):
         yield f"regions: expected budgets by module, such as encoder.*, got {shown(regions)}"
         return
@@ -94,42 +95,45 @@ def region_faults(regions: Any) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
-    """A part of a model, by what it makes."""
+    """A part of a model with a budget, as the set of tensors that it makes."""
 
     name: str
     tensors: frozenset[int]
     limit_bytes: int
     stage: int
-    """The first backward stage."""
+    """First backward stage."""
 
-    def room_bytes(self, graph: Graph, held: Collection[int]) -> int:
-        """Return the room that is left where some tensors are in RAM; below 0: too much [B]."""
+    def slack_bytes(self, graph: Graph, held: Collection[int]) -> int:
+        """Return the budget less the region's tensors among `held`; negative if violated [B]."""
         used_bytes = sum(graph.tensor_bytes[i] for i in self.tensors.intersection(held))
         return self.limit_bytes - used_bytes
 
     def excess_bytes(self, graph: Graph, schedule: Schedule) -> int:
-        """Return what of it is too much in RAM when the backward pass begins [B]."""
-        return max(0, -self.room_bytes(graph, held_at(schedule, self.stage)))
+        """Return the bytes by which a schedule exceeds the budget; 0 if it does not [B]."""
+        return max(0, -self.slack_bytes(graph, tensors_at(schedule, self.stage)))
 
     def check(self, graph: Graph, schedule: Schedule) -> str:
-        """Return how a schedule keeps its budget, as a phrase; raise if it does not."""
-        used_bytes = self.limit_bytes - self.room_bytes(graph, held_at(schedule, self.stage))
-        told = f"{self.name} {format_bytes(used_bytes)} of {format_bytes(self.limit_bytes)}"
+        """Return the region's use of its budget as text; raise `VerificationError` if exceeded."""
+        used_bytes = self.limit_bytes - self.slack_bytes(graph, tensors_at(schedule, self.stage))
+        text = f"{self.name} {format_bytes(used_bytes)} of {format_bytes(self.limit_bytes)}"
         if used_bytes > self.limit_bytes:
-            raise VerificationError(f"region {told}")
-        return told
+            raise VerificationError(f"region {text}")
+        return text
 
 
 def regions_of(
-    joint: JointGraph, graph: Graph, wanted: Mapping[str, str | int] | None
+    joint: JointGraph, graph: Graph, settings: Mapping[str, str | int] | None
 ) -> tuple[Region, ...]:
-    """Return the regions of a graph: of modules, of ``with`` blocks, and of `_POLICY`."""
+    """Return the regions of a graph: modules, ``with`` blocks, and `_POLICY`.
+
+    Empty without a backward pass. Raises `InputError` if a region makes no tensor.
+    """
     phases = [operation.phase for operation in joint.operations]
     if joint.is_inference or Phase.BACKWARD not in phases:
         return ()
     stage = phases.index(Phase.BACKWARD)
     budgets: dict[tuple[str, str | int], set[int]] = {
-        (name, ram): set() for name, ram in (wanted or {}).items()
+        (name, ram): set() for name, ram in (settings or {}).items()
     }
     modules = set()
     for operation in joint.operations[:stage]:
@@ -143,30 +147,34 @@ def regions_of(
         for key, own in (meta.get("custom") or {}).items():
             if str(key).startswith(_KEY):
                 budgets.setdefault(tuple(own), set()).update(operation.storages)
-    missed = [name for (name, _), made in budgets.items() if not made]
-    if missed:
+    empty = [name for (name, _), made in budgets.items() if not made]
+    if empty:
         raise InputError(
-            f"regions: {shown(name)} is no module that makes something; there are "
-            f"{', '.join(sorted(filter(None, modules))[:_SHOWN])}"
-            for name in missed
+            f"regions: {shown(name)} is no module that makes a tensor; modules are "
+            f"{', '.join(sorted(filter(None, modules))[:_MAX_NAMES])}"
+            for name in empty
         )
     found = [
-        _region(graph, stage, name, ram, frozenset(made)) for (name, ram), made in budgets.items()
+        _make_region(graph, stage, name, ram, frozenset(made))
+        for (name, ram), made in budgets.items()
     ]
     if joint.must_recompute:
-        part = Region(name=_POLICY, tensors=joint.must_recompute, limit_bytes=0, stage=stage)
-        found.append(part)
+        forbidden = Region(name=_POLICY, tensors=joint.must_recompute, limit_bytes=0, stage=stage)
+        found.append(forbidden)
     return tuple(found)
 
 
-def _region(graph: Graph, stage: int, name: str, ram: str | int, tensors: frozenset[int]) -> Region:
+def _make_region(
+    graph: Graph, stage: int, name: str, ram: str | int, tensors: frozenset[int]
+) -> Region:
+    """Return a region; a percentage refers to its bytes in RAM at `stage` with everything kept."""
     kept = (i for i in tensors if max(graph.users_of[i], default=0) >= stage)
-    whole_bytes = sum(graph.tensor_bytes[i] for i in kept)
-    limit_bytes = Budget.parse(ram, field=f"region {name}").resolve(whole_bytes)
+    keep_all_bytes = sum(graph.tensor_bytes[i] for i in kept)
+    limit_bytes = Budget.parse(ram, field=f"region {name}").resolve(keep_all_bytes)
     return Region(name=name, tensors=tensors, limit_bytes=limit_bytes, stage=stage)
 
 
-def held_at(schedule: Schedule, stage: int) -> set[int]:
+def tensors_at(schedule: Schedule, stage: int) -> set[int]:
     """Return the tensors that are in RAM when a stage begins."""
     return {i for t, i in schedule.S_RAM if t == stage}
 
@@ -179,25 +187,25 @@ def solve_within(
     time_limit: float,
     on_progress: Callable[[SolveProgress], bool | None],
 ) -> SolveResult:
-    """Solve a problem with the rows of regions; without a schedule where none was found.
+    """Solve a problem with the rows of regions; the result lacks a schedule if none was found.
 
-    The bound without these rows holds with them, too. A small graph has a model with them.
+    The bound without these rows also holds with them. A small graph gets a model with them.
     """
-    end_s = monotonic() + time_limit
+    deadline_s = monotonic() + time_limit
     result = solve(problem, time_limit=time_limit / 3, gap=gap, on_progress=on_progress)
     first = result.schedule
-    if first is None or not any(part.excess_bytes(problem.graph, first) for part in regions):
+    if first is None or not any(region.excess_bytes(problem.graph, first) for region in regions):
         return result
     baseline = problem.objective.baseline
-    bound = max(result.proven_bound - baseline, _least(problem, regions))
-    found = accepted(problem, _recomputing(problem, regions, first))
+    bound = max(result.proven_bound - baseline, _min_cost(problem, regions))
+    found = accepted(problem, _recompute_excess(problem, regions, first))
     if found is None or not is_closed(problem, found.value, bound, gap):
-        found = better(found, _searched(problem, regions, first, end_s))
+        found = better(found, _search_with_less_ram(problem, regions, first, deadline_s))
     schedule = None if found is None else found.schedule
     is_open = found is None or not is_closed(problem, found.value, bound, gap)
-    if is_open and len(problem.graph.nodes) <= _MOST_NODES:
-        left_s = max(_TRY_S, end_s - monotonic())
-        proved = solve(_stated(problem, regions), time_limit=left_s, gap=gap, start=schedule)
+    if is_open and len(problem.graph.nodes) <= _MAX_NODES:
+        left_s = max(_TRIAL_S, deadline_s - monotonic())
+        proved = solve(_build_model(problem, regions), time_limit=left_s, gap=gap, start=schedule)
         if proved.schedule is not None:
             return replace(proved, objective_bound=max(proved.proven_bound, bound + baseline))
         if schedule is None:
@@ -214,28 +222,29 @@ def solve_within(
     return finish(problem, request, outcome, formulation=DEFAULT)
 
 
-def _least(problem: Problem, regions: Iterable[Region]) -> float:
-    """Return the least cost of what cannot all be in RAM when the backward pass begins.
+def _min_cost(problem: Problem, regions: Iterable[Region]) -> float:
+    """Return a lower bound on the cost of tensors beyond the budgets of regions.
 
-    What it reads of a region must be there, or be computed again or paged in: a fractional knapsack
-    of the bytes that are too many, for the region where that costs most.
+    The backward pass reads tensors of a region from RAM, or they are recomputed or paged in. For
+    each region the bound is a fractional knapsack over the excess bytes; the largest bound counts.
     """
-    return max(_least_of(problem, part) for part in regions)
+    return max(_min_cost_of(problem, region) for region in regions)
 
 
-def _least_of(problem: Problem, part: Region) -> float:
+def _min_cost_of(problem: Problem, region: Region) -> float:
+    """Return the bound of `_min_cost` for one region."""
     graph, costs = problem.graph, problem.objective.coefficients
-    ways: list[tuple[float, int]] = []
-    read = {i for i in part.tensors if max(graph.users_of[i], default=0) >= part.stage}
+    restorations: list[tuple[float, int]] = []
+    read = {i for i in region.tensors if max(graph.users_of[i], default=0) >= region.stage}
     for k in {graph.node_of[i] for i in read}:
         size = sum(graph.tensor_bytes[i] for i in read.intersection(graph.outputs_of[k]))
         cost = costs.compute[k] if graph.nodes[k].recomputable else inf
         if problem.paging:
             cost = min(cost, *(costs.page_in[i] for i in read.intersection(graph.outputs_of[k])))
         if size:
-            ways.append((cost / size, size))
-    left_bytes, total = sum(size for _, size in ways) - part.limit_bytes, 0.0
-    for rate, size in sorted(ways):
+            restorations.append((cost / size, size))
+    left_bytes, total = sum(size for _, size in restorations) - region.limit_bytes, 0.0
+    for rate, size in sorted(restorations):
         if left_bytes <= 0 or rate == inf:
             break
         total += rate * min(size, left_bytes)
@@ -243,17 +252,19 @@ def _least_of(problem: Problem, part: Region) -> float:
     return total
 
 
-def _recomputing(problem: Problem, regions: tuple[Region, ...], first: Schedule) -> Schedule | None:
-    """Return a schedule that keeps less for the backward pass, and computes the rest once again.
+def _recompute_excess(
+    problem: Problem, regions: tuple[Region, ...], first: Schedule
+) -> Schedule | None:
+    """Return a schedule that recomputes tensors until all regions fit; None if it is impossible.
 
-    Of what regions have too much goes, one after the other, what costs least for its bytes,
-    together with all that it is computed from and that is not there.
+    Of the regions with excess bytes the tensor with the lowest cost per byte is evicted, one after
+    the other. Its cost includes the recomputation of all its missing inputs.
     """
     graph, costs = problem.graph, problem.objective.coefficients.compute
-    saved = held_at(first, regions[0].stage)
+    saved = tensors_at(first, regions[0].stage)
 
-    def again(i: int) -> set[int]:
-        """Return the nodes that are computed again for a tensor that is not saved."""
+    def recomputed_nodes(i: int) -> set[int]:
+        """Return the nodes to recompute for a tensor that is not saved."""
         nodes, pending = set[int](), [i]
         while pending:
             k = graph.node_of[pending.pop()]
@@ -262,64 +273,64 @@ def _recomputing(problem: Problem, regions: tuple[Region, ...], first: Schedule)
                 pending += (j for j in graph.inputs_of[k] if j not in saved)
         return nodes
 
-    computed, gone = set[int](), list[int]()
-    while over := [part for part in regions if part.room_bytes(graph, saved) < 0]:
-        ways: list[tuple[float, int, set[int]]] = []
-        for i in {i for part in over for i in part.tensors & saved if graph.tensor_bytes[i]}:
-            nodes = again(i) - computed
+    computed, evicted = set[int](), list[int]()
+    while over := [region for region in regions if region.slack_bytes(graph, saved) < 0]:
+        candidates: list[tuple[float, int, set[int]]] = []
+        for i in {i for region in over for i in region.tensors & saved if graph.tensor_bytes[i]}:
+            nodes = recomputed_nodes(i) - computed
             if all(graph.nodes[k].recomputable for k in nodes):
                 rate = sum(costs[k] for k in nodes) / graph.tensor_bytes[i]
-                ways.append((rate, i, nodes))
-        if not ways:
+                candidates.append((rate, i, nodes))
+        if not candidates:
             return None
-        _, cheapest, nodes = min(ways, key=itemgetter(0, 1))
+        _, cheapest, nodes = min(candidates, key=itemgetter(0, 1))
         saved.remove(cheapest)
-        gone.append(cheapest)
+        evicted.append(cheapest)
         computed |= nodes
-    for i in reversed(gone):  # the last one was larger, maybe, than what was too much
-        if all(part.room_bytes(graph, saved | {i}) >= 0 for part in regions):
+    for i in reversed(evicted):  # the last tensor may be larger than the excess
+        if all(region.slack_bytes(graph, saved | {i}) >= 0 for region in regions):
             saved.add(i)
     return recompute_once(graph, saved)
 
 
-def _searched(
-    problem: Problem, regions: tuple[Region, ...], first: Schedule, end_s: float
+def _search_with_less_ram(
+    problem: Problem, regions: tuple[Region, ...], first: Schedule, deadline_s: float
 ) -> Candidate | None:
-    """Return a schedule that keeps regions, if one is found in time.
+    """Return a schedule that meets the budgets of regions; None if none is found in time.
 
-    Each problem that is tried has less RAM where they count, by what they had too much before.
+    Each trial problem has less RAM at the first backward stage, by the excess of the last schedule.
     """
     graph, stage = problem.graph, regions[0].stage
     found: Schedule | None = first
     while found is not None:
-        excess_bytes = sum(part.excess_bytes(graph, found) for part in regions)
-        left_s = min(_TRY_S, end_s - monotonic())
+        excess_bytes = sum(region.excess_bytes(graph, found) for region in regions)
+        left_s = min(_TRIAL_S, deadline_s - monotonic())
         if not excess_bytes or left_s <= 0:
             return None if excess_bytes else accepted(problem, found)
-        held_bytes = sum(graph.tensor_bytes[i] for i in held_at(found, stage))
-        taken_bytes = problem.ram_budget_bytes - held_bytes + excess_bytes
+        held_bytes = sum(graph.tensor_bytes[i] for i in tensors_at(found, stage))
+        reserved_bytes = problem.ram_budget_bytes - held_bytes + excess_bytes
         node = graph.nodes[stage]
-        node = replace(node, workspace_bytes=max(node.workspace_bytes, taken_bytes))
+        node = replace(node, workspace_bytes=max(node.workspace_bytes, reserved_bytes))
         nodes = (*graph.nodes[:stage], node, *graph.nodes[stage + 1 :])
-        tried = replace(problem, graph=replace(graph, nodes=nodes), ram=problem.ram_budget_bytes)
-        schedule = solve(tried, time_limit=left_s, gap=_GAP).schedule
+        trial = replace(problem, graph=replace(graph, nodes=nodes), ram=problem.ram_budget_bytes)
+        schedule = solve(trial, time_limit=left_s, gap=_TRIAL_GAP).schedule
         found = None if schedule is None else replace(schedule, identity=None)
     return None
 
 
-def _stated(problem: Problem, regions: tuple[Region, ...]) -> pyo.ConcreteModel:
+def _build_model(problem: Problem, regions: tuple[Region, ...]) -> pyo.ConcreteModel:
     """Return a model of a problem with the rows of regions."""
     import pyomo.environ as pyo
 
     model = build(problem, memory_rows=False)
     model.regions = pyo.ConstraintList()
-    for part in regions:
+    for region in regions:
         sizes = problem.graph.tensor_bytes
         kept = [
-            sizes[i] * model.S_RAM[part.stage, i]
-            for i in sorted(part.tensors)
-            if sizes[i] and (part.stage, i) in model.S_RAM
+            sizes[i] * model.S_RAM[region.stage, i]
+            for i in sorted(region.tensors)
+            if sizes[i] and (region.stage, i) in model.S_RAM
         ]
         if kept:
-            model.regions.add(sum(kept) <= part.limit_bytes)
+            model.regions.add(sum(kept) <= region.limit_bytes)
     return model

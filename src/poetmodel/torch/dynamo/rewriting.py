@@ -1,4 +1,4 @@
-"""Graphs rewritten in the order of their plans, and what is told of these."""
+"""Graphs rewritten in the order of their plans, and records and reports of the plans."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torch._guards import CompileContext
 from poetmodel.errors import InputError, PoetModelError
 from poetmodel.files import write_text
 from poetmodel.torch.cache import digest, host_key
-from poetmodel.torch.compiled import stages_shown
+from poetmodel.torch.compiled import show_stages
 from poetmodel.torch.dynamo.costs import Profiles, machine_rates
 from poetmodel.torch.dynamo.frontier import Frontier
 from poetmodel.torch.dynamo.joint_rewriting import JointRewriter
 from poetmodel.torch.dynamo.live_calls import LiveCalls
-from poetmodel.torch.dynamo.outside import abandon
+from poetmodel.torch.dynamo.outside import end_measurements
 from poetmodel.torch.dynamo.pages import SlotFile
 from poetmodel.torch.dynamo.planning import (
     LOSS_OUTSIDE,
@@ -55,56 +55,58 @@ FORMAT: Final = "poetmodel-backend"
 VERSION: Final = 1
 
 AUTO: Final = "auto"
-"""What lives between both passes is measured in the first step."""
+"""Value of ``outside=``: the memory between both passes is measured in the first step."""
 SILENT_S: Final = 2.0
-"""Time after which a terminal shows what a call does [s]."""
+"""Time after which a terminal shows the current stage of a call [s]."""
 
 _LOG: Final = logging.getLogger(__name__)
 _RETURN_IT: Final = (
-    "compile the function that returns the loss, or give outside= with its size, or "
-    "outside='auto', which measures it"
+    "compile the function that returns the loss, or pass its size as outside=, or outside='auto', "
+    "which measures it"
 )
-_STATE_IT: Final = "give outside= with the size of what is beside the compiled parts"
+_STATE_IT: Final = "pass the size of memory outside the compiled functions as outside="
 _CHECKPOINTED: Final = (
-    "%s: its model checkpoints itself; the plan takes the place of that, and ram=%s allows more: "
-    "with everything kept it takes %s, with its own checkpoints %s; ram='eager' allows no more"
+    "%s: its model checkpoints itself; the plan replaces these checkpoints, and ram=%s permits "
+    "more: with everything kept it takes %s, with its own checkpoints %s; ram='eager' permits no "
+    "more"
 )
 NO_GRAPH: Final = (
-    "no graph was compiled, and what ran had no budget: pass fullgraph=True to torch.compile"
+    "no graph was compiled, and the functions ran without a budget: pass fullgraph=True to "
+    "torch.compile"
 )
-"""What a summary says where PyTorch never called the back end."""
+"""Summary if PyTorch never called the back end."""
 NOTHING_RAN: Final = "nothing ran, because the step was refused: "
-"""What a summary says after a refusal in place of plans that were not carried out."""
+"""Summary after a refusal, instead of plans that were not executed."""
 TOGETHER: Final = "calls that waited for their backward pass together: at most "
-"""What a summary adds where several calls were live at once."""
+"""Line of the summary if several calls were live at once."""
 REFUSED: Final = "a later call was refused, and its step was not completed: "
-"""What a summary adds where steps were completed before a refusal."""
-_FIRST_STEP: Final = "the first step, which may go over the budget, measures it"
+"""Line of the summary if steps were completed before a refusal."""
+_FIRST_STEP: Final = "the first step, which may exceed the budget, measures it"
 _MANY: Final = (
-    "a function was compiled for %d shapes, or other values, and PyTorch refuses further ones: pad "
+    "a function was compiled for %d shapes or other values, and PyTorch refuses further ones: pad "
     "batches to few lengths, drop the last one if it is smaller (drop_last=True), or raise "
     "torch._dynamo.config.recompile_limit"
 )
 
 
 class GraphPlanner:
-    """Plans one graph after another within the same budget, and knows what became of each.
+    """Plans one graph after another within one budget, and records plans and refusals.
 
     Parameters
     ----------
-    wanted : BackendOptions
+    settings : BackendOptions
         Budget and options.
     storage : str or Path, optional
         Folder for pages.
     is_generated : callable, optional
-        Whether a compiler writes the kernel of a node; by default all are PyTorch's.
+        Whether a compiler generates the kernel of a node; by default all kernels are PyTorch's.
     is_predicted : bool
-        Whether nothing is run, and all tensors have the sizes that PyTorch predicts.
+        Whether no graph is executed, and all tensors have the sizes that PyTorch predicts.
     """
 
     def __init__(
         self,
-        wanted: BackendOptions,
+        settings: BackendOptions,
         storage: str | Path | None = None,
         *,
         is_generated: Callable[[fx.Node], bool] | None = None,
@@ -112,46 +114,47 @@ class GraphPlanner:
     ) -> None:
         self._is_predicted = is_predicted
         self._planned: list[GraphPlan] = []
-        self._wanted = wanted
+        self._settings = settings
         self._profiles = Profiles(
-            wanted.cache, timed=wanted.costs == MEASURED, is_generated=is_generated
+            settings.cache, timed=settings.costs == MEASURED, is_generated=is_generated
         )
         self._file = None if storage is None else SlotFile(storage)
         self._first_bytes: dict[Hashable, int] = {}
         self._call: FirstCall | None = None
-        self._has_told = False
-        self._live = LiveCalls(wanted.share_of_whole)
+        self._has_warned = False
+        self._live = LiveCalls(settings.keep_all_fraction)
         self._live.wrapped_bytes = self._wrapped_bytes
-        self._steps = StepPlanner(wanted.share_of_whole, wanted.stated_bytes)
-        self._live.budget_bytes = wanted.stated_bytes
+        self._steps = StepPlanner(settings.keep_all_fraction, settings.stated_bytes)
+        self._live.budget_bytes = settings.stated_bytes
         self._live.outside_bytes = self._outside().peak_bytes
-        self._ranks = Ranks(wanted.time_limit)
+        self._ranks = Ranks(settings.time_limit)
         self._frontier: Frontier | None = None
         """Plans of the graph that was captured last."""
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-        """DDP modules in which the back end compiled something."""
+        """DDP modules with compiled functions."""
         self._sharded: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        """Modules that FSDP2 shards and in which the back end compiled something."""
+        """Modules sharded by FSDP2 with compiled functions."""
 
     @contextmanager
     def first_call(
         self, inputs: Sequence[Any] = (), *, before: FirstCall | None = None, **changes: Any
     ) -> Iterator[FirstCall]:
-        """Plan graphs of one call inside: within one time limit, which a terminal shows.
+        """Context manager around the planning of one call's graphs, with a common time limit.
 
-        Those of the same code and the same parameters are shapes of one function. An earlier call
-        can be repeated with changes.
+        A terminal shows the current stage. Graphs of the same code and parameters are shapes of
+        one function. `before` repeats an earlier call, with `changes` of its fields. Nested uses
+        yield the outer call.
         """
         if self._call is not None:
             yield self._call
             return
-        abandon()
+        end_measurements()
         number = CompileContext.current_compile_id()
         frame = None if number is None else number.frame_id
         if number is not None and (number.frame_compile_id or 0) + 1 == config.recompile_limit:
             _LOG.warning(_MANY, config.recompile_limit)
-        with stages_shown(after_s=SILENT_S) as tell:
-            until_s = monotonic() + self._wanted.time_limit
+        with show_stages(after_s=SILENT_S) as show_stage:
+            until_s = monotonic() + self._settings.time_limit
             if before is None:
                 parameters = (id(x) for x in inputs if isinstance(x, torch.nn.Parameter))
                 before = FirstCall(
@@ -161,41 +164,41 @@ class GraphPlanner:
                     outside=self._outside(),
                 )
             changes = {"share": self._share, "gather": self._gather, **changes}
-            self._call = replace(before, until_s=until_s, tell=tell, **changes)
+            self._call = replace(before, until_s=until_s, show_stage=show_stage, **changes)
             try:
                 yield self._call
             finally:
                 self._call = None
 
     def _wrapped_bytes(self, known: Container[int] = ()) -> int:
-        """Return what DDP and FSDP2 have beside compiled functions and `known` storages [B]."""
+        """Return the bytes of DDP and FSDP2 except in `known` storages [B]."""
         size = sum(map(bucket_bytes, self._replicas))
         return size + gathered_bytes(self._sharded, known) if self._sharded else size
 
-    def _share(self, form: str, make: Callable[[], Any]) -> Any:
-        """Return the answer of the first process, if a wrapper needs the same in all."""
+    def _share(self, key: str, make: Callable[[], Any]) -> Any:
+        """Return the first process's result of `make` if DDP or FSDP2 is used, else the own."""
         if self._replicas or self._sharded:
-            return self._ranks.share(form, make)
+            return self._ranks.share(key, make)
         return make()
 
-    def _gather(self, form: str, value: Any) -> list[Any]:
-        """Return the values of all processes, if a wrapper needs the same in all, else one."""
+    def _gather(self, key: str, value: Any) -> list[Any]:
+        """Return the values of all processes if DDP or FSDP2 is used, else the own value."""
         if self._replicas or self._sharded:
-            return self._ranks.gather(form, value)
+            return self._ranks.gather(key, value)
         return [value]
 
     def _outside(self) -> Outside:
-        """Return what is reserved for others; what is measured is not known yet."""
-        stated = self._wanted.outside
+        """Return the stated memory outside of compiled functions; zeros if it is measured."""
+        stated = self._settings.outside
         if stated is None or stated == AUTO:
             return Outside()
         return Outside(peak_bytes=parse_size(stated, field="outside"))
 
     @property
     def key(self) -> str:
-        """Common dependencies of all plans beside their graphs."""
-        wanted = self._wanted
-        stated = [str(wanted.ram), str(wanted.device), wanted.time_limit, wanted.gap]
+        """Digest of the options and the host, on which all plans depend."""
+        settings = self._settings
+        stated = [str(settings.ram), str(settings.device), settings.time_limit, settings.gap]
         stated += self._first_bytes.values()  # later shapes have the budget of these
         return digest(host_key(), *stated)
 
@@ -205,23 +208,23 @@ class GraphPlanner:
         return [planned.record for planned in self._planned]
 
     @contextmanager
-    def noting_refusals(self) -> Iterator[None]:
-        """Note an error of this package inside as the reason why the back end refused last."""
+    def recording_refusals(self) -> Iterator[None]:
+        """Context manager that records an error of this package as the latest refusal."""
         try:
             yield
         except PoetModelError as error:
-            self._live.refuse(str(error))
+            self._live.record_refusal(str(error))
             raise
 
     @property
     def was_called(self) -> bool:
-        """Whether a graph was planned, or a call refused."""
+        """Whether a graph was planned or a call refused."""
         return bool(self._planned) or self._live.refusal is not None
 
     def summary(self) -> str:
-        """Return a line about each graph: peak, budget, what is recomputed and paged, overhead.
+        """Return one line per graph: peak, budget, recomputed and paged tensors, overhead.
 
-        After a refusal its reason is the last line, or the only one if no step was ever completed.
+        After a refusal its reason is the last line, or the only line if no step was completed.
         """
         refusal, lines = self._live.refusal, [*map(str, self.plans)]
         lines += map(str, self._steps.choices)
@@ -232,7 +235,7 @@ class GraphPlanner:
         return "\n".join(lines) or NO_GRAPH
 
     def report(self, path: str | Path) -> None:
-        """Write what is known of the graphs.
+        """Write a report about the graphs.
 
         Parameters
         ----------
@@ -243,7 +246,7 @@ class GraphPlanner:
         Raises
         ------
         InputError
-            If nothing was compiled yet, or the file cannot be written.
+            If no graph was compiled yet, or the file cannot be written.
         MissingExtraError
             If a page is requested, and a library that draws it is not installed.
         """
@@ -260,23 +263,24 @@ class GraphPlanner:
         else:
             raise InputError(f"{path}: expected a file *.html, a page, or *.json, the records")
 
-    def rewritten(
+    def rewrite(
         self, joint: JointGraph, *, reserved_bytes: int = 0
     ) -> tuple[fx.Graph, list[fx.Node]]:
-        """Return a graph in the order of its plan, and what its forward pass saves.
+        """Plan a graph; return it in the order of its plan, and the nodes its forward pass saves.
 
-        What is reserved of the budget is for what the plan does not know.
+        `reserved_bytes` of the budget are for memory that the plan does not count. Records the plan
+        and logs it, with warnings.
 
         Raises
         ------
         BudgetError
-            If the budget is too small: says the least that is known to do.
+            If the budget is too small; the message has the smallest known sufficient budget.
         """
         with self.first_call() as call:
             name = f"graph {len(self._planned)}{call.title}"
             planned = call.planned
             if planned is None:
-                profiles, agreed = self._measured(joint, call)
+                profiles, agreed = self._agree_profiles(joint, call)
                 planned = self._plan(joint, profiles, name, agreed, reserved_bytes)
         self._planned.append(planned)
         _LOG.info("%s", planned.record)
@@ -285,13 +289,13 @@ class GraphPlanner:
             _LOG.warning(
                 _CHECKPOINTED,
                 name,
-                self._wanted.ram,
+                self._settings.ram,
                 format_bytes(record.keep_all_bytes),
                 format_bytes(record.eager_bytes),
             )
-        if record.is_loss_missing and not self._has_told:
-            self._has_told = True
-            remedy = _RETURN_IT if self._wanted.outside is None else _FIRST_STEP
+        if record.is_loss_missing and not self._has_warned:
+            self._has_warned = True
+            remedy = _RETURN_IT if self._settings.outside is None else _FIRST_STEP
             if planned.turn is not None:
                 remedy = _STATE_IT
             _LOG.warning("%s: %s; %s", name, LOSS_OUTSIDE, remedy)
@@ -299,25 +303,27 @@ class GraphPlanner:
         new = rewriter.rewrite(planned.plan.program, planned.turn)
         return new, list(rewriter.saved)
 
-    def _measured(
+    def _agree_profiles(
         self, joint: JointGraph, call: FirstCall
     ) -> tuple[Sequence[OpProfile], FirstCall]:
         """Return the profiles of a graph, and the call with rates and sizes of its wrappers.
 
-        What processes measure differs, by their processors or by chance: each plans for the largest
-        of all, so that there is one plan and it holds in all.
+        Measurements of processes differ, by their processors or by chance. Each process uses the
+        maximum of all processes, so that they have one plan, which is valid in all.
         """
         if self._is_predicted:
             return [operation.profile for operation in joint.operations], call
-        call.tell("finding what operations take")
-        form = joint.training_graph().sha256  # as PyTorch predicts it
-        profiles = self._profiles.of(joint)
-        rates = None if self._wanted.device else machine_rates(self._wanted.cache)
-        found = call.gather(form, (profiles, rates, call.wrapped_bytes))
-        of_all, rates_of_all, wrapped_bytes = zip(*found, strict=True)
-        profiles = [own.largest(others) for own, *others in zip(profiles, *of_all, strict=True)]
+        call.show_stage("measuring operations")
+        key = joint.training_graph().sha256  # as PyTorch predicts it
+        profiles = self._profiles.get(joint)
+        rates = None if self._settings.device else machine_rates(self._settings.cache)
+        found = call.gather(key, (profiles, rates, call.wrapped_bytes))
+        all_profiles, all_rates, wrapped_bytes = zip(*found, strict=True)
+        profiles = [
+            own.with_maxima(others) for own, *others in zip(profiles, *all_profiles, strict=True)
+        ]
         if rates is not None:
-            rates = tuple(map(min, zip(*rates_of_all, strict=True)))
+            rates = tuple(map(min, zip(*all_rates, strict=True)))
         return profiles, replace(call, rates=rates, wrapped_bytes=max(wrapped_bytes))
 
     def _plan(
@@ -328,7 +334,7 @@ class GraphPlanner:
         call: FirstCall,
         reserved_bytes: int,
     ) -> GraphPlan:
-        """Return the plan of a graph: alone, or that which leaves most to calls beside it."""
+        """Return the plan of a graph: alone, or the one that leaves most RAM to other calls."""
         self._frontier = None
         options: dict[str, Any] = {
             "name": name,
@@ -338,12 +344,12 @@ class GraphPlanner:
         }
         if not joint.is_inference and not self._is_predicted and not reserved_bytes:
             alone = options | {"call": replace(call, outside=Outside())}
-            self._frontier = Frontier(GraphProblem.of(joint, profiles, self._wanted, **alone))
+            self._frontier = Frontier(GraphProblem.of(joint, profiles, self._settings, **alone))
         if self._frontier is None or not call.is_several:
-            return plan(joint, profiles, self._wanted, **options)
-        stated_bytes = self._wanted.stated_bytes
+            return plan(joint, profiles, self._settings, **options)
+        stated_bytes = self._settings.stated_bytes
         if stated_bytes is not None:
-            self._frontier.refuse(stated_bytes)
+            self._frontier.check_budget(stated_bytes)
         tight = self._frontier.tight
         budget_bytes = stated_bytes or tight.record.predicted_peak_bytes
         record = replace(

@@ -1,13 +1,13 @@
-"""One budget over a step of several calls: which plan each call gets.
+"""One budget for a step of several calls: the choice of a plan for each call.
 
-The first step runs each call by the plan that saves least. Then all calls are known, and a small
-integer program chooses among the plans of each graph: it minimizes the time of all calls so that
-at each pass ::
+The first step executes each call by the plan that saves the fewest bytes. Then all calls are known,
+and a small integer program chooses among the plans of each graph. It minimizes the time of all
+calls so that at each pass ::
 
     sum(saved[c, plan of c] for calls c that wait) + peak[pass, plan of its call] + fixed <= budget
 
-`fixed` is what no plan changes: results, gradients that were handed over, parameters that FSDP2
-gathered, buckets of DDP, and what the user states to be outside.
+`fixed` is the memory that no plan changes: results, returned gradients, parameters that FSDP2
+gathered, buckets of DDP, and the stated memory outside of compiled functions.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 _CHOICE_S: Final = 5.0
-"""Longest time to choose among plans [s]."""
-_MOST_CHOICES: Final = 4
-"""Sequences of calls for which plans are chosen; calls of others get those that save least."""
+"""Time limit of a choice among plans [s]."""
+_MAX_CHOICES: Final = 4
+"""Maximum number of call sequences with chosen plans; further ones save the fewest bytes."""
 
 
 class Event(NamedTuple):
-    """A pass of a step, or the time between the last forward and the first backward pass."""
+    """A pass of a step, or the interval between the last forward and first backward pass."""
 
     frontier: Frontier | None
     """The plans of its graph; None without a choice."""
     number: int
-    """Of its call among those of the step that have a choice of plans; -1 for others."""
+    """Number of its call among the calls of the step with a choice of plans; otherwise -1."""
     is_backward: bool
     waiting: tuple[int, ...]
     """Numbers of other calls whose saved tensors are in RAM."""
     fixed_bytes: int
-    """What is in RAM beside it whichever plans are chosen [B]."""
+    """RAM beside it that no choice of plans changes [B]."""
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Plans of the calls of a step."""
+    """The plans of the calls of a step."""
 
     plans: tuple[GraphPlan, ...]
     """By the number of the call."""
@@ -68,27 +68,27 @@ class StepPlan:
         )
 
 
-def signature(events: Sequence[Event]) -> Hashable:
-    """Return what identifies a sequence of passes."""
+def sequence_key(events: Sequence[Event]) -> Hashable:
+    """Return a key of a sequence of passes, without sizes."""
     return tuple((id(e.frontier), e.number, e.is_backward, e.waiting) for e in events)
 
 
-def largest(
-    events: Sequence[Event], form: str, gather: Callable[[str, Any], list[Any]]
+def with_max_fixed_bytes(
+    events: Sequence[Event], key: str, gather: Callable[[str, Any], list[Any]]
 ) -> list[Event]:
     """Return the passes with the largest fixed bytes of all processes, so that plans fit in all."""
-    sizes = zip(*gather(form, [event.fixed_bytes for event in events]), strict=True)
+    sizes = zip(*gather(key, [event.fixed_bytes for event in events]), strict=True)
     return [event._replace(fixed_bytes=max(own)) for event, own in zip(events, sizes, strict=True)]
 
 
 def frontiers_of(events: Sequence[Event]) -> list[Frontier]:
-    """Return the plans of each call's graph, by the number of the call."""
+    """Return the frontier of each call's graph, by the number of the call."""
     found = {event.number: event.frontier for event in events if event.frontier is not None}
     return [found[number] for number in sorted(found)]
 
 
-def peak_of(events: Sequence[Event], plans: Sequence[GraphPlan]) -> int:
-    """Return the most that is in RAM during a step with some plans [B]."""
+def peak_bytes(events: Sequence[Event], plans: Sequence[GraphPlan]) -> int:
+    """Return the peak RAM of a step with some plans [B]."""
     peaks = [planned.peaks for planned in plans]
     return max(
         event.fixed_bytes
@@ -101,7 +101,7 @@ def peak_of(events: Sequence[Event], plans: Sequence[GraphPlan]) -> int:
 def choose(
     events: Sequence[Event], candidates: Sequence[Sequence[GraphPlan]], budget_bytes: int
 ) -> list[GraphPlan] | None:
-    """Return the plans of all calls that take least time together within a budget.
+    """Return the plans of all calls with the shortest total time within a budget.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def choose(
     candidates : sequence of sequence of GraphPlan
         Plans of each call, by its number.
     budget_bytes : int
-        Most RAM at any pass [B].
+        Upper bound on RAM at any pass [B].
 
     Returns
     -------
@@ -151,30 +151,30 @@ def choose(
         own[int(np.argmax(found.x[first : first + len(own)]))]
         for own, first in zip(candidates, firsts, strict=False)
     ]
-    return chosen if peak_of(events, chosen) <= budget_bytes else None
+    return chosen if peak_bytes(events, chosen) <= budget_bytes else None
 
 
 class StepPlanner:
-    """Chooses plans for the calls of steps, once the calls of an earlier step are known.
+    """Chooses plans for the calls of a step, when the calls of an earlier step are known.
 
     Parameters
     ----------
-    share_of_whole : float, optional
+    keep_all_fraction : float, optional
         The budget as a fraction of the peak of the first step with everything kept.
     budget_bytes : int, optional
-        The budget in bytes, if it is stated so [B].
+        The budget if it is stated in bytes [B].
     """
 
-    def __init__(self, share_of_whole: float | None, budget_bytes: int | None) -> None:
-        self.share_of_whole = share_of_whole
+    def __init__(self, keep_all_fraction: float | None, budget_bytes: int | None) -> None:
+        self.keep_all_fraction = keep_all_fraction
         self.budget_bytes = budget_bytes
         self.current: StepPlan | None = None
-        """Plans of the step that runs."""
+        """Plans of the current step."""
         self._choices: dict[Hashable, StepPlan | None] = {}
 
     @property
     def choices(self) -> list[StepPlan]:
-        """All choices that were made, in their order."""
+        """All choices, in the order in which they were made."""
         return [choice for choice in self._choices.values() if choice is not None]
 
     def begin_step(
@@ -183,38 +183,40 @@ class StepPlanner:
         share: Callable[[str, Callable[[], Any]], Any],
         gather: Callable[[str, Any], list[Any]],
     ) -> StepPlan | None:
-        """Choose the plans of a step by the passes of the one before; None without a choice.
+        """Choose the plans of a step from the passes of the previous one; None without a choice.
 
         Parameters
         ----------
         events : sequence of Event
-            Passes of the step before.
+            Passes of the previous step.
         share, gather : callable
             As in `FirstCall`.
         """
-        key = signature(events)
-        if key not in self._choices and len(self._choices) < _MOST_CHOICES:
-            form = str([(e.number, e.is_backward, e.waiting) for e in events])
-            self._choices[key] = self._choice(largest(events, form, gather), share)
+        key = sequence_key(events)
+        if key not in self._choices and len(self._choices) < _MAX_CHOICES:
+            gather_key = str([(e.number, e.is_backward, e.waiting) for e in events])
+            common = with_max_fixed_bytes(events, gather_key, gather)
+            self._choices[key] = self._choose(common, share)
         self.current = self._choices.get(key)
         return self.current
 
     def plan_of(self, frontier: Frontier, number: int) -> GraphPlan | None:
-        """Return the plan of a call in the step that runs; None if the call was not expected."""
+        """Return the plan of a call in the current step; None if the call was not expected."""
         plans = () if self.current is None else self.current.plans
         if number >= len(plans):
             return None
         planned = plans[number]
         return planned if frontier.has(planned) else None
 
-    def _choice(
+    def _choose(
         self, events: Sequence[Event], share: Callable[[str, Callable[[], Any]], Any]
     ) -> StepPlan | None:
+        """Choose the plans of a step; set the budget if it is a fraction of the first step."""
         frontiers = frontiers_of(events)
-        whole_bytes = peak_of(events, [each.keep_all for each in frontiers])
+        keep_all_bytes = peak_bytes(events, [frontier.keep_all for frontier in frontiers])
         if self.budget_bytes is None:
-            self.budget_bytes = int((self.share_of_whole or 1.0) * whole_bytes)
-        until_s = monotonic() + frontiers[0].source.wanted.time_limit
+            self.budget_bytes = int((self.keep_all_fraction or 1.0) * keep_all_bytes)
+        until_s = monotonic() + frontiers[0].source.settings.time_limit
         candidates: dict[int, list[GraphPlan]] = {}
         for frontier in frontiers:
             if id(frontier) not in candidates:
@@ -223,28 +225,30 @@ class StepPlanner:
 
         budget_bytes = self.budget_bytes
 
-        def chosen() -> list[int] | None:
+        def choose_numbers() -> list[int] | None:
+            """Return the index of the chosen plan of each call; None without a choice."""
             plans = choose(events, own, budget_bytes)
             if plans is None:
                 return None
             return [
-                next(k for k, each in enumerate(known) if each is planned)
+                next(k for k, candidate in enumerate(known) if candidate is planned)
                 for planned, known in zip(plans, own, strict=True)
             ]
 
-        numbers = share(f"plans of {len(own)} calls", chosen)
+        numbers = share(f"plans of {len(own)} calls", choose_numbers)
         if numbers is None:
             return None
         plans = [known[k] for k, known in zip(numbers, own, strict=True)]
         choice = StepPlan(
             plans=tuple(plans),
-            peak_bytes=peak_of(events, plans),
+            peak_bytes=peak_bytes(events, plans),
             budget_bytes=self.budget_bytes,
-            keep_all_bytes=whole_bytes,
+            keep_all_bytes=keep_all_bytes,
         )
         _LOG.info("%s", choice)
         return choice
 
 
 def _pass_bytes(peaks: PassPeaks, event: Event) -> int:
+    """Return the peak of the pass of an event by a plan [B]."""
     return peaks.backward_bytes if event.is_backward else peaks.forward_bytes

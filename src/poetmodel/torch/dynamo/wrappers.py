@@ -1,6 +1,6 @@
-"""Recognize models that DDP or FSDP2 wraps, and say how a model is compiled inside of them."""
+"""Detection of DDP and FSDP2 around models, and advice on compiling inside of them."""
 
-# ruff: noqa: SLF001 - PyTorch tells nothing of its wrappers otherwise
+# ruff: noqa: SLF001 - PyTorch has no public interface for this
 
 from __future__ import annotations
 
@@ -20,66 +20,66 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
 
 _DDP_OPTIMIZER: Final = "ddp_optimizer"
-"""The mode in which Dynamo splits a model into the buckets of DDP."""
+"""The mode in which Dynamo makes one graph per bucket of DDP."""
 _DDP: Final = (
     "DistributedDataParallel cannot be captured: compile the module inside, then wrap it: "
     "DistributedDataParallel(torch.compile(model, fullgraph=True, dynamic=False, ...)), with "
     "torch._dynamo.config.optimize_ddp = False"
 )
 _SHARDED: Final = (
-    "a module that fully_shard wraps cannot be captured as a part of another: compile the module "
-    "that holds the blocks, then wrap that module alone: "
+    "a module that fully_shard wraps cannot be captured as a submodule: compile the module "
+    "that contains the blocks, then wrap that module alone: "
     "model.compile(fullgraph=True, dynamic=False, ...), then fully_shard(model)"
 )
 _ADVICE: Final = {
     "torch/nn/parallel/distributed.py": _DDP,
     "torch/distributed/fsdp/_fully_shard/": _SHARDED,
 }
-"""What to do, by the path of PyTorch's code that Dynamo failed to capture."""
+"""Advice, by the path of PyTorch's code that Dynamo failed to capture."""
 FSDP: Final = "torch.distributed.fsdp"
 """Module of FSDP2."""
 _DEPTH: Final = 20
-"""Modules up to the root of a model that are searched for compiled ones."""
+"""Maximum number of parents up to the root of a model."""
 _BACKEND: Final = ("_torchdynamo_orig_backend", "compiler_fn")
-"""Attributes by which PyTorch's wrappers of a back end hold it."""
+"""Attributes of PyTorch's wrappers that hold a back end."""
 
 
 def has_ddp_buckets() -> bool:
-    """Return whether Dynamo makes a graph for each bucket of the DDP module that runs now."""
+    """Return whether Dynamo makes one graph per bucket of the DDP module that runs now."""
     return active_ddp() is not None and utils.get_optimize_ddp_mode() == _DDP_OPTIMIZER
 
 
 def active_ddp() -> DistributedDataParallel | None:
-    """Return the DDP module whose forward pass runs; None without one."""
+    """Return the DDP module whose forward pass runs now; None without one."""
     found: DistributedDataParallel | None = DistributedDataParallel._get_active_ddp_module()
     return found
 
 
 def bucket_bytes(module: DistributedDataParallel) -> int:
-    """Return the size of the buckets in which DDP reduces gradients [B]."""
+    """Return the bytes of the buckets in which DDP reduces gradients [B]."""
     return sum(p.nbytes for p in module.module.parameters() if p.requires_grad)
 
 
-def sharded_around(value: object) -> list[torch.nn.Module]:
-    """Return the modules whose parameters FSDP2 shards, of which a module is a part, or which."""
+def sharded_parents(value: object) -> list[torch.nn.Module]:
+    """Return the modules sharded by FSDP2 that are or contain a module; [] for other objects."""
     if not isinstance(value, torch.nn.Module) or FSDP not in sys.modules:
         return []
     kind = sys.modules[FSDP].FSDPModule
     states = import_module("torch.distributed._composable_state")._module_state_mapping
     found = (module for module in list(states) if isinstance(module, kind))
-    return [module for module in found if any(value is part for part in module.modules())]
+    return [module for module in found if any(value is inner for inner in module.modules())]
 
 
 def gathered_bytes(modules: Iterable[torch.nn.Module], known: Container[int]) -> int:
-    """Return what FSDP2 has now beside sharded parameters, in models of some sharded modules [B].
+    """Return the current bytes of FSDP2 besides sharded parameters, in models of some modules [B].
 
-    Parameters that are gathered, buffers of collectives, and gradients, without storages whose
-    identity is `known`.
+    Counts gathered parameters, buffers of collectives and gradients, except storages whose key is
+    `known`.
     """
     own = [module._get_fsdp_state() for module in modules]
     states = {id(state): state for first in own for state in (first, *first._state_ctx.all_states)}
     storages: dict[int, int] = {}
-    for value in (value for state in states.values() for value in _gathered_by(state)):
+    for value in (value for state in states.values() for value in _fsdp_tensors(state)):
         if isinstance(value, torch.Tensor):
             storage = getattr(value, "_local_tensor", value).untyped_storage()
             if storage._cdata not in known:
@@ -87,8 +87,8 @@ def gathered_bytes(modules: Iterable[torch.nn.Module], known: Container[int]) ->
     return sum(storages.values())
 
 
-def _gathered_by(state: Any) -> Iterator[Any]:
-    """Yield what FSDP2 has for a module beside sharded parameters; not all are tensors."""
+def _fsdp_tensors(state: Any) -> Iterator[Any]:
+    """Yield FSDP2's tensors of a module besides sharded parameters; some values may be None."""
     communication = state._comm_ctx
     if (gathered := getattr(communication, "all_gather_state", None)) is not None:
         yield gathered.all_gather_result.all_gather_output
@@ -104,9 +104,9 @@ def _gathered_by(state: Any) -> Iterator[Any]:
 
 
 def has_compiled_siblings(module: torch.nn.Module) -> bool:
-    """Return whether other modules of the model that has a module are compiled."""
-    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
-    parents = {id(part): each for each in modules for part in each._modules.values()}
+    """Return whether other modules of the model that contains a module are compiled."""
+    modules = [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module)]
+    parents = {id(child): parent for parent in modules for child in parent._modules.values()}
     root, own = module, {id(module)}
     for _ in range(_DEPTH):
         root = parents.get(id(root), root)
@@ -115,43 +115,44 @@ def has_compiled_siblings(module: torch.nn.Module) -> bool:
     if root is module:
         return False
     return any(
-        id(part) not in own
-        and (isinstance(part, OptimizedModule) or part._compiled_call_impl is not None)
-        for part in root.modules()
+        id(inner) not in own
+        and (isinstance(inner, OptimizedModule) or inner._compiled_call_impl is not None)
+        for inner in root.modules()
     )
 
 
 def wrapper_advice(*, is_sharded: bool) -> str | None:
-    """Return how a module is compiled within the wrapper that runs now; None without a wrapper."""
+    """Return advice on compiling inside the wrapper that runs now; None without a wrapper."""
     if active_ddp() is not None:
         return _DDP
     return _SHARDED if is_sharded else None
 
 
-def add_wrapper_advice(refuse: Callable[[Any], Callable[[str], object] | None]) -> None:
-    """Put the advice before Dynamo's error where it fails to capture a wrapper.
+def add_wrapper_advice(recorder_of: Callable[[Any], Callable[[str], object] | None]) -> None:
+    """Prepend advice to Dynamo's error if it fails to capture a wrapper.
 
-    PyTorch calls no back end then: a callback at the end of each compilation changes the error.
-    ``torch._dynamo.reset()`` removes it.
+    PyTorch calls no back end then. A callback at the end of each compilation changes the error.
+    ``torch._dynamo.reset()`` removes the callback.
 
     Parameters
     ----------
-    refuse : callable
-        Takes the back end, and returns what takes the advice; None if it is another's.
+    recorder_of : callable
+        Returns the function that records the advice for a back end; None if it is not ours.
     """
 
     def explain(_: object) -> None:
+        """Prepend advice to the current error if it comes from a wrapper."""
         error = sys.exc_info()[1]
         if not isinstance(error, Unsupported):
             return
         backend = _backend_of(error)
-        take = None if backend is None else refuse(backend)
-        if take is None:
+        record = None if backend is None else recorder_of(backend)
+        if record is None:
             return
         frames = [frame.filename.replace("\\", "/") for frame in error.real_stack or ()]
         for path, advice in _ADVICE.items():
             if any(path in frame for frame in frames):
-                take(advice)
+                record(advice)
                 error.args = (f"{advice}\n\n{error.args[0]}", *error.args[1:])
                 return
 
@@ -162,7 +163,7 @@ def add_wrapper_advice(refuse: Callable[[Any], Callable[[str], object] | None]) 
 
 
 def _backend_of(error: BaseException) -> Any:
-    """Return the back end of the compilation that failed; None if no frame has it."""
+    """Return the back end of a failed compilation; None if no frame refers to one."""
     for frame, _ in walk_tb(error.__traceback__):
         backend = frame.f_locals.get("compiler_fn")
         while backend is not None:

@@ -1,6 +1,6 @@
-"""Programs of ExecuTorch: a training step in an order and at addresses that keep a budget.
+"""ExecuTorch programs: a training step whose order and memory plan meet a RAM budget.
 
-What ExecuTorch does not promise to keep is used in `edge` alone.
+Only `edge` uses interfaces of ExecuTorch that it does not promise to preserve.
 """
 
 from __future__ import annotations
@@ -9,4 +9,4 @@ from poetmodel.torch.errors import quiet
 
 with quiet():
     import executorch.exir
-    import executorch.runtime  # noqa: F401 - both tell what they would like to have
+    import executorch.runtime  # noqa: F401 - imported here to silence their warnings

@@ -1,7 +1,6 @@
-"""A module and its loss as ExecuTorch's edge program, and that as a file with addresses.
+"""A module and its loss as ExecuTorch's edge program, and that program as a file with offsets.
 
-This is ExecuTorch's own way to training: ``torch.export``, ``_export_forward_backward``,
-``to_edge``.
+Follows ExecuTorch's own training path: ``torch.export``, ``_export_forward_backward``, ``to_edge``.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from poetmodel.clock import rare_collections
+from poetmodel.clock import infrequent_gc
 from poetmodel.errors import listed
 from poetmodel.placement.lifetimes import Block, Span
 from poetmodel.placement.placing import place_blocks
@@ -51,7 +50,7 @@ from poetmodel.torch.capturing.inputs import (
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.capturing.replay import temporary_setting
 from poetmodel.torch.errors import CaptureError, explained, quiet
-from poetmodel.torch.graph.tensors import fake
+from poetmodel.torch.graph.tensors import fake_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -65,8 +64,8 @@ if TYPE_CHECKING:
 _aten: Final = torch.ops.aten
 _VIEW: Final = edge_operators.edge.aten.view_copy.default
 
-_WRONG: Final = frozenset({_aten.max_pool2d_with_indices_backward.default})
-"""Operators whose kernel is not to be used: it adds to whatever its output held before."""
+_BROKEN: Final = frozenset({_aten.max_pool2d_with_indices_backward.default})
+"""Operators whose kernel must not be used: it accumulates into its output's old content."""
 
 _RESHAPES: Final = frozenset(
     (
@@ -78,8 +77,8 @@ _RESHAPES: Final = frozenset(
         _aten.view_copy.default,
     )
 )
-"""Copies of an input with at most another shape. Of these ExecuTorch runs ``view_copy`` without a
-copy, unless it is a result."""
+"""Copies that change at most the shape of an input. ExecuTorch executes only ``view_copy`` without
+a copy, unless it is a result."""
 
 
 def edge_program(
@@ -88,22 +87,22 @@ def edge_program(
     loss_fn: Callable[..., torch.Tensor] | None,
     inputs: Inputs,
 ) -> EdgeProgramManager:
-    """Return the edge program of a training step, for ExecuTorch's own kernels.
+    """Return the edge program of a training step, for ExecuTorch's portable kernels.
 
-    Its inputs are the tensors among `inputs`, flat. Its results are new values of buffers, the
-    loss, and the gradients of what is trained.
+    Its inputs are the tensors among `inputs`, flattened. Its results are the new values of buffers,
+    the loss, and the gradients of trained parameters.
 
     Raises
     ------
     CaptureError
-        If the step cannot be exported, or an operator has no kernel: names it.
+        If the step cannot be exported, or an operator has no kernel; the message names it.
     """
     refuse(name, step_errors(model, loss_fn, inputs))
-    with quiet(), rare_collections(), explained(name), sdpa_kernel(SDPBackend.MATH):
+    with quiet(), infrequent_gc(), explained(name), sdpa_kernel(SDPBackend.MATH):
         step, tensors = _with_loss(name, model, loss_fn, inputs)
         exported = torch.export.export(step, tensors, strict=False)
-        edge = _edge(_export_forward_backward(exported))
-    _check(name, edge.exported_program().graph)
+        edge = _to_edge(_export_forward_backward(exported))
+    _check_kernels(name, edge.exported_program().graph)
     return edge
 
 
@@ -113,20 +112,21 @@ def _with_loss(
     loss_fn: Callable[..., torch.Tensor] | None,
     inputs: Inputs,
 ) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    """Return a module from the tensors among inputs to the loss, and these tensors.
+    """Return a module that computes the loss from the tensors among `inputs`, and these tensors.
 
-    It is a copy of the model with another ``forward``, so that parameters keep their names.
+    The module is a copy of the model with another ``forward``, so that parameters keep their names.
     """
-    flat, form = flatten(inputs)
-    given = inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
-    by_name = takes_keywords(model, given)
+    flat, structure = flatten(inputs)
+    model_inputs = inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
+    by_keyword = takes_keywords(model, model_inputs)
 
     def forward(*tensors: torch.Tensor) -> Any:
+        """Compute the loss from the tensors; the other inputs are constants."""
         values = iter(tensors)
-        filled = [next(values) if isinstance(v, torch.Tensor) else v for v in flat]
-        batch = unflatten(filled, form)
+        leaves = [next(values) if isinstance(v, torch.Tensor) else v for v in flat]
+        batch = unflatten(leaves, structure)
         arguments = batch if loss_fn is None else batch[:-1]
-        output = model(**arguments[0]) if by_name else model(*arguments)
+        output = model(**arguments[0]) if by_keyword else model(*arguments)
         loss: torch.Tensor = find_loss(
             name, output if loss_fn is None else loss_fn(output, batch[-1])
         )
@@ -134,39 +134,43 @@ def _with_loss(
 
     step = copy.copy(model)
     step.forward = forward
-    vars(step).update(_forward_hooks={}, _forward_pre_hooks={})  # the model itself runs its own
+    vars(step).update(_forward_hooks={}, _forward_pre_hooks={})  # calling the model runs its hooks
     if isinstance(loss_fn, torch.nn.Module):
         vars(step)["_modules"] = {**model._modules, LOSS: loss_fn}  # noqa: SLF001 - of a copy
     return step, tuple(value for value in flat if isinstance(value, torch.Tensor))
 
 
-def _edge(joint: ExportedProgram) -> EdgeProgramManager:
-    """Return an edge program whose operators have kernels, as far as PyTorch takes others apart."""
+def _to_edge(joint: ExportedProgram) -> EdgeProgramManager:
+    """Convert to an edge program, and decompose operators without a kernel where PyTorch can."""
     table = _default_decomposition_table()
 
-    def learn(graph: fx.Graph) -> bool:
+    def add_decompositions(graph: fx.Graph) -> bool:
+        """Add decompositions of operators without a kernel to the table.
+
+        Returns whether any is new.
+        """
         calls = (operator_of(node) for node in graph.nodes)
-        more = {
+        missing = {
             operator: decomposition_table[operator]
             for operator in set(calls) & (decomposition_table.keys() - table.keys())
             if not _has_kernel(operator)
         }
-        table.update(more)
-        return bool(more)
+        table.update(missing)
+        return bool(missing)
 
     while True:
-        while learn(joint.graph):
+        while add_decompositions(joint.graph):
             joint = joint.run_decompositions(table)
         edge = to_edge(joint, compile_config=EdgeCompileConfig(_check_ir_validity=False))
-        if not learn(edge.exported_program().graph):
+        if not add_decompositions(edge.exported_program().graph):
             return edge
         joint = joint.run_decompositions(table)
 
 
 def _has_kernel(operator: Any) -> bool:
-    """Whether ExecuTorch's portable kernels have an operator, and have it right.
+    """Return whether ExecuTorch's portable kernels implement an operator correctly.
 
-    A view counts: it becomes a copy, of which that is asked again.
+    Views count as implemented: each becomes a copy later, and that operator is checked itself.
     """
     if not isinstance(operator, OpOverload) or operator.is_view:
         return True
@@ -176,158 +180,164 @@ def _has_kernel(operator: Any) -> bool:
         schema = to_out_variant(operator)[0]._schema  # noqa: SLF001 - its only name
         overload = schema.overload_name
     except AssertionError:
-        pass  # ExecuTorch cannot tell the overloads of ``pow`` apart; the name says it
+        pass  # ExecuTorch fails to resolve the overloads of ``pow``; the schema names them
     except RuntimeError:
         return False
     known = Runtime.get().operator_registry.operator_names
-    return operator not in _WRONG and f"{schema.name}.{overload}" in known
+    return operator not in _BROKEN and f"{schema.name}.{overload}" in known
 
 
 def operator_of(node: fx.Node) -> Any:
-    """Return the operator of PyTorch that a node of an edge program calls."""
+    """Return PyTorch's operator for a node of an edge program."""
     return getattr(node.target, "_op", node.target)
 
 
-def _check(name: str, graph: fx.Graph) -> None:
-    """Raise unless all operators of an edge program have kernels."""
+def _check_kernels(name: str, graph: fx.Graph) -> None:
+    """Raise `CaptureError` for operators without a kernel, and gradients of 1-D convolutions."""
     operators = dict.fromkeys(operator_of(node) for node in graph.nodes)
-    absent = [str(operator) for operator in operators if not _has_kernel(operator)]
-    if absent:
+    unsupported = [str(operator) for operator in operators if not _has_kernel(operator)]
+    if unsupported:
         raise CaptureError(
-            f"{name}: ExecuTorch has no kernel for {listed(absent)}; use another layer there"
+            f"{name}: ExecuTorch has no kernel for {listed(unsupported)}; use another layer"
         )
     backward = torch.ops.aten.convolution_backward.default
     for node in graph.nodes:
         if operator_of(node) is backward and node.args[2].meta["val"].dim() != 4:  # noqa: PLR2004
             raise CaptureError(
-                f"{name}: ExecuTorch's kernel for gradients of convolutions takes images alone; "
+                f"{name}: ExecuTorch's kernel for gradients of convolutions supports only images; "
                 "write a Conv1d as a Conv2d over images of height 1"
             )
 
 
 class RemoveCopies(PassBase):  # type: ignore[misc, unused-ignore]
-    """Leaves out copies that nobody needs: reshapes become views, two transpositions none.
+    """Removes redundant copies: reshapes become views, and pairs of inverse permutations vanish.
 
     Results have the same bits.
     """
 
     def call(self, module: fx.GraphModule) -> PassResult:
-        """Change the graph of a module."""
+        """Change the module's graph in place."""
         for node in module.graph.nodes:
             operator = operator_of(node)
-            if operator in _RESHAPES and fake(node).is_contiguous():
+            if operator in _RESHAPES and fake_value(node).is_contiguous():
                 node.target, node.kwargs = _VIEW, {}
-                node.args = (node.args[0], list(fake(node).shape))
+                node.args = (node.args[0], list(fake_value(node).shape))
             elif operator is _aten.permute_copy.default:
                 source, dims = node.args
-                if operator_of(source) is operator and _undo(source.args[1], dims):
+                if operator_of(source) is operator and _is_inverse(source.args[1], dims):
                     node.replace_all_uses_with(source.args[0])
         module.graph.eliminate_dead_code()
         module.recompile()
         return PassResult(module, modified=True)
 
 
-def _undo(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Whether a permutation after another one puts dimensions where they were."""
+def _is_inverse(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Return whether the second permutation is the inverse of the first."""
     return [first[dim] % len(first) for dim in second] == list(range(len(first)))
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node of an edge program shows memory of another, without a copy."""
+    """Return whether a node is a view of another tensor's memory, so that no copy is executed."""
     return (
         node.target is _VIEW
-        and fake(node).is_contiguous()
+        and fake_value(node).is_contiguous()
         and all(user.op != "output" for user in node.users)
     )
 
 
-# -- the file, with a memory plan of ExecuTorch's or of ours ------------------------------------
+# -- the file, with ExecuTorch's memory plan or ours --------------------------------------------
 
 PLACING_S: Final = 10.0
-"""Most time to choose addresses [s]."""
+"""Maximum time to choose offsets [s]."""
 METHOD: Final = "forward"
-"""Name of the step in a file."""
+"""Name of the training step's method in the file."""
 _INDEX: Final = "__et_training_{}_index_"
-"""The methods of a file that tell where its gradients and its parameters begin."""
+"""Methods of a file that return where its gradients and its parameters begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredProgram:
-    """Content of a program's file."""
+    """The bytes of a program's file, and its arena with ExecuTorch's planner."""
 
     program: bytes
     greedy_bytes: int
-    """The size of the arena with the addresses of ExecuTorch's greedy planner [B]."""
+    """Size of the arena with the offsets of ExecuTorch's greedy planner [B]."""
 
     @property
     def arena_bytes(self) -> int:
-        """The size of the arena that the file asks for [B]."""
+        """Size of the arena that the file requires [B]."""
         program = deserialize_pte_binary(self.program).program
         (step,) = (plan for plan in program.execution_plan if plan.name == METHOD)
         return sum(step.non_const_buffer_sizes)
 
 
-def lowered(edge: EdgeProgramManager, *, is_ours: bool) -> LoweredProgram:
-    """Return a program with addresses that ExecuTorch chose, or that are ours."""
-    placement = _Placement(is_ours=is_ours)
+def lower_program(edge: EdgeProgramManager, *, use_our_offsets: bool) -> LoweredProgram:
+    """Lower an edge program to a file, with ExecuTorch's offsets or, if `use_our_offsets`, ours."""
+    placement = _Placement(use_our_offsets=use_our_offsets)
     suite = MemoryPlanningAlgorithmSuite([placement])
     planning = MemoryPlanningPass(suite, alignment=ALIGNMENT)
-    before = _emit_program._get_training_metadata  # noqa: SLF001 - has no other name
+    original = _emit_program._get_training_metadata  # noqa: SLF001 - has no other name
     setter = lambda value: setattr(_emit_program, "_get_training_metadata", value)  # noqa: E731
-    counted = lambda methods: _counted(before(methods), methods)  # noqa: E731
-    with quiet(), rare_collections(), temporary_setting(setter, counted, before):
-        # It changes what it makes a program of.
+    corrected = lambda methods: _correct_metadata(original(methods), methods)  # noqa: E731
+    with quiet(), infrequent_gc(), temporary_setting(setter, corrected, original):
+        # to_executorch changes its input.
         program = copy.deepcopy(edge).to_executorch(
             ExecutorchBackendConfig(memory_planning_pass=planning)
         )
     return LoweredProgram(program.buffer, placement.greedy_bytes)
 
 
-def _counted(metadata: dict[str, Any], methods: Mapping[str, ExportedProgram]) -> dict[str, Any]:
-    """Return the starts of gradients and of parameters among the outputs of a method.
+def _correct_metadata(
+    metadata: dict[str, Any], methods: Mapping[str, ExportedProgram]
+) -> dict[str, Any]:
+    """Return metadata with corrected start indices of gradients and parameters in the outputs.
 
-    ExecuTorch 1.5.1 counts new values of buffers too, which no method returns.
+    ExecuTorch 1.5.1 also counts new values of buffers, which no method returns.
     """
     kinds = {"gradients": OutputKind.GRADIENT_TO_PARAMETER, "parameters": OutputKind.TOKEN}
     for name, program in methods.items():
         specs = program.graph_signature.output_specs
         returned = [spec.kind for spec in specs if spec.kind != OutputKind.BUFFER_MUTATION]
-        for what, kind in kinds.items():
+        for category, kind in kinds.items():
             if kind in returned:
-                metadata[_INDEX.format(what) + name] = returned.index(kind)
+                metadata[_INDEX.format(category) + name] = returned.index(kind)
     return metadata
 
 
 class _Placement:
-    """Chooses addresses for what a program has in its arena."""
+    """Memory planner for ExecuTorch; records the arena of the greedy planner."""
 
     __name__ = "poetmodel"
 
-    def __init__(self, *, is_ours: bool) -> None:
-        self._is_ours = is_ours
+    def __init__(self, *, use_our_offsets: bool) -> None:
+        self._use_our_offsets = use_our_offsets
         self.greedy_bytes = 0
 
     def __call__(
-        self, alignment: int, specs: Iterable[TensorSpec], *others: Any
+        self, alignment: int, specs: Iterable[TensorSpec], *options: Any
     ) -> MemoryAlgoResult:
-        """Return a number of a memory and an offset for each tensor."""
-        placed = list(specs)
-        result = greedy(alignment, placed, *others)
+        """Return a memory id and an offset for each tensor."""
+        tensor_specs = list(specs)
+        result = greedy(alignment, tensor_specs, *options)
         self.greedy_bytes = sum(result.bufsizes)
-        if not self._is_ours:
+        if not self._use_our_offsets:
             return result
-        length = 1 + max((spec.lifetime[1] for spec in placed), default=0)
-        blocks = [_block(number, spec, length) for number, spec in enumerate(placed)]
+        length = 1 + max((spec.lifetime[1] for spec in tensor_specs), default=0)
+        blocks = [_block(number, spec, length) for number, spec in enumerate(tensor_specs)]
         offsets, size, _ = place_blocks(blocks, length, time_limit=PLACING_S)
-        numbered = enumerate(zip(placed, offsets, strict=True))
-        chosen = {spec: SpecAllocResult(1, number, at) for number, (spec, at) in numbered}
-        return MemoryAlgoResult(chosen, [0, size])
+        numbered = enumerate(zip(tensor_specs, offsets, strict=True))
+        results = {spec: SpecAllocResult(1, number, at) for number, (spec, at) in numbered}
+        return MemoryAlgoResult(results, [0, size])
 
 
 def _block(number: int, spec: TensorSpec, length: int) -> Block:
-    begin, last = spec.lifetime
-    position = BEFORE if begin == 0 and last + 1 == length else begin
+    """Return the block of a tensor for `place_blocks`.
+
+    Tensors that live throughout count as present before the first operation.
+    """
+    first, last = spec.lifetime
+    position = BEFORE if first == 0 and last + 1 == length else first
     return Block(
-        spans=[Span(begin, last + 1, spec.allocated_memory)],
+        spans=[Span(first, last + 1, spec.allocated_memory)],
         contents=[(position, Content.OUTPUT, number)],
     )

@@ -1,4 +1,4 @@
-"""An edge program as a training graph, and again as a program in the order of a plan."""
+"""An edge program as a training graph, and reordered as a plan's program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from poetmodel.torch.graph.operators import flops_of
 from poetmodel.torch.graph.profiles import OpProfile, TensorLayout
 from poetmodel.torch.graph.rewriting import Rewriter
 from poetmodel.torch.graph.step_graph import StepGraph
-from poetmodel.torch.graph.tensors import fake, tensors_in
+from poetmodel.torch.graph.tensors import fake_value, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,18 +29,21 @@ if TYPE_CHECKING:
 
 
 class EdgeGraph(StepGraph):
-    """An edge program as operations.
+    """The operations of an edge program.
 
-    Sizes are as in the arena: multiples of the alignment. Inputs are its first operations: they are
-    in the arena from the beginning to their last use.
+    Sizes are as in the arena: multiples of the alignment. Inputs are operations at the beginning,
+    because they are in the arena until their last use.
     """
 
     def __init__(self, program: ExportedProgram, *, name: str) -> None:
-        self._inputs, resident = _arguments(program)
+        self._inputs, resident_nodes = _split_arguments(program)
         nodes = list(program.graph.nodes)
-        self._forward = set(nodes[: nodes.index(_loss(program)) + 1])
-        self.resident_bytes = sum(round_up(fake(node).nbytes, ALIGNMENT) for node in resident)
-        """Bytes in the arena throughout: parameters that are trained, and buffers that change."""
+        self._forward = set(nodes[: nodes.index(_loss_node(program)) + 1])
+        self.resident_bytes = sum(
+            round_up(fake_value(node).nbytes, ALIGNMENT) for node in resident_nodes
+        )
+        """Size of trained parameters and changed buffers, which stay in the arena throughout
+        [B]."""
         calls = [
             node for node in nodes if node.op == "call_function" and node.target is not getitem
         ]
@@ -48,47 +51,48 @@ class EdgeGraph(StepGraph):
         super().__init__(program.graph, profiles, name=name)
 
     def _add_sources(self) -> None:
+        """Add each user input as a source operation."""
         for number, node in enumerate(self._inputs):
-            value = fake(node)
+            value = fake_value(node)
             self.add_source(
                 node,
                 name=f"inputs[{number}]",
                 op=node.op,
                 phase=self.phase_of(node),
-                layout=TensorLayout.of(value),
+                layout=TensorLayout.from_tensor(value),
                 size_bytes=round_up(value.nbytes, ALIGNMENT),
             )
 
     def phase_of(self, node: fx.Node) -> Phase:
-        """Return the phase of an operation."""
+        """Return FORWARD for nodes up to the loss, otherwise BACKWARD."""
         return Phase.FORWARD if node in self._forward else Phase.BACKWARD
 
     def training_graph(self) -> Graph:
-        """Return the training graph."""
-        end = self.end(self.reading(self.graph.output_node().all_input_nodes).storages)
+        """Return the training graph, with an end node that reads all results."""
+        end = self.results_node(self.find_reads(self.graph.output_node().all_input_nodes).storages)
         return Graph(name=self.name, nodes=(*map(self._node, self.operations), end))
 
     def _node(self, operation: Operation) -> Node:
         is_random = torch.Tag.nondeterministic_seeded in getattr(
             operator_of(operation.node), "tags", ()
         )
-        return self.node(
+        return self.training_node(
             operation, recomputable=operation.node not in self._inputs and not is_random
         )
 
 
 def _profile(node: fx.Node) -> OpProfile:
-    """Return the profile of an operation in the arena: each output has memory of its own."""
-    value = fake(node)
-    single = not isinstance(value, tuple | list)
+    """Return sizes, layouts and FLOP of an operation. Each output has its own memory."""
+    value = fake_value(node)
+    is_single = not isinstance(value, tuple | list)
     tensors = [
-        (None if single else position, output)
-        for position, output in enumerate((value,) if single else value)
+        (None if is_single else position, output)
+        for position, output in enumerate((value,) if is_single else value)
         if isinstance(output, torch.Tensor)
     ]
     sizes = tuple(round_up(tensor.nbytes, ALIGNMENT) for _, tensor in tensors)
-    layouts = (TensorLayout.of(tensor, position) for position, tensor in tensors)
-    arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake)
+    layouts = (TensorLayout.from_tensor(tensor, position) for position, tensor in tensors)
+    arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake_value)
     return OpProfile(
         sizes_bytes=sizes,
         outputs=tuple(enumerate(layouts)),
@@ -97,8 +101,8 @@ def _profile(node: fx.Node) -> OpProfile:
     )
 
 
-def _loss(program: ExportedProgram) -> fx.Node:
-    """Return the node that makes the loss."""
+def _loss_node(program: ExportedProgram) -> fx.Node:
+    """Return the node that computes the loss, behind views and items."""
     results = program.graph.output_node().args[0]
     specs = program.graph_signature.output_specs
     loss: Any = next(
@@ -111,32 +115,35 @@ def _loss(program: ExportedProgram) -> fx.Node:
     return loss
 
 
-def _arguments(program: ExportedProgram) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Return the arguments of a program that are inputs, and those that are there throughout."""
+def _split_arguments(program: ExportedProgram) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Return the placeholders of user inputs, and those that stay in the arena.
+
+    The latter are trained parameters and changed buffers.
+    """
     signature = program.graph_signature
     trained = {
         spec.target
         for spec in signature.output_specs
         if spec.kind == OutputKind.GRADIENT_TO_PARAMETER
     }
-    changed = set(signature.buffers_to_mutate.values())
-    arguments = program.graph.find_nodes(op="placeholder")
+    changed_buffers = set(signature.buffers_to_mutate.values())
+    placeholders = program.graph.find_nodes(op="placeholder")
     kinds = {spec.arg.name: (spec.kind, spec.target) for spec in signature.input_specs}
-    inputs = [node for node in arguments if kinds[node.name][0] == InputKind.USER_INPUT]
+    inputs = [node for node in placeholders if kinds[node.name][0] == InputKind.USER_INPUT]
     resident = [
         node
-        for node in arguments
+        for node in placeholders
         if kinds[node.name] in {(InputKind.PARAMETER, path) for path in trained}
-        or kinds[node.name] in {(InputKind.BUFFER, path) for path in changed}
+        or kinds[node.name] in {(InputKind.BUFFER, path) for path in changed_buffers}
     ]
     return inputs, resident
 
 
 class Reorder(PassBase):  # type: ignore[misc, unused-ignore]
-    """Puts operations into the order of a plan; what is computed twice is there twice.
+    """Puts operations into the order of a plan, with a copy for each recomputation.
 
-    Views are made again where they are read. An item of a result follows the result directly: one
-    that came later would keep all others.
+    Views are recomputed where they are read. An item of a multi-output result directly follows the
+    result, because a later item would keep all other items in memory.
     """
 
     def __init__(self, step: EdgeGraph, order: Sequence[int]) -> None:
@@ -145,19 +152,19 @@ class Reorder(PassBase):  # type: ignore[misc, unused-ignore]
         self._order = [k for k in order if k < len(step.operations)]  # the last node is the end
 
     def call(self, module: fx.GraphModule) -> PassResult:
-        """Replace the graph of a module."""
+        """Replace the module's graph."""
         old = module.graph
         nodes = {node.name: node for node in old.nodes}
-        direct = {nodes[node.name]: place for node, place in self._step.direct.items()}
+        direct = {nodes[node.name]: value for node, value in self._step.output_keys.items()}
         new = Rewriter(direct)
         for node in old.nodes:
             if node.op in ("placeholder", "get_attr"):
-                new.give(node)
+                new.add_placeholder(node)
         for index in self._order:
             operation = self._step.operations[index]
             if operation.node.op == "call_function":
-                new.compute(nodes[operation.node.name], operation.storages)
-        new.graph.node_copy(old.output_node(), new.value)
+                new.write_node(nodes[operation.node.name], operation.storages)
+        new.graph.node_copy(old.output_node(), new.map_node)
         module.graph = new.graph
         module.recompile()
         return PassResult(module, modified=True)

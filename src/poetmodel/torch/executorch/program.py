@@ -1,4 +1,4 @@
-"""`to_executorch`: a module, its loss and a budget become a program of ExecuTorch."""
+"""`to_executorch`: write a training step within a RAM budget as an ExecuTorch program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from poetmodel.problem.parse import check_limits
 from poetmodel.result import Status
 from poetmodel.solver import fit_arena, solve
 from poetmodel.solver.fitting import plan_and_place
-from poetmodel.torch.executorch.edge import RemoveCopies, edge_program, lowered
+from poetmodel.torch.executorch.edge import RemoveCopies, edge_program, lower_program
 from poetmodel.torch.executorch.planning import EdgeGraph, Reorder
 from poetmodel.units import format_bytes, format_seconds
 
@@ -40,46 +40,47 @@ if TYPE_CHECKING:
     from poetmodel.torch.executorch.edge import LoweredProgram
 
 DEVICE: Final = "rpi4b"
-"""The device whose rates say how long an operation takes, unless another is named."""
-_TRIES: Final = 4
-"""How often a program is made at most: again with less RAM where its arena exceeds the budget."""
+"""The device for the time estimates of operations, by default."""
+_MAX_ATTEMPTS: Final = 4
+"""Maximum number of lowered programs. Each further attempt has less RAM, because the last arena was
+too large."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorchProgram:
-    """A program of ExecuTorch as it was written. All sizes are of its arena."""
+    """A written ExecuTorch program. All sizes are of its arena."""
 
     name: str
     path: Path
     ram_budget_bytes: int
     arena_bytes: int
-    """Arena of the file: at most the budget [B]."""
+    """Arena of the file; at most the budget [B]."""
     keep_all_bytes: int
-    """The most that the same program has in its arena at once where nothing is computed again;
-    100 % of a budget [B]."""
+    """Peak of the same program in its arena without recomputation; 100 % of a budget [B]."""
     executorch_bytes: int
-    """The arena of the program that ExecuTorch makes by itself, with its greedy planner [B]."""
+    """Arena of the program that ExecuTorch writes by itself, with its greedy planner [B]."""
     greedy_bytes: int
-    """The arena of this program with the addresses of that planner [B]."""
+    """Arena of this program with the offsets of that planner [B]."""
     resident_bytes: int
-    """Parameters that are trained and buffers that change, which are a part of the arena [B]."""
+    """Trained parameters and changed buffers, which are part of the arena [B]."""
     status: str
     gap: float | None
     overhead: float
-    """Time of what is computed again, as a fraction of one pass."""
+    """Time of recomputations as a fraction of one pass."""
     recomputed: int
     solve_s: float
     device: str
     sgd: Mapping[str, Any] | None
-    """Arguments of ``get_sgd_optimizer`` beside the parameters; None without an optimizer."""
+    """Arguments of ``get_sgd_optimizer`` besides the parameters; None without an optimizer."""
     result: SolveResult = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values, without the result."""
+        """Return all fields as plain values, without the result."""
         values = {key: value for key, value in vars(self).items() if key != "result"}
         return values | {"path": str(self.path)}
 
     def __str__(self) -> str:
+        """Format sizes, status and solve time in one line."""
         proved = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
         return (
             f"{self.name}: arena {format_bytes(self.arena_bytes)} of "
@@ -106,47 +107,47 @@ def to_executorch(
     storage: str | Path | None = None,
     paging: bool | None = None,
 ) -> ExecutorchProgram:
-    """Write a training step as a program of ExecuTorch whose arena keeps a budget.
+    """Write a training step as an ExecuTorch program whose arena is within a budget.
 
     Parameters
     ----------
     model, loss_fn, inputs
-        As for `compile`; the shapes of the inputs are those of every batch. The program takes the
-        tensors among the inputs in their order, named ones in that of their sorted names.
+        As for `compile`; every batch has the shapes of the inputs. The program reads the tensors
+        among the inputs in their order, named inputs in the order of their sorted names.
     ram : str or int
-        The budget for the arena of the program: parameters that are trained, buffers that change,
-        inputs, activations, gradients. Bytes, a size such as ``256KiB``, or a percentage of what
-        the step has there when everything is kept.
+        The budget for the arena of the program: trained parameters, changed buffers, inputs,
+        activations, gradients. Bytes, a size such as ``256KiB``, or a percentage of the step's
+        arena when everything is kept.
     path : str or Path
         The file to write, ``*.pte``.
     optimizer : torch.optim.Optimizer, optional
-        An SGD of all parameters that are trained, the one optimizer that ExecuTorch has. The
-        program makes gradients with it or without; the result says how to make the same optimizer
-        in ExecuTorch's runtime, which keeps its moments beside the arena.
+        An SGD of all trained parameters; ExecuTorch has no other optimizer. The program itself only
+        computes gradients. The result has the arguments for the same optimizer in ExecuTorch's
+        runtime, which stores its moments outside the arena.
     device : str or Device
-        Whose rates say how long an operation takes.
+        The device for the time estimates of operations.
     time_limit : float
-        Wall time for schedules and addresses [s].
+        Wall time for schedules and offsets [s].
     gap : float
         Gap of the overhead at which the solver stops.
     on_progress : callable, optional
         As for `poetmodel.solve`: called with the progress of each solve.
     storage, paging
-        Not to be given: a program of ExecuTorch has no pages.
+        Not supported: ExecuTorch programs do not page.
 
     Returns
     -------
     ExecutorchProgram
-        What was written, with its sizes and the result of the solve.
+        The written program, with its sizes and the result of the solve.
 
     Raises
     ------
     BudgetError
-        If the budget is too small: says the least that is known to do.
+        If the budget is too small; the message has the smallest budget known to suffice.
     CaptureError
-        If the step cannot be exported, or an operator has no kernel: names it.
+        If the step cannot be exported, or an operator has no kernel; the message names it.
     InputError
-        If the path or the optimizer is none of these, or pages are asked for.
+        If the path or the optimizer is not supported, or paging is requested.
     """
     file = Path(path)
     _check_arguments(file, storage, paging)
@@ -156,7 +157,7 @@ def to_executorch(
         device = Device.load(device)
     name = type(model).__name__
     edge = edge_program(name, model, loss_fn, inputs)
-    own_bytes = lowered(edge, is_ours=False).arena_bytes
+    executorch_bytes = lower_program(edge, use_our_offsets=False).arena_bytes
     edge = edge.transform([RemoveCopies()])
     step = EdgeGraph(edge.exported_program(), name=name)
     graph = step.training_graph()
@@ -170,7 +171,7 @@ def to_executorch(
         minimize="time",
     )
     options: SolveKeywords = {"time_limit": time_limit, "gap": gap, "on_progress": on_progress}
-    result, plan, program = _lowered_plan(problem, budget_bytes, options, edge, step)
+    result, plan, program = _solve_and_lower(problem, budget_bytes, options, edge, step)
     write_bytes(file, program.program)
     return ExecutorchProgram(
         name=name,
@@ -178,7 +179,7 @@ def to_executorch(
         ram_budget_bytes=budget_bytes,
         arena_bytes=program.arena_bytes,
         keep_all_bytes=keep_all_bytes,
-        executorch_bytes=own_bytes,
+        executorch_bytes=executorch_bytes,
         greedy_bytes=program.greedy_bytes,
         resident_bytes=step.resident_bytes,
         status=str(result.status),
@@ -192,66 +193,75 @@ def to_executorch(
     )
 
 
-def _lowered_plan(
+def _solve_and_lower(
     problem: Problem,
     budget_bytes: int,
     options: SolveKeywords,
     edge: EdgeProgramManager,
     step: EdgeGraph,
 ) -> tuple[SolveResult, Plan, LoweredProgram]:
-    """Return a schedule, its plan and its program; solve again where the file's arena is larger."""
+    """Solve, plan and lower; repeat with less RAM if the arena of the file exceeds the budget.
+
+    Raises `VerificationError` if it still does after `_MAX_ATTEMPTS`.
+    """
     excess = 0
-    for _ in range(_TRIES):
-        result, plan = _fitted(problem, budget_bytes, options, step)
+    for _ in range(_MAX_ATTEMPTS):
+        result, plan = _solve_fitting(problem, budget_bytes, options, step)
         order = [k for op, k in plan.program if op == Op.COMPUTE]
         ordered = edge.transform([Reorder(step, order)])
-        program = lowered(ordered, is_ours=True)
+        program = lower_program(ordered, use_our_offsets=True)
         excess = program.arena_bytes - budget_bytes
         if excess <= 0:
             return result, plan, program
         problem = replace(problem, ram=problem.usable_ram_bytes - excess)
-    raise VerificationError(  # a fault of ours, never to be passed on
+    raise VerificationError(  # our bug: never return such a result
         [f"{step.name}: the arena of the file is {excess:,} B above the budget"]
     )
 
 
-def _fitted(
+def _solve_fitting(
     problem: Problem, budget_bytes: int, options: SolveKeywords, step: EdgeGraph
 ) -> tuple[SolveResult, Plan]:
-    """Return a schedule whose addresses fit, with its plan; raise `BudgetError` where none does."""
+    """Return a schedule whose arena fits, with its plan, both checked.
+
+    Falls back to the schedule with the least RAM. Raises `BudgetError` if no arena fits.
+    """
     result, plan, arena = fit_arena(problem, mode=StorageMode.BLOCKING, **options)
     if plan is None or arena is None:
-        result, plan, arena = _least(problem, budget_bytes, options, step, result)
+        result, plan, arena = _solve_min_ram(problem, budget_bytes, options, step, result)
     faults = (
         *check_plan(problem.graph, problem.costs, plan).violations,
         *check_arena(problem.graph, plan, arena).violations,
     )
-    if faults:  # a fault of ours, never to be passed on
+    if faults:  # our bug: never return such a result
         raise VerificationError(faults)
     return result, plan
 
 
-def _least(
+def _solve_min_ram(
     problem: Problem,
     budget_bytes: int,
     options: SolveKeywords,
     step: EdgeGraph,
     failed: SolveResult,
 ) -> tuple[SolveResult, Plan, Arena]:
-    """Return the schedule with the least RAM; where it exceeds the budget, say by how much."""
-    room = problem.usable_ram_bytes
-    exactly: SolveKeywords = {**options, "gap": 0.0}
-    least = solve(replace(problem, ram="100%", minimize="ram"), **exactly)
-    schedule = least.require_schedule()
+    """Solve for minimum RAM, and return that schedule with its plan and arena.
+
+    Raises `BudgetError` if this arena is too large, too. `failed` is the result to complete.
+    """
+    ram_bytes = problem.usable_ram_bytes
+    exact_options: SolveKeywords = {**options, "gap": 0.0}
+    min_ram_result = solve(replace(problem, ram="100%", minimize="ram"), **exact_options)
+    schedule = min_ram_result.require_schedule()
     plan, arena = plan_and_place(
         problem.graph,
         problem.costs,
         schedule,
         mode=StorageMode.BLOCKING,
         ram_budget_bytes=None,
-        room_bytes=room,
+        room_bytes=ram_bytes,
     )
-    if arena.bytes <= room:
+    if arena.bytes <= ram_bytes:
         verdict = verify(problem, schedule, plan=plan)
         result = replace(
             failed,
@@ -263,56 +273,56 @@ def _least(
         )
         return result, plan, arena
     enough_bytes, needed_bytes = (
-        size + step.resident_bytes for size in (arena.bytes, ceil(least.bound or 0.0))
+        size + step.resident_bytes for size in (arena.bytes, ceil(min_ram_result.bound or 0.0))
     )
-    what = f"the arena of {step.name}"
+    subject = f"the arena of {step.name}"
     raise BudgetError(
-        refusal(what, budget_bytes, enough_bytes=enough_bytes, needed_bytes=needed_bytes)
+        refusal(subject, budget_bytes, enough_bytes=enough_bytes, needed_bytes=needed_bytes)
     )
 
 
 def _check_arguments(file: Path, storage: object, paging: object) -> None:
-    """Raise unless pages are not asked for, and the file can be written."""
+    """Raise `InputError` if paging is requested, or the file cannot be written."""
     if storage is not None or paging:
-        asked = "paging" if storage is None else "storage"
+        requested = "paging" if storage is None else "storage"
         raise InputError(
-            f"{asked}: a program of ExecuTorch has all in its arena and cannot page; leave it out, "
-            "or write C that pages with pmt.export"
+            f"{requested}: an ExecuTorch program has all data in its arena and cannot page; "
+            "leave it out, or write C that pages with pmt.export"
         )
     if file.suffix != ".pte":
         raise InputError(f"path: expected a file *.pte, got {shown(str(file))}")
     check_writable(file)
 
 
-def _sgd_options(optimizer: torch.optim.Optimizer, *parts: object) -> dict[str, Any]:
-    """Return the options of ExecuTorch's SGD for an optimizer of some modules."""
-    for fault in _sgd_faults(optimizer, parts):
+def _sgd_options(optimizer: torch.optim.Optimizer, *candidates: object) -> dict[str, Any]:
+    """Return the arguments of ExecuTorch's SGD; raise `InputError` if it has no such optimizer."""
+    for fault in _sgd_faults(optimizer, candidates):
         raise InputError(f"optimizer: {fault}")
     (group,) = optimizer.param_groups
     options = {key: float(group[key]) for key in ("lr", "momentum", "dampening", "weight_decay")}
     return {**options, "nesterov": bool(group["nesterov"])}
 
 
-def _sgd_faults(optimizer: torch.optim.Optimizer, parts: tuple[object, ...]) -> Iterator[str]:
-    """Yield why ExecuTorch has no such optimizer."""
+def _sgd_faults(optimizer: torch.optim.Optimizer, candidates: tuple[object, ...]) -> Iterator[str]:
+    """Yield reasons why ExecuTorch has no such optimizer."""
     if type(optimizer) is not torch.optim.SGD:
         yield (
-            f"ExecuTorch's training runtime has SGD alone, got {type(optimizer).__name__}; give a "
-            "torch.optim.SGD, or none and use the gradients"
+            f"ExecuTorch's training runtime has only SGD, got {type(optimizer).__name__}; use "
+            "torch.optim.SGD, or leave the optimizer out and use the gradients"
         )
     groups = optimizer.param_groups
     if len(groups) != 1 or groups[0]["maximize"]:
-        yield "ExecuTorch's SGD has one group of parameters, and no maximize; give one like it"
+        yield "ExecuTorch's SGD has one group of parameters, and no maximize; use such an SGD"
     others = sorted({str(p.dtype) for p in groups[0]["params"]} - {"torch.float32"})
     if others:
         yield (
-            f"ExecuTorch's SGD takes all parameters for float32, got {', '.join(others)}; train in "
-            "float32, or give none and use the gradients"
+            f"ExecuTorch's SGD supports only float32 parameters, got {', '.join(others)}; train in "
+            "float32, or leave the optimizer out and use the gradients"
         )
-    modules = [part for part in parts if isinstance(part, torch.nn.Module)]
+    modules = [part for part in candidates if isinstance(part, torch.nn.Module)]
     trained = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
     if trained != {id(parameter) for parameter in groups[0]["params"]}:
         yield (
-            "expected all parameters that require a gradient, and no others; switch requires_grad "
-            "off for what is not to be trained"
+            "expected exactly the parameters that require a gradient; set requires_grad to "
+            "False for the others"
         )

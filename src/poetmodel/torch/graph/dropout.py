@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from poetmodel.torch.graph.operators import EAGER_KERNELS, kernel_of, set_kernel
-from poetmodel.torch.graph.tensors import fake
+from poetmodel.torch.graph.tensors import fake_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,9 +117,9 @@ def split_dropout(graph: fx.Graph) -> None:
         set_kernel(node, kernel_of(node))
     for node in graph.find_nodes(op="call_function", target=aten.native_dropout.default):
         x, p, train = node.args
-        if train is False or fake(x).numel() == 0:
+        if train is False or fake_value(x).numel() == 0:
             continue
-        output, kept = fake(node)
+        output, kept = fake_value(node)
         with graph.inserting_before(node):
             mask = graph.call_function(dropout_mask, (x, p))
             result = graph.call_function(dropped, (x, mask, p))

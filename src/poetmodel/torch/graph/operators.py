@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from poetmodel.torch.graph.tensors import fake, tensors_in
+from poetmodel.torch.graph.tensors import fake_value, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ def operator_name(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
 
-def module_of(node: fx.Node) -> str:
+def module_path(node: fx.Node) -> str:
     """Return the path of the module that a forward or backward node belongs to; "" if unknown."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str(next(reversed(stack.values()))[0]) if stack else ""
@@ -40,7 +40,7 @@ def module_of(node: fx.Node) -> str:
 def is_effect(node: fx.Node) -> bool:
     """Return whether a node is needed for an effect: it writes an argument or checks values."""
     return node.target is torch.ops.aten.copy_.default or (
-        node.op == "call_function" and fake(node) is None and node.is_impure()
+        node.op == "call_function" and fake_value(node) is None and node.is_impure()
     )
 
 

@@ -22,7 +22,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from poetmodel.errors import PoetModelError
 from poetmodel.torch.errors import RAISED, CaptureError
 from poetmodel.torch.graph.operators import flops_of, is_collective, is_effect, kernel_of
-from poetmodel.torch.graph.tensors import call_key, fake, heap_peak_bytes, storage_key, tensors_in
+from poetmodel.torch.graph.tensors import (
+    call_key,
+    fake_value,
+    heap_peak_bytes,
+    storage_key,
+    tensors_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -49,7 +55,7 @@ class TensorLayout:
     """Offset of the first element [elements]."""
 
     @classmethod
-    def of(cls, value: torch.Tensor, position: int | None = None) -> TensorLayout:
+    def from_tensor(cls, value: torch.Tensor, position: int | None = None) -> TensorLayout:
         """Return the layout of a tensor in its storage."""
         return cls(
             position=position,
@@ -79,7 +85,7 @@ class OpProfile:
     """For an update: whether its gradient has the parameter's strides; fills its storage."""
 
     @classmethod
-    def of(cls, target: Any, arguments: Any, keywords: Any, value: Any) -> OpProfile:
+    def from_call(cls, target: Any, arguments: Any, keywords: Any, value: Any) -> OpProfile:
         """Return the profile of a call that returned `value`, without workspace and time."""
         inputs = tensors_in((arguments, keywords))
         input_keys = {storage_key(tensor) for tensor in inputs}
@@ -91,7 +97,7 @@ class OpProfile:
                 continue
             key = storage_key(output)
             sizes[key] = output.untyped_storage().nbytes()
-            layout = TensorLayout.of(output, None if single else position)
+            layout = TensorLayout.from_tensor(output, None if single else position)
             outputs.append((list(sizes).index(key), layout))
         if not sizes:
             return cls()
@@ -107,7 +113,7 @@ class OpProfile:
             moved_bytes=read_bytes + sum(sizes.values()),
         )
 
-    def like(self, value: Any) -> Any:
+    def with_layouts(self, value: Any) -> Any:
         """Return meta tensors with the profile's layouts; other outputs as in `value`."""
         storages = [torch.UntypedStorage(size, device="meta") for size in self.sizes_bytes]
         outputs = {
@@ -120,7 +126,7 @@ class OpProfile:
             return outputs[None]
         return tuple(outputs.get(position, output) for position, output in enumerate(value))
 
-    def largest(self, others: Iterable[OpProfile]) -> OpProfile:
+    def with_maxima(self, others: Iterable[OpProfile]) -> OpProfile:
         """Return this profile with the largest workspace and time among itself and `others`."""
         profiles = (self, *others)
         return replace(
@@ -205,11 +211,12 @@ class OpProfiler:
 
     def profile(self, node: fx.Node, arguments: Any, keywords: Any, value: Any) -> OpProfile:
         """Return the profile of a finished call with the output `value`; subclasses extend it."""
-        return OpProfile.of(node.target, arguments, keywords, value)
+        return OpProfile.from_call(node.target, arguments, keywords, value)
 
     def _measure_call(
         self, node: fx.Node, kernel: Kernel, arguments: Any, keywords: Any
     ) -> tuple[Any, OpProfile]:
+        """Call a kernel once; return its outputs, and a profile with workspace and time."""
         values: list[Any] = []
         begin = perf_counter()
         peak_bytes = heap_peak_bytes(lambda: values.append(kernel(*arguments, **keywords)))
@@ -225,15 +232,15 @@ def _profile_key(kernel: Kernel, arguments: Any, keywords: Any) -> Hashable:
     return call_key(kernel, arguments, keywords), *storage_sizes
 
 
-def predicted(node: fx.Node) -> OpProfile:
+def predict_profile(node: fx.Node) -> OpProfile:
     """Return the profile that PyTorch's fake tensors predict for a node, without workspace.
 
     Only a collective has a workspace: the size of its inputs and results, which gloo copies.
     """
-    arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake)
+    arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake_value)
     if is_effect(node):
-        return OpProfile(flops=flops_of(node.target, arguments, keywords, fake(node)))
-    profile = OpProfile.of(node.target, arguments, keywords, fake(node))
+        return OpProfile(flops=flops_of(node.target, arguments, keywords, fake_value(node)))
+    profile = OpProfile.from_call(node.target, arguments, keywords, fake_value(node))
     if is_collective(node.target):
         profile = replace(profile, workspace_bytes=profile.moved_bytes + _TRANSPORT_BYTES)
     return profile
@@ -242,7 +249,7 @@ def predicted(node: fx.Node) -> OpProfile:
 # -- on synthetic tensors --------------------------------------------------------------------------
 
 
-def profiles_on_made_up(
+def profile_on_synthetic(
     graph: fx.Graph,
     expected: Mapping[fx.Node, OpProfile],
     profiler: OpProfiler,
@@ -255,7 +262,7 @@ def profiles_on_made_up(
     ----------
     graph : torch.fx.Graph
     expected : mapping
-        Profiles from `predicted` of all nodes that allocate memory; all other nodes are views.
+        Profiles from `predict_profile` of all nodes that allocate memory; other nodes are views.
     profiler : OpProfiler
     is_generated : callable, optional
         Whether a compiler generates the kernel of a node. Such a node keeps its expected profile.
@@ -273,7 +280,7 @@ def profiles_on_made_up(
     synthetic = _SyntheticProfiler(profiler)
 
     def value_of(source: fx.Node) -> Any:
-        return deviating[source] if source in deviating else fake(source)
+        return deviating[source] if source in deviating else fake_value(source)
 
     with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         for node in (node for node in graph.nodes if node.op == "call_function"):
@@ -297,7 +304,7 @@ def profiles_on_made_up(
                     known.outputs,
                 )
                 if is_generated is None and not is_equal:
-                    deviating[node] = profile.like(fake(node))
+                    deviating[node] = profile.with_layouts(fake_value(node))
     return profiles
 
 
@@ -319,6 +326,8 @@ class _SyntheticProfiler:
         return self._profiles[key]
 
     def _run_synthetic(self, node: fx.Node, arguments: Any, keywords: Any) -> OpProfile:
+        """Profile an operation on synthetic tensors of the layouts of its arguments."""
+
         def run(integer: int) -> OpProfile:
             def fill(value: torch.Tensor) -> torch.Tensor:
                 return self._synthetic(value, integer)
@@ -327,7 +336,7 @@ class _SyntheticProfiler:
             _, profile = self._profiler(node, *synthetic)
             return profile
 
-        return on_made_up(run)
+        return run_on_synthetic(run)
 
     def _synthetic(self, value: torch.Tensor, integer: int) -> torch.Tensor:
         """Return a synthetic tensor with the strides and storage size of `value`."""
@@ -342,7 +351,7 @@ class _SyntheticProfiler:
         return torch.empty(0, dtype=value.dtype).set_(storage, 0, value.shape, value.stride())
 
 
-def on_made_up(run: Callable[[int], Value]) -> Value:
+def run_on_synthetic(run: Callable[[int], Value]) -> Value:
     """Call `run` with the value of synthetic integers: 0, or 1 if that raises (e.g. a divisor).
 
     Raises

@@ -19,7 +19,7 @@ from poetmodel.torch.graph.operators import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    Place = tuple[int, int]
+    OutputKey = tuple[int, int]
 
 
 class Rewriter:
@@ -30,86 +30,88 @@ class Rewriter:
 
     Parameters
     ----------
-    direct : mapping
+    keys_by_node : mapping
         (storage index, layout index) of each old node that is an output of an operation, no view.
     """
 
-    def __init__(self, direct: Mapping[fx.Node, Place]) -> None:
+    def __init__(self, keys_by_node: Mapping[fx.Node, OutputKey]) -> None:
         self.graph = fx.Graph()
-        self._direct = direct
-        self._shown: dict[Place, fx.Node] = {}
-        self._places: defaultdict[int, list[Place]] = defaultdict(list)
-        for node, place in direct.items():
-            if place not in self._shown:
-                self._shown[place] = node
-                self._places[place[0]].append(place)
+        self._key_of = keys_by_node
+        self._owners: dict[OutputKey, fx.Node] = {}
+        self._output_keys: defaultdict[int, list[OutputKey]] = defaultdict(list)
+        for node, key in keys_by_node.items():
+            if key not in self._owners:
+                self._owners[key] = node
+                self._output_keys[key[0]].append(key)
         self._arguments: dict[fx.Node, fx.Node] = {}
-        self._current: dict[Place | fx.Node, fx.Node] = {}
+        self._current: dict[OutputKey | fx.Node, fx.Node] = {}
         self._views: dict[tuple[fx.Node, ...], fx.Node] = {}
-        self._unfinished: set[Place] = set()
+        self._unfinished: set[OutputKey] = set()
         """Results of collectives without a written wait."""
 
-    def give(self, node: fx.Node) -> None:
+    def add_placeholder(self, node: fx.Node) -> None:
         """Add a placeholder of the old graph to the new graph."""
         self._arguments[node] = self.graph.node_copy(node)
 
-    def value(self, node: fx.Node) -> fx.Node:
+    def map_node(self, node: fx.Node) -> fx.Node:
         """Return the new graph's node for the value of an old node; writes views and waits."""
         if node in self._arguments:
-            return self.argument(node)
+            return self.map_argument(node)
         if is_wait(node.target):
-            return self.value(node.all_input_nodes[0])
-        place = self._direct.get(node, node)
-        if place in self._unfinished:
-            self.wait(place)
-        if place in self._current:
-            return self.used(self._current[place])
-        inputs = [self.value(source) for source in node.all_input_nodes]
+            return self.map_node(node.all_input_nodes[0])
+        key = self._key_of.get(node, node)
+        if key in self._unfinished:
+            self.write_wait(key)
+        if key in self._current:
+            return self.register_read(self._current[key])
+        inputs = [self.map_node(source) for source in node.all_input_nodes]
         view = (node, *inputs)
         if view not in self._views:
             now = dict(zip(node.all_input_nodes, inputs, strict=True))
             self._views[view] = self.graph.node_copy(node, now.__getitem__)
         return self._views[view]
 
-    def compute(self, node: fx.Node, numbers: Iterable[int]) -> fx.Node:
+    def write_node(self, node: fx.Node, numbers: Iterable[int]) -> fx.Node:
         """Write an operation, and make its outputs the newest copies of storages `numbers`."""
-        new = self.add(self.graph.node_copy(node, self.value))
+        new = self.register_new(self.graph.node_copy(node, self.map_node))
         kernel: Any = kernel_of(node)
         if kernel is not node.target:  # it may depend on the node's inputs, which change
             set_kernel(new, kernel)
         for number in numbers:
-            for place in self.places(number):
-                owner = self._shown[place]
-                self._current[place] = (
-                    new if owner is node else self.add(self.graph.node_copy(owner, lambda _: new))
+            for key in self.output_keys(number):
+                owner = self._owners[key]
+                self._current[key] = (
+                    new
+                    if owner is node
+                    else self.register_new(self.graph.node_copy(owner, lambda _: new))
                 )
                 if is_collective(node.target):
-                    self._unfinished.add(place)
+                    self._unfinished.add(key)
                     if not copies_input(node.target):
-                        self.wait(place)
+                        self.write_wait(key)
         return new
 
-    def wait(self, place: Place) -> None:
+    def write_wait(self, key: OutputKey) -> None:
         """Write the wait for a collective's result, which becomes the newest copy."""
-        self._unfinished.remove(place)
-        begun = self._current[place]
+        self._unfinished.remove(key)
+        begun = self._current[key]
         target = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 - its only name
-        waited = self.graph.call_function(target, (self.used(begun),))
+        waited = self.graph.call_function(target, (self.register_read(begun),))
         waited.meta["val"] = begun.meta["val"]
-        self._current[place] = self.add(waited)
+        self._current[key] = self.register_new(waited)
 
-    def places(self, number: int) -> list[Place]:
+    def output_keys(self, number: int) -> list[OutputKey]:
         """Return (storage index, layout index) of each layout of a storage."""
-        return self._places[number]
+        return self._output_keys[number]
 
-    def argument(self, node: fx.Node) -> fx.Node:
+    def map_argument(self, node: fx.Node) -> fx.Node:
         """Return the new graph's node for a placeholder of the old graph."""
         return self._arguments[node]
 
-    def add(self, new: fx.Node) -> fx.Node:
+    def register_new(self, new: fx.Node) -> fx.Node:
         """Return a node that was just written; a hook for subclasses to register it."""
         return new
 
-    def used(self, new: fx.Node) -> fx.Node:
+    def register_read(self, new: fx.Node) -> fx.Node:
         """Return a node that is about to be read; a hook for subclasses to register the use."""
         return new

@@ -18,7 +18,7 @@ import torch
 
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.graph.operators import module_of, operator_name
+from poetmodel.torch.graph.operators import module_path, operator_name
 from poetmodel.torch.graph.profiles import OpProfile
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class StepGraph(ABC):
     """The operations and storages of an FX graph, from the profiles of its nodes.
 
     Subclasses define the phase of a node and add the values that exist before the step. They make
-    the training graph from `node` and `end`, and set which nodes are recomputable.
+    the training graph by `training_node` and `results_node`, and set which nodes are recomputable.
 
     Parameters
     ----------
@@ -130,13 +130,13 @@ class StepGraph(ABC):
         """In execution order."""
         self.storages: list[TensorStorage] = []
         """In the order of the operations that make them."""
-        self.direct: dict[fx.Node, tuple[int, int]] = {}
+        self.output_keys: dict[fx.Node, tuple[int, int]] = {}
         """(storage index, layout index) of each node that is an output of an operation, no view."""
         self._add_sources()
         for node, profile in profiles.items():
             if not profile.sizes_bytes and node not in effects:
                 continue
-            reads = self.reading(node.all_input_nodes)
+            reads = self.find_reads(node.all_input_nodes)
             sizes = [self.storages[number].bytes for number in reads.storages]
             if node in effects or not (
                 is_inlined and is_inlined(node, sum(profile.sizes_bytes), sizes)
@@ -149,20 +149,22 @@ class StepGraph(ABC):
 
     def path_of(self, node: fx.Node) -> str:
         """Return the path of the module that a node belongs to."""
-        return module_of(node)
+        return module_path(node)
 
     def _add_sources(self) -> None:  # noqa: B027 - subclasses without sources need none
         """Add an operation for each value that exists before the step; by default none."""
 
     def _add_operation(self, node: fx.Node, reads: Reads, profile: OpProfile) -> None:
-        """Append a node's operation and storages, and register its outputs in `direct`."""
+        """Append a node's operation and storages, and register its outputs in `output_keys`."""
         first = len(self.storages)
         layouts: list[list[TensorLayout]] = [[] for _ in profile.sizes_bytes]
         for number, layout in profile.outputs:
             pick = (operator.getitem, layout.position)
             picked = [user for user in node.users if (user.target, *user.args[1:]) == pick]
             output = (first + number, len(layouts[number]))
-            self.direct.update(dict.fromkeys([node] if layout.position is None else picked, output))
+            self.output_keys.update(
+                dict.fromkeys([node] if layout.position is None else picked, output)
+            )
             layouts[number].append(layout)
         op, path = operator_name(node), self.path_of(node)
         name = self._unique_name(f"{path}/{op}" if path else op)
@@ -185,7 +187,7 @@ class StepGraph(ABC):
     ) -> None:
         """Append an operation and its storage for a value that exists before the step."""
         self._names[name] += 1
-        self.direct[node] = (len(self.storages), 0)
+        self.output_keys[node] = (len(self.storages), 0)
         outputs = [(name, size_bytes, (layout,))]
         self._append_operation(
             node, name, op, phase, Reads(storages=(), views=()), OpProfile(), outputs
@@ -232,25 +234,25 @@ class StepGraph(ABC):
         count = self._names[name]
         return f"{name}#{count}" if count > 1 else name
 
-    def reading(self, nodes: Iterable[fx.Node]) -> Reads:
+    def find_reads(self, nodes: Iterable[fx.Node]) -> Reads:
         """Return the storages and views from which the values of nodes are read."""
         storages: set[int] = set()
         views: set[fx.Node] = set()
         pending = list(nodes)
         while pending:
             node = pending.pop()
-            if node in self.direct:
-                storages.add(self.direct[node][0])
+            if node in self.output_keys:
+                storages.add(self.output_keys[node][0])
             elif node not in views and node.op == "call_function":
                 views.add(node)
                 if node.target is operator.getitem and node.args[0] in self._makers:
-                    pending.extend(self.returned_input(node))
+                    pending.extend(self.aliased_inputs(node))
                 else:
                     pending.extend(node.all_input_nodes)
         order = sorted(views, key=self._order.__getitem__)
         return Reads(storages=tuple(sorted(storages)), views=tuple(order))
 
-    def returned_input(self, node: fx.Node) -> Iterable[fx.Node]:
+    def aliased_inputs(self, node: fx.Node) -> Iterable[fx.Node]:
         """Return the input whose memory an output may show; raise `CaptureError` if unknown."""
         raise CaptureError(
             f"{self.name}: {node.args[0].target} returns an input together with new memory, and "
@@ -259,7 +261,7 @@ class StepGraph(ABC):
 
     # -- as a training graph -----------------------------------------------------------------------
 
-    def node(self, operation: Operation, **changes: Any) -> Node:
+    def training_node(self, operation: Operation, **changes: Any) -> Node:
         """Return the training-graph node of an operation; `changes` override its fields."""
         storages = self.storages
         made = [storages[number] for number in operation.storages]
@@ -285,7 +287,7 @@ class StepGraph(ABC):
         )
         return replace(graph_node, **changes)
 
-    def end(self, storages: Iterable[int], *, workspace_bytes: int = 0) -> Node:
+    def results_node(self, storages: Iterable[int], *, workspace_bytes: int = 0) -> Node:
         """Return the node for the end of a step, which reads the result storages."""
         return Node(
             name=RESULTS,

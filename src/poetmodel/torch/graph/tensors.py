@@ -32,14 +32,14 @@ def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
     return tuple(leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
-def fake(node: fx.Node) -> Any:
+def fake_value(node: fx.Node) -> Any:
     """Return the fake tensors that the capture predicts for a node's output, or None."""
     return node.meta.get("val")
 
 
-def storage_of(node: fx.Node) -> int | None:
+def fake_storage_key(node: fx.Node) -> int | None:
     """Return the key of the storage of a node's fake tensor; None unless it is one tensor."""
-    value = fake(node)
+    value = fake_value(node)
     return storage_key(value) if isinstance(value, torch.Tensor) else None
 
 
@@ -100,13 +100,13 @@ class HeapWatch:
             self._recorded.__enter__()
 
     @staticmethod
-    def mark() -> None:
+    def start_section() -> None:
         """Start a section. Freed memory counts only if it was allocated during the watch."""
         with record_function(_MARK):
             pass
 
     def end(self) -> list[list[int]]:
-        """Stop recording; return per section the change of allocated bytes over time, 0 first."""
+        """Stop; return per section the running total of allocated less freed bytes, 0 first [B]."""
         with _without_notices():
             self._recorded.__exit__(None, None, None)
         changes: list[tuple[int, int | None]] = [

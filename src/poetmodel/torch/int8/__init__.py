@@ -1,7 +1,7 @@
-"""A frozen front in int8: its operators, modules of them, and who makes such modules.
+"""Int8 fronts and networks: their operators, their modules, and the conversion to them.
 
-Activations are int8 in the order batch, rows, columns, channels. Every sum is exact in int32. What
-follows it is float32, each operation rounded for itself, and the last rounding is half to even.
-That is the definition, which the kernels in C have byte for byte. Float PyTorch, and PyTorch's own
-reference of a quantized network, are approximations of it, and it of them.
+Activations are int8 in the order batch, rows, columns, channels. Every sum is exact in int32. The
+operations after a sum are float32, each rounded by itself, and the last rounding is half to even.
+This is the definition, which the C kernels match byte for byte. Float PyTorch, and PyTorch's
+reference of a quantized network, only approximate it.
 """

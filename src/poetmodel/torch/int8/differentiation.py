@@ -1,7 +1,8 @@
-"""Layers in int8 with gradients: what autograd records of them.
+"""Autograd functions of int8 layers.
 
-A value is int8, and beside it is a tensor of zeros without memory, whose gradient is that of the
-real value: integers have none. Forward saves int8 tensors alone.
+Integers have no gradient in PyTorch. So each int8 value is accompanied by a float tensor of zeros
+without memory (its *proxy*), whose gradient is that of the real value. The forward pass saves only
+int8 tensors.
 """
 
 from __future__ import annotations
@@ -19,44 +20,45 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def differentiable(
-    layer: Any, given: Sequence[Tensor], reals: Sequence[Tensor | None]
+def apply_with_proxies(
+    layer: Any, inputs: Sequence[Tensor], proxies: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor]:
-    """Return the result of a layer, and the stand-in of its real value.
+    """Apply a layer in autograd; return its int8 result and the proxy of the real result.
 
-    `layer` is a `poetmodel.torch.int8.front.QuantizedLayer`, which calls this. `reals` are the
-    stand-ins of what it takes; None where nothing before it trains.
+    `layer` is a `poetmodel.torch.int8.front.QuantizedLayer`. `proxies` are the proxies of its
+    inputs; None if no layer before an input trains.
     """
     if layer.flattens:
-        given = [x.flatten(1) for x in given]
-        reals = [None if real is None else real.flatten(1) for real in reals]
-    first, *others = [
-        _zeros(x) if real is None else real for x, real in zip(given, reals, strict=True)
+        inputs = [x.flatten(1) for x in inputs]
+        proxies = [None if proxy is None else proxy.flatten(1) for proxy in proxies]
+    first_proxy, *other_proxies = [
+        _zero_proxy(x) if proxy is None else proxy for x, proxy in zip(inputs, proxies, strict=True)
     ]
     if layer.weight_scale is None:
-        second = others[0] if others else None
-        result: tuple[Tensor, Tensor] = _Unweighted.apply(layer, first, second, *given)
+        second_proxy = other_proxies[0] if other_proxies else None
+        result: tuple[Tensor, Tensor] = _Unweighted.apply(layer, first_proxy, second_proxy, *inputs)
         return result
     constants = (layer.weight, layer.scale, layer.weight_scale)
     weight_gradient = getattr(layer, "weight_gradient", None)
-    made: tuple[Tensor, Tensor] = _Weighted.apply(
-        layer, first, weight_gradient, layer.bias, *given, *constants
+    weighted_result: tuple[Tensor, Tensor] = _Weighted.apply(
+        layer, first_proxy, weight_gradient, layer.bias, *inputs, *constants
     )
-    return made
+    return weighted_result
 
 
-def _zeros(like: Tensor) -> Tensor:
+def _zero_proxy(like: Tensor) -> Tensor:
+    """Return zeros in the shape of a tensor that take no memory."""
     return torch.zeros(()).expand(like.shape)
 
 
 class _Weighted(Function):  # type: ignore[misc, unused-ignore]
-    """A layer with weights."""
+    """A convolution or linear layer."""
 
     @staticmethod
     def forward(
         ctx: Any,
         layer: Any,
-        real: Tensor,
+        input_proxy: Tensor,
         weight_gradient: Tensor | None,
         bias: Tensor,
         x: Tensor,
@@ -64,86 +66,97 @@ class _Weighted(Function):  # type: ignore[misc, unused-ignore]
         scale: Tensor,
         weight_scale: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        del real, weight_gradient
+        """Compute the layer with the sums of the current weight; save int8 tensors and scales."""
+        del input_proxy, weight_gradient
         start = operator("start")(weight, layer.input_levels.zero)
         y = operator(layer.operator)(x, weight, start, scale, bias, *layer.numbers)
         ctx.save_for_backward(x, y, weight, weight_scale)
         ctx.layer = layer
         ctx.mark_non_differentiable(y)
         ctx.set_materialize_grads(True)
-        return y, _zeros(y)
+        return y, _zero_proxy(y)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, _: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the input's proxy, the weight and the bias, each if needed."""
         x, y, weight, weight_scale = ctx.saved_tensors
         layer = ctx.layer
         levels, (*geometry, _, _, low, high) = layer.input_levels, layer.numbers
         gradient = operator("mask")(gradient.contiguous(), y, low, high)
-        of_input, of_weight, of_bias = ctx.needs_input_grad[1:4]
-        real = real_weight = None
+        needs_input, needs_weight, needs_bias = ctx.needs_input_grad[1:4]
+        input_gradient = weight_gradient = None
         if layer.operator == "pointwise":
-            if of_input:
-                real = operator("pointwise_input_gradient")(gradient, weight, weight_scale)
-            if of_weight:
-                real_weight = operator("pointwise_weight_gradient")(
+            if needs_input:
+                input_gradient = operator("pointwise_input_gradient")(
+                    gradient, weight, weight_scale
+                )
+            if needs_weight:
+                weight_gradient = operator("pointwise_weight_gradient")(
                     gradient, x, levels.scale, levels.zero
                 )
         else:
-            depthwise = layer.operator == "depthwise"
-            groups = x.shape[3] if depthwise else geometry[3]
-            window = weight.shape[:2] if depthwise else weight.shape[1:3]
-            placed = (*geometry[:3], groups)
-            if of_input:
-                real = operator("convolution_input_gradient")(
-                    gradient, weight, weight_scale, x.shape[1:3], *placed
+            is_depthwise = layer.operator == "depthwise"
+            groups = x.shape[3] if is_depthwise else geometry[3]
+            window = weight.shape[:2] if is_depthwise else weight.shape[1:3]
+            conv_geometry = (*geometry[:3], groups)
+            if needs_input:
+                input_gradient = operator("convolution_input_gradient")(
+                    gradient, weight, weight_scale, x.shape[1:3], *conv_geometry
                 )
-            if of_weight:
-                kind = "depthwise" if depthwise else "convolution"
-                real_weight = operator(f"{kind}_weight_gradient")(
-                    gradient, x, levels.scale, levels.zero, window, *placed[: 3 + (not depthwise)]
+            if needs_weight:
+                kind = "depthwise" if is_depthwise else "convolution"
+                weight_gradient = operator(f"{kind}_weight_gradient")(
+                    gradient,
+                    x,
+                    levels.scale,
+                    levels.zero,
+                    window,
+                    *conv_geometry[: 3 + (not is_depthwise)],
                 )
-        bias = gradient.flatten(0, -2).sum(0) if of_bias else None
-        return None, real, real_weight, bias, None, None, None, None
+        bias_gradient = gradient.flatten(0, -2).sum(0) if needs_bias else None
+        return None, input_gradient, weight_gradient, bias_gradient, None, None, None, None
 
 
 class _Unweighted(Function):  # type: ignore[misc, unused-ignore]
-    """A sum, a mean, a maximum, or the end of the network."""
+    """A sum, a mean, a maximum, or the dequantization at the end."""
 
     @staticmethod
     def forward(
-        ctx: Any, layer: Any, first: Tensor, second: Tensor | None, *given: Tensor
+        ctx: Any, layer: Any, first_proxy: Tensor, second_proxy: Tensor | None, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        del first, second
-        y = operator(layer.operator)(*given, *layer.numbers)
+        """Compute the layer; save the int8 tensors that its gradient needs."""
+        del first_proxy, second_proxy
+        y = operator(layer.operator)(*inputs, *layer.numbers)
         ctx.layer = layer
-        ctx.image = given[0].shape[1:3]
-        saved = {"maximum": (given[0], y), "dequantize": ()}
-        ctx.save_for_backward(*saved.get(layer.operator, (y,)))
+        ctx.image = inputs[0].shape[1:3]
+        saved_by_operator = {"maximum": (inputs[0], y), "dequantize": ()}
+        ctx.save_for_backward(*saved_by_operator.get(layer.operator, (y,)))
         if layer.operator == "dequantize":
             return y, y.new_zeros(())
         ctx.mark_non_differentiable(y)
-        return y, _zeros(y)
+        return y, _zero_proxy(y)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
-    def backward(ctx: Any, real: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        layer, nothing = ctx.layer, (None,) * len(ctx.needs_input_grad[3:])
+    def backward(ctx: Any, output_gradient: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the proxies of one or two inputs."""
+        layer, no_gradients = ctx.layer, (None,) * len(ctx.needs_input_grad[3:])
         if layer.operator == "dequantize":
-            order = (0, *range(2, real.ndim), 1)
-            return None, real.permute(order).contiguous(), None, *nothing
+            order = (0, *range(2, output_gradient.ndim), 1)
+            return None, output_gradient.permute(order).contiguous(), None, *no_gradients
         gradient = gradient.contiguous()
         if layer.operator == "maximum":
             x, y = ctx.saved_tensors
-            mine = operator("maximum_gradient")(gradient, x, y, *layer.numbers)
-            return None, mine, None, *nothing
+            input_gradient = operator("maximum_gradient")(gradient, x, y, *layer.numbers)
+            return None, input_gradient, None, *no_gradients
         (y,) = ctx.saved_tensors
         low, high = layer.numbers[-2:]
         gradient = operator("mask")(gradient, y, low, high)
         if layer.operator == "add":
             both = (gradient if wanted else None for wanted in ctx.needs_input_grad[1:3])
-            return None, *both, *nothing
+            return None, *both, *no_gradients
         window, stride, padding = layer.numbers[:3]
         if tuple(window) != (1, 1):
             gradient = operator("average_gradient")(gradient, ctx.image, window, stride, padding)
-        return None, gradient, None, *nothing
+        return None, gradient, None, *no_gradients

@@ -1,4 +1,4 @@
-"""The module that a quantized front becomes: calls of our operators, and nothing that trains."""
+"""Modules of a quantized front: frozen layers that call int8 operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.int8.differentiation import differentiable
+from poetmodel.torch.int8.differentiation import apply_with_proxies
 from poetmodel.torch.int8.operators import operator
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
-    """An operator on int8 tensors, with the constants and the numbers that it takes."""
+    """An int8 operator with its constant tensors and numeric arguments."""
 
     def __init__(
         self,
@@ -33,53 +33,56 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
     ) -> None:
         super().__init__()
         self.weight_scale = weight_scale
-        """Scale of the weights of each result; None for layers without weights."""
+        """Scale of the weights of each output; None for layers without weights."""
         self.input_levels = input_levels
         """Levels of the input of a layer with weights."""
         self.operator = name
-        """Its name, without ``q8_``."""
+        """Name of the operator, without ``q8_``."""
         self.numbers = tuple(numbers)
         self.flattens = flattens
-        """Whether it takes all elements of a sample as its channels."""
+        """Whether the elements of each sample are flattened to channels first."""
         self.tensors = tuple(tensors)
         for key, tensor in tensors.items():
             self.register_buffer(key, tensor)
 
     def forward(
-        self, *given: torch.Tensor, reals: Sequence[torch.Tensor | None] | None = None
+        self, *inputs: torch.Tensor, reals: Sequence[torch.Tensor | None] | None = None
     ) -> Any:
-        """Return the result of the operator of one or two tensors.
+        """Return the operator's result of one or two int8 tensors.
 
-        With stand-ins for their real values, such as a trained layer returns, beside its own.
+        With `reals`, the proxies of their real values, it returns the result and its proxy.
         """
         if reals is not None:
-            return differentiable(self, given, reals)
+            return apply_with_proxies(self, inputs, reals)
         if self.flattens:
-            given = tuple(x.flatten(1) for x in given)
+            inputs = tuple(x.flatten(1) for x in inputs)
         constants = (getattr(self, name) for name in self.tensors)
-        result: torch.Tensor = operator(self.operator)(*given, *constants, *self.numbers)
+        result: torch.Tensor = operator(self.operator)(*inputs, *constants, *self.numbers)
         return result
 
     def extra_repr(self) -> str:
-        """Return the operator."""
+        """Return the name of the operator."""
         return self.operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """A layer by its name, and which values it takes: 0 is the input, n the n-th layer's result."""
+    """Connections of a layer: its name and the indices of its inputs.
+
+    Value 0 is the input of the front, value n the result of the n-th layer.
+    """
 
     layer: str
-    takes: tuple[int, ...]
+    inputs: tuple[int, ...]
     node: str = ""
-    """The last node of the converted module that has the same value, quantized."""
+    """Last node of the converted module with the same quantized value."""
 
 
 class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A frozen part of a model in int8: it takes and returns real numbers, and has no parameters.
+    """A frozen int8 part of a model with real input and output, without parameters.
 
-    `poetmodel.torch.quantized` makes it. ``train()`` and ``eval()`` change nothing about it, and a
-    model in double has the same front.
+    Create it with `poetmodel.torch.quantized`. ``train()`` and ``eval()`` do not change it, and
+    converting the model to double does not either.
     """
 
     def __init__(
@@ -90,9 +93,9 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
             self.add_module(name, layer)
         self.wires = tuple(wires)
         self.flat = flat
-        """Whether each sample of the result is one row."""
+        """Whether each sample of the result is flattened to one row."""
         self.stands_for: tuple[torch.Tensor, ...] = ()
-        """The parameters of the module that a capture has this in place of."""
+        """Parameters of the converted module that this front replaces in a capture."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the features of a batch.
@@ -100,26 +103,29 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
         Raises
         ------
         CaptureError
-            If the input requires a gradient: no gradient goes through what is quantized.
+            If the input requires a gradient, because a quantized front has none.
         """
         if x.requires_grad and torch.is_grad_enabled():
             raise CaptureError(
-                "a quantized front has no gradient, and its input requires one: it must be the "
-                "first part of the model; freeze what is in front of it (requires_grad_(False))"
+                "a quantized front has no gradient, but its input requires one: it must be the "
+                "first part of the model; freeze the layers before it (requires_grad_(False))"
             )
-        result = self.values(x.float(), lambda layer, given: layer(*given))
+        result = self.run_layers(x.float(), lambda layer, given: layer(*given))
         return (result.flatten(1) if self.flat else result).to(x.dtype)
 
-    def values(self, given: Any, call: Callable[[nn.Module, list[Any]], Any]) -> Any:
-        """Return the value of the last layer; `call` makes a layer's of those that it takes."""
-        values = [given]
+    def run_layers(self, value: Any, call_layer: Callable[[nn.Module, list[Any]], Any]) -> Any:
+        """Execute all layers in order, and return the value of the last one.
+
+        `call_layer` computes a layer from the list of its inputs.
+        """
+        values = [value]
         for wire in self.wires:
             layer = self.get_submodule(wire.layer)
-            values.append(call(layer, [values[number] for number in wire.takes]))
+            values.append(call_layer(layer, [values[number] for number in wire.inputs]))
         return values[-1]
 
 
-def stood_for(model: nn.Module) -> set[int]:
-    """Return the identities of the parameters that quantized fronts of a model stand for."""
+def replaced_parameter_ids(model: nn.Module) -> set[int]:
+    """Return the ids of all parameters that quantized fronts of a model replace."""
     fronts = (module for module in model.modules() if isinstance(module, QuantizedFront))
     return {id(parameter) for front in fronts for parameter in front.stands_for}

@@ -1,4 +1,4 @@
-"""The numbers that bytes stand for."""
+"""Quantization levels: the real numbers that bytes represent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """What bytes stand for: ``(byte - zero) * scale``, and which bytes there may be."""
+    """Quantization of a tensor: bytes represent ``(byte - zero) * scale``, within limits."""
 
     scale: float
     zero: int
@@ -19,24 +19,24 @@ class Levels:
 
     @property
     def inverse(self) -> float:
-        """1 / scale in float32, as PyTorch has it."""
-        return single(1.0 / self.scale)
+        """1 / scale, rounded to float32 as in PyTorch."""
+        return to_float32(1.0 / self.scale)
 
-    def of(self, real: float) -> int:
-        """Return the byte of a number, which may lie outside of the limits."""
+    def quantize(self, real: float) -> int:
+        """Return the byte of a real number, without applying the limits."""
         return round(float(np.rint(np.float32(real) * np.float32(self.inverse)))) + self.zero
 
-    def within(self, clamp: tuple[float, float]) -> Levels:
-        """Return the same with the limits that an activation sets."""
-        low, high = (self.of(x) if math.isfinite(x) else x for x in clamp)
+    def narrowed(self, clamp: tuple[float, float]) -> Levels:
+        """Return these levels with limits narrowed to an activation's real limits."""
+        low, high = (self.quantize(x) if math.isfinite(x) else x for x in clamp)
         return replace(self, low=int(max(self.low, low)), high=int(min(self.high, high)))
 
     @property
     def ending(self) -> tuple[float, int, int, int]:
-        """The arguments for its result of an operator that rounds."""
+        """The last arguments of operators that round to these levels."""
         return self.inverse, self.zero, self.low, self.high
 
 
-def single(number: float) -> float:
-    """Return a number of float32."""
+def to_float32(number: float) -> float:
+    """Round a number to float32."""
     return float(np.float32(number))

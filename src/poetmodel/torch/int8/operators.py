@@ -1,8 +1,8 @@
-"""Operators on int8 activations in the order batch, rows, columns, channels: their definition.
+"""Operators on int8 activations (batch, rows, columns, channels): their definition.
 
-Where PyTorch computes a sum in an order of its own, the summands are whole numbers in float64,
-whose sums of 32 bits are exact in any order. Real numbers are float32 (a scalar that meets a
-tensor of float32 becomes one too), and each operation on them rounds: nothing is contracted.
+If PyTorch computes a sum in its own order, the summands are integers in float64, whose 32-bit sums
+are exact in any order. Real numbers are float32 (a scalar combined with a float32 tensor becomes
+float32, too), and each operation on them rounds: there are no fused multiply-adds.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ if TYPE_CHECKING:
 NAMESPACE: Final = "poetmodel"
 
 _ENDING: Final = "float inverse, int zero, int low, int high"
-"""The arguments of an operator that rounds for its result: 1 / scale, zero, and its limits."""
+"""Schema of the last arguments of operators that round their result: 1 / scale, zero, and
+limits."""
 _CONSTANTS: Final = "Tensor weight, Tensor start, Tensor scale, Tensor bias"
-"""Int8, int32, and two of float32: `start` is the sum of the products of a zero, negated."""
+"""Schema of constants, in int8, int32, and two in float32. `start` is minus the sum of the products
+of a zero."""
 WINDOW: Final = "int[] stride, int[] padding, int[] dilation"
-"""Two numbers, down and across; of padding four: above, below, on the left, on the right."""
+"""Schema of a window's arguments: two numbers, down and across; of padding four: above, below,
+left, right."""
 _LOWEST, _HIGHEST = -128, 127
 
 
 def operator(name: str) -> Any:
-    """Return the operator ``q8_NAME`` as a captured graph names it."""
+    """Return the operator ``q8_NAME`` as in captured graphs."""
     return getattr(torch.ops.poetmodel, f"q8_{name}").default
 
 
 def as_operator(schema: str) -> Callable[[Any], Any]:
-    """Return a decorator that makes a function PyTorch's operator of its name."""
+    """Return a decorator that registers a function as a PyTorch operator of the same name."""
 
     def register(function: Any) -> Any:
         name = f"{NAMESPACE}::{function.__name__}"
@@ -47,13 +50,13 @@ def as_operator(schema: str) -> Callable[[Any], Any]:
 
 @as_operator("(Tensor x, float inverse, int zero) -> Tensor")
 def q8_quantize(x: Tensor, inverse: float, zero: int) -> Tensor:
-    """Return ``clamp(rint(x * inverse) + zero)`` of real channels, rows and columns."""
-    return _rounded(_channels_last(x), inverse, zero, _LOWEST, _HIGHEST)
+    """Return ``clamp(rint(x * inverse) + zero)``; x is real (batch, channels, rows, columns)."""
+    return _round_to_bytes(_channels_last(x), inverse, zero, _LOWEST, _HIGHEST)
 
 
 @as_operator("(Tensor x, float scale, int zero) -> Tensor")
 def q8_dequantize(x: Tensor, scale: float, zero: int) -> Tensor:
-    """Return ``(x - zero) * scale``, in the order channels, rows, columns."""
+    """Return ``(x - zero) * scale`` in the order batch, channels, rows, columns."""
     real = (x.to(torch.int32) - zero).float() * scale
     return _channels_first(real).contiguous()
 
@@ -62,13 +65,13 @@ def q8_dequantize(x: Tensor, scale: float, zero: int) -> Tensor:
 def q8_pointwise(
     x: Tensor, weight: Tensor, start: Tensor, scale: Tensor, bias: Tensor, *ending: Any
 ) -> Tensor:
-    """Return the results of a linear layer at each place.
+    """Return the results of a linear layer at each pixel.
 
     ``acc = start + sum of x * weight``, then ``rint((acc * scale + bias) * inverse) + zero``.
     """
     _check_channels(x, weight.shape[1])
     total = x.double() @ weight.double().T
-    return _requantized(total.to(torch.int32) + start, scale, bias, *ending)
+    return _requantize(total.to(torch.int32) + start, scale, bias, *ending)
 
 
 @as_operator(f"(Tensor x, {_CONSTANTS}, {WINDOW}, int zero_x, {_ENDING}) -> Tensor")
@@ -84,18 +87,18 @@ def q8_depthwise(
     zero_x: int,
     *ending: Any,
 ) -> Tensor:
-    """Return a convolution of each channel with its own window; `weight` has rows, columns, it.
+    """Return a convolution of each channel with its own window.
 
-    ``acc = sum of (x - zero_x) * weight``; what is outside of x counts 0.
+    `weight` has rows, columns, channels. ``acc = sum of (x - zero_x) * weight``; padding counts 0.
     """
-    del start  # what a kernel begins with that subtracts no zero
+    del start  # for kernels that do not subtract zero_x
     _check_channels(x, weight.shape[2])
     of_x = x.to(torch.int32) - zero_x
     sizes = tuple(weight.shape[:2])
     total = torch.zeros((), dtype=torch.int32)
-    for (row, column), seen in windows(of_x, sizes, stride, padding, dilation):
-        total = total + seen * weight[row, column].to(torch.int32)
-    return _requantized(total, scale, bias, *ending)
+    for (row, column), elements in windows(of_x, sizes, stride, padding, dilation):
+        total = total + elements * weight[row, column].to(torch.int32)
+    return _requantize(total, scale, bias, *ending)
 
 
 @as_operator(f"(Tensor x, {_CONSTANTS}, {WINDOW}, int groups, int zero_x, {_ENDING}) -> Tensor")
@@ -112,17 +115,17 @@ def q8_conv2d(
     zero_x: int,
     *ending: Any,
 ) -> Tensor:
-    """Return a convolution; `weight` has results, rows, columns, channels of a group."""
+    """Return a convolution. `weight` has outputs, rows, columns, channels of a group."""
     del start
     of_x = x.double() - zero_x
     count, height, width, channels = weight.shape
     _check_channels(x, groups * channels)
     of_w = weight.double().reshape(groups, count // groups, height, width, channels)
     total = torch.zeros((), dtype=torch.float64)
-    for (row, column), seen in windows(of_x, (height, width), stride, padding, dilation):
-        grouped = seen.unflatten(-1, (groups, channels))
+    for (row, column), elements in windows(of_x, (height, width), stride, padding, dilation):
+        grouped = elements.unflatten(-1, (groups, channels))
         total = total + torch.einsum("nhwgc,grc->nhwgr", grouped, of_w[:, :, row, column])
-    return _requantized(total.flatten(-2).to(torch.int32), scale, bias, *ending)
+    return _requantize(total.flatten(-2).to(torch.int32), scale, bias, *ending)
 
 
 @as_operator(
@@ -141,7 +144,7 @@ def q8_add(
     """Return ``rint(((a - zero_a) * scale_a + (b - zero_b) * scale_b) * inverse) + zero``."""
     first = (a.to(torch.int32) - zero_a).float() * scale_a
     second = (b.to(torch.int32) - zero_b).float() * scale_b
-    return _rounded(first + second, *ending)
+    return _round_to_bytes(first + second, *ending)
 
 
 @as_operator(
@@ -159,16 +162,16 @@ def q8_average(
 ) -> Tensor:
     """Return means of windows: ``rint((sum of (x - zero_x)) * factor * inverse) + zero``.
 
-    `factor` is the scale of x through the elements of the window, those outside of x included. A
-    window of one element, at each place, gives other scales and limits to x.
+    `factor` is the scale of x over the number of elements in the window, padding included. A window
+    of one element at each pixel converts x to other levels.
     """
     of_x = x.to(torch.int32) - zero_x
     if tuple(window) == (1, 1):
-        return _rounded(of_x.float() * factor, *ending)
+        return _round_to_bytes(of_x.float() * factor, *ending)
     total = torch.zeros((), dtype=torch.int32)
-    for _, seen in windows(of_x, window, stride, padding, (1, 1)):
-        total = total + seen
-    return _rounded(total.float() * factor, *ending)
+    for _, elements in windows(of_x, window, stride, padding, (1, 1)):
+        total = total + elements
+    return _round_to_bytes(total.float() * factor, *ending)
 
 
 @as_operator(f"(Tensor x, int[] window, {WINDOW}) -> Tensor")
@@ -179,10 +182,10 @@ def q8_maximum(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """Return the largest elements in windows."""
+    """Return the maximum of each window."""
     total = torch.full((), _LOWEST, dtype=torch.int8)
-    for _, seen in windows(x, window, stride, padding, dilation, outside=_LOWEST):
-        total = torch.maximum(total, seen)
+    for _, elements in windows(x, window, stride, padding, dilation, outside=_LOWEST):
+        total = torch.maximum(total, elements)
     return total
 
 
@@ -195,8 +198,8 @@ def windows(
     *,
     outside: int = 0,
 ) -> Iterator[tuple[tuple[int, int], Tensor]]:
-    """Yield each place of a window, and the elements that it is on."""
-    height, width = _places(x, window, stride, padding, dilation)
+    """Yield each (row, column) position in the window with the elements of all windows at it."""
+    height, width = _output_size(x, window, stride, padding, dilation)
     above, below, left, right = padding
     x = pad(x, (0, 0, left, right, above, below), value=outside)
     for row in range(window[0]):
@@ -205,14 +208,14 @@ def windows(
             yield (row, column), rows[:, :, column * dilation[1] :: stride[1]][:, :, :width]
 
 
-def _places(
+def _output_size(
     x: Tensor,
     window: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> tuple[int, int]:
-    """Return how many places a window has in each direction."""
+    """Return the number of window positions along rows and along columns."""
     rows, columns = (
         (x.shape[1 + k] + sum(padding[2 * k : 2 * k + 2]) - dilation[k] * (window[k] - 1) - 1)
         // stride[k]
@@ -229,12 +232,12 @@ def _check_channels(x: Tensor, expected: int) -> None:
     )
 
 
-def _requantized(total: Tensor, scale: Tensor, bias: Tensor, *ending: Any) -> Tensor:
-    return _rounded(total.float() * scale.float() + bias.float(), *ending)
+def _requantize(total: Tensor, scale: Tensor, bias: Tensor, *ending: Any) -> Tensor:
+    return _round_to_bytes(total.float() * scale.float() + bias.float(), *ending)
 
 
-def _rounded(real: Tensor, inverse: float, zero: int, low: int, high: int) -> Tensor:
-    """Return bytes: a number of any size is clamped, and what is no number counts 0."""
+def _round_to_bytes(real: Tensor, inverse: float, zero: int, low: int, high: int) -> Tensor:
+    """Quantize real numbers to bytes within limits. NaN counts as 0."""
     whole = torch.round(real * inverse).nan_to_num(0.0)
     return (whole + zero).clamp(low, high).to(torch.int8).contiguous()
 
@@ -247,55 +250,59 @@ def _channels_first(x: Tensor) -> Tensor:
     return x.permute(0, x.ndim - 1, *range(1, x.ndim - 1)) if x.ndim > 1 else x
 
 
-# -- what PyTorch needs to know of them --------------------------------------------------------
+# -- shapes for fake tensors -------------------------------------------------------------------
 
 
-def _placed(x: Tensor, window: Sequence[int], geometry: Sequence[Any], channels: int = 0) -> Tensor:
-    """Return a tensor for the results of a window, of as many channels as x has or of others."""
-    places = _places(x, window, *geometry)
+def _empty_output(
+    x: Tensor, window: Sequence[int], geometry: Sequence[Any], channels: int = 0
+) -> Tensor:
+    """Return an empty output of a window operator, with `channels` or the channels of x."""
+    places = _output_size(x, window, *geometry)
     return x.new_empty((x.shape[0], *places, channels or x.shape[3]))
 
 
-def _quantized(x: Tensor, *_: Any) -> Tensor:
+def _empty_quantized(x: Tensor, *_: Any) -> Tensor:
     return torch.empty(_channels_last(x).shape, dtype=torch.int8, device=x.device)
 
 
-def _dequantized(x: Tensor, *_: Any) -> Tensor:
+def _empty_dequantized(x: Tensor, *_: Any) -> Tensor:
     return torch.empty(_channels_first(x).shape, dtype=torch.float32, device=x.device)
 
 
-def _averaged(x: Tensor, window: Sequence[int], *others: Any) -> Tensor:
+def _empty_average(x: Tensor, window: Sequence[int], *others: Any) -> Tensor:
     if tuple(window) == (1, 1):
         return x.new_empty(x.shape)
-    return _placed(x, window, (*others[:2], (1, 1)))
+    return _empty_output(x, window, (*others[:2], (1, 1)))
 
 
-q8_quantize.register_fake(_quantized)
-q8_dequantize.register_fake(_dequantized)
+q8_quantize.register_fake(_empty_quantized)
+q8_dequantize.register_fake(_empty_dequantized)
 q8_pointwise.register_fake(lambda x, w, *_: x.new_empty((*x.shape[:-1], w.shape[0])))
-q8_depthwise.register_fake(lambda x, w, *others: _placed(x, w.shape[:2], others[3:6]))
-q8_conv2d.register_fake(lambda x, w, *others: _placed(x, w.shape[1:3], others[3:6], w.shape[0]))
+q8_depthwise.register_fake(lambda x, w, *others: _empty_output(x, w.shape[:2], others[3:6]))
+q8_conv2d.register_fake(
+    lambda x, w, *others: _empty_output(x, w.shape[1:3], others[3:6], w.shape[0])
+)
 q8_add.register_fake(lambda a, *_: a.new_empty(a.shape))
-q8_average.register_fake(_averaged)
-q8_maximum.register_fake(lambda x, window, *others: _placed(x, window, others[:3]))
+q8_average.register_fake(_empty_average)
+q8_maximum.register_fake(lambda x, window, *others: _empty_output(x, window, others[:3]))
 
 
-def _flops(of_weight: Callable[[Sequence[int]], int]) -> Callable[..., int]:
-    """Return a formula: two FLOP for each product and its sum, so many for each result."""
+def _flop_formula(macs_per_output: Callable[[Sequence[int]], int]) -> Callable[..., int]:
+    """Return a formula: 2 * output elements * multiply-accumulates per element."""
 
     def flops(
         _: Any, weight: Sequence[int], *others: Any, out_shape: Any = None, **more: Any
     ) -> int:
         del others, more
-        return int(2 * math.prod(out_shape) * of_weight(weight))
+        return int(2 * math.prod(out_shape) * macs_per_output(weight))
 
     return flops
 
 
-register_flop_formula(operator("pointwise").overloadpacket)(_flops(lambda weight: weight[1]))
+register_flop_formula(operator("pointwise").overloadpacket)(_flop_formula(lambda weight: weight[1]))
 register_flop_formula(operator("depthwise").overloadpacket)(
-    _flops(lambda weight: weight[0] * weight[1])
+    _flop_formula(lambda weight: weight[0] * weight[1])
 )
 register_flop_formula(operator("conv2d").overloadpacket)(
-    _flops(lambda weight: math.prod(weight[1:]))
+    _flop_formula(lambda weight: math.prod(weight[1:]))
 )

@@ -1,4 +1,4 @@
-"""``quantized``: a float front and some batches, or what PT2E made of it, become an int8 front."""
+"""``quantized``: quantize a float front with example batches, or convert a PT2E module, to int8."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import nn
 
 from poetmodel.errors import InputError, listed, shown
 from poetmodel.torch.errors import explained, quiet, require_package
-from poetmodel.torch.graph.operators import module_of
+from poetmodel.torch.graph.operators import module_path
 from poetmodel.torch.int8.front import QuantizedFront
 from poetmodel.torch.int8.reader import Training
-from poetmodel.torch.int8.reading import check_operators, front_of, is_converted
+from poetmodel.torch.int8.reading import check_operators, convert_front, is_converted
 from poetmodel.torch.int8.training import ROUNDINGS
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from torch import fx
 
 aten: Final = torch.ops.aten
-_WEIGHTED: Final = (aten.conv2d.default, aten.conv2d.padding, aten.linear.default)
+_WEIGHT_OPERATORS: Final = (aten.conv2d.default, aten.conv2d.padding, aten.linear.default)
 """Operators with a weight."""
 HEADROOM: Final = 1.5
-"""Factor of the ranges that training moves."""
+"""Default factor for ranges that change during training."""
 _LAST: Final = re.compile(r"last-(\d+)")
 _ACTIVATIONS: Final = (
     aten.relu.default,
@@ -39,10 +39,10 @@ _ACTIVATIONS: Final = (
     aten.hardtanh_.default,
     aten.clamp.default,
 )
-"""What may follow such an operator, or a sum, in one kernel."""
+"""Activations that are fused into the kernel of an operator with a weight, or a sum."""
 _SUMS: Final = (aten.add.Tensor, aten.add_.Tensor)
 _MEANS: Final = (aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, aten.mean.dim)
-_MOVED: Final = (
+_PRESERVING: Final = (
     aten.max_pool2d.default,
     aten.flatten.using_ints,
     aten.view.default,
@@ -50,7 +50,7 @@ _MOVED: Final = (
     aten.dropout.default,
     aten.pad.default,
 )
-"""Operators whose results are some of the numbers that they are given."""
+"""Operators whose results are elements of their input, in the same quantization."""
 
 
 def quantized(
@@ -61,85 +61,86 @@ def quantized(
     rounding: str = ROUNDINGS[0],
     headroom: float = HEADROOM,
 ) -> QuantizedFront:
-    """Return a part of a model, or all of it, in int8: frozen, or with layers that train.
+    """Convert a model or its first part to int8: frozen, or with layers that train.
 
-    Weights are quantized symmetrically for each output channel, activations for each tensor by
-    what they are on some batches. A batch norm behind a convolution becomes a part of it.
+    Weights are quantized symmetrically per output channel, activations per tensor by their ranges
+    on example batches. A batch norm directly after a convolution is folded into it.
 
     Parameters
     ----------
     front : torch.nn.Module
-        From the input of the model on: convolutions and linear layers with ReLU or ReLU6, sums,
-        pools and means. Or a module that PT2E has converted, whatever its quantizer was. It stays
-        as it is.
+        The first part of a model, from its input: convolutions and linear layers with ReLU or
+        ReLU6, sums, pools and means. Or a module converted by PT2E with any quantizer. It is not
+        changed.
     batches : iterable of Tensor or tuple, optional
-        Some batches of what `front` is given; of a tuple, such as a data loader yields, its first
-        element. They are what the front sees: in float32, converted and normalized. Not for a
-        converted module.
+        Example batches of the input of `front`, in float32, preprocessed and normalized. Of a
+        tuple, for example from a data loader, the first element is used. Not for a converted
+        module.
     train : str or sequence of str, optional
         Convolutions and linear layers whose int8 weights train: ``all``, ``last-N``, or names or
-        patterns of modules such as ``blocks.3.*``. By default none does.
+        patterns of modules such as ``blocks.3.*``. Default: none.
     rounding : str, optional
-        How changes below a step of a byte are kept: ``16 bits``, with another int8 for each weight,
-        or ``stochastic``, without.
+        Treatment of weight changes below one int8 step: ``16 bits`` stores another int8 for each
+        weight; ``stochastic`` rounds randomly.
     headroom : float, optional
-        Factor from 1 by which the ranges of trained weights, and of activations behind the first
-        trained layer, exceed what `front` and `batches` show: training moves them.
+        Factor, at least 1, by which some ranges exceed those of `front` and `batches`, because
+        training changes them: the ranges of trained weights, and of activations after the first
+        trained layer.
 
     Returns
     -------
     QuantizedFront
         A module without parameters, for the beginning of a model: ``nn.Sequential(front, head)``.
-        With `train` a `QuantizedNetwork`, whose parameters `QuantizedSGD` trains.
+        With `train`, a `QuantizedNetwork`, whose parameters `QuantizedSGD` trains.
 
     Raises
     ------
     MissingExtraError
-        If the package torchao is not installed, and `front` is not converted.
+        If the package torchao is missing, and `front` is not converted.
     CaptureError
         If `front` cannot be exported by ``torch.export``.
     InputError
-        If an operator has no kernel in int8: says which, and its module. If there is no batch, or
-        one that is not like the first. If `train` matches no layer.
+        If an operator has no int8 kernel; the message names it and its module. If there is no
+        batch, or one of another shape than the first. If `train` matches no layer.
 
     Notes
     -----
-    The result is exact against its own definition, the same on each device, and near what the
-    float front returns: hold its accuracy against that of the float model before you use it.
+    The result matches its own definition exactly on each device, and approximates the float front:
+    compare its accuracy with that of the float model before use.
     """
     check_training(rounding, headroom)
-    finished = partial(network_of, train=train, rounding=rounding, headroom=headroom)
+    convert = partial(convert_network, train=train, rounding=rounding, headroom=headroom)
     if is_converted(front):
         if batches is not None:
-            raise InputError("batches: the module is quantized already; leave them out")
-        return finished(front)
+            raise InputError("batches: the module is already quantized; leave them out")
+        return convert(front)
     if isinstance(front, QuantizedFront):
-        raise InputError("front: it is quantized already")
+        raise InputError("front: is already quantized")
     if any("activation_post_process" in name for name, _ in front.named_modules()):
-        raise InputError("front: it is prepared, but not converted; call convert_pt2e first")
-    given = _checked(batches)
-    first = next(given, None)
+        raise InputError("front: is prepared, but not converted; call convert_pt2e first")
+    checked_batches = _checked_inputs(batches)
+    first = next(checked_batches, None)
     if first is None:
-        raise InputError("batches: expected at least one, by which activations are quantized")
+        raise InputError("batches: expected at least one, to quantize activations")
     require_package("torchao", "quantizing a front", extra="quantize")
-    own = copy.deepcopy(front).eval()
+    front_copy = copy.deepcopy(front).eval()
     with quiet(), explained(type(front).__name__), torch.no_grad():
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-        # Two samples: what is one in an example counts as one forever.
+        # Two samples, because torch.export treats a size of 1 as constant.
         example = torch.cat((first[:1], first[:1]))
-        sizes = ({0: torch.export.Dim.AUTO},)
-        exported = torch.export.export(own, (example,), dynamic_shapes=sizes)
+        dynamic_shapes = ({0: torch.export.Dim.AUTO},)
+        exported = torch.export.export(front_copy, (example,), dynamic_shapes=dynamic_shapes)
         prepared = prepare_pt2e(exported.module(), _quantizer())
         # Before batches are run, which may take long.
         check_prepared(prepared, train=train)
         prepared(first)
-        for batch in given:
+        for batch in checked_batches:
             prepared(batch)
-        return finished(convert_pt2e(prepared))
+        return convert(convert_pt2e(prepared))
 
 
-def network_of(
+def convert_network(
     converted: Any,
     *,
     train: str | Sequence[str] | None,
@@ -147,15 +148,15 @@ def network_of(
     headroom: float,
     where: str = "",
 ) -> QuantizedFront:
-    """Return the front that a converted module is, or a network if `train` names layers of it.
+    """Convert a PT2E module to a front, or to a network if `train` selects layers.
 
-    `where` is its place, for errors.
+    `where` names it in messages.
     """
     if train is None:
-        return front_of(converted, where=where or "quantized front")
+        return convert_front(converted, where=where or "quantized front")
     nodes = _trained_nodes(converted, train, f"{where}: train" if where else "train")
     training = Training(nodes, rounding=rounding, headroom=float(headroom))
-    return front_of(converted, where=where or "quantized network", training=training)
+    return convert_front(converted, where=where or "quantized network", training=training)
 
 
 def check_prepared(prepared: Any, *, train: str | Sequence[str] | None) -> None:
@@ -167,7 +168,7 @@ def check_prepared(prepared: Any, *, train: str | Sequence[str] | None) -> None:
 
 
 def check_training(rounding: str, headroom: float) -> None:
-    """Raise `InputError` for an unknown rounding, or a factor below 1."""
+    """Raise `InputError` for an unknown rounding, or a headroom below 1."""
     if rounding not in ROUNDINGS:
         raise InputError(f"rounding: expected one of {', '.join(ROUNDINGS)}, got {shown(rounding)}")
     if not (math.isfinite(headroom) and headroom >= 1):
@@ -175,20 +176,20 @@ def check_training(rounding: str, headroom: float) -> None:
 
 
 def _trained_nodes(converted: Any, train: str | Sequence[str], option: str) -> frozenset[fx.Node]:
-    """Return the layers with weights that `train` names; `InputError` if it matches none.
+    """Return the nodes with weights that `train` selects; `InputError` if it matches none.
 
-    `option` is what errors call it.
+    `option` names it in messages.
     """
     weighted = [
         node
         for node in converted.graph.nodes
-        if node.target in (*_WEIGHTED, aten.convolution.default)
+        if node.target in (*_WEIGHT_OPERATORS, aten.convolution.default)
     ]
-    paths = [module_of(node) for node in weighted]
+    paths = [module_path(node) for node in weighted]
     if train == "all":
         return frozenset(weighted)
-    if isinstance(train, str) and (last := _LAST.fullmatch(train)):
-        count = int(last[1])
+    if isinstance(train, str) and (last_count := _LAST.fullmatch(train)):
+        count = int(last_count[1])
         if not 0 < count <= len(weighted):
             raise InputError(f"{option}: expected last-1 to last-{len(weighted)}, got {train}")
         return frozenset(weighted[-count:])
@@ -201,34 +202,34 @@ def _trained_nodes(converted: Any, train: str | Sequence[str], option: str) -> f
     }
     missing = [pattern for pattern, nodes in matched.items() if not nodes]
     if missing or not patterns:
-        what = ", ".join(map(repr, missing)) or "no name"
+        unmatched = ", ".join(map(repr, missing)) or "no name"
         raise InputError(
-            f"{option}: expected all, last-N, or names or patterns of layers, got {what}; the "
+            f"{option}: expected all, last-N, or names or patterns of layers, got {unmatched}; the "
             f"layers are {listed(paths)}"
         )
     return frozenset(node for nodes in matched.values() for node in nodes)
 
 
-def _first(batch: Any) -> torch.Tensor:
-    """Return what the front is given of a batch."""
+def _front_input(batch: Any) -> torch.Tensor:
+    """Return the input of the front from a batch; raise `InputError` if it is no float tensor."""
     if isinstance(batch, tuple | list) and batch:
         batch = batch[0]
     if not isinstance(batch, torch.Tensor) or not batch.is_floating_point():
         got = f"one of {batch.dtype}" if isinstance(batch, torch.Tensor) else shown(batch)
         raise InputError(
-            f"batches: expected tensors of float32, what the front is given, got {got}; convert "
+            f"batches: expected tensors of float32, the input of the front, got {got}; convert "
             "and normalize outside of the front"
         )
     return batch
 
 
-def _checked(batches: Iterable[Any] | None) -> Iterator[torch.Tensor]:
-    """Yield what the front is given of each batch; raise `InputError` for what is none."""
+def _checked_inputs(batches: Iterable[Any] | None) -> Iterator[torch.Tensor]:
+    """Yield the input of the front from each batch; raise `InputError` for an invalid one."""
     if isinstance(batches, torch.Tensor):
-        raise InputError("batches: expected several batches, got one tensor; give [tensor]")
+        raise InputError("batches: expected several batches, got one tensor; pass [tensor]")
     sizes: torch.Size | None = None
     for number, batch in enumerate(batches or ()):
-        x = _first(batch)
+        x = _front_input(batch)
         sizes = x.shape[1:] if sizes is None else sizes
         if x.shape[1:] != sizes:
             got, first = ("x".join(map(str, each)) for each in (x.shape[1:], sizes))
@@ -239,7 +240,7 @@ def _checked(batches: Iterable[Any] | None) -> Iterator[torch.Tensor]:
 
 
 def _quantizer() -> Any:
-    """Return the quantizer of fronts: what it says of a graph, PT2E does."""
+    """Return a quantizer for PT2E that annotates nodes as `_annotate` does."""
     from torchao.quantization.pt2e import HistogramObserver, PerChannelMinMaxObserver
     from torchao.quantization.pt2e.quantizer import (
         QuantizationAnnotation,
@@ -276,7 +277,7 @@ def _quantizer() -> Any:
             return model
 
         def validate(self, model: fx.GraphModule) -> None:
-            """Take any model: what is not quantized is refused when the front is read."""
+            """Accept any model: operators that are not quantized are refused during conversion."""
 
     return FrontQuantizer()
 
@@ -288,10 +289,10 @@ def _annotate(
     annotate: Callable[[fx.Node, dict[Any, Any], Any], None],
     shared: Callable[[Any], Any],
 ) -> None:
-    """Say how the operands and the result of an operation are quantized."""
+    """Annotate how PT2E should quantize the operands and the result of an operation."""
     operands = node.all_input_nodes
-    result = None if _goes_on(node) else values
-    if node.target in _WEIGHTED:
+    result = None if _is_fused(node) else values
+    if node.target in _WEIGHT_OPERATORS:
         x, weight = node.args[:2]
         annotate(node, {x: values, weight: weights}, result)
     elif node.target in _SUMS:
@@ -299,14 +300,14 @@ def _annotate(
     elif node.target in _MEANS:
         annotate(node, {operands[0]: values}, values)
     elif node.target in _ACTIVATIONS:
-        # Behind an operator it is part of that, whose result it quantizes.
-        alone = not _goes_on(operands[0])
+        # An activation fused into the operator before it only has its result quantized.
+        alone = not _is_fused(operands[0])
         annotate(node, {operands[0]: values} if alone else {}, values)
-    elif node.target in _MOVED:
+    elif node.target in _PRESERVING:
         annotate(node, {operands[0]: values}, shared((operands[0], node)))
 
 
-def _goes_on(node: fx.Node) -> bool:
-    """Whether an activation, and nothing else, reads what an operator makes."""
-    of_kernel = node.target in (*_WEIGHTED, *_SUMS)
-    return of_kernel and len(node.users) == 1 and next(iter(node.users)).target in _ACTIVATIONS
+def _is_fused(node: fx.Node) -> bool:
+    """Return whether an operator's only reader is an activation that is fused into it."""
+    can_fuse = node.target in (*_WEIGHT_OPERATORS, *_SUMS)
+    return can_fuse and len(node.users) == 1 and next(iter(node.users)).target in _ACTIVATIONS

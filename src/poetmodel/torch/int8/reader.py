@@ -1,7 +1,7 @@
-"""The reader of modules that PT2E has converted: each operator with what is around it.
+"""Conversion of PT2E modules: each operator between dequantize and quantize becomes one layer.
 
 PT2E writes ``dequantize -> operator -> activation -> quantize`` in place of each operator. The
-operators between, in float, are read by their patterns, and become one layer at the quantize.
+float operators between are converted by their patterns, and become one layer at the quantize.
 """
 
 from __future__ import annotations
@@ -15,40 +15,47 @@ import torch
 from torch import fx
 
 from poetmodel.errors import InputError
-from poetmodel.torch.graph.operators import module_of, operator_name
+from poetmodel.torch.graph.operators import module_path, operator_name
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer, Wire
-from poetmodel.torch.int8.levels import Levels, single
+from poetmodel.torch.int8.levels import Levels, to_float32
 from poetmodel.torch.int8.training import ROUNDINGS, QuantizedNetwork, TrainedLayer
-from poetmodel.torch.int8.values import INPUT, Bytes, Padded, Unfinished, arguments_of
+from poetmodel.torch.int8.values import (
+    INPUT,
+    PaddedValue,
+    PendingLayer,
+    QuantizedValue,
+    arguments_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 NAMESPACE: Final = "quantized_decomposed"
-"""Of the operators by which PT2E says what is quantized, and how."""
+"""Namespace of PT2E's operators that quantize and dequantize."""
 _TYPES: Final = {torch.int8: 0, torch.uint8: 128}
-"""Types of activations, and what is taken from bytes of each, and from its zero, for int8."""
-_ALL: Final = (-128, 127)
+"""Types of activations, and the number to subtract from their bytes and zero points to get int8."""
+_INT8_LIMITS: Final = (-128, 127)
 """The limits of int8."""
-_MOST: Final = 2**31 - 1
-_PRODUCTS: Final = 65_535
-"""Most products of a sum in a kernel."""
-_SPAN: Final = 256
-"""What a weight is multiplied by is less, so that no part of a sum has more than 32 bits."""
+_MAX_INT32: Final = 2**31 - 1
+_MAX_PRODUCTS: Final = 65_535
+"""Maximum number of products in a kernel's sum."""
+_MAX_FACTOR: Final = 256
+"""Upper bound on the factors of weights, so that partial sums fit in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The layers of a converted module that train, and how."""
+    """The layers of a converted module that train, and the options of their training."""
 
     nodes: frozenset[fx.Node]
-    """Convolutions and linear layers of its graph."""
+    """Nodes of convolutions and linear layers in its graph."""
     rounding: str = ROUNDINGS[0]
     """One of `ROUNDINGS`."""
     headroom: float = 1.0
-    """Factor of the scales of their weights, and of all activations behind the first of them."""
+    """Factor for the scales of trained weights, and of all activations after the first trained
+    layer."""
 
-    def behind(self) -> frozenset[fx.Node]:
+    def changing_nodes(self) -> frozenset[fx.Node]:
         """Return the nodes whose values change when the layers train."""
         behind = set(self.nodes)
         for node in next(iter(behind)).graph.nodes if behind else ():
@@ -58,48 +65,48 @@ class Training:
 
 
 def is_quantizing(node: fx.Node) -> bool:
-    """Return whether a node quantizes or dequantizes, or computes a scale, as PT2E states it."""
+    """Return whether a node is one of PT2E's operators: quantize, dequantize, or choose a scale."""
     return node.op == "call_function" and getattr(node.target, "namespace", "") == NAMESPACE
 
 
 @dataclass(slots=True)
 class Reader:
-    """Reads one converted module."""
+    """Converts one PT2E module to a front."""
 
     module: Any
     where: str
     training: Training
     patterns: Mapping[Any, Callable[[Reader, fx.Node], Any]]
-    """How each operator between a dequantize and a quantize is read."""
+    """The function that converts each operator between dequantize and quantize."""
     values: dict[fx.Node, Any] = field(default_factory=dict)
     layers: dict[str, QuantizedLayer] = field(default_factory=dict)
     wires: list[Wire] = field(default_factory=list)
     names: Counter[str] = field(default_factory=Counter)
     flat: bool = False
-    behind: frozenset[fx.Node] = field(init=False)
+    changing_nodes: frozenset[fx.Node] = field(init=False)
     """Nodes whose values change in training; their scales have headroom."""
 
     def __post_init__(self) -> None:
-        self.behind = self.training.behind()
+        self.changing_nodes = self.training.changing_nodes()
 
-    def read(self) -> QuantizedFront:
-        """Return the front."""
+    def convert(self) -> QuantizedFront:
+        """Convert the module to a `QuantizedFront`, or a `QuantizedNetwork` if layers train."""
         graph = self.module.graph
         result = graph.output_node().args[0]
         results = list(result) if isinstance(result, tuple | list) else [result]
-        given = graph.find_nodes(op="placeholder")
-        if len(results) != 1 or len(given) != 1:
-            self._fault(
-                f"expected one input and one result, got {len(given)} and {len(results)}; "
-                "quantize the part of the model that has one of each"
+        placeholders = graph.find_nodes(op="placeholder")
+        if len(results) != 1 or len(placeholders) != 1:
+            self._raise_fault(
+                f"expected one input and one result, got {len(placeholders)} and {len(results)}; "
+                "quantize a part of the model with one of each"
             )
-        needed = _needed(results[0])
+        needed = _needed_nodes(results[0])
         for node in graph.nodes:
             if node in needed:
-                self.values[node] = self._value(node)
-        self._finish(results[0])
-        made = QuantizedNetwork if self.training.nodes else QuantizedFront
-        return made(self.layers, self.wires, flat=self.flat)
+                self.values[node] = self._convert_node(node)
+        self._add_dequantize(results[0])
+        front_class = QuantizedNetwork if self.training.nodes else QuantizedFront
+        return front_class(self.layers, self.wires, flat=self.flat)
 
     def check_operators(self) -> None:
         """Raise `InputError` for the first operator that has no pattern.
@@ -108,7 +115,7 @@ class Reader:
         inputs are all constants, sizes, and operators that the result does not need are allowed.
         """
         graph = self.module.graph
-        needed = _needed(graph.output_node().args[0])
+        needed = _needed_nodes(graph.output_node().args[0])
         varying = set(graph.find_nodes(op="placeholder"))
         for node in graph.nodes:
             if not varying.intersection(node.all_input_nodes):
@@ -117,128 +124,138 @@ class Reader:
             known = is_quantizing(node) or node.target in self.patterns
             is_size = isinstance(node.meta.get("val"), int | torch.SymInt)
             if node.op == "call_function" and node in needed and not known and not is_size:
-                self.refuse(node, self._unknown(node))
+                self.refuse(node, self._unknown_message(node))
 
-    def _finish(self, node: fx.Node) -> None:
-        """Add what returns the result in float."""
+    def _add_dequantize(self, node: fx.Node) -> None:
+        """Add the layer that dequantizes the result."""
         value = self.values[node]
-        of_dequantize = isinstance(value, Bytes) and not (
+        is_dequantized = isinstance(value, QuantizedValue) and not (
             is_quantizing(node) and operator_name(node).startswith("quantize")
         )
-        if not of_dequantize:
-            self.refuse(node, "it makes the result, which is not quantized; quantize the output")
-        numbers = (single(value.levels.scale), value.levels.zero)
+        if not is_dequantized:
+            self.refuse(node, "it computes the result, which is not quantized; quantize the output")
+        numbers = (to_float32(value.levels.scale), value.levels.zero)
         self._add("dequantize", QuantizedLayer("dequantize", {}, numbers), (value.number,))
         self.flat = bool(value.planes)
 
-    def _value(self, node: fx.Node) -> Any:
-        """Return what a node stands for."""
+    def _convert_node(self, node: fx.Node) -> Any:
+        """Convert a node to a value: a quantized or pending value, or a constant tensor."""
         if node.op == "placeholder":
             return INPUT
         if node.op == "get_attr":
             return attrgetter(str(node.target))(self.module).detach()
         if node.op != "call_function":
-            self.refuse(node, "it is no operator that has a kernel in int8")
+            self.refuse(node, "it is no operator with an int8 kernel")
         if all(isinstance(self.values[n], torch.Tensor) for n in node.all_input_nodes):
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
             with torch.no_grad():
                 return node.target(*args, **kwargs)
         if isinstance(node.meta.get("val"), int | torch.SymInt):
-            return None  # a size, such as that of a batch
+            return None  # a size, such as the batch size
         if is_quantizing(node):
-            return self._quantizing(node)
+            return self._convert_quantizing(node)
         read = self.patterns.get(node.target)
         if read is None:
-            self.refuse(node, self._unknown(node))
+            self.refuse(node, self._unknown_message(node))
         return read(self, node)
 
-    def _unknown(self, node: fx.Node) -> str:
-        """Return why a node has no kernel in int8, and what to do."""
+    def _unknown_message(self, node: fx.Node) -> str:
+        """Return the message for a node without an int8 kernel, with advice."""
         if "batch_norm" in operator_name(node):
             return (
-                "it is not right behind a convolution, of which it could become a part; move it "
+                "it is not directly after a convolution, into which it could be folded; move it "
                 "there, or leave it out"
             )
         has, part = ("no kernel", "front")
         if self.training.nodes:
             has, part = ("neither a forward nor a backward kernel", "network")
         return (
-            f"it has {has} in int8; end the {part} before it, or replace it (known are "
+            f"it has {has} in int8; end the {part} before it, or replace it (supported are "
             "convolutions, linear layers, sums, pools, means, ReLU and ReLU6)"
         )
 
-    def _quantizing(self, node: fx.Node) -> Any:
+    def _convert_quantizing(self, node: fx.Node) -> Any:
+        """Convert a quantize or dequantize node.
+
+        A quantize adds the pending layer; for the input, it adds a quantize layer.
+        """
         name = operator_name(node)
         if name not in ("quantize_per_tensor", "dequantize_per_tensor"):
             kind = "weights and activations" if "choose" in name else "activations"
-            self.refuse(
-                node, f"expected {kind} with one scale that is known before; it has another form"
-            )
+            self.refuse(node, f"expected {kind} with one constant scale")
         value, levels = self.values[node.args[0]], self._levels(node)
-        padded = value if isinstance(value, Padded) else None
-        value = value if padded is None else padded.of
+        padded = value if isinstance(value, PaddedValue) else None
+        value = value if padded is None else padded.value
         if name.startswith("dequantize"):
-            if not isinstance(value, Bytes):
+            if not isinstance(value, QuantizedValue):
                 self.refuse(node, "expected a quantized value")
             given = replace(value, levels=levels)
-            return given if padded is None else replace(padded, of=given)
+            return given if padded is None else replace(padded, value=given)
         if isinstance(value, str):
             layer = QuantizedLayer("quantize", {}, (levels.inverse, levels.zero))
-            made = Bytes(number=self._add("quantize", layer, (0,)), levels=levels)
-            if (levels.low, levels.high) != _ALL:
-                clamping = _rescaling(levels, levels)
-                made = self.done(node, clamping, made)
+            made = QuantizedValue(number=self._add("quantize", layer, (0,)), levels=levels)
+            if (levels.low, levels.high) != _INT8_LIMITS:
+                clamping = _rescaling_layer(levels, levels)
+                made = self.add_same_levels(node, clamping, made)
         else:
-            if isinstance(value, Bytes):
-                value = self._rescaled(node.args[0], value)
-            if not isinstance(value, Unfinished):
-                self.refuse(node, "what it quantizes has no kernel in int8")
-            made = self._made(value, levels)
+            if isinstance(value, QuantizedValue):
+                value = self._rescale(node.args[0], value)
+            if not isinstance(value, PendingLayer):
+                self.refuse(node, "its input has no int8 kernel")
+            made = self._add_pending(value, levels)
         if padded is not None:
-            return replace(padded, of=made)
+            return replace(padded, value=made)
         self.wires[made.number - 1] = replace(self.wires[made.number - 1], node=node.name)
         return made
 
-    def _made(self, value: Unfinished, levels: Levels) -> Bytes:
-        """Add the layer whose result has some levels, unless it is there already."""
-        bounded = levels.within(value.clamp)
-        layer = value.make(bounded)
+    def _add_pending(self, value: PendingLayer, levels: Levels) -> QuantizedValue:
+        """Add the pending layer with the levels of its result; return its value.
+
+        Returns the input itself if it already has these levels.
+        """
+        clamped_levels = levels.narrowed(value.clamp)
+        layer = value.make_layer(clamped_levels)
         if layer is None:
-            (source,) = value.takes
-            return replace(source, levels=bounded, planes=value.planes)
+            (source,) = value.inputs
+            return replace(source, levels=clamped_levels, planes=value.planes)
         if value.node in self.training.nodes:
             training = self.training
             layer = TrainedLayer(layer, rounding=training.rounding, headroom=training.headroom)
-        number = self._add(_name(value.node), layer, tuple(source.number for source in value.takes))
-        return Bytes(number=number, levels=bounded, planes=value.planes)
+        number = self._add(
+            _layer_name(value.node), layer, tuple(source.number for source in value.inputs)
+        )
+        return QuantizedValue(number=number, levels=clamped_levels, planes=value.planes)
 
-    def _add(self, name: str, layer: QuantizedLayer, takes: tuple[int, ...]) -> int:
-        """Add a layer, and return its number."""
+    def _add(self, name: str, layer: QuantizedLayer, inputs: tuple[int, ...]) -> int:
+        """Add a layer with a unique name; return its number."""
         self.names[name] += 1
         if self.names[name] > 1 or name in self.layers:
             name = f"{name}_{layer.operator}{self.names[name]}"
         self.layers[name] = layer
-        self.wires.append(Wire(layer=name, takes=takes))
+        self.wires.append(Wire(layer=name, inputs=inputs))
         return len(self.wires)
 
     def _levels(self, node: fx.Node) -> Levels:
-        """Return the levels that a quantize or dequantize of an activation states."""
+        """Return the int8 levels of a quantize or dequantize node.
+
+        They have headroom if training changes the value.
+        """
         scale, zero, low, high, dtype = (
             self.number(argument) for argument in arguments_of(node)[1:6]
         )
         if dtype not in _TYPES:
             self.refuse(node, f"expected activations of int8 or uint8, got {dtype}")
-        less = _TYPES[dtype]
-        wider = self.training.headroom if node in self.behind else 1.0
+        shift = _TYPES[dtype]
+        headroom = self.training.headroom if node in self.changing_nodes else 1.0
         return Levels(
-            scale=float(scale) * wider,
-            zero=int(zero) - less,
-            low=int(low) - less,
-            high=int(high) - less,
+            scale=float(scale) * headroom,
+            zero=int(zero) - shift,
+            low=int(low) - shift,
+            high=int(high) - shift,
         )
 
     def number(self, argument: Any) -> Any:
-        """Return a number that a node is given."""
+        """Return a numeric argument, which may be a constant of the module."""
         if not isinstance(argument, fx.Node):
             return argument
         value = self.values.get(argument)
@@ -246,24 +263,24 @@ class Reader:
             self.refuse(argument, "expected a constant number")
         return value.item()
 
-    def quantized(self, node: fx.Node, argument: Any) -> Bytes:
-        """Return an operand that must be quantized."""
+    def quantized(self, node: fx.Node, argument: Any) -> QuantizedValue:
+        """Return an operand that must be quantized; refuse other operands."""
         value = self.values.get(argument) if isinstance(argument, fx.Node) else None
-        if not isinstance(value, Bytes):
-            what = operator_name(argument) if isinstance(argument, fx.Node) else argument
-            why = f"its operand ({what}) is not quantized; quantize it, or end the front"
-            self.refuse(node, why)
+        if not isinstance(value, QuantizedValue):
+            operand_name = operator_name(argument) if isinstance(argument, fx.Node) else argument
+            reason = f"its operand ({operand_name}) is not quantized; quantize it, or end the front"
+            self.refuse(node, reason)
         return value
 
     def constant(self, node: fx.Node, argument: Any) -> torch.Tensor:
-        """Return an operand that must be a constant."""
+        """Return an operand that must be a constant; refuse other operands."""
         value = self.values.get(argument)
         if not isinstance(value, torch.Tensor):
-            self.refuse(node, f"expected a constant in place of {argument}")
+            self.refuse(node, f"expected a constant instead of {argument}")
         return value
 
     def weight(self, node: fx.Node, argument: fx.Node) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return an int8 weight and its scales, one for each result."""
+        """Return an int8 weight and its scale for each output; refuse other quantizations."""
         name = operator_name(argument)
         if name not in ("dequantize_per_channel", "dequantize_per_tensor"):
             self.refuse(node, f"its weight is not quantized to int8 ({name}); quantize it")
@@ -271,8 +288,8 @@ class Reader:
         raw = self.constant(node, arguments[0])
         if raw.dtype is not torch.int8:
             self.refuse(node, f"expected a weight of int8, got {raw.dtype}")
-        scales = self._all(node, arguments[1]).double().flatten()
-        zeros = self._all(node, arguments[2])
+        scales = self._constant_tensor(node, arguments[1]).double().flatten()
+        zeros = self._constant_tensor(node, arguments[2])
         if bool(zeros.any()):
             self.refuse(
                 node,
@@ -283,18 +300,21 @@ class Reader:
             self.refuse(node, f"its weight has scales along axis {arguments[3]}; expected axis 0")
         return raw, scales.expand(raw.shape[0]) if scales.numel() == 1 else scales
 
-    def _all(self, node: fx.Node, argument: Any) -> torch.Tensor:
+    def _constant_tensor(self, node: fx.Node, argument: Any) -> torch.Tensor:
         if isinstance(argument, fx.Node):
             return self.constant(node, argument)
         return torch.as_tensor(0 if argument is None else argument)
 
-    def linear(
-        self, node: fx.Node, weight: Any, bias: Any, source: Bytes
+    def weight_and_constants(
+        self, node: fx.Node, weight: Any, bias: Any, source: QuantizedValue
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the weight of a layer, and the constants that follow its sums."""
+        """Return the int8 weight of a layer, and the constants applied to its sums.
+
+        Refuses layers whose sums may exceed 32 bits.
+        """
         raw, scales = self.weight(node, weight)
         total = raw.double().abs().flatten(1).sum(1).max()
-        if total * _SPAN > _MOST or raw[0].numel() > _PRODUCTS:
+        if total * _MAX_FACTOR > _MAX_INT32 or raw[0].numel() > _MAX_PRODUCTS:
             self.refuse(node, "its sums may have more than 32 bits; use fewer input channels")
         offsets = torch.zeros(raw.shape[0]) if bias is None else self.constant(node, bias).float()
         factors = (scales * source.levels.scale).float()
@@ -302,62 +322,67 @@ class Reader:
         constants = {"start": start.to(torch.int32), "scale": factors, "bias": offsets.clone()}
         return raw, constants
 
-    def _rescaled(self, node: fx.Node, source: Bytes) -> Unfinished:
-        """Return the layer that gives a quantized value other levels, if they are others."""
+    def _rescale(self, node: fx.Node, source: QuantizedValue) -> PendingLayer:
+        """Return a pending layer that converts a quantized value to other levels.
+
+        It creates no layer if the levels are the same and the limits not narrower.
+        """
 
         def make(levels: Levels) -> QuantizedLayer | None:
             old = source.levels
             is_same = (levels.scale, levels.zero) == (old.scale, old.zero)
             if is_same and levels.low <= old.low and levels.high >= old.high:
                 return None
-            return _rescaling(old, levels)
+            return _rescaling_layer(old, levels)
 
-        return Unfinished(node=node, takes=(source,), make=make, planes=source.planes)
+        return PendingLayer(node=node, inputs=(source,), make_layer=make, planes=source.planes)
 
-    def clamped(self, node: fx.Node, low: float, high: float) -> Unfinished:
-        """Return what an activation is of, an operator or a quantized value, with its limits."""
+    def add_clamp(self, node: fx.Node, low: float, high: float) -> PendingLayer:
+        """Return the pending layer before an activation, with limits narrowed by the activation."""
         value = self.values[node.args[0]]
-        if isinstance(value, Bytes):
-            value = self._rescaled(node, value)
-        if not isinstance(value, Unfinished):
-            self.refuse(node, "what it is given has no kernel in int8")
+        if isinstance(value, QuantizedValue):
+            value = self._rescale(node, value)
+        if not isinstance(value, PendingLayer):
+            self.refuse(node, "its input has no int8 kernel")
         return replace(value, clamp=(max(low, value.clamp[0]), min(high, value.clamp[1])))
 
-    def done(self, node: fx.Node, layer: QuantizedLayer, source: Bytes) -> Bytes:
-        """Add a layer whose result has the levels of its input."""
-        return replace(source, number=self._add(_name(node), layer, (source.number,)))
+    def add_same_levels(
+        self, node: fx.Node, layer: QuantizedLayer, source: QuantizedValue
+    ) -> QuantizedValue:
+        """Add a layer whose result has the levels of its input; return its value."""
+        return replace(source, number=self._add(_layer_name(node), layer, (source.number,)))
 
     def shape(self, node: fx.Node, argument: fx.Node) -> tuple[int, ...]:
-        """Return the shape of what a node is given."""
+        """Return the shape of an operand before its dequantization."""
         while is_quantizing(argument) and "val" not in argument.meta:
             argument = argument.args[0]
         value = argument.meta.get("val")
         if value is None:
-            self.refuse(node, "its shape is not known; hand over what convert_pt2e returned")
+            self.refuse(node, "its shape is unknown; pass the module that convert_pt2e returned")
         return tuple(value.shape)
 
-    def refuse(self, node: fx.Node, why: str) -> NoReturn:
-        """Raise `InputError` with an operator, its module, and the reason."""
-        path = module_of(node)
+    def refuse(self, node: fx.Node, reason: str) -> NoReturn:
+        """Raise `InputError` with an operator, its module and the reason."""
+        path = module_path(node)
         where = f" in {path!r}" if path else ""
-        self._fault(f"{operator_name(node)}{where}: {why}")
+        self._raise_fault(f"{operator_name(node)}{where}: {reason}")
 
-    def _fault(self, fault: str) -> NoReturn:
+    def _raise_fault(self, fault: str) -> NoReturn:
         raise InputError(f"{self.where}: {fault}")
 
 
-def _rescaling(old: Levels, new: Levels) -> QuantizedLayer:
-    """Return the layer that gives bytes of some levels others: a mean of one element each."""
-    one = ((1, 1), (1, 1), (0, 0, 0, 0), single(old.scale), old.zero)
-    return QuantizedLayer("average", {}, (*one, *new.ending))
+def _rescaling_layer(old: Levels, new: Levels) -> QuantizedLayer:
+    """Return the layer that converts bytes to other levels: a mean of one element each."""
+    window_arguments = ((1, 1), (1, 1), (0, 0, 0, 0), to_float32(old.scale), old.zero)
+    return QuantizedLayer("average", {}, (*window_arguments, *new.ending))
 
 
-def _name(node: fx.Node) -> str:
-    """Return what a layer is called: after its module."""
-    return module_of(node).replace(".", "_") or operator_name(node)
+def _layer_name(node: fx.Node) -> str:
+    """Return the name of a layer, from its module."""
+    return module_path(node).replace(".", "_") or operator_name(node)
 
 
-def _needed(result: Any) -> set[fx.Node]:
+def _needed_nodes(result: Any) -> set[fx.Node]:
     """Return the nodes that a result depends on."""
     needed: set[fx.Node] = set()
     results = result if isinstance(result, tuple | list) else [result]

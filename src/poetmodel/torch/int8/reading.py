@@ -1,4 +1,4 @@
-"""Modules that PT2E has converted, as quantized fronts."""
+"""Convert modules of PT2E to quantized fronts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import fx, nn
 
-from poetmodel.torch.int8.patterns import READ
+from poetmodel.torch.int8.patterns import PATTERNS
 from poetmodel.torch.int8.reader import Reader, Training, is_quantizing
 
 if TYPE_CHECKING:
@@ -15,62 +15,66 @@ if TYPE_CHECKING:
 
 
 def is_converted(module: nn.Module) -> bool:
-    """Whether a module is one that PT2E has converted: it says what is quantized."""
+    """Return whether a module was converted by PT2E: its graph has quantizing nodes."""
     return isinstance(module, fx.GraphModule) and any(map(is_quantizing, module.graph.nodes))
 
 
 def with_fronts(model: nn.Module) -> nn.Module:
-    """Return a model in whose place of each converted module is a quantized front.
+    """Return a model in which quantized fronts replace all converted modules.
 
-    The model itself stays as it is. Modules on the way to a converted one are copies that share
-    their parameters and buffers with it; all other modules are the same.
+    The model itself is unchanged. Its modules that contain a converted module are copied, and share
+    their parameters and buffers with the originals; all other modules are the same objects.
 
     Raises
     ------
     InputError
-        If a converted module has something that has no kernel: names it, and its module.
+        If an operator in a converted module has no kernel; the message names it and its module.
     """
-    return _replaced(model, "", {})
+    return _replace_converted(model, "", {})
 
 
-def _replaced(module: nn.Module, path: str, seen: dict[nn.Module, nn.Module]) -> nn.Module:
+def _replace_converted(module: nn.Module, path: str, seen: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Return a module, or a shallow copy in which fronts replace converted submodules.
+
+    `seen` has the replacements found so far.
+    """
     if module not in seen:
-        seen[module] = module  # a module within itself is left as it is
+        seen[module] = module  # a module that contains itself is not changed
         if is_converted(module):
-            seen[module] = front = front_of(module, where=_shown(path))
+            seen[module] = front = convert_front(module, where=_front_label(path))
             front.stands_for = tuple(module.parameters())
             return front
         children = {
-            name: _replaced(child, f"{path}.{name}" if path else name, seen)
+            name: _replace_converted(child, f"{path}.{name}" if path else name, seen)
             for name, child in module._modules.items()  # noqa: SLF001
             if child is not None
         }
         if any(child is not module._modules[name] for name, child in children.items()):  # noqa: SLF001
-            own = copy.copy(module)
-            own._modules = {**module._modules, **children}  # noqa: SLF001
-            seen[module] = own
+            copied = copy.copy(module)
+            copied._modules = {**module._modules, **children}  # noqa: SLF001
+            seen[module] = copied
     return seen[module]
 
 
-def front_of(
+def convert_front(
     module: nn.Module, *, where: str = "quantized front", training: Training | None = None
 ) -> QuantizedFront:
-    """Return the quantized front that a converted module is; `where` is its place, for errors.
+    """Convert a PT2E module to a quantized front; `where` names it in messages.
 
-    With `training` some of its layers train, and the result is a `QuantizedNetwork`.
-
-    Raises `InputError` if it has something that has no kernel: names it, and its module.
+    With `training`, some of its layers train, and the result is a `QuantizedNetwork`. Raises
+    `InputError` for an operator without a kernel; the message names it and its module.
     """
-    return Reader(module, where, training or Training(frozenset()), READ).read()
+    return Reader(module, where, training or Training(frozenset()), PATTERNS).convert()
 
 
 def check_operators(module: nn.Module, *, where: str, training: Training) -> None:
-    """Raise `InputError` if a module that PT2E has prepared has an operator without a kernel.
+    """Raise `InputError` if a module prepared by PT2E has an operator without a kernel.
 
-    Batch norms that PT2E has folded into convolutions are gone by then; others are refused.
+    Batch norms that PT2E has folded into convolutions no longer exist at this point; other batch
+    norms are refused.
     """
-    Reader(module, where, training, READ).check_operators()
+    Reader(module, where, training, PATTERNS).check_operators()
 
 
-def _shown(path: str) -> str:
+def _front_label(path: str) -> str:
     return f"quantized front {path!r}" if path else "quantized front"

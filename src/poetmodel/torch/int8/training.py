@@ -1,8 +1,8 @@
-"""Layers in int8 that train: forward as a quantized front, backward in float32.
+"""Trainable int8 layers: forward like a quantized front, backward in float32.
 
-Eager PyTorch with these modules is the definition. Forward saves int8 tensors alone. The gradient
-of a weight belongs to a parameter without memory, `TrainedLayer.weight_gradient`; `QuantizedSGD`
-subtracts it from the bytes of the weight.
+Eager PyTorch with these modules is the definition. The forward pass saves only int8 tensors. The
+gradient of a weight belongs to a parameter without memory, `TrainedLayer.weight_gradient`;
+`QuantizedSGD` subtracts it from the bytes of the weight.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.optim.sgd import sgd
 
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.int8.differentiation import differentiable
+from poetmodel.torch.int8.differentiation import apply_with_proxies
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer
 from poetmodel.torch.int8.gradients import (
     STEPS,
@@ -33,35 +33,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ROUNDINGS: Final = ("16 bits", "stochastic")
-"""Ways to keep changes of a weight that are below a step of a byte."""
-_SEEDS: Final = 2**32
-"""Number of seeds of stochastic rounding."""
+"""Options for weight changes below one int8 step."""
+_SEED_LIMIT: Final = 2**32
+"""Upper limit of seeds of stochastic rounding."""
 _DEPTHWISE: Final = 3
-"""Dimensions of the weight of a depthwise convolution: rows, columns, channels."""
-_PART: Final = 8192
-"""Weights that are updated at a time, if rows of them are not larger."""
+"""Number of dimensions of a depthwise convolution's weight: rows, columns, channels."""
+_UPDATE_BLOCK: Final = 8192
+"""Number of weights updated at a time, unless one row is larger."""
 
 
 class TrainedLayer(QuantizedLayer):
-    """A convolution or linear layer in int8 whose weights and biases train.
+    """An int8 convolution or linear layer whose weights and biases train.
 
     Parameters
     ----------
     layer : QuantizedLayer
         A frozen layer with weights.
     rounding : str
-        One of `ROUNDINGS`: ``16 bits`` keeps another int8 for each weight, ``stochastic`` none.
+        One of `ROUNDINGS`: ``16 bits`` stores another int8 for each weight; ``stochastic`` does
+        not.
     headroom : float
-        Factor by which the weights may grow: the scales of the weights are those of `layer` times
-        this.
+        Factor by which the weights may grow: it multiplies the scales of the weights.
     """
 
     def __init__(self, layer: QuantizedLayer, *, rounding: str, headroom: float) -> None:
         if layer.weight_scale is None or layer.input_levels is None:
             raise InputError(f"{layer.operator}: it has no weights to train")
         # The same real weights, on coarser scales.
-        whole = torch.round(layer.weight.double() * (STEPS / headroom))
-        weight, residual = split_16_bits(whole)
+        weight_16 = torch.round(layer.weight.double() * (STEPS / headroom))
+        weight, residual = split_16_bits(weight_16)
         tensors = {"weight": weight, "scale": layer.scale * headroom}
         super().__init__(
             layer.operator,
@@ -77,20 +77,24 @@ class TrainedLayer(QuantizedLayer):
             self.register_buffer("residual", residual)
         self.bias = nn.Parameter(layer.bias.clone())
         self.weight_gradient = nn.Parameter(torch.zeros(()).expand(weight.shape))
-        """Stands for the real weights: has their shape and gradient, and no memory."""
+        """Parameter that represents the real weights: with their shape and gradient, but without
+        memory."""
         _watch_optimizers(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         _watch_optimizers(self)
 
-    def forward(self, *given: Tensor, reals: Sequence[Tensor | None] | None = None) -> Any:
-        """Return the int8 result of an int8 input; with the stand-in of its own for `reals`."""
-        result, real = differentiable(self, given, reals or (None,))
+    def forward(self, *inputs: Tensor, reals: Sequence[Tensor | None] | None = None) -> Any:
+        """Return the int8 result of an int8 input.
+
+        With `reals`, the proxy of the input's real value, it returns the result and its proxy.
+        """
+        result, real = apply_with_proxies(self, inputs, reals or (None,))
         return result if reals is None else (result, real)
 
     def extra_repr(self) -> str:
-        """Return the operator and the rounding."""
+        """Return the name of the operator and the rounding."""
         return f"{self.operator}, {self.rounding}"
 
     @property
@@ -99,7 +103,7 @@ class TrainedLayer(QuantizedLayer):
         return (self.weight, self.residual) if self.rounding == ROUNDINGS[0] else (self.weight,)
 
     def real_weight(self) -> Tensor:
-        """Return the real weights, with the shape of `weight`."""
+        """Return the real weights, in the shape of `weight`."""
         return real_weight(self.state, self.weight_scale)
 
 
@@ -113,23 +117,23 @@ def subtract_gradient(
     maximize: bool = False,
     draws: RoundingDraws | None = None,
 ) -> None:
-    """Take a step of gradient descent with int8 weights, in place.
+    """Take a gradient descent step with int8 weights, in place.
 
-    ``change = (gradient + weight_decay * real weight) * lr / scale``, in steps of a byte; see
+    ``change = (gradient + weight_decay * real weight) * lr / scale``, in int8 steps; see
     `update_16_bits` and, for a state without a residual, `update_stochastic`, which needs `draws`.
     """
     if len(state) == 1 and draws is None:
-        raise InputError("draws: expected those of an update, which stochastic rounding needs")
+        raise InputError("draws: stochastic rounding needs the random numbers of an update")
     weight = state[0]
-    rows = max(1, _PART * len(weight) // max(1, weight.numel()))
-    for first in range(0, len(weight), rows):  # so that what it needs beside them is small
-        part = slice(first, first + rows)
-        scale = weight_scale if weight.ndim == _DEPTHWISE else weight_scale[part]
-        weights = [tensor[part] for tensor in state]
-        change = -gradient[part] if maximize else gradient[part]
+    rows = max(1, _UPDATE_BLOCK * len(weight) // max(1, weight.numel()))
+    for first in range(0, len(weight), rows):  # blocks keep temporary memory small
+        block = slice(first, first + rows)
+        scale = weight_scale if weight.ndim == _DEPTHWISE else weight_scale[block]
+        weights = [tensor[block] for tensor in state]
+        change = -gradient[block] if maximize else gradient[block]
         if weight_decay:
             change = change + real_weight(weights, scale) * weight_decay
-        change = change * lr / by_result(scale, weight)
+        change = change * lr / per_output(scale, weight)
         if len(weights) > 1:
             update_16_bits(weights[0], weights[1], change)
         elif draws is not None:
@@ -138,22 +142,22 @@ def subtract_gradient(
 
 
 def real_weight(state: Sequence[Tensor], weight_scale: Tensor) -> Tensor:
-    """Return the real numbers that int8 weights, and their residuals if any, stand for."""
+    """Return the real numbers that int8 weights, with their residuals if any, represent."""
     weight, *residuals = state
-    whole = weight.to(torch.int32) * STEPS
+    weight_16 = weight.to(torch.int32) * STEPS
     for residual in residuals:
-        whole = whole + residual
-    return whole.float() * (by_result(weight_scale, weight) / STEPS)
+        weight_16 = weight_16 + residual
+    return weight_16.float() * (per_output(weight_scale, weight) / STEPS)
 
 
 def trained_layers(model: nn.Module) -> dict[int, TrainedLayer]:
-    """Return the int8 layers of a model that train, by the identity of `weight_gradient`."""
+    """Return the trainable int8 layers of a model, by the id of `weight_gradient`."""
     layers = (module for module in model.modules() if isinstance(module, TrainedLayer))
     return {id(layer.weight_gradient): layer for layer in layers}
 
 
-def by_result(values: Tensor, weight: Tensor) -> Tensor:
-    """Return a number for each result in a shape that broadcasts with a weight."""
+def per_output(values: Tensor, weight: Tensor) -> Tensor:
+    """Reshape a number per output to broadcast with a weight."""
     return values if weight.ndim == _DEPTHWISE else values.view(-1, *[1] * (weight.ndim - 1))
 
 
@@ -161,9 +165,9 @@ def by_result(values: Tensor, weight: Tensor) -> Tensor:
 
 
 class QuantizedNetwork(QuantizedFront):
-    """A network in int8, or its beginning, of which some layers train.
+    """An int8 network, or its first part, in which some layers train.
 
-    `poetmodel.torch.quantized` makes it with `train`. It takes and returns real numbers; gradients
+    Create it with `poetmodel.torch.quantized` and `train`. Its input and output are real; gradients
     end at its first trained layer. `QuantizedSGD` is its optimizer.
     """
 
@@ -178,26 +182,26 @@ class QuantizedNetwork(QuantizedFront):
         if x.requires_grad and torch.is_grad_enabled():
             raise CaptureError(
                 "a quantized network has no gradient with respect to its input, which requires "
-                "one; freeze what is in front of it (requires_grad_(False))"
+                "one; freeze the layers before it (requires_grad_(False))"
             )
-        result, _ = self.values((x.float(), None), _call)
+        result, _ = self.run_layers((x.float(), None), _call_with_proxy)
         return (result.flatten(1) if self.flat else result).to(x.dtype)
 
     def trained_layers(self) -> dict[str, TrainedLayer]:
-        """Return the layers that train, by name, in the order of the network."""
+        """Return the layers that train by name, in the order of the network."""
         layers = {wire.layer: self.get_submodule(wire.layer) for wire in self.wires}
         return {name: layer for name, layer in layers.items() if isinstance(layer, TrainedLayer)}
 
 
-def _call(
-    layer: nn.Module, given: list[tuple[Tensor, Tensor | None]]
+def _call_with_proxy(
+    layer: nn.Module, pairs: list[tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the int8 result of a layer, and its real stand-in if something before it trains."""
-    bytes_, reals = zip(*given, strict=True)
+    """Return the int8 result of a layer, and its proxy if a layer up to this one trains."""
+    bytes_, reals = zip(*pairs, strict=True)
     if not isinstance(layer, TrainedLayer) and all(real is None for real in reals):
         return layer(*bytes_), None
-    made: tuple[Tensor, Tensor] = layer(*bytes_, reals=reals)
-    return made
+    result: tuple[Tensor, Tensor] = layer(*bytes_, reals=reals)
+    return result
 
 
 _LAYERS: Final[WeakSet[TrainedLayer]] = WeakSet()
@@ -232,7 +236,7 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     """Gradient descent for models with trained int8 layers.
 
     The weights of these layers follow the definition of quantization-aware scaling; all other
-    parameters that require gradients, biases among them, follow ``torch.optim.SGD``.
+    trained parameters, including biases, follow ``torch.optim.SGD``.
 
     Parameters
     ----------
@@ -241,17 +245,17 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     lr : float, optional
         Learning rate.
     weight_decay : float, optional
-        Factor of the real weights that is added to the gradients.
+        Factor of the real weights added to the gradients.
     seed : int, optional
-        Seed of stochastic rounding, from 0 to below 2^32; exported code has it too. Random
-        numbers follow from it, the number of the update, which parameter groups count as
-        ``updates``, the layer and the element; no other generator is read or changed.
+        Seed of stochastic rounding, from 0 to below 2^32; exported code has the same seed. Random
+        numbers depend on it, the number of the update (``updates`` of the parameter groups), the
+        layer and the element; no other generator is read or changed.
 
     Raises
     ------
     InputError
-        If the learning rate or the weight decay is negative or not finite, or the seed is no such
-        number.
+        If the learning rate or the weight decay is negative or not finite, or the seed is out of
+        range.
     """
 
     def __init__(
@@ -260,7 +264,7 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
         for name, number in (("lr", lr), ("weight_decay", weight_decay)):
             if not (math.isfinite(number) and number >= 0):
                 raise InputError(f"{name}: expected a number from 0, got {number}")
-        if type(seed) is not int or not 0 <= seed < _SEEDS:
+        if type(seed) is not int or not 0 <= seed < _SEED_LIMIT:
             raise InputError(f"seed: expected a whole number from 0 to below 2^32, got {seed!r}")
         self._layers = list(trained_layers(model).values())
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -273,30 +277,32 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
         return {**super().__getstate__(), "_layers": self._layers}
 
     def sites(self) -> dict[int, int]:
-        """Return the numbers of its int8 layers, by the identity of `weight_gradient`."""
+        """Return the index of each trained int8 layer, by the id of `weight_gradient`."""
         return {id(layer.weight_gradient): k for k, layer in enumerate(self._layers)}
 
     def draws(self, group: int, site: int) -> RoundingDraws:
-        """Return the random numbers of the next update of a layer in a parameter group."""
+        """Return the random numbers for the next update of a layer in a parameter group."""
         settings = self.param_groups[group]
         return RoundingDraws(update=settings["updates"], site=site, seed=settings["seed"])
 
     def count_update(self) -> None:
-        """Add one to the number of updates of each parameter group."""
+        """Add 1 to the number of updates of each parameter group."""
         for group in self.param_groups:
             group["updates"] += 1
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step with all parameters that have a gradient; return the closure's loss.
+        """Update all parameters that have a gradient; return the closure's loss.
 
         Raises
         ------
         InputError
-            If a parameter group has a momentum.
+            If a parameter group has momentum.
         """
         if any(group["momentum"] for group in self.param_groups):
-            raise InputError("momentum: int8 weights are trained by SGD without momentum; set it 0")
+            raise InputError(
+                "momentum: int8 weights are trained by SGD without momentum; set it to 0"
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -305,18 +311,18 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
         for number, group in enumerate(self.param_groups):
             lr = float(group["lr"])
             settings = {"weight_decay": group["weight_decay"], "maximize": group["maximize"]}
-            given = [p for p in group["params"] if p.grad is not None]
-            for parameter in (p for p in given if id(p) in sites):
+            with_gradient = [p for p in group["params"] if p.grad is not None]
+            for parameter in (p for p in with_gradient if id(p) in sites):
                 site = sites[id(parameter)]
                 layer, draws = self._layers[site], self.draws(number, site)
                 subtract_gradient(
                     layer.state, parameter.grad, layer.weight_scale, lr, draws=draws, **settings
                 )
-            real = [p for p in given if id(p) not in sites]
+            float_parameters = [p for p in with_gradient if id(p) not in sites]
             sgd(
-                real,
-                [p.grad for p in real],
-                [None] * len(real),
+                float_parameters,
+                [p.grad for p in float_parameters],
+                [None] * len(float_parameters),
                 lr=lr,
                 momentum=0.0,
                 dampening=0.0,

@@ -1,4 +1,4 @@
-"""Values of a converted module while it is read: quantized, padded, or not quantized yet."""
+"""Values of a converted module during conversion: quantized, padded, or not quantized yet."""
 
 from __future__ import annotations
 
@@ -15,42 +15,43 @@ if TYPE_CHECKING:
     from poetmodel.torch.int8.levels import Levels
 
 INPUT: Final = "input"
-"""The value of what a front is given, before it is quantized."""
+"""The value of the front's input before it is quantized."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bytes:
-    """A quantized value: which layer makes it, and what its bytes stand for."""
+class QuantizedValue:
+    """A quantized value: the number of the layer that computes it, and its levels."""
 
     number: int
     levels: Levels
     planes: tuple[int, ...] = ()
-    """Channels, rows and columns of a sample that is one row, where there are several places."""
+    """Channels, rows and columns of a flattened sample; empty if it is not flattened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unfinished:
-    """An operator whose result is not quantized yet."""
+class PendingLayer:
+    """An operator whose result is not quantized yet, so that its layer is not created yet."""
 
     node: fx.Node
-    takes: tuple[Bytes, ...]
-    make: Callable[[Levels], QuantizedLayer | None]
-    """Given the levels of its result; None where its input is that already."""
+    inputs: tuple[QuantizedValue, ...]
+    make_layer: Callable[[Levels], QuantizedLayer | None]
+    """Returns the layer for the levels of its result; None if the input already has these
+    levels."""
     clamp: tuple[float, float] = (-math.inf, math.inf)
     planes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Padded:
-    """A value with zeros around it, which are its zero once it is quantized."""
+class PaddedValue:
+    """A value padded with zeros; once quantized, with its zero points."""
 
-    of: Bytes | str
-    """The value; ``input`` until that is quantized."""
+    value: QuantizedValue | str
+    """The value; ``input`` until it is quantized."""
     padding: tuple[int, int, int, int]
 
 
 def arguments_of(node: fx.Node) -> list[Any]:
-    """Return the arguments of a node in the order of its operator's schema."""
+    """Return the arguments of a node in the order of its operator's schema, with defaults."""
     arguments = list(node.args)
     for argument in node.target._schema.arguments[len(arguments) :]:  # noqa: SLF001
         default = argument.default_value if argument.has_default_value() else None

@@ -1,4 +1,4 @@
-"""Lowering: the operations of a captured step become calls of kernels that are exported."""
+"""Lowering: convert the operations of a captured step to calls of exported kernels."""
 
 from poetmodel.torch.lowering import (
     linear,

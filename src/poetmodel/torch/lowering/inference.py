@@ -1,4 +1,4 @@
-"""Forward passes of a step in evaluation mode, lowered beside it: to its result, to its loss."""
+"""Forward passes in evaluation mode, lowered in addition to a step: for inference and loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from poetmodel.export.codes import with_codes
+from poetmodel.export.codes import fuse_byte_quantization
 from poetmodel.graph import Phase
 from poetmodel.lowered.calls import Call, DataType, NamedTensor, Ref
 from poetmodel.torch.capturing.inputs import copy_inputs, flatten
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 aten: Final = torch.ops.aten
 _LABELS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-"""Types that labels of classes have."""
+"""Integer types of class labels."""
 
 
 def with_inference(
@@ -41,31 +41,37 @@ def with_inference(
 ) -> LoweredStep:
     """Return a step with the forward pass of its model in evaluation mode.
 
-    Parameters as for `lower`. It writes what the model returns: without a `loss_fn` its loss. What
-    the model would change in its buffers on the way is left out.
+    Parameters as for `lower`. It writes the output of the model; without a `loss_fn`, its loss.
+    Changes of the model's buffers are removed.
 
     Raises
     ------
     CaptureError
-        If the model does not return one tensor of floats, or draws random numbers in evaluation
-        mode; otherwise as for `lower`.
+        If the model does not return one float32 tensor, or draws random numbers in evaluation mode;
+        otherwise as for `lower`.
     """
     name = step.graph.name
-    given = inputs if loss_fn is None else inputs[:-1]
+    model_inputs = inputs if loss_fn is None else inputs[:-1]
 
-    def total(output: Any, _: Any) -> torch.Tensor:
+    def sum_output(output: Any, _: Any) -> torch.Tensor:
+        """Return the sum of the output; raise `CaptureError` unless it is one float32 tensor."""
         if not isinstance(output, torch.Tensor) or output.dtype is not torch.float32:
             kind = getattr(output, "dtype", type(output).__name__)
             raise CaptureError(
                 f"{name}: infer: expected a model that returns one tensor of torch.float32 in "
-                f"evaluation mode, got {kind}; give a module around it that does"
+                f"evaluation mode, got {kind}; wrap it in such a module"
             )
         return output.sum()
 
-    inference = _captured(
-        "infer", name, model, None if loss_fn is None else total, inputs, given=given
+    inference = _capture_forward(
+        "infer",
+        name,
+        model,
+        None if loss_fn is None else sum_output,
+        inputs,
+        model_inputs=model_inputs,
     )
-    return replace(step, inference=_sharing(step, "inference", inference))
+    return replace(step, inference=_without_shared_values(step, "inference", inference))
 
 
 def with_evaluation(
@@ -74,11 +80,11 @@ def with_evaluation(
     loss_fn: Callable[..., torch.Tensor] | None,
     inputs: Sequence[Any],
 ) -> LoweredStep:
-    """Return a step with its loss in evaluation mode, and the number of correct classes.
+    """Return a step with its loss and number of correct classes in evaluation mode.
 
-    Parameters as for `lower`. Where the target is integers, one for each vector of scores that the
-    model returns (along dimension 1, of one sample dimension 0), a sample counts as correct if its
-    highest score is that of its label.
+    Parameters as for `lower`. Samples are counted if the target has an integer for each vector of
+    scores that the model returns (along dimension 1, or dimension 0 of a single sample). A sample
+    is correct if its highest score is that of its label.
 
     Raises
     ------
@@ -86,40 +92,45 @@ def with_evaluation(
         If evaluation mode draws random numbers; otherwise as for `lower`.
     """
     name = step.graph.name
-    evaluation = _captured("evaluate", name, model, _counting(loss_fn), inputs, given=inputs)
-    return replace(step, evaluation=_sharing(step, "evaluation", evaluation))
+    evaluation = _capture_forward(
+        "evaluate", name, model, _loss_with_correct(loss_fn), inputs, model_inputs=inputs
+    )
+    return replace(step, evaluation=_without_shared_values(step, "evaluation", evaluation))
 
 
-def _counting(loss_fn: Callable[..., torch.Tensor] | None) -> Callable[..., torch.Tensor] | None:
-    """Return a loss function that makes the sum of loss and number of correct classes.
+def _loss_with_correct(
+    loss_fn: Callable[..., torch.Tensor] | None,
+) -> Callable[..., torch.Tensor] | None:
+    """Return a loss function that returns the sum of the loss and the number of correct classes.
 
-    The evaluation is what is summed. A loss that is a module keeps the names of its parameters.
+    `_cut_to_output` later cuts the graph before this sum. A loss module keeps the names of its
+    parameters.
     """
     if loss_fn is None:
         return None
 
-    def evaluated(loss: torch.Tensor, output: Any, target: Any) -> torch.Tensor:
-        found = [loss.reshape(())]
-        dimension = _dimension_of_classes(output, target)
+    def add_correct(loss: torch.Tensor, output: Any, target: Any) -> torch.Tensor:
+        values = [loss.reshape(())]
+        dimension = _class_dimension(output, target)
         if dimension is not None:
-            found.append((output.argmax(dimension) == target).sum().to(loss.dtype))
-        return torch.stack(found).sum()
+            values.append((output.argmax(dimension) == target).sum().to(loss.dtype))
+        return torch.stack(values).sum()
 
     if not isinstance(loss_fn, torch.nn.Module):
-        return lambda output, target: evaluated(loss_fn(output, target), output, target)
-    kind = type(loss_fn)
+        return lambda output, target: add_correct(loss_fn(output, target), output, target)
+    loss_class = type(loss_fn)
 
-    def forward(own: Any, output: Any, target: Any) -> torch.Tensor:
-        return evaluated(kind.forward(own, output, target), output, target)
+    def forward(module: Any, output: Any, target: Any) -> torch.Tensor:
+        return add_correct(loss_class.forward(module, output, target), output, target)
 
     counting: Any = copy(loss_fn)
-    counting.__class__ = type(kind.__name__, (kind,), {"forward": forward})
-    made: Callable[..., torch.Tensor] = counting
-    return made
+    counting.__class__ = type(loss_class.__name__, (loss_class,), {"forward": forward})
+    loss_with_correct: Callable[..., torch.Tensor] = counting
+    return loss_with_correct
 
 
-def _dimension_of_classes(output: Any, target: Any) -> int | None:
-    """Return the dimension of a result that has a score for each class; None if there is none."""
+def _class_dimension(output: Any, target: Any) -> int | None:
+    """Return the dimension of an output that has a score per class; None if it has none."""
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return None
     if not output.is_floating_point() or target.dtype not in _LABELS or not output.ndim:
@@ -130,40 +141,44 @@ def _dimension_of_classes(output: Any, target: Any) -> int | None:
     return dimension if is_scores else None
 
 
-def _captured(
+def _capture_forward(
     option: str,
     name: str,
     model: torch.nn.Module,
-    total: Callable[..., torch.Tensor] | None,
+    sum_function: Callable[..., torch.Tensor] | None,
     inputs: Sequence[Any],
     *,
-    given: Sequence[Any],
+    model_inputs: Sequence[Any],
 ) -> LoweredStep:
-    """Return a forward pass in evaluation mode whose output is what `total` sums up.
+    """Capture and lower a forward pass in evaluation mode.
 
-    Without `total` the output is the loss that the model returns.
+    Its output is the tensor that `sum_function` sums; without this function, the model's loss.
+    `model_inputs` are the inputs of the model. Raises `CaptureError` if the pass draws random
+    numbers.
     """
     model = with_fronts(model)
     with ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        for module in (model, total):
+        for module in (model, sum_function):
             if isinstance(module, torch.nn.Module):
-                stack.enter_context(_evaluating(module))
-        whole = capture(model, total, copy_inputs(inputs), name=name)
-    joint = with_tables(_forward(whole, is_total=total is not None))
+                stack.enter_context(_evaluation_mode(module))
+        joint_with_sum = capture(model, sum_function, copy_inputs(inputs), name=name)
+    joint = with_tables(_cut_to_output(joint_with_sum, is_total=sum_function is not None))
     lowered = StepLowering(joint)
     for operation in lowered.parts.operations:
         if operation.is_random:
             raise CaptureError(
                 f"{name}: {option}: {operation.node.target}{location_suffix(operation.node)} draws "
-                "random numbers in evaluation mode too; let it depend on self.training"
+                "random numbers in evaluation mode, too; make that depend on self.training"
             )
-    return with_codes(_with_output(lowered.step(), len(flatten(given)[0]), joint))
+    return fuse_byte_quantization(
+        _write_to_caller(lowered.step(), len(flatten(model_inputs)[0]), joint)
+    )
 
 
 @contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and each of its modules back at the end."""
+def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Set a model to evaluation mode inside, and restore the mode of each module."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -173,10 +188,10 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _forward(joint: Joint, *, is_total: bool) -> Joint:
-    """Cut a captured step to what makes its loss, or the tensor that is summed up in it.
+def _cut_to_output(joint: Joint, *, is_total: bool) -> Joint:
+    """Cut a captured step to its loss or, if `is_total`, to the tensor that the loss sums.
 
-    A copy of that comes last.
+    A copy of that tensor becomes the only result. Changes the graph of `joint`.
     """
     loss = next(result for result in joint.results if result.kind is OutputKind.LOSS)
     graph = joint.graph_module.graph
@@ -191,18 +206,18 @@ def _forward(joint: Joint, *, is_total: bool) -> Joint:
     graph.eliminate_dead_code()
     for argument in joint.arguments_of(InputKind.TANGENT):
         graph.erase_node(argument.node)
-    there = set(graph.nodes)
+    remaining = set(graph.nodes)
     return replace(
         joint,
-        arguments=tuple(a for a in joint.arguments if a.node in there),
+        arguments=tuple(a for a in joint.arguments if a.node in remaining),
         results=(replace(loss, node=clone),),
     )
 
 
-def _with_output(step: LoweredStep, given: int, joint: Joint) -> LoweredStep:
-    """Return a captured forward pass whose last node writes what belongs to the caller.
+def _write_to_caller(step: LoweredStep, model_input_count: int, joint: Joint) -> LoweredStep:
+    """Return a lowered forward pass whose last node writes to the caller's output.
 
-    Of the flat inputs the first `given` are those of the model; any others are the target's.
+    The first `model_input_count` flat inputs belong to the model; inputs of the target are removed.
     """
     graph, buffer = step.graph, step.loss.buffer
     last = graph.node_of[graph.tensor_index[buffer]]
@@ -210,7 +225,9 @@ def _with_output(step: LoweredStep, given: int, joint: Joint) -> LoweredStep:
     nodes[last] = replace(
         nodes[last], name="output", op="output", phase=Phase.FORWARD, outputs=(), in_place=()
     )
-    names = {a.name for a in joint.arguments_of(InputKind.USER_INPUT) if a.position < given}
+    names = {
+        a.name for a in joint.arguments_of(InputKind.USER_INPUT) if a.position < model_input_count
+    }
     example = joint.results[0].node.meta["val"]
     read = {a.buffer for calls in step.calls for call in calls for a in _refs(call)}
     return replace(
@@ -225,25 +242,32 @@ def _with_output(step: LoweredStep, given: int, joint: Joint) -> LoweredStep:
     )
 
 
-def _sharing(step: LoweredStep, kind: str, inference: LoweredStep) -> LoweredStep:
-    """Return a forward pass without values that the step has; those of one name get another."""
-    own, others = {}, {}
-    there = dict(step.values)
+def _without_shared_values(step: LoweredStep, kind: str, forward_pass: LoweredStep) -> LoweredStep:
+    """Return a forward pass without values that the step already has.
+
+    Other values of the same name are renamed, with `kind` in the new name.
+    """
+    new_values, new_names = {}, {}
+    step_values = dict(step.values)
     for part in step.beside:
-        there.update(part.values)
-    for name, values in inference.values.items():
-        known = there.get(name)
-        if known is None:
-            own[name] = values
-        elif known.tobytes() != values.tobytes():
-            others[name] = f"{name} of the {kind}"
-            own[others[name]] = values
+        step_values.update(part.values)
+    for name, values in forward_pass.values.items():
+        existing = step_values.get(name)
+        if existing is None:
+            new_values[name] = values
+        elif existing.tobytes() != values.tobytes():
+            new_names[name] = f"{name} of the {kind}"
+            new_values[new_names[name]] = values
 
     return replace(
-        inference,
-        calls=tuple(tuple(call.renamed(others) for call in calls) for calls in inference.calls),
-        buffers={others.get(name, name): buffer for name, buffer in inference.buffers.items()},
-        values=own,
+        forward_pass,
+        calls=tuple(
+            tuple(call.renamed(new_names) for call in calls) for calls in forward_pass.calls
+        ),
+        buffers={
+            new_names.get(name, name): buffer for name, buffer in forward_pass.buffers.items()
+        },
+        values=new_values,
     )
 
 

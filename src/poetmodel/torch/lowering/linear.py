@@ -1,4 +1,4 @@
-"""Products of matrices and vectors; losses; updates of state, the norm of gradients."""
+"""Matrix and vector products, losses, updates of state, and the norm of gradients."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from poetmodel.torch.lowering.operands import (
     copy,
     fill,
     lowers,
-    named,
-    only,
     operand,
-    table,
-    without,
+    operator_name,
+    select_dimensions,
+    shape_table,
+    without_dimensions,
     workspace,
 )
 from poetmodel.torch.step.optimizers import (
@@ -82,7 +82,7 @@ def _lower_addmv(op: Lowering) -> None:
 def _lower_dot(op: Lowering) -> None:
     a, b = map(op.value, op.args)
     out = op.output()
-    _multiply(op, _as_column(out.broadcast((1,))), _turned(_as_column(a)), _as_column(b))
+    _multiply(op, _as_column(out.broadcast((1,))), _transpose(_as_column(a)), _as_column(b))
 
 
 def _add_product(
@@ -98,13 +98,13 @@ def _add_product(
         return
     _multiply(op, product, a, b)
     if alpha != 1:
-        op.call("pm_affine", out, out, table(op, out, out), float(alpha), 0.0)
+        op.call("pm_affine", out, out, shape_table(op, out, out), float(alpha), 0.0)
     if beta != 0:
-        op.call("pm_add", out, out, added, table(op, out, out, added), float(beta))
+        op.call("pm_add", out, out, added, shape_table(op, out, out, added), float(beta))
 
 
 def _copy_rows(op: Lowering, out: StridedView, x: StridedView) -> None:
-    """Fill a matrix; a bias is the same in all rows."""
+    """Copy a tensor to the output. A bias that is equal in all rows has its own kernel."""
     is_bias = len(x.shape) == 2 and x.strides[0] == 0 and out.strides[1] == 1  # noqa: PLR2004 - a matrix
     if is_bias:
         op.call("pm_fill_rows", out, x, *out.shape, out.strides[0], x.strides[1])
@@ -112,43 +112,43 @@ def _copy_rows(op: Lowering, out: StridedView, x: StridedView) -> None:
         copy(op, out, x)
 
 
-def _as_column(look: StridedView) -> StridedView:
+def _as_column(view: StridedView) -> StridedView:
     """Return a vector as a matrix with one column."""
     return StridedView(
-        buffer=look.buffer,
-        offset=look.offset,
-        shape=(*look.shape, 1),
-        strides=(*look.strides, 0),
-        type=look.type,
+        buffer=view.buffer,
+        offset=view.offset,
+        shape=(*view.shape, 1),
+        strides=(*view.strides, 0),
+        type=view.type,
     )
 
 
-def _turned(look: StridedView) -> StridedView:
+def _transpose(view: StridedView) -> StridedView:
     """Return matrices with rows and columns exchanged."""
-    *batch, row, column = range(len(look.shape))
-    return only(look, (*batch, column, row))
+    *batch, row, column = range(len(view.shape))
+    return select_dimensions(view, (*batch, column, row))
 
 
 def _multiply(
     op: Lowering, out: StridedView, a: StridedView, b: StridedView, *, accumulate: bool = False
 ) -> None:
-    """Compute a b, for each of a batch where there is one."""
+    """Compute a b for each matrix of the batch, if any; add it to `out` if `accumulate`."""
     if out.shape[-1] == 1 < out.shape[-2] or (out.strides[-1] != 1 and out.shape[-1] > 1):
-        # As many elements as may be are computed at once along a row.
-        out, a, b = _turned(out), _turned(b), _turned(a)
+        # Kernels compute several elements of a row at once, so that long rows are faster.
+        out, a, b = _transpose(out), _transpose(b), _transpose(a)
     if out.strides[-1] != 1 and out.shape[-1] > 1:
         if accumulate:
-            op.refuse(f"expected an output with rows or columns that lie in order, got {out}")
+            op.refuse(f"expected an output with contiguous rows or columns, got {out}")
         product = workspace(op, out.shape)
         _multiply(op, product, a, b)
         copy(op, out, product)
         return
     m, k, n = *a.shape[-2:], b.shape[-1]
-    steps = [(look.strides[-2], look.strides[-1]) for look in (a, b)]
+    steps = [(view.strides[-2], view.strides[-1]) for view in (a, b)]
     if len(out.shape) == 2 or out.shape[0] == 1:  # noqa: PLR2004 - a matrix
         op.call("pm_mm", out, a, b, m, k, n, out.strides[-2], *steps[0], *steps[1], int(accumulate))
         return
-    batch = [look.strides[0] for look in (out, a, b)]
+    batch = [view.strides[0] for view in (out, a, b)]
     op.call(
         "pm_bmm",
         *(out, a, b),
@@ -163,43 +163,43 @@ def _multiply(
 # -- losses ------------------------------------------------------------------------------------
 
 _NONE, _MEAN = 0, 1
-"""How the losses of elements become one: they do not, or by their mean; else by their sum."""
+"""PyTorch's numbers of reductions: no reduction, and the mean; others are sums."""
 
 
-def _summed(
+def _sum_losses(
     op: Lowering, kernel: str, operands: tuple[Any, ...], reduction: int, *numbers: float
 ) -> None:
-    """Call a kernel that sums losses of elements: all of them, or each alone."""
+    """Call a kernel that reduces the losses of elements: over all, or for each by itself."""
     out = op.output()
-    looks = [operand(op, argument) for argument in operands]
-    shape = tuple(torch.broadcast_shapes(*(look.shape for look in looks)))
-    looks = [look.broadcast(shape) for look in looks]
-    every = range(len(shape))
+    views = [operand(op, argument) for argument in operands]
+    shape = tuple(torch.broadcast_shapes(*(view.shape for view in views)))
+    views = [view.broadcast(shape) for view in views]
+    all_dimensions = range(len(shape))
     if reduction == _NONE:
-        outer = table(op, out, *looks)
-        inner = table(op, *(without(look, every) for look in looks))
+        outer = shape_table(op, out, *views)
+        inner = shape_table(op, *(without_dimensions(view, all_dimensions) for view in views))
     else:
-        outer = table(op, out, *(without(look, every) for look in looks))
-        inner = table(op, *looks)
-    divisor = float(looks[0].elements) if reduction == _MEAN else 1.0
-    op.call(kernel, out, *looks, outer, inner, *numbers, divisor)
+        outer = shape_table(op, out, *(without_dimensions(view, all_dimensions) for view in views))
+        inner = shape_table(op, *views)
+    divisor = float(views[0].elements) if reduction == _MEAN else 1.0
+    op.call(kernel, out, *views, outer, inner, *numbers, divisor)
 
 
 def _loss_gradient(
     op: Lowering, kernel: str, operands: tuple[Any, ...], reduction: int, *numbers: float
 ) -> None:
-    """Call a kernel that computes the gradient of each element."""
+    """Call a kernel that computes the gradient of a loss for each element."""
     out = op.output()
-    looks = [operand(op, argument).broadcast(out.shape) for argument in operands]
+    views = [operand(op, argument).broadcast(out.shape) for argument in operands]
     factor = 1.0 / max(1, out.elements) if reduction == _MEAN else 1.0
-    op.call(kernel, out, *looks, table(op, out, *looks), *numbers, factor)
-    op.elementwise = True
+    op.call(kernel, out, *views, shape_table(op, out, *views), *numbers, factor)
+    op.is_elementwise = True
 
 
 @lowers(aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default)
 def _lower_loss(op: Lowering) -> None:
     x, y, reduction, *numbers = op.args
-    _summed(op, f"pm_{named(op)}", (x, y), reduction, *map(float, numbers))
+    _sum_losses(op, f"pm_{operator_name(op)}", (x, y), reduction, *map(float, numbers))
 
 
 @lowers(
@@ -209,53 +209,55 @@ def _lower_loss(op: Lowering) -> None:
 )
 def _lower_loss_backward(op: Lowering) -> None:
     gradient, x, y, reduction, *numbers = op.args
-    _loss_gradient(op, f"pm_{named(op)}", (gradient, x, y), reduction, *map(float, numbers))
+    _loss_gradient(op, f"pm_{operator_name(op)}", (gradient, x, y), reduction, *map(float, numbers))
 
 
 @lowers(aten.binary_cross_entropy.default)
 def _lower_binary_cross_entropy(op: Lowering) -> None:
     x, y, weight, reduction = op.args
-    _summed(op, "pm_binary_cross_entropy", (x, y, _or_one(weight)), reduction)
+    _sum_losses(op, "pm_binary_cross_entropy", (x, y, _or_ones(weight)), reduction)
 
 
 @lowers(aten.binary_cross_entropy_backward.default)
 def _lower_binary_cross_entropy_backward(op: Lowering) -> None:
+    """Lower the gradient of the loss, times the weight if there is one."""
     gradient, x, y, weight, reduction = op.args
     _loss_gradient(op, "pm_binary_cross_entropy_backward", (gradient, x, y), reduction)
     if weight is not None:
         out = op.output()
         factor = operand(op, weight).broadcast(out.shape)
-        op.call("pm_mul", out, out, factor, table(op, out, out, factor))
-        op.elementwise = False
+        op.call("pm_mul", out, out, factor, shape_table(op, out, out, factor))
+        op.is_elementwise = False
 
 
 @lowers(aten.binary_cross_entropy_with_logits.default)
 def _lower_binary_cross_entropy_with_logits(op: Lowering) -> None:
     x, y, weight, positive, reduction = op.args
-    operands = (x, y, _or_one(weight), _or_one(positive))
-    _summed(op, "pm_binary_cross_entropy_with_logits", operands, reduction)
+    operands = (x, y, _or_ones(weight), _or_ones(positive))
+    _sum_losses(op, "pm_binary_cross_entropy_with_logits", operands, reduction)
 
 
-def _or_one(argument: Any) -> Any:
+def _or_ones(argument: Any) -> Any:
     return 1.0 if argument is None else argument
 
 
-# -- of classes ---------------------------------------------------------------------------------
+# -- losses of classes --------------------------------------------------------------------------
 
 
 @lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _lower_nll_loss_forward(op: Lowering) -> None:
+    """Lower the negative log likelihood loss, with the total weight of its targets."""
     x, target, weight, reduction, ignored = op.args
     x, target = op.value(x), op.value(target)
     out = op.output()
     total = op.output(1) if op.has_output(1) else workspace(op, ())
     classes = min(1, len(x.shape) - 1)
-    places = without(x, (classes,))
+    samples = without_dimensions(x, (classes,))
     op.call(
         "pm_nll_loss",
-        *(out, total, x, target, *_weight(op, weight)[:1]),
-        table(op, out.broadcast(target.shape), places, target),
-        *(x.strides[classes], *_weight(op, weight)[1:], ignored),
+        *(out, total, x, target, *_class_weights(op, weight)[:1]),
+        shape_table(op, out.broadcast(target.shape), samples, target),
+        *(x.strides[classes], *_class_weights(op, weight)[1:], ignored),
         *(int(reduction != _NONE or not target.shape), int(reduction == _MEAN)),
         within=(0, x.shape[classes]),
     )
@@ -263,6 +265,7 @@ def _lower_nll_loss_forward(op: Lowering) -> None:
 
 @lowers(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def _lower_nll_loss_backward(op: Lowering) -> None:
+    """Fill the gradient with 0, then write the elements of the target classes."""
     gradient, x, target, weight, reduction, ignored, total = op.args
     out, target, total = op.output(), op.value(target), op.value(total)
     gradient = op.value(gradient).broadcast(target.shape)
@@ -270,19 +273,19 @@ def _lower_nll_loss_backward(op: Lowering) -> None:
     fill(op, out, 0)
     op.call(
         "pm_nll_loss_backward",
-        *(out, gradient, target, *_weight(op, weight)[:1], total),
-        table(op, gradient, without(out, (classes,)), target),
-        *(out.strides[classes], *_weight(op, weight)[1:], ignored, int(reduction == _MEAN)),
+        *(out, gradient, target, *_class_weights(op, weight)[:1], total),
+        shape_table(op, gradient, without_dimensions(out, (classes,)), target),
+        *(out.strides[classes], *_class_weights(op, weight)[1:], ignored, int(reduction == _MEAN)),
         within=(0, out.shape[classes]),
     )
 
 
-def _weight(op: Lowering, weight: Any) -> tuple[StridedView | Argument, int]:
-    """Return weights of classes and their step; a pointer that is not there where all are 1."""
+def _class_weights(op: Lowering, weight: Any) -> tuple[StridedView | Argument, int]:
+    """Return weights of classes and their stride; a null pointer if all weights are 1."""
     if weight is None:
         return 0, 0
-    look = op.value(weight)
-    return look, look.strides[0]
+    view = op.value(weight)
+    return view, view.strides[0]
 
 
 # -- updates -----------------------------------------------------------------------------------
@@ -291,41 +294,47 @@ def _weight(op: Lowering, weight: Any) -> tuple[StridedView | Argument, int]:
 @lowers(ParameterUpdate)
 def _lower_parameter_update(op: Lowering) -> None:
     state, gradients, rate, *factors = op.args
-    looks = [op.value(argument) for argument in state]
-    _update(op, looks, gradient_of(op, gradients, looks[0], factors), rate)
+    views = [op.value(argument) for argument in state]
+    _lower_update(op, views, gradient_of(op, gradients, views[0], factors), rate)
 
 
-def _update(op: Lowering, looks: Sequence[StridedView], gradient: StridedView, rate: Any) -> None:
-    parameter = looks[0]
-    moments = [look for look in looks if look.shape == parameter.shape]
-    if not parameter.is_dense or not all(look.lies_like(parameter) for look in moments):
-        op.refuse("expected a parameter without gaps, and moments that lie like it")
+def _lower_update(
+    op: Lowering, views: Sequence[StridedView], gradient: StridedView, rate: Any
+) -> None:
+    """Call the kernel of an optimizer's rule; refuse parameters that are not dense."""
+    parameter = views[0]
+    moments = [view for view in views if view.shape == parameter.shape]
+    if not parameter.is_dense or not all(view.has_layout_of(parameter) for view in moments):
+        op.refuse("expected a dense parameter, and moments in its layout")
     rule = op.node.target.rule
     if type(rule) not in _UPDATES:
         op.refuse("there is no kernel for it in C; expected another optimizer")
-    _UPDATES[type(rule)](op, rule, looks, gradient, op.learning_rate(rate))
+    _UPDATES[type(rule)](op, rule, views, gradient, op.learning_rate(rate))
 
 
 @lowers(AccumulatingUpdate)
 def _lower_accumulating_update(op: Lowering) -> None:
     state, gradients, rate, count, *factors = op.args
-    *looks, total = map(op.value, state)
-    gradient = sum_of_batches(op, total, gradients, count, factors)
-    _update(op, looks, gradient, rate)
+    *views, total = map(op.value, state)
+    gradient = accumulate_gradient(op, total, gradients, count, factors)
+    _lower_update(op, views, gradient, rate)
     fill(op, total, 0)
 
 
-def sum_of_batches(
+def accumulate_gradient(
     op: Lowering, total: StridedView, gradients: Any, count: Any, factors: Sequence[Any]
 ) -> StridedView:
-    """Add gradients to their sum; return that, clipped, for calls made after the last batch."""
+    """Add gradients to their sum over batches; return the clipped sum.
+
+    The calls that follow are made only after the last batch.
+    """
     if not total.is_dense:
-        op.refuse("expected a parameter without gaps")
+        op.refuse("expected a dense parameter")
     op.call("pm_accumulate", total, gradient_of(op, gradients, total, ()), total.elements)
     op.where = Condition(op.value(count).ref, op.node.target.batches - 1)
-    summed_bytes, op.workspace_bytes = op.workspace_bytes, 0
-    gradient = _of_looks(op, (total,), total, factors)
-    op.workspace_bytes = max(op.workspace_bytes, summed_bytes)
+    earlier_bytes, op.workspace_bytes = op.workspace_bytes, 0
+    gradient = _sum_and_clip(op, (total,), total, factors)
+    op.workspace_bytes = max(op.workspace_bytes, earlier_bytes)
     return gradient
 
 
@@ -345,29 +354,32 @@ def _sgd(op: Lowering, rule: Sgd, state: Views, gradient: StridedView, rate: Rat
 
 
 def _adam(op: Lowering, rule: Adam, state: Views, gradient: StridedView, rate: Rate) -> None:
+    """Call the kernel of Adam or AMSGrad, and count the step."""
     parameter, steps, *moments = state
     beta1, beta2 = map(float, rule.betas)
     op.call(
         "pm_amsgrad" if rule.amsgrad else "pm_adam",
         parameter, *moments, gradient, steps, gradient.elements, rate, *_decay(rule),
-        1.0 - beta1, beta2, 1.0 - beta2, _log(beta1), _log(beta2), float(rule.eps),
+        1.0 - beta1, beta2, 1.0 - beta2, _safe_log(beta1), _safe_log(beta2), float(rule.eps),
     )  # fmt: skip
     op.call("pm_add_one", steps, 1)
 
 
 def _nadam(op: Lowering, rule: NAdam, state: Views, gradient: StridedView, rate: Rate) -> None:
+    """Call the kernel of NAdam, and update step count and momentum product."""
     parameter, steps, product, *moments = state
     beta1, beta2 = map(float, rule.betas)
     momentum = (beta1, rule.momentum_decay * math.log(NADAM_DECAY))
     op.call(
         "pm_nadam",
         parameter, *moments, gradient, steps, product, gradient.elements, rate, *_decay(rule),
-        *momentum, 1.0 - beta1, beta2, 1.0 - beta2, _log(beta2), float(rule.eps),
+        *momentum, 1.0 - beta1, beta2, 1.0 - beta2, _safe_log(beta2), float(rule.eps),
     )  # fmt: skip
     op.call("pm_nadam_count", steps, product, 1, *momentum)
 
 
 def _rmsprop(op: Lowering, rule: RmsProp, state: Views, gradient: StridedView, rate: Rate) -> None:
+    """Call the RMSprop kernel with or without momentum and centring, and count the step."""
     parameter, steps, *moments = state
     momentum = (float(rule.momentum),) if rule.momentum > 0 else ()
     sign, decay, _ = _decay(rule)
@@ -380,6 +392,7 @@ def _rmsprop(op: Lowering, rule: RmsProp, state: Views, gradient: StridedView, r
 
 
 def _adagrad(op: Lowering, rule: Adagrad, state: Views, gradient: StridedView, rate: Rate) -> None:
+    """Call the kernel of Adagrad, and count the step."""
     parameter, steps, total = state
     sign, decay, _ = _decay(rule)
     op.call(
@@ -391,26 +404,28 @@ def _adagrad(op: Lowering, rule: Adagrad, state: Views, gradient: StridedView, r
 
 
 def _adamax(op: Lowering, rule: Adamax, state: Views, gradient: StridedView, rate: Rate) -> None:
+    """Call the kernel of Adamax, and count the step."""
     parameter, steps, *moments = state
     beta1, beta2 = map(float, rule.betas)
     sign, decay, _ = _decay(rule)
     op.call(
         "pm_adamax",
         parameter, *moments, gradient, steps, gradient.elements, rate, sign, decay,
-        1.0 - beta1, beta2, _log(beta1), float(rule.eps),
+        1.0 - beta1, beta2, _safe_log(beta1), float(rule.eps),
     )  # fmt: skip
     op.call("pm_add_one", steps, 1)
 
 
 def _radam(op: Lowering, rule: RAdam, state: Views, gradient: StridedView, rate: Rate) -> None:
+    """Call the kernel of RAdam, and count the step."""
     parameter, steps, *moments = state
     beta1, beta2 = map(float, rule.betas)
-    most, scale = 2.0 / (1.0 - beta2) - 1.0, -2.0 / _log(beta2)
+    max_length, scale = 2.0 / (1.0 - beta2) - 1.0, -2.0 / _safe_log(beta2)
     op.call(
         "pm_radam",
         parameter, *moments, gradient, steps, gradient.elements, rate, *_decay(rule),
-        1.0 - beta1, beta2, 1.0 - beta2, _log(beta1), _log(beta2), float(rule.eps),
-        most, scale, most - scale, RADAM_MIN_LENGTH,
+        1.0 - beta1, beta2, 1.0 - beta2, _safe_log(beta1), _safe_log(beta2), float(rule.eps),
+        max_length, scale, max_length - scale, RADAM_MIN_LENGTH,
     )  # fmt: skip
     op.call("pm_add_one", steps, 1)
 
@@ -428,43 +443,59 @@ _UPDATES: Final[dict[type[Rule], Callable[..., None]]] = {
 
 
 def _decay(rule: Rule) -> tuple[float, float, float]:
-    """Return the sign of the gradient, and the decay that is added to it or shrinks the weight."""
+    """Return the sign of the gradient, its added decay, and the decay that scales the weight."""
     sign, decay = -1.0 if rule.maximize else 1.0, float(rule.weight_decay)
     return (sign, 0.0, decay) if rule.decoupled_weight_decay else (sign, decay, 0.0)
 
 
-def _log(number: float) -> float:
+def _safe_log(number: float) -> float:
+    """Return the logarithm; -inf for 0."""
     return math.log(number) if number else -math.inf
 
 
 def gradient_of(
     op: Lowering, gradients: Sequence[Any], parameter: StridedView, factors: Sequence[Any]
 ) -> StridedView:
-    """Return the gradient as its parameter lies, summed and clipped; in workspace if need be."""
-    return _of_looks(op, tuple(map(op.value, gradients)), parameter, factors)
+    """Return a gradient in the layout of its parameter, summed and clipped.
+
+    It is in workspace, unless a single gradient already has this layout.
+    """
+    return _sum_and_clip(op, tuple(map(op.value, gradients)), parameter, factors)
 
 
-def _of_looks(
+def _sum_and_clip(
     op: Lowering,
     gradients: Sequence[StridedView],
     parameter: StridedView,
     factors: Sequence[Any],
 ) -> StridedView:
+    """Return the sum of gradients times clip factors.
+
+    A single gradient in the parameter's layout is returned itself, without a call.
+    """
     first, *more = gradients
-    if not more and not factors and first.lies_like(parameter):
+    if not more and not factors and first.has_layout_of(parameter):
         return first
     gradient = replace(workspace(op, parameter.shape), strides=parameter.strides)
-    _sum(op, gradient, first, more)
+    _sum_tensors(op, gradient, first, more)
     for factor in factors:
-        given = op.value(factor).broadcast(gradient.shape)
-        op.call("pm_mul", gradient, gradient, given, table(op, gradient, gradient, given))
+        factor_view = op.value(factor).broadcast(gradient.shape)
+        op.call(
+            "pm_mul",
+            gradient,
+            gradient,
+            factor_view,
+            shape_table(op, gradient, gradient, factor_view),
+        )
     return gradient
 
 
-def _sum(op: Lowering, out: StridedView, first: StridedView, more: Sequence[StridedView]) -> None:
+def _sum_tensors(
+    op: Lowering, out: StridedView, first: StridedView, more: Sequence[StridedView]
+) -> None:
     copy(op, out, first)
     for other in more:
-        op.call("pm_add", out, out, other, table(op, out, out, other), 1.0)
+        op.call("pm_add", out, out, other, shape_table(op, out, out, other), 1.0)
 
 
 @lowers(BufferUpdate)
@@ -475,18 +506,21 @@ def _lower_buffer_update(op: Lowering) -> None:
 
 @lowers(GradientNorm)
 def _lower_gradient_norm(op: Lowering) -> None:
-    """Sum all squares, then compute the factor; gradients of one parameter are summed first."""
+    """Sum all squares, then compute the clip factor.
+
+    Gradients of one parameter are summed first.
+    """
     out = op.output()
     fill(op, out, 0)
     needed_bytes = 0
     for gradients in op.args[0]:
         first, *more = map(op.value, gradients)
-        op.workspace_bytes = 0  # each may have what the one before had
+        op.workspace_bytes = 0  # gradients reuse the same workspace
         if more:
             total = workspace(op, first.shape)
-            _sum(op, total, first, more)
+            _sum_tensors(op, total, first, more)
             first = total
-        op.call("pm_square_sum", out, first, table(op, first))
+        op.call("pm_square_sum", out, first, shape_table(op, first))
         needed_bytes = max(needed_bytes, op.workspace_bytes)
     op.workspace_bytes = needed_bytes
     op.call("pm_clip_factor", out, float(op.node.target.max_norm))

@@ -1,7 +1,4 @@
-"""Which ATen operator becomes which kernel calls, and what kernels are told about tensors.
-
-One small function for each operator lowers it.
-"""
+"""The registry of lowerings, one function per ATen operator, and operands of kernel calls."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
     Lower = Callable[["Lowering"], None]
     Part = Callable[["StridedView", int], "StridedView"]
 
-_TYPES: Final = {
+_DATA_TYPES: Final = {
     torch.float32: DataType.REAL,
     torch.int64: DataType.INT32,
     torch.int32: DataType.INT32,
@@ -41,50 +38,50 @@ _TYPES: Final = {
     torch.int8: DataType.INT8,
 }
 
-_LOWERED: Final[dict[Any, Lower]] = {}
-"""Lowering of each operator."""
+_LOWERINGS: Final[dict[Any, Lower]] = {}
+"""The function that lowers each operator."""
 
 
 def lowers(*operators: Any) -> Callable[[Lower], Lower]:
-    """Register a function as what lowers some operators."""
+    """Return a decorator that registers a function as the lowering of operators."""
 
     def register(function: Lower) -> Lower:
-        _LOWERED.update(dict.fromkeys(operators, function))
+        _LOWERINGS.update(dict.fromkeys(operators, function))
         return function
 
     return register
 
 
 def lowering_of(target: Any) -> Lower | None:
-    """Return the lowering of an operator, or of an operation that PyTorch has no operator for."""
-    return _LOWERED.get(target) or _LOWERED.get(type(target))
+    """Return the lowering of an operator or of a custom operation; None if there is none."""
+    return _LOWERINGS.get(target) or _LOWERINGS.get(type(target))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StridedView:
-    """A tensor, or a view of one: which elements of a buffer it has, and in which order."""
+    """A tensor or a view of one: its elements in a buffer, by shape and strides."""
 
     buffer: str
     offset: int
-    """The first element."""
+    """Index of the first element in the buffer."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """Steps of the dimensions [elements]."""
+    """Strides of the dimensions [elements]."""
     type: DataType
 
     @property
     def elements(self) -> int:
-        """How many there are."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def ref(self) -> Ref:
-        """The pointer to its first element."""
+        """Pointer to the first element."""
         return Ref(self.buffer, self.offset)
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie one after the other, the last dimension first."""
+        """Whether the elements are contiguous in row-major order."""
         return self.strides == contiguous_strides(self.shape) or all(
             size == 1 or own == step
             for size, own, step in zip(
@@ -94,22 +91,22 @@ class StridedView:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the elements fill one piece of memory, in whatever order of dimensions."""
+        """Whether the elements fill one contiguous piece of memory, in any order of dimensions."""
         return sum(
             (size - 1) * step for size, step in zip(self.shape, self.strides, strict=True)
         ) == self.elements - 1 and 0 not in (
             step for size, step in zip(self.shape, self.strides, strict=True) if size > 1
         )
 
-    def lies_like(self, other: StridedView) -> bool:
-        """Whether two looks have their elements in the same order of memory."""
+    def has_layout_of(self, other: StridedView) -> bool:
+        """Return whether two views have the same shape and strides."""
         return self.shape == other.shape and all(
-            size == 1 or mine == theirs
-            for size, mine, theirs in zip(self.shape, self.strides, other.strides, strict=True)
+            size == 1 or own == other_step
+            for size, own, other_step in zip(self.shape, self.strides, other.strides, strict=True)
         )
 
     def broadcast(self, shape: tuple[int, ...]) -> StridedView:
-        """Return the look of a larger shape, with steps of 0 where it repeats."""
+        """Return the view broadcast to a shape, with strides of 0 where it repeats."""
         extra = len(shape) - len(self.shape)
         own = zip(shape[extra:], self.shape, self.strides, strict=True)
         strides = (*[0] * extra, *(0 if have != want else step for want, have, step in own))
@@ -119,7 +116,7 @@ class StridedView:
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the steps of dimensions that lie in order [elements]."""
+    """Return the row-major strides of a contiguous tensor [elements]."""
     steps = [1]
     for size in reversed(shape[1:]):
         steps.append(steps[-1] * max(size, 1))
@@ -127,75 +124,80 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def data_type(dtype: torch.dtype) -> DataType | None:
-    """Return the type of exported elements; None for a type that is not supported."""
-    return _TYPES.get(dtype)
+    """Return the type of elements in exported code; None if the type is not supported."""
+    return _DATA_TYPES.get(dtype)
 
 
 class Lowering:
-    """One operation that is being lowered: its operands, and the calls made so far."""
+    """The operation being lowered: its operands, and the calls added so far."""
 
     def __init__(
         self,
         node: fx.Node,
-        look: Callable[[fx.Node], StridedView],
+        get_view: Callable[[fx.Node], StridedView],
         outputs: Mapping[int, StridedView],
         *,
         rates: Mapping[fx.Node, float] | None = None,
     ) -> None:
         self.node = node
         self.args: tuple[Any, ...] = _with_defaults(node)
-        """The arguments in the order of the schema, defaults filled in."""
+        """The arguments in the order of the schema, with defaults."""
         self.calls: list[Call] = []
         self.where: Condition | None = None
-        """When the calls that follow are made."""
+        """Condition of the calls added next; None for none."""
         self.workspace_bytes = 0
-        self.elementwise = False
-        """Whether each element of the output is computed from those at its place, so that it may
-        take over the memory of an operand that lies alike."""
-        self._look = look
+        self.is_elementwise = False
+        """Whether each element of the output depends only on operands at its position, so that the
+        output may overwrite an operand of the same layout."""
+        self._get_view = get_view
         self._outputs = outputs
         self._rates = rates or {}
 
     def value(self, argument: Any) -> StridedView:
-        """Return the look of an operand."""
-        return self._look(argument)
+        """Return the view of an operand."""
+        return self._get_view(argument)
 
     def learning_rate(self, argument: Any) -> ScaledLearningRate:
-        """Return the learning rate that an update is given, as a multiple of the first group's."""
+        """Return the learning rate of an update, as a multiple of the first group's rate."""
         return ScaledLearningRate(self._rates.get(argument, 1.0))
 
     def output(self, position: int = 0) -> StridedView:
-        """Return the look of an output; a single tensor is the output 0."""
+        """Return the view of an output; a single output has position 0."""
         return self._outputs[position]
 
     def has_output(self, position: int) -> bool:
-        """Whether the operation makes such an output, and with elements."""
+        """Return whether the operation has an output with elements at a position."""
         return position in self._outputs
 
     @property
-    def makes_bytes(self) -> bool:
-        """Whether its result has bytes, which are stored as truth values are."""
+    def returns_bytes(self) -> bool:
+        """Whether the result has type uint8, which is stored like booleans."""
         return getattr(self.node.meta.get("val"), "dtype", None) is torch.uint8
 
     def call(
         self, kernel: str, *arguments: Argument | StridedView, within: tuple[int, int] | None = None
     ) -> None:
-        """Add a call; a look stands for the pointer to its first element."""
+        """Add a call; a view stands for the pointer to its first element.
+
+        `within` is the valid range of indices that the kernel reads. Refuses unknown kernels and
+        types.
+        """
         if kernel not in kernel_names():
             self.refuse("has no kernel for elements of this type")
         for argument, wanted in zip(arguments, parameters(kernel), strict=True):
             if isinstance(argument, StridedView) and argument.type.c_name not in wanted:
-                kinds = (_NOUNS[kind] for kind in DataType if kind.c_name in wanted)
-                self.refuse(f"expected {next(kinds, wanted)}, got {_NOUNS[argument.type]}")
+                kinds = (_TYPE_NOUNS[kind] for kind in DataType if kind.c_name in wanted)
+                self.refuse(f"expected {next(kinds, wanted)}, got {_TYPE_NOUNS[argument.type]}")
         values = tuple(a.ref if isinstance(a, StridedView) else a for a in arguments)
         self.calls.append(Call(kernel, values, self.where, within))
 
     def refuse(self, reason: str) -> NoReturn:
-        """Raise `CaptureError` with operator, module and reason."""
+        """Raise `CaptureError` with the operator, its module and the reason."""
         raise CaptureError(f"{self.node.target}{location_suffix(self.node)}: {reason}")
 
 
 def _with_defaults(node: fx.Node) -> tuple[Any, ...]:
+    """Return the arguments of a node, completed by keywords and defaults of the schema."""
     schema = getattr(node.target, "_schema", None)
     arguments: list[Any] = list(node.args)
     if schema is None:
@@ -206,13 +208,13 @@ def _with_defaults(node: fx.Node) -> tuple[Any, ...]:
     return tuple(arguments)
 
 
-def named(op: Lowering) -> str:
-    """Return the name of an operator of PyTorch, without its overload."""
+def operator_name(op: Lowering) -> str:
+    """Return the name of an ATen operator, without its overload."""
     name: str = op.node.target._schema.name
     return name.removeprefix("aten::")
 
 
-# -- what kernels are told about tensors -------------------------------------------------------
+# -- arguments of kernels about tensors --------------------------------------------------------
 
 SUFFIX: Final = {
     DataType.REAL: "",
@@ -220,15 +222,15 @@ SUFFIX: Final = {
     DataType.UINT8: "_byte",
     DataType.INT8: "_int8",
 }
-"""Ending of a kernel's name if there is one for each type."""
+"""Suffix of the names of kernels that exist for each type."""
 
-_WORDS: Final = {
+_TYPE_WORDS: Final = {
     DataType.REAL: "real",
     DataType.INT32: "int",
     DataType.UINT8: "byte",
     DataType.INT8: "int8",
 }
-_NOUNS: Final = {
+_TYPE_NOUNS: Final = {
     DataType.REAL: "real numbers",
     DataType.INT32: "integers",
     DataType.UINT8: "truth values",
@@ -236,70 +238,73 @@ _NOUNS: Final = {
 }
 
 
-def table(op: Lowering, *looks: StridedView, in_order: bool = False) -> tuple[int, ...]:
-    """Return the shape table of looks of one shape, as ``pm_each.h`` says.
+def shape_table(op: Lowering, *views: StridedView, preserve_order: bool = False) -> tuple[int, ...]:
+    """Return the shape table of views of one shape, as defined in ``pm_each.h``.
 
-    Dimensions that lie one in the other in all looks are merged. They are sorted by the steps of
-    the first look, the largest outermost, unless the elements are wanted `in_order`.
+    Dimensions that are contiguous in all views are merged. They are sorted by the strides of the
+    first view, the largest outermost, unless `preserve_order`.
     """
-    places = range(len(looks[0].shape))
+    dimensions_of_shape = range(len(views[0].shape))
     dimensions = [
-        (looks[0].shape[k], *(look.strides[k] for look in looks))
-        for k in places
-        if looks[0].shape[k] != 1
+        (views[0].shape[k], *(view.strides[k] for view in views))
+        for k in dimensions_of_shape
+        if views[0].shape[k] != 1
     ]
-    if not in_order:
+    if not preserve_order:
         dimensions.sort(key=lambda dimension: -abs(dimension[1]))
     if any(size == 0 for size, *_ in dimensions):
-        return (1, 0, *(0 for _ in looks))
-    rows = merged(list(zip(*reversed(dimensions), strict=True))) or [[1, *(0 for _ in looks)]]
+        return (1, 0, *(0 for _ in views))
+    rows = merged(list(zip(*reversed(dimensions), strict=True))) or [[1, *(0 for _ in views)]]
     if len(rows) > RANK:
-        op.refuse(f"expected at most {RANK} dimensions that lie apart, got {len(rows)}")
+        op.refuse(f"expected at most {RANK} dimensions that cannot be merged, got {len(rows)}")
     return (len(rows), *(number for row in rows for number in row))
 
 
-def part(look: StridedView, dimension: int, start: int, size: int, step: int = 1) -> StridedView:
-    """Return some of the elements of a look along a dimension."""
-    stride = look.strides[dimension]
+def slice_view(
+    view: StridedView, dimension: int, start: int, size: int, step: int = 1
+) -> StridedView:
+    """Slice a view along a dimension."""
+    stride = view.strides[dimension]
     return replace(
-        look,
-        offset=look.offset + start * stride,
-        shape=_with(look.shape, dimension, size),
-        strides=_with(look.strides, dimension, stride * step),
+        view,
+        offset=view.offset + start * stride,
+        shape=_replace_item(view.shape, dimension, size),
+        strides=_replace_item(view.strides, dimension, stride * step),
     )
 
 
-def without(look: StridedView, dimensions: Iterable[int]) -> StridedView:
-    """Return the look of a tensor's first element along some dimensions."""
-    kept = [k for k in range(len(look.shape)) if k not in set(dimensions)]
-    return only(look, kept)
+def without_dimensions(view: StridedView, dimensions: Iterable[int]) -> StridedView:
+    """Return a view without some dimensions, at their first index."""
+    remaining = [k for k in range(len(view.shape)) if k not in set(dimensions)]
+    return select_dimensions(view, remaining)
 
 
-def only(look: StridedView, dimensions: Sequence[int]) -> StridedView:
-    """Return a look with some of its dimensions, in the order given."""
+def select_dimensions(view: StridedView, dimensions: Sequence[int]) -> StridedView:
+    """Return a view with some of its dimensions, in the given order."""
     return replace(
-        look,
-        shape=tuple(look.shape[k] for k in dimensions),
-        strides=tuple(look.strides[k] for k in dimensions),
+        view,
+        shape=tuple(view.shape[k] for k in dimensions),
+        strides=tuple(view.strides[k] for k in dimensions),
     )
 
 
-def repeated(look: StridedView, dimension: int) -> StridedView:
-    """Return a look that has the same element all along a dimension."""
-    return replace(look, strides=_with(look.strides, dimension, 0))
+def repeat_element(view: StridedView, dimension: int) -> StridedView:
+    """Return a view that repeats its first element along a dimension."""
+    return replace(view, strides=_replace_item(view.strides, dimension, 0))
 
 
-def _with(numbers: tuple[int, ...], index: int, number: int) -> tuple[int, ...]:
+def _replace_item(numbers: tuple[int, ...], index: int, number: int) -> tuple[int, ...]:
+    """Return a tuple with one item replaced."""
     return (*numbers[:index], number, *numbers[index + 1 :])
 
 
-def wrapped(dimension: int, rank: int) -> int:
+def positive_dimension(dimension: int, rank: int) -> int:
     """Return a dimension counted from the first one."""
     return dimension % rank if rank else 0
 
 
 def workspace(op: Lowering, shape: tuple[int, ...], kind: DataType = DataType.REAL) -> StridedView:
-    """Return a tensor of 4-byte elements in the workspace of an operation."""
+    """Allocate a tensor of 4-byte elements in the workspace of the operation."""
     offset = op.workspace_bytes // 4
     op.workspace_bytes += 4 * math.prod(shape)
     return StridedView(
@@ -308,72 +313,83 @@ def workspace(op: Lowering, shape: tuple[int, ...], kind: DataType = DataType.RE
 
 
 def operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> StridedView:
-    """Return an operand as a tensor of a type: numbers and other types go through workspace."""
+    """Return an operand as a tensor of a type.
+
+    Numbers and other types are converted in workspace.
+    """
     if not isinstance(argument, fx.Node):
         scalar = workspace(op, (), kind)
         number = float(argument) if kind is DataType.REAL else int(argument)
         op.call(f"pm_fill{SUFFIX[kind]}", scalar, 1, number)
         return scalar
-    look = op.value(argument)
-    if look.type is kind:
-        return look
+    view = op.value(argument)
+    if view.type is kind:
+        return view
     if kind is DataType.UINT8:
-        op.refuse(f"expected truth values, got elements of type {look.type}")
-    converted = workspace(op, look.shape, kind)
-    copy(op, converted, look)
+        op.refuse(f"expected truth values, got elements of type {view.type}")
+    converted = workspace(op, view.shape, kind)
+    copy(op, converted, view)
     return converted
 
 
 def random_site(node: fx.Node) -> int:
-    """Return the position of a node among the random operators of its graph."""
+    """Return the index of a node among the random operators of its graph."""
     seeded = torch.Tag.nondeterministic_seeded
     sites = [other for other in node.graph.nodes if seeded in getattr(other.target, "tags", ())]
     return sites.index(node)
 
 
 def copy(op: Lowering, out: StridedView, x: StridedView) -> None:
-    """Add a call that copies a tensor, changing its type where they differ."""
+    """Add a call that copies a tensor, and converts its type if necessary."""
     x = x.broadcast(out.shape)
     if out.type is x.type:
-        op.call(f"pm_copy{SUFFIX[x.type]}", out, x, table(op, out, x))
-    elif out.type is DataType.UINT8 and op.makes_bytes:
-        op.refuse("expected truth values: numbers have no kernel that makes bytes of them")
+        op.call(f"pm_copy{SUFFIX[x.type]}", out, x, shape_table(op, out, x))
+    elif out.type is DataType.UINT8 and op.returns_bytes:
+        op.refuse("expected truth values: there is no kernel that converts numbers to bytes")
     else:
-        op.call(f"pm_{_WORDS[x.type]}_to_{_WORDS[out.type]}", out, x, table(op, out, x))
+        op.call(
+            f"pm_{_TYPE_WORDS[x.type]}_to_{_TYPE_WORDS[out.type]}", out, x, shape_table(op, out, x)
+        )
 
 
-def in_order(op: Lowering, look: StridedView) -> StridedView:
-    """Return a tensor whose elements lie in order: a copy in workspace if need be."""
-    if look.is_contiguous:
-        return look
-    ordered = workspace(op, look.shape, look.type)
-    copy(op, ordered, look)
+def as_contiguous(op: Lowering, view: StridedView) -> StridedView:
+    """Return a contiguous tensor: the operand itself, or a copy in workspace."""
+    if view.is_contiguous:
+        return view
+    ordered = workspace(op, view.shape, view.type)
+    copy(op, ordered, view)
     return ordered
 
 
 def fill(op: Lowering, out: StridedView, number: float) -> None:
-    """Add a call that gives a dense tensor one value."""
+    """Add a call that sets all elements of a dense tensor to a number."""
     if not out.is_dense:
-        op.refuse("expected an output without gaps")
+        op.refuse("expected a dense output")
     value: Argument = float(number) if out.type is DataType.REAL else int(number)
     op.call(f"pm_fill{SUFFIX[out.type]}", out, out.elements, value)
 
 
 def planes(
-    *looks: StridedView, along: int = 2
+    *views: StridedView, plane_dimensions: int = 2
 ) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
-    """Return the steps of batch, channels, rows and columns of each look, and the first's sizes.
+    """Return strides of batch, channels, rows and columns of all views, and the first one's sizes.
 
-    `along` of the last dimensions make the planes; batch and channels may be missing.
+    The planes are the last `plane_dimensions` dimensions; missing dimensions have size 1 and stride
+    0.
     """
     steps: list[int] = []
     sizes: list[tuple[int, ...]] = []
-    for look in looks:
-        missing = along + 2 - len(look.shape)
-        outside = len(look.shape) - along
-        gap = 2 - along
-        shape = [1] * missing + list(look.shape[:outside]) + [1] * gap + list(look.shape[outside:])
-        own = [0] * missing + list(look.strides[:outside]) + [0] * gap
-        steps += own + list(look.strides[outside:])
+    for view in views:
+        missing = plane_dimensions + 2 - len(view.shape)
+        leading_rank = len(view.shape) - plane_dimensions
+        missing_rows = 2 - plane_dimensions
+        shape = (
+            [1] * missing
+            + list(view.shape[:leading_rank])
+            + [1] * missing_rows
+            + list(view.shape[leading_rank:])
+        )
+        leading = [0] * missing + list(view.strides[:leading_rank]) + [0] * missing_rows
+        steps += leading + list(view.strides[leading_rank:])
         sizes.append(tuple(shape))
     return tuple(steps), sizes[0]  # type: ignore[return-value]

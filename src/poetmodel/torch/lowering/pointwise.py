@@ -1,6 +1,6 @@
-"""Operators that compute each element from those at its place, with broadcasting; random numbers.
+"""Elementwise operators with broadcasting, copies, and random numbers.
 
-Masks of random numbers come again within a step, as ``pm_random.h`` says.
+Random masks are replayed within a step, as defined in ``pm_random.h``.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from poetmodel.torch.lowering.operands import (
     copy,
     fill,
     lowers,
-    named,
     operand,
-    part,
+    operator_name,
+    positive_dimension,
     random_site,
-    table,
-    wrapped,
+    shape_table,
+    slice_view,
 )
 
 aten: Final = torch.ops.aten
 
 
 def pointwise(op: Lowering, kernel: str, *operands: Any, numbers: tuple[float, ...] = ()) -> None:
-    """Call a kernel of reals for each element of the output; `numbers` come after the tensors."""
+    """Call a kernel of reals for each element of the output; `numbers` follow the tensors."""
     out = op.output()
-    looks = [operand(op, argument).broadcast(out.shape) for argument in operands]
-    op.call(kernel, out, *looks, table(op, out, *looks), *numbers)
-    op.elementwise = True
+    views = [operand(op, argument).broadcast(out.shape) for argument in operands]
+    op.call(kernel, out, *views, shape_table(op, out, *views), *numbers)
+    op.is_elementwise = True
 
 
-_ARGUMENTS: Final[dict[Any, tuple[str, int, tuple[float, ...]]]] = {
+_ELEMENTWISE: Final[dict[Any, tuple[str, int, tuple[float, ...]]]] = {
     aten.abs.default: ("pm_abs", 1, ()),
     aten.sqrt.default: ("pm_sqrt", 1, ()),
     aten.rsqrt.default: ("pm_rsqrt", 1, ()),
@@ -86,12 +86,16 @@ _ARGUMENTS: Final[dict[Any, tuple[str, int, tuple[float, ...]]]] = {
     aten.lerp.Scalar: ("pm_lerp", 3, ()),
     aten.lerp.Tensor: ("pm_lerp", 3, ()),
 }
-"""Kernel, how many operands, and the numbers that it takes."""
+"""Kernel, number of operands, and constant arguments of each operator."""
 
 
-@lowers(*_ARGUMENTS)
+@lowers(*_ELEMENTWISE)
 def _lower_elementwise(op: Lowering) -> None:
-    kernel, operands, numbers = _ARGUMENTS[op.node.target]
+    """Lower an operator by `_ELEMENTWISE`.
+
+    Products with numbers and integers have other kernels.
+    """
+    kernel, operands, numbers = _ELEMENTWISE[op.node.target]
     arguments = op.args[:operands]
     if kernel in ("pm_mul", "pm_div") and not isinstance(arguments[1], fx.Node):
         x, number = arguments
@@ -99,13 +103,13 @@ def _lower_elementwise(op: Lowering) -> None:
             return _affine(op, x, number, 0)
         return pointwise(op, "pm_div_by", x, numbers=(float(number),))
     if kernel == "pm_mul" and op.output().type is DataType.INT32:
-        return _integers(op, "pm_mul_int", *arguments)
+        return _integer_pointwise(op, "pm_mul_int", *arguments)
     if kernel == "pm_affine" and op.output().type is DataType.INT32:
         return _affine(op, arguments[0], -1, 0)
     return pointwise(op, kernel, *arguments, numbers=numbers)
 
 
-_NUMBERED: Final[dict[Any, tuple[str, int]]] = {
+_WITH_NUMBERS: Final[dict[Any, tuple[str, int]]] = {
     aten.threshold.default: ("pm_threshold", 1),
     aten.threshold_backward.default: ("pm_threshold_backward", 2),
     aten.hardtanh.default: ("pm_clamp", 1),
@@ -120,12 +124,12 @@ _NUMBERED: Final[dict[Any, tuple[str, int]]] = {
     aten.addcmul.default: ("pm_addcmul", 3),
     aten.addcdiv.default: ("pm_addcdiv", 3),
 }
-"""Kernel, and how many operands; all arguments after these are its numbers."""
+"""Kernel and number of operands; all further arguments are passed as numbers."""
 
 
-@lowers(*_NUMBERED)
-def _lower_numbered(op: Lowering) -> None:
-    kernel, operands = _NUMBERED[op.node.target]
+@lowers(*_WITH_NUMBERS)
+def _lower_with_numbers(op: Lowering) -> None:
+    kernel, operands = _WITH_NUMBERS[op.node.target]
     numbers = tuple(map(float, op.args[operands:]))
     pointwise(op, kernel, *op.args[:operands], numbers=numbers)
 
@@ -137,25 +141,29 @@ def _affine(op: Lowering, x: Any, factor: float, shift: float) -> None:
     """Compute x * factor + shift."""
     if op.output().type is DataType.REAL:
         return pointwise(op, "pm_affine", x, numbers=(float(factor), float(shift)))
-    return _integers(op, "pm_affine_int", x, numbers=(int(factor), int(shift)))
+    return _integer_pointwise(op, "pm_affine_int", x, numbers=(int(factor), int(shift)))
 
 
-def _integers(op: Lowering, kernel: str, *operands: Any, numbers: tuple[int, ...] = ()) -> None:
+def _integer_pointwise(
+    op: Lowering, kernel: str, *operands: Any, numbers: tuple[int, ...] = ()
+) -> None:
+    """Call a kernel of integers for each element of the output."""
     out = op.output()
-    looks = [operand(op, argument, DataType.INT32).broadcast(out.shape) for argument in operands]
-    op.call(kernel, out, *looks, table(op, out, *looks), *numbers)
-    op.elementwise = True
+    views = [operand(op, argument, DataType.INT32).broadcast(out.shape) for argument in operands]
+    op.call(kernel, out, *views, shape_table(op, out, *views), *numbers)
+    op.is_elementwise = True
 
 
 @lowers(aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar)
 def _lower_add(op: Lowering) -> None:
+    """Lower a sum or difference of tensors or with a number."""
     x, y, alpha = op.args
     if op.node.target in (aten.sub.Tensor, aten.sub.Scalar):
         alpha = -alpha
     if not isinstance(y, fx.Node):
         _affine(op, x, 1, alpha * y)
     elif op.output().type is DataType.INT32:
-        _integers(op, "pm_add_int", x, y, numbers=(int(alpha),))
+        _integer_pointwise(op, "pm_add_int", x, y, numbers=(int(alpha),))
     else:
         pointwise(op, "pm_add", x, y, numbers=(float(alpha),))
 
@@ -168,6 +176,7 @@ def _lower_rsub(op: Lowering) -> None:
 
 @lowers(aten.pow.Tensor_Scalar)
 def _lower_pow(op: Lowering) -> None:
+    """Lower a power with a constant exponent; common exponents have cheaper kernels."""
     x, exponent = op.args
     if exponent == 2:  # noqa: PLR2004 - a square needs no logarithm
         pointwise(op, "pm_mul", x, x)
@@ -187,7 +196,7 @@ _POWERS: Final[dict[float, tuple[str, tuple[float, ...]]]] = {
 }
 
 
-# -- activations with arguments of their own ----------------------------------------------------
+# -- activations with other arguments -----------------------------------------------------------
 
 
 @lowers(aten.gelu.default, aten.gelu_backward.default)
@@ -223,39 +232,45 @@ def _lower_leaky_relu_backward(op: Lowering) -> None:
 
 @lowers(aten._prelu_kernel_backward.default)
 def _lower_prelu_kernel_backward(op: Lowering) -> None:
+    """Lower the gradients of the input and of the slope."""
     gradient, x, slope = (op.value(argument) for argument in op.args)
     first, second = op.output(0), op.output(1)
     slope = slope.broadcast(x.shape)
-    op.call("pm_prelu_backward", first, gradient, x, slope, table(op, first, gradient, x, slope))
-    op.call("pm_prelu_slope_backward", second, gradient, x, table(op, second, gradient, x))
+    op.call(
+        "pm_prelu_backward", first, gradient, x, slope, shape_table(op, first, gradient, x, slope)
+    )
+    op.call("pm_prelu_slope_backward", second, gradient, x, shape_table(op, second, gradient, x))
 
 
 @lowers(aten.glu.default)
 def _lower_glu(op: Lowering) -> None:
-    x, gate = _halves(op.value(op.args[0]), op.args[1])
+    x, gate = _split_halves(op.value(op.args[0]), op.args[1])
     out = op.output()
-    op.call("pm_glu", out, x, gate, table(op, out, x, gate))
+    op.call("pm_glu", out, x, gate, shape_table(op, out, x, gate))
 
 
 @lowers(aten.glu_backward.default)
 def _lower_glu_backward(op: Lowering) -> None:
+    """Lower the gradients of both halves of the input."""
     gradient, both, dimension = op.args
     gradient = op.value(gradient)
-    x, gate = _halves(op.value(both), dimension)
-    first, second = _halves(op.output(), dimension)
-    op.call("pm_glu", first, gradient, gate, table(op, first, gradient, gate))
-    shape = table(op, second, gradient, x, gate)
+    x, gate = _split_halves(op.value(both), dimension)
+    first, second = _split_halves(op.output(), dimension)
+    op.call("pm_glu", first, gradient, gate, shape_table(op, first, gradient, gate))
+    shape = shape_table(op, second, gradient, x, gate)
     op.call("pm_glu_gate_backward", second, gradient, x, gate, shape)
 
 
-def _halves(look: StridedView, dimension: int) -> tuple[StridedView, StridedView]:
-    dimension = wrapped(dimension, len(look.shape))
-    size = look.shape[dimension] // 2
-    return part(look, dimension, 0, size), part(look, dimension, size, size)
+def _split_halves(view: StridedView, dimension: int) -> tuple[StridedView, StridedView]:
+    """Split a view into two halves along a dimension."""
+    dimension = positive_dimension(dimension, len(view.shape))
+    size = view.shape[dimension] // 2
+    return slice_view(view, dimension, 0, size), slice_view(view, dimension, size, size)
 
 
 @lowers(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default)
 def _lower_clamp(op: Lowering) -> None:
+    """Lower a clamp to constant limits; a missing limit is infinite."""
     low = None if op.node.target is aten.clamp_max.default else op.args[1]
     high = None if op.node.target is aten.clamp_min.default else op.args[-1]
     numbers = (
@@ -281,34 +296,36 @@ _RELATIONS: Final = {
 }
 
 
-def _compared(op: Lowering, x: Any, y: Any, wanted: int) -> None:
-    """Compare two tensors, or a tensor with a number."""
+def _compare(op: Lowering, x: Any, y: Any, relations: int) -> None:
+    """Compare two tensors, or a tensor with a number; `relations` are the bits that hold."""
     out = op.output()
-    given = [op.value(argument).type for argument in (x, y) if isinstance(argument, fx.Node)]
-    real = DataType.REAL in given or isinstance(y, float)
-    kind = DataType.REAL if real else DataType.INT32
+    operand_types = [
+        op.value(argument).type for argument in (x, y) if isinstance(argument, fx.Node)
+    ]
+    is_real = DataType.REAL in operand_types or isinstance(y, float)
+    kind = DataType.REAL if is_real else DataType.INT32
     kernel = f"pm_compare{SUFFIX[kind]}"
-    looks = [operand(op, x, kind).broadcast(out.shape)]
+    views = [operand(op, x, kind).broadcast(out.shape)]
     numbers: tuple[float, ...] = ()
     if isinstance(y, fx.Node):
-        looks.append(operand(op, y, kind).broadcast(out.shape))
+        views.append(operand(op, y, kind).broadcast(out.shape))
     else:
         kernel += "_to"
-        numbers = (float(y) if real else int(y),)
-    op.call(kernel, out, *looks, table(op, out, *looks), wanted, *numbers)
+        numbers = (float(y) if is_real else int(y),)
+    op.call(kernel, out, *views, shape_table(op, out, *views), relations, *numbers)
 
 
 @lowers(*(getattr(getattr(aten, n), kind) for n in _RELATIONS for kind in ("Tensor", "Scalar")))
 def _lower_relation(op: Lowering) -> None:
-    _compared(op, op.args[0], op.args[1], _RELATIONS[named(op)])
+    _compare(op, op.args[0], op.args[1], _RELATIONS[operator_name(op)])
 
 
 @lowers(aten.isnan.default)
 def _lower_isnan(op: Lowering) -> None:
-    _compared(op, op.args[0], op.args[0], _UNORDERED)
+    _compare(op, op.args[0], op.args[0], _UNORDERED)
 
 
-_TRUTH: Final = {
+_TRUTH_TABLES: Final = {
     aten.logical_and.default: 0b1000,
     aten.bitwise_and.Tensor: 0b1000,
     aten.logical_or.default: 0b1110,
@@ -320,55 +337,58 @@ _TRUTH: Final = {
 }
 
 
-@lowers(*_TRUTH)
-def _lower_truth(op: Lowering) -> None:
+@lowers(*_TRUTH_TABLES)
+def _lower_logical(op: Lowering) -> None:
+    """Lower a logical operator of booleans by its truth table."""
     out = op.output()
-    if out.type is not DataType.UINT8 or op.makes_bytes:
+    if out.type is not DataType.UINT8 or op.returns_bytes:
         op.refuse("expected truth values, got integers")
     x, y = op.args[0], op.args[-1]
-    looks = [operand(op, argument, DataType.UINT8).broadcast(out.shape) for argument in (x, y)]
-    op.call("pm_logical", out, *looks, table(op, out, *looks), _TRUTH[op.node.target])
-    op.elementwise = True
+    views = [operand(op, argument, DataType.UINT8).broadcast(out.shape) for argument in (x, y)]
+    op.call("pm_logical", out, *views, shape_table(op, out, *views), _TRUTH_TABLES[op.node.target])
+    op.is_elementwise = True
 
 
 @lowers(aten.where.self)
 def _lower_where(op: Lowering) -> None:
-    _chosen(op, *op.args)
+    _select(op, *op.args)
 
 
 @lowers(aten.masked_fill.Tensor)
 def _lower_masked_fill(op: Lowering) -> None:
     x, mask, value = op.args
-    _chosen(op, mask, value, x)
+    _select(op, mask, value, x)
 
 
-def _chosen(op: Lowering, condition: Any, x: Any, y: Any) -> None:
+def _select(op: Lowering, condition: Any, x: Any, y: Any) -> None:
+    """Choose elements of `x` where the condition holds, otherwise of `y`."""
     out = op.output()
-    looks = [operand(op, condition, DataType.UINT8), *(operand(op, e, out.type) for e in (x, y))]
-    looks = [look.broadcast(out.shape) for look in looks]
-    op.call(f"pm_where{SUFFIX[out.type]}", out, *looks, table(op, out, *looks))
-    op.elementwise = True
+    views = [operand(op, condition, DataType.UINT8), *(operand(op, e, out.type) for e in (x, y))]
+    views = [view.broadcast(out.shape) for view in views]
+    op.call(f"pm_where{SUFFIX[out.type]}", out, *views, shape_table(op, out, *views))
+    op.is_elementwise = True
 
 
 @lowers(aten.masked_fill.Scalar)
 def _lower_masked_fill_scalar(op: Lowering) -> None:
     x, mask, value = op.args
     if op.output().type is not DataType.REAL:
-        return _chosen(op, mask, value, x)
-    return _masked(op, "pm_masked_fill", x, mask, value)
+        return _select(op, mask, value, x)
+    return _call_with_mask(op, "pm_masked_fill", x, mask, value)
 
 
 @lowers(aten.native_dropout_backward.default)
 def _lower_native_dropout_backward(op: Lowering) -> None:
-    _masked(op, "pm_mask_scale", *op.args)
+    _call_with_mask(op, "pm_mask_scale", *op.args)
 
 
-def _masked(op: Lowering, kernel: str, x: Any, mask: Any, number: float) -> None:
+def _call_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float) -> None:
+    """Call a kernel of a tensor, a mask and a number for each element."""
     out = op.output()
-    looks = [operand(op, x), operand(op, mask, DataType.UINT8)]
-    looks = [look.broadcast(out.shape) for look in looks]
-    op.call(kernel, out, *looks, table(op, out, *looks), float(number))
-    op.elementwise = True
+    views = [operand(op, x), operand(op, mask, DataType.UINT8)]
+    views = [view.broadcast(out.shape) for view in views]
+    op.call(kernel, out, *views, shape_table(op, out, *views), float(number))
+    op.is_elementwise = True
 
 
 # -- copies -------------------------------------------------------------------------------------
@@ -383,67 +403,77 @@ def _masked(op: Lowering, kernel: str, x: Any, mask: Any, number: float) -> None
     aten.view_copy.default,
 )
 def _lower_clone(op: Lowering) -> None:
+    """Lower a copy, also with another shape if both tensors are contiguous."""
     out, x = op.output(), op.value(op.args[0])
     if out.shape != x.shape:
         if not (out.is_contiguous and x.is_contiguous):
-            op.refuse("expected operands that lie in order, for elements of another shape")
+            op.refuse("expected contiguous operands, because their shapes differ")
         x = replace(x, shape=out.shape, strides=out.strides)
     copy(op, out, x)
-    op.elementwise = True
+    op.is_elementwise = True
 
 
 @lowers(aten.copy.default)
 def _lower_copy(op: Lowering) -> None:
     copy(op, op.output(), op.value(op.args[1]))
-    op.elementwise = True
+    op.is_elementwise = True
 
 
 # -- dropout -----------------------------------------------------------------------------------
 
 
-def _threshold(dropped_ratio: float) -> int:
-    """Return the threshold for the 24 random bits of an element, below which it is dropped."""
+def _drop_threshold(dropped_ratio: float) -> int:
+    """Return the threshold of an element's 24 random bits, below which it is set to 0."""
     return round(dropped_ratio * 2**24)
 
 
 @lowers(aten.native_dropout.default)
 def _lower_native_dropout(op: Lowering) -> None:
+    """Lower a dropout with its mask; a copy if it drops no elements."""
     x, ratio, train = op.args
     x, out, mask = op.value(x), op.output(0), op.output(1)
-    op.elementwise = True
+    op.is_elementwise = True
     if train is False or ratio == 0:
         copy(op, out, x)
         fill(op, mask, 1)
         return
     factor = 0.0 if ratio == 1 else 1.0 / (1.0 - ratio)
-    shape = table(op, out, mask, x)
-    op.call("pm_dropout", out, mask, x, shape, random_site(op.node), _threshold(ratio), factor)
+    shape = shape_table(op, out, mask, x)
+    op.call("pm_dropout", out, mask, x, shape, random_site(op.node), _drop_threshold(ratio), factor)
 
 
 @lowers(aten.bernoulli.p)
 def _lower_bernoulli(op: Lowering) -> None:
     out = op.output()
-    number = _threshold(1.0 - op.args[1])
+    number = _drop_threshold(1.0 - op.args[1])
     op.call("pm_bernoulli", out, out.elements, random_site(op.node), number)
 
 
-# -- random numbers, but for dropout --------------------------------------------------------------
+# -- random numbers other than dropout ------------------------------------------------------------
 
 
-_DRAWN: Final = {
+_RANDOM_KERNELS: Final = {
     aten.randn.default: "pm_normal",
     aten.randn_like.default: "pm_normal",
     aten.rand.default: "pm_uniform",
     aten.rand_like.default: "pm_uniform",
     aten.normal_functional.default: "pm_normal",
 }
-"""Kernels that draw; the numbers after a tensor are mean and deviation, 0 and 1 by default."""
+"""Kernels of random numbers."""
 
 
-@lowers(*_DRAWN)
-def _lower_drawn(op: Lowering) -> None:
-    is_given = op.node.target is aten.normal_functional.default
-    _draw(op, _DRAWN[op.node.target], *(map(float, op.args[1:3]) if is_given else (0.0, 1.0)))
+@lowers(*_RANDOM_KERNELS)
+def _lower_random(op: Lowering) -> None:
+    """Draw random numbers.
+
+    The numbers after a tensor are mean and deviation, by default 0 and 1.
+    """
+    has_parameters = op.node.target is aten.normal_functional.default
+    _draw(
+        op,
+        _RANDOM_KERNELS[op.node.target],
+        *(map(float, op.args[1:3]) if has_parameters else (0.0, 1.0)),
+    )
 
 
 @lowers(aten.uniform.default)
@@ -462,13 +492,13 @@ def _lower_normal(op: Lowering) -> None:
     out = op.output()
     _draw(op, "pm_normal", 0.0, 1.0)
     deviation, mean = (operand(op, value).broadcast(out.shape) for value in op.args[1::-1])
-    op.call("pm_mul", out, out, deviation, table(op, out, out, deviation))
-    op.call("pm_add", out, out, mean, table(op, out, out, mean), 1.0)
+    op.call("pm_mul", out, out, deviation, shape_table(op, out, out, deviation))
+    op.call("pm_add", out, out, mean, shape_table(op, out, out, mean), 1.0)
 
 
 def _draw(op: Lowering, kernel: str, *numbers: Any) -> None:
-    """Fill the output with numbers, in the order of its memory."""
+    """Fill the output with random numbers, in the order of its memory."""
     out = op.output()
     if not out.is_dense:
-        op.refuse("expected an output without gaps")
+        op.refuse("expected a dense output")
     op.call(kernel, out, out.elements, random_site(op.node), *numbers)

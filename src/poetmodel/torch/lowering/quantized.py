@@ -1,4 +1,4 @@
-"""Layers in int8: each operator of them and of their backward pass becomes one call."""
+"""Int8 layers: each operator of their forward and backward passes becomes one kernel call."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.lowered.calls import ConvolutionSizes
 from poetmodel.torch.int8.operators import operator
-from poetmodel.torch.lowering.linear import gradient_of, sum_of_batches
-from poetmodel.torch.lowering.operands import fill, in_order, lowers
-from poetmodel.torch.lowering.spatial import flat, max_windows
+from poetmodel.torch.lowering.linear import accumulate_gradient, gradient_of
+from poetmodel.torch.lowering.operands import as_contiguous, fill, lowers
+from poetmodel.torch.lowering.spatial import flatten_windows, max_windows
 from poetmodel.torch.step.updates import QuantizedUpdate
 
 if TYPE_CHECKING:
     from poetmodel.torch.lowering.operands import Lowering, StridedView
 
 _DEPTHWISE: Final = 3
-"""Dimensions of the weight of a depthwise convolution: rows, columns, channels."""
+"""Number of dimensions of a depthwise convolution's weight: rows, columns, channels."""
 
 
 @lowers(operator("quantize"))
 def _quantize(op: Lowering) -> None:
-    x = in_order(op, op.value(op.args[0]))
-    op.call("pm_q8_quantize", op.output(), x, *_images(x.shape, 1), *op.args[1:])
+    x = as_contiguous(op, op.value(op.args[0]))
+    op.call("pm_q8_quantize", op.output(), x, *_image_sizes(x.shape, 1), *op.args[1:])
 
 
 @lowers(operator("dequantize"))
 def _dequantize(op: Lowering) -> None:
     x = op.value(op.args[0])
-    batch, channels, plane = _images(x.shape, -1)
+    batch, channels, plane = _image_sizes(x.shape, -1)
     numbers = (batch, channels, plane, channels)
     op.call("pm_q8_dequantize", op.output(), x, *numbers, *op.args[1:])
 
@@ -44,21 +44,22 @@ def _pointwise(op: Lowering) -> None:
 
 @lowers(operator("depthwise"), operator("conv2d"))
 def _convolution(op: Lowering) -> None:
+    """Lower an int8 convolution; a depthwise one has its own kernel."""
     x, weight, *constants = map(op.value, op.args[:5])
     out = op.output()
     stride, padding, dilation, *numbers = op.args[5:]
-    depthwise = op.node.target is operator("depthwise")
-    groups = out.shape[3] if depthwise else numbers.pop(0)
-    window = weight.shape[:2] if depthwise else weight.shape[1:3]
+    is_depthwise = op.node.target is operator("depthwise")
+    groups = out.shape[3] if is_depthwise else numbers.pop(0)
+    window = weight.shape[:2] if is_depthwise else weight.shape[1:3]
     sizes = _convolution_sizes(x, out, window, stride, padding, dilation, groups)
-    kernel = "pm_q8_depthwise" if depthwise else "pm_q8_conv2d"
+    kernel = "pm_q8_depthwise" if is_depthwise else "pm_q8_conv2d"
     op.call(kernel, out, x, weight, *constants, sizes, x.shape[0], out.shape[3], *numbers)
 
 
 @lowers(operator("add"))
 def _add(op: Lowering) -> None:
     a, b = map(op.value, op.args[:2])
-    op.elementwise = True
+    op.is_elementwise = True
     op.call("pm_q8_add", op.output(), a, b, a.elements, *op.args[2:])
 
 
@@ -66,18 +67,18 @@ def _add(op: Lowering) -> None:
 def _average(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
     window, stride, padding, factor, *numbers = op.args[1:]
-    sides = _sides(x, out, window, stride, padding, (1, 1))
+    sides = _window_bounds(x, out, window, stride, padding, (1, 1))
     zero_x, *ending = numbers
-    op.elementwise = tuple(window) == (1, 1)
-    op.call("pm_q8_average", out, x, *sides, *_sizes(out, x), zero_x, factor, *ending)
+    op.is_elementwise = tuple(window) == (1, 1)
+    op.call("pm_q8_average", out, x, *sides, *_pool_sizes(out, x), zero_x, factor, *ending)
 
 
 @lowers(operator("maximum"))
 def _maximum(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
     window, stride, padding, dilation = op.args[1:]
-    sides = _sides(x, out, window, stride, padding, dilation)
-    op.call("pm_q8_maximum", out, x, *sides, *_sizes(out, x), *dilation)
+    sides = _window_bounds(x, out, window, stride, padding, dilation)
+    op.call("pm_q8_maximum", out, x, *sides, *_pool_sizes(out, x), *dilation)
 
 
 # -- gradients -------------------------------------------------------------------------------------
@@ -85,8 +86,8 @@ def _maximum(op: Lowering) -> None:
 
 @lowers(operator("mask"))
 def _mask(op: Lowering) -> None:
-    gradient, y = in_order(op, op.value(op.args[0])), op.value(op.args[1])
-    op.elementwise = True
+    gradient, y = as_contiguous(op, op.value(op.args[0])), op.value(op.args[1])
+    op.is_elementwise = True
     elements = (1, y.elements, 1, 1, 1)
     limits = map(float, op.args[2:])
     op.call("pm_q8_mask", op.output(), gradient, y, elements, *limits)
@@ -118,27 +119,29 @@ def _pointwise_weight_gradient(op: Lowering) -> None:
 
 @lowers(operator("convolution_input_gradient"))
 def _convolution_input_gradient(op: Lowering) -> None:
+    """Lower the gradient of a convolution's input."""
     gradient, weight, scale = map(op.value, op.args[:3])
     out, (_, *geometry) = op.output(), op.args[3:]
-    depthwise = len(weight.shape) == _DEPTHWISE
-    window = weight.shape[:2] if depthwise else weight.shape[1:3]
+    is_depthwise = len(weight.shape) == _DEPTHWISE
+    window = weight.shape[:2] if is_depthwise else weight.shape[1:3]
     sizes = _convolution_sizes(out, gradient, window, *geometry)
     channels, results = out.shape[3], gradient.shape[3]
-    numbers = (channels,) if depthwise else (channels, results, channels, results, 0)
-    kernel = "pm_q8_depthwise_dx" if depthwise else "pm_q8_conv2d_dx"
+    numbers = (channels,) if is_depthwise else (channels, results, channels, results, 0)
+    kernel = "pm_q8_depthwise_dx" if is_depthwise else "pm_q8_conv2d_dx"
     op.call(kernel, out, gradient, weight, scale, sizes, out.shape[0], *numbers)
 
 
 @lowers(operator("convolution_weight_gradient"), operator("depthwise_weight_gradient"))
 def _convolution_weight_gradient(op: Lowering) -> None:
+    """Lower the gradient of a convolution's weight."""
     gradient, x = map(op.value, op.args[:2])
     scale_x, zero_x, window, stride, padding, dilation, *groups = op.args[2:]
-    depthwise = op.node.target is operator("depthwise_weight_gradient")
-    number = x.shape[3] if depthwise else groups[0]
+    is_depthwise = op.node.target is operator("depthwise_weight_gradient")
+    number = x.shape[3] if is_depthwise else groups[0]
     sizes = _convolution_sizes(x, gradient, window, stride, padding, dilation, number)
-    kernel = "pm_q8_depthwise_dw" if depthwise else "pm_q8_conv2d_dw"
+    kernel = "pm_q8_depthwise_dw" if is_depthwise else "pm_q8_conv2d_dw"
     out = op.output()
-    count = x.shape[3] if depthwise else out.elements
+    count = x.shape[3] if is_depthwise else out.elements
     op.call(kernel, out, gradient, x, sizes, x.shape[0], scale_x, zero_x, count)
 
 
@@ -161,27 +164,35 @@ def _maximum_gradient(op: Lowering) -> None:
 
 @lowers(QuantizedUpdate)
 def _update(op: Lowering) -> None:
+    """Lower the update of an int8 weight, by 16-bit or stochastic rounding.
+
+    With several batches, gradients are accumulated, and their sum is set to 0 after the update.
+    """
     state, gradients, scale, rate, *others = op.args
     update = op.node.target
-    weight, *more = map(op.value, state)
-    total = more.pop() if update.batches > 1 else None
-    if total is None:
+    weight, *scales = map(op.value, state)
+    gradient_sum = scales.pop() if update.batches > 1 else None
+    if gradient_sum is None:
         gradient = gradient_of(op, gradients, weight, others)
     else:
-        gradient = sum_of_batches(op, total, gradients, others[0], others[1:])
-    depthwise = len(weight.shape) == _DEPTHWISE
-    results = weight.shape[-1 if depthwise else 0]
-    inner = 1 if depthwise else weight.elements // max(1, results)
+        gradient = accumulate_gradient(op, gradient_sum, gradients, others[0], others[1:])
+    is_depthwise = len(weight.shape) == _DEPTHWISE
+    results = weight.shape[-1 if is_depthwise else 0]
+    inner = 1 if is_depthwise else weight.elements // max(1, results)
     rule, draws = update.settings, update.next_draws()
     numbers: tuple[int, ...] = (results, inner, 0, weight.elements)
     if draws is not None:
         signed = draws.seed - (draws.seed >> 31 << 32)
         numbers += (draws.site, signed, draws.update, update.batches, 0)
     kernel = "pm_q8_sgd" if draws is None else "pm_q8_stochastic"
-    last = (op.learning_rate(rate), -1.0 if rule.maximize else 1.0, float(rule.weight_decay))
-    op.call(kernel, weight, *more, gradient, op.value(scale), *numbers, *last)
-    if total is not None:
-        fill(op, total, 0)
+    rate_numbers = (
+        op.learning_rate(rate),
+        -1.0 if rule.maximize else 1.0,
+        float(rule.weight_decay),
+    )
+    op.call(kernel, weight, *scales, gradient, op.value(scale), *numbers, *rate_numbers)
+    if gradient_sum is not None:
+        fill(op, gradient_sum, 0)
 
 
 # -- sizes -----------------------------------------------------------------------------------------
@@ -191,43 +202,47 @@ def _convolution_sizes(
     x: StridedView, out: StridedView, window: Any, stride: Any, padding: Any, dilation: Any,
     groups: int,
 ) -> tuple[int, ...]:  # fmt: skip
-    """Return the sizes of a convolution, or of a pool."""
+    """Return the sizes of a convolution or a pool."""
     spatial = (*window, *stride, *padding[::2], *dilation, groups)
-    listed = (*_image(x), *_image(out), *spatial)
+    listed = (*_channels_first(x), *_channels_first(out), *spatial)
     return tuple(ConvolutionSizes(*listed))
 
 
-def _images(shape: tuple[int, ...], channels: int) -> tuple[int, int, int]:
-    """Return how many images a batch has, their channels, and the size of a plane."""
+def _image_sizes(shape: tuple[int, ...], channels: int) -> tuple[int, int, int]:
+    """Return the number of images in a batch, their channels, and the elements of a plane."""
     if len(shape) == 1:
         return 1, shape[0], 1
     batch, every = shape[0], math.prod(shape[1:])
     return batch, shape[channels], every // max(1, shape[channels])
 
 
-def _image(look: StridedView) -> tuple[int, ...]:
-    """Return channels, height and width."""
-    return look.shape[3], look.shape[1], look.shape[2]
+def _channels_first(view: StridedView) -> tuple[int, ...]:
+    """Return channels, height and width of a batch of images."""
+    return view.shape[3], view.shape[1], view.shape[2]
 
 
-def _four(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Return batch, height, width and channels of what may have no places."""
-    batch, *places, channels = shape
-    height, width = places or (1, 1)
+def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """Return batch, height, width and channels.
+
+    Height and width are 1 without spatial dimensions.
+    """
+    batch, *spatial, channels = shape
+    height, width = spatial or (1, 1)
     return batch, height, width, channels
 
 
-def _sizes(out: StridedView, x: StridedView) -> tuple[int, ...]:
-    batch, height, width, channels = _four(out.shape)
-    return batch, channels, height, width, *_four(x.shape)[1:3], channels, channels
+def _pool_sizes(out: StridedView, x: StridedView) -> tuple[int, ...]:
+    batch, height, width, channels = _image_shape(out.shape)
+    return batch, channels, height, width, *_image_shape(x.shape)[1:3], channels, channels
 
 
-def _sides(
+def _window_bounds(
     x: StridedView, out: StridedView, window: Any, stride: Any, padding: Any, dilation: Any
 ) -> list[tuple[int, ...]]:
-    """Return where the windows of all rows, and of all columns, begin and end in the image."""
-    sides = zip(
-        _four(x.shape)[1:3], _four(out.shape)[1:3], window, stride, padding[::2], dilation,
+    """Return begin and end of each window in the image: for all rows, and for all columns."""
+    dimensions = zip(
+        _image_shape(x.shape)[1:3], _image_shape(out.shape)[1:3], window, stride, padding[::2],
+        dilation,
         strict=True,
     )  # fmt: skip
-    return [flat(max_windows(*numbers)) for numbers in sides]
+    return [flatten_windows(max_windows(*numbers)) for numbers in dimensions]

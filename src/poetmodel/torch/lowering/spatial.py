@@ -1,4 +1,4 @@
-"""Convolutions, pools, and planes that are made larger or padded; their gradients."""
+"""Convolutions, pooling, upsampling, padding, and their gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from poetmodel.lowered.calls import ConvolutionSizes
-from poetmodel.torch.lowering.operands import copy, fill, lowers, part, planes
+from poetmodel.torch.lowering.operands import copy, fill, lowers, planes, slice_view
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """A convolution from x to y; a transposed one is the gradient of that from its y to its x."""
+    """A convolution from x to y.
+
+    A transposed one is the gradient of a convolution from its y to its x.
+    """
 
     x: StridedView
     w: StridedView
@@ -33,87 +36,108 @@ class _Layer:
         return self.x.shape[0]
 
     @property
-    def count(self) -> int:
-        """How many output channels there are."""
+    def output_channels(self) -> int:
+        """Number of output channels."""
         return self.sizes.results
 
     @property
     def is_plain(self) -> bool:
-        """Whether the tensors lie in order, but for the batch of y."""
+        """Whether the tensors are contiguous, except for the batch dimension of y."""
         sample = replace(self.y, shape=self.y.shape[1:], strides=self.y.strides[1:])
         return self.x.is_contiguous and self.w.is_contiguous and sample.is_contiguous
 
 
 @lowers(aten.convolution.default)
 def _convolution(op: Lowering) -> None:
+    """Lower a convolution; a transposed one adds to its bias."""
     x, w = op.value(op.args[0]), op.value(op.args[1])
     bias = None if op.args[2] is None else op.value(op.args[2])
     transposed, y = op.args[6], op.output()
     layer = _layer(op, (y, w, x) if transposed else (x, w, y), op.args[3:6], op.args[8])
     if not transposed:
-        _call(op, "pm_conv2d", (layer.y, layer.x, layer.w), layer, bias=bias)
+        _call_convolution(op, "pm_conv2d", (layer.y, layer.x, layer.w), layer, bias=bias)
         return
     if bias is not None:
-        _vector(op, bias)
-        places = len(y.shape) - 2
-        shape, strides = (*bias.shape, *[1] * places), (*bias.strides, *[0] * places)
+        _check_bias(op, bias)
+        spatial_rank = len(y.shape) - 2
+        shape, strides = (*bias.shape, *[1] * spatial_rank), (*bias.strides, *[0] * spatial_rank)
         copy(op, y, replace(bias, shape=shape, strides=strides))
-    _call(op, "pm_conv2d_dx", (layer.x, layer.y, layer.w), layer, accumulate=bias is not None)
+    _call_convolution(
+        op, "pm_conv2d_dx", (layer.x, layer.y, layer.w), layer, accumulate=bias is not None
+    )
 
 
 @lowers(aten.convolution_backward.default)
 def _convolution_backward(op: Lowering) -> None:
+    """Lower each requested gradient of a convolution by a call."""
     dy, x, w = (op.value(argument) for argument in op.args[:3])
-    transposed, wanted = op.args[7], op.args[10]
-    # PyTorch's kernel also returns what was not asked for.
-    if wanted[2] and op.has_output(2):
-        out = _vector(op, op.output(2))
-        op.call("pm_conv2d_db", out, dy, *_four(dy.shape, missing=1), *_four(dy.strides))
-    for position in (k for k in range(2) if wanted[k] and op.has_output(k)):
+    transposed, requested = op.args[7], op.args[10]
+    # PyTorch's kernel also returns gradients that were not requested.
+    if requested[2] and op.has_output(2):
+        out = _check_bias(op, op.output(2))
+        op.call(
+            "pm_conv2d_db",
+            out,
+            dy,
+            *_two_dimensional(dy.shape, missing=1),
+            *_two_dimensional(dy.strides),
+        )
+    for position in (k for k in range(2) if requested[k] and op.has_output(k)):
         out = op.output(position)
-        mine = (x, out, dy) if position else (out, w, dy)
-        operands = (mine[2], mine[1], mine[0]) if transposed else mine
+        own_operands = (x, out, dy) if position else (out, w, dy)
+        operands = (
+            (own_operands[2], own_operands[1], own_operands[0]) if transposed else own_operands
+        )
         layer = _layer(op, operands, op.args[4:7], op.args[9])
         if position:
-            _call(op, "pm_conv2d_dw", (layer.w, layer.x, layer.y), layer)
+            _call_convolution(op, "pm_conv2d_dw", (layer.w, layer.x, layer.y), layer)
         elif transposed:
-            _call(op, "pm_conv2d", (layer.y, layer.x, layer.w), layer)
+            _call_convolution(op, "pm_conv2d", (layer.y, layer.x, layer.w), layer)
         else:
-            _call(op, "pm_conv2d_dx", (layer.x, layer.y, layer.w), layer, accumulate=False)
+            _call_convolution(
+                op, "pm_conv2d_dx", (layer.x, layer.y, layer.w), layer, accumulate=False
+            )
 
 
 def _layer(
     op: Lowering, operands: Sequence[StridedView], geometry: Sequence[Any], groups: int
 ) -> _Layer:
+    """Return the sizes of a convolution; refuse more than two spatial dimensions.
+
+    A contiguous convolution whose window covers the image becomes a matrix product.
+    """
     x, w, y = operands
     dimensions = len(x.shape) - 2
     if dimensions not in (1, 2):
         op.refuse(f"expected one or two dimensions, got {dimensions}; there is no kernel for more")
     missing = 2 - dimensions
-    steps = [
-        [neutral] * missing + _pair(value, dimensions)
+    parameters = [
+        [neutral] * missing + _per_dimension(value, dimensions)
         for value, neutral in zip(geometry, (1, 0, 1), strict=True)
     ]
-    shapes = [(*look.shape[:2], *[1] * missing, *look.shape[2:]) for look in (x, w, y)]
-    placed = [n for two in steps for n in two]
-    listed = (*shapes[0][1:], *shapes[2][1:], *shapes[1][2:], *placed, groups)
-    sizes = ConvolutionSizes(*listed)
+    shapes = [(*view.shape[:2], *[1] * missing, *view.shape[2:]) for view in (x, w, y)]
+    flat_parameters = [n for two in parameters for n in two]
+    size_list = (*shapes[0][1:], *shapes[2][1:], *shapes[1][2:], *flat_parameters, groups)
+    sizes = ConvolutionSizes(*size_list)
     layer = _Layer(x=x, w=w, y=y, sizes=sizes)
-    seen = sizes.out_plane == 1 and shapes[0][2:] == shapes[1][2:]
-    padded = sizes.padding_down or sizes.padding_across
-    if seen and not padded and groups == 1 and layer.is_plain:
-        # A window of the size of the image: a product with all of its elements, as they lie.
-        every = math.prod(shapes[0][1:])
-        sizes = ConvolutionSizes(every, 1, 1, sizes.results, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1)
+    covers_image = sizes.out_plane == 1 and shapes[0][2:] == shapes[1][2:]
+    is_padded = sizes.padding_down or sizes.padding_across
+    if covers_image and not is_padded and groups == 1 and layer.is_plain:
+        # The window covers the image: a matrix product with all its elements.
+        input_elements = math.prod(shapes[0][1:])
+        sizes = ConvolutionSizes(
+            input_elements, 1, 1, sizes.results, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1
+        )
         layer = replace(layer, sizes=sizes)
     return layer
 
 
-def _pair(value: Sequence[int], dimensions: int) -> list[int]:
+def _per_dimension(value: Sequence[int], dimensions: int) -> list[int]:
+    """Return a parameter for each dimension."""
     return list(value) * dimensions if len(value) == 1 else list(value)
 
 
-def _call(
+def _call_convolution(
     op: Lowering,
     kernel: str,
     pointers: Sequence[StridedView],
@@ -122,11 +146,11 @@ def _call(
     bias: StridedView | None = None,
     accumulate: bool | None = None,
 ) -> None:
-    """Call a kernel, or its sister for tensors that lie in another order."""
-    given: list[Any] = [*pointers]
+    """Call a kernel, its depthwise variant, or its variant for other strides."""
+    arguments: list[Any] = [*pointers]
     if kernel == "pm_conv2d":
-        given.append(0 if bias is None else _vector(op, bias))
-    given.append(tuple(layer.sizes))
+        arguments.append(0 if bias is None else _check_bias(op, bias))
+    arguments.append(tuple(layer.sizes))
     last = [] if accumulate is None else [int(accumulate)]
     if layer.is_plain:
         if 1 < layer.sizes.channels == layer.sizes.groups:
@@ -134,21 +158,23 @@ def _call(
         elif kernel == "pm_conv2d":
             last = [0]
         step = layer.y.strides[0] if layer.batch > 1 else layer.y.elements
-        op.call(kernel, *given, layer.batch, 0, layer.count, step, *last)
+        op.call(kernel, *arguments, layer.batch, 0, layer.output_channels, step, *last)
     else:
-        strides = tuple(step for look in pointers for step in _four(look.strides))
-        op.call(f"{kernel}_strided", *given, strides, layer.batch, 0, layer.count, *last)
+        strides = tuple(step for view in pointers for step in _two_dimensional(view.strides))
+        op.call(
+            f"{kernel}_strided", *arguments, strides, layer.batch, 0, layer.output_channels, *last
+        )
 
 
-def _four(numbers: Sequence[int], *, missing: int = 0) -> tuple[int, ...]:
-    """Return sizes or steps of two dimensions, where there may be one."""
+def _two_dimensional(numbers: Sequence[int], *, missing: int = 0) -> tuple[int, ...]:
+    """Insert a value for the missing spatial dimension of one-dimensional sizes or strides."""
     return (*numbers[:2], *[missing] * (4 - len(numbers)), *numbers[2:])
 
 
-def _vector(op: Lowering, look: StridedView) -> StridedView:
-    if not look.is_contiguous:
-        op.refuse("a bias must lie in order")
-    return look
+def _check_bias(op: Lowering, view: StridedView) -> StridedView:
+    if not view.is_contiguous:
+        op.refuse("a bias must be contiguous")
+    return view
 
 
 # -- pools -------------------------------------------------------------------------------------
@@ -156,8 +182,9 @@ def _vector(op: Lowering, look: StridedView) -> StridedView:
 
 @lowers(aten.max_pool2d_with_indices.default)
 def _max_pool(op: Lowering) -> None:
+    """Lower a max pool; refuse windows that contain only padding."""
     x = op.value(op.args[0])
-    windows, stride, padding, dilation = (_of_planes(argument) for argument in op.args[1:5])
+    windows, stride, padding, dilation = (_rows_and_columns(argument) for argument in op.args[1:5])
     bounds = [
         max_windows(*numbers)
         for numbers in zip(
@@ -166,7 +193,7 @@ def _max_pool(op: Lowering) -> None:
         )
     ]  # fmt: skip
     if any(begin >= end for side in bounds for begin, end in side):
-        op.refuse("a window has no element of the image: its maximum is -inf, and has no gradient")
+        op.refuse("a window contains only padding: its maximum is -inf, and has no gradient")
     _call_max_pool(op, x, bounds, dilation)
 
 
@@ -183,11 +210,13 @@ def _adaptive_max_pool(op: Lowering) -> None:
 def _call_max_pool(
     op: Lowering, x: StridedView, bounds: Sequence[Sequence[Sequence[int]]], dilation: Sequence[int]
 ) -> None:
+    """Call the max pool kernel, with indices if an output needs them."""
     out = op.output()
     indices = op.output(1) if op.has_output(1) else None
     steps, sizes = planes(out, indices or out, x)
     op.call(
-        "pm_max_pool2d", out, indices or 0, x, *map(flat, bounds), steps, *sizes, x.shape[-1],
+        "pm_max_pool2d", out, indices or 0, x, *map(flatten_windows, bounds), steps, *sizes,
+        x.shape[-1],
         *dilation,
     )  # fmt: skip
 
@@ -218,53 +247,55 @@ def _mean_pool_backward(op: Lowering) -> None:
 def _mean_bounds(
     arguments: Sequence[Any], x: StridedView, out: StridedView
 ) -> tuple[list[tuple[int, ...]], int]:
-    """Return the windows of rows and of columns, and what divides sums: 0 for the lengths.
+    """Return the windows of rows and of columns, and the divisor of sums; 0 for their lengths.
 
-    Of each window begin, end, and the length that is counted. Without sizes of windows among the
-    arguments they adapt to the output.
+    Each window has begin, end, and the counted length. Without window sizes in the arguments, the
+    windows adapt to the output.
     """
     if len(arguments) <= 1:
-        sides = zip(x.shape[-2:], out.shape[-2:], strict=True)
-        return [flat(_adaptive_windows(*sizes)) for sizes in sides], 0
-    windows, stride, padding = (_of_planes(argument) for argument in arguments[:3])
+        dimensions = zip(x.shape[-2:], out.shape[-2:], strict=True)
+        return [flatten_windows(_adaptive_windows(*sizes)) for sizes in dimensions], 0
+    windows, stride, padding = (_rows_and_columns(argument) for argument in arguments[:3])
     count_padding = arguments[4]
     bounds = []
-    for size, places, window, step, pad in zip(
+    for size, output_size, window, step, pad in zip(
         x.shape[-2:], out.shape[-2:], windows, stride or windows, padding, strict=True
     ):
-        starts = [k * step - pad for k in range(places)]
+        starts = [k * step - pad for k in range(output_size)]
         ends = [min(start + window, size + pad) for start in starts]
         inside = [(max(s, 0), min(e, size)) for s, e in zip(starts, ends, strict=True)]
         lengths = [e - s for s, e in (zip(starts, ends, strict=True) if count_padding else inside)]
-        bounds.append(flat([(*i, length) for i, length in zip(inside, lengths, strict=True)]))
+        bounds.append(
+            flatten_windows([(*i, length) for i, length in zip(inside, lengths, strict=True)])
+        )
     return bounds, arguments[5] or 0
 
 
-def _adaptive_windows(size: int, places: int) -> list[tuple[int, int, int]]:
-    """Return begin, end and length of each window."""
-    starts = [k * size // places for k in range(places)]
-    ends = [-(-(k + 1) * size // places) for k in range(places)]
+def _adaptive_windows(size: int, output_size: int) -> list[tuple[int, int, int]]:
+    """Return begin, end and length of the window of each output."""
+    starts = [k * size // output_size for k in range(output_size)]
+    ends = [-(-(k + 1) * size // output_size) for k in range(output_size)]
     return [(start, end, end - start) for start, end in zip(starts, ends, strict=True)]
 
 
 def max_windows(
-    size: int, places: int, window: int, stride: int, padding: int, dilation: int
+    size: int, output_size: int, window: int, stride: int, padding: int, dilation: int
 ) -> list[tuple[int, int]]:
-    """Return begin and end of each window; it begins in the image."""
-    starts = [k * stride - padding for k in range(places)]
+    """Return begin and end of the window of each output; it begins inside the image."""
+    starts = [k * stride - padding for k in range(output_size)]
     ends = [min(start + (window - 1) * dilation + 1, size) for start in starts]
     inside = [start + max(0, -(start // dilation)) * dilation for start in starts]
     return list(zip(inside, ends, strict=True))
 
 
-def _of_planes(argument: Any) -> list[int]:
-    """Return a number for rows and one for columns; a list of one stands for both."""
+def _rows_and_columns(argument: Any) -> list[int]:
+    """Return the numbers for rows and columns; a single number applies to both."""
     numbers = [argument] if isinstance(argument, int) else list(argument)
     return numbers * 2 if len(numbers) == 1 else numbers
 
 
-def flat(windows: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the numbers of windows as one list."""
+def flatten_windows(windows: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the numbers of all windows as one tuple."""
     return tuple(number for window in windows for number in window)
 
 
@@ -279,7 +310,7 @@ def flat(windows: Sequence[Sequence[int]]) -> tuple[int, ...]:
 )
 def _nearest(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
-    _pick(op, out, x, _neighbours(op, x, out, op.args[2:]))
+    _call_pick(op, out, x, _nearest_sources(op, x, out, op.args[2:]))
 
 
 @lowers(
@@ -290,15 +321,15 @@ def _nearest(op: Lowering) -> None:
 )
 def _nearest_backward(op: Lowering) -> None:
     dy, dx = op.value(op.args[0]), op.output()
-    _pick_backward(op, dx, dy, _neighbours(op, dx, dy, op.args[3:]))
+    _call_pick_backward(op, dx, dy, _nearest_sources(op, dx, dy, op.args[3:]))
 
 
 @lowers(aten.upsample_linear1d.default, aten.upsample_bilinear2d.default)
 def _bilinear(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
-    steps, sizes = planes(out, x, along=_along(op))
+    steps, sizes = planes(out, x, plane_dimensions=_spatial_rank(op))
     scales = _scales(x, out, aligned=op.args[2], factors=op.args[3:])
-    of_x = _height_and_width(x, _along(op))
+    of_x = _height_and_width(x, _spatial_rank(op))
     aligned = int(op.args[2])
     op.call("pm_bilinear2d", out, x, steps, *sizes[:2], *of_x, *sizes[2:], aligned, *scales)
 
@@ -306,9 +337,9 @@ def _bilinear(op: Lowering) -> None:
 @lowers(aten.upsample_linear1d_backward.default, aten.upsample_bilinear2d_backward.default)
 def _bilinear_backward(op: Lowering) -> None:
     dy, dx = op.value(op.args[0]), op.output()
-    steps, sizes = planes(dx, dy, along=_along(op))
+    steps, sizes = planes(dx, dy, plane_dimensions=_spatial_rank(op))
     scales = _scales(dx, dy, aligned=op.args[3], factors=op.args[4:])
-    of_y = _height_and_width(dy, _along(op))
+    of_y = _height_and_width(dy, _spatial_rank(op))
     op.call("pm_bilinear2d_backward", dx, dy, steps, *sizes, *of_y, int(op.args[3]), *scales)
 
 
@@ -320,7 +351,7 @@ def _bilinear_backward(op: Lowering) -> None:
 )
 def _pad(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
-    _pick(op, out, x, _padded(op, x, op.args[1]))
+    _call_pick(op, out, x, _padding_sources(op, x, op.args[1]))
 
 
 @lowers(
@@ -331,89 +362,96 @@ def _pad(op: Lowering) -> None:
 )
 def _pad_backward(op: Lowering) -> None:
     dy, dx = op.value(op.args[0]), op.output()
-    _pick_backward(op, dx, dy, _padded(op, dx, op.args[2]))
+    _call_pick_backward(op, dx, dy, _padding_sources(op, dx, op.args[2]))
 
 
 @lowers(aten.constant_pad_nd.default)
 def _constant_pad(op: Lowering) -> None:
+    """Fill the output if any padding is positive, then copy the input; negative padding crops."""
     x, out = op.value(op.args[0]), op.output()
     pads = list(zip(op.args[1][::2], op.args[1][1::2], strict=True))[::-1]
     if any(before > 0 or after > 0 for before, after in pads):
         fill(op, out, op.args[2])
-    to = out
+    target = out
     for dimension, (before, after) in enumerate(pads, len(x.shape) - len(pads)):
         size = x.shape[dimension] + min(before, 0) + min(after, 0)
-        x = part(x, dimension, max(-before, 0), size)
-        to = part(to, dimension, max(before, 0), size)
+        x = slice_view(x, dimension, max(-before, 0), size)
+        target = slice_view(target, dimension, max(before, 0), size)
     if x.elements:
-        copy(op, to, x)
+        copy(op, target, x)
 
 
-def _along(op: Lowering) -> int:
+def _spatial_rank(op: Lowering) -> int:
     """Return the number of spatial dimensions of an operator, from its name."""
     return 1 if "1d" in str(op.node.target) else 2
 
 
-def _height_and_width(look: StridedView, along: int) -> tuple[int, int]:
-    return (1, look.shape[-1]) if along == 1 else (look.shape[-2], look.shape[-1])
+def _height_and_width(view: StridedView, spatial_rank: int) -> tuple[int, int]:
+    return (1, view.shape[-1]) if spatial_rank == 1 else (view.shape[-2], view.shape[-1])
 
 
-def _pick(
-    op: Lowering, out: StridedView, x: StridedView, places: Sequence[tuple[int, ...]]
+def _call_pick(
+    op: Lowering, out: StridedView, x: StridedView, sources: Sequence[tuple[int, ...]]
 ) -> None:
-    steps, sizes = planes(out, x, along=_along(op))
-    op.call("pm_pick2d", out, x, *places, steps, *sizes)
+    """Copy elements from the given rows and columns of `x`."""
+    steps, sizes = planes(out, x, plane_dimensions=_spatial_rank(op))
+    op.call("pm_pick2d", out, x, *sources, steps, *sizes)
 
 
-def _pick_backward(
-    op: Lowering, dx: StridedView, dy: StridedView, places: Sequence[tuple[int, ...]]
+def _call_pick_backward(
+    op: Lowering, dx: StridedView, dy: StridedView, sources: Sequence[tuple[int, ...]]
 ) -> None:
-    steps, sizes = planes(dx, dy, along=_along(op))
-    of_y = _height_and_width(dy, _along(op))
-    op.call("pm_pick2d_backward", dx, dy, *places, steps, *sizes, *of_y)
+    """Add gradients at the given rows and columns of `dx`."""
+    steps, sizes = planes(dx, dy, plane_dimensions=_spatial_rank(op))
+    of_y = _height_and_width(dy, _spatial_rank(op))
+    op.call("pm_pick2d_backward", dx, dy, *sources, steps, *sizes, *of_y)
 
 
-def _neighbours(
+def _nearest_sources(
     op: Lowering, x: StridedView, out: StridedView, factors: Sequence[float | None]
 ) -> list[tuple[int, ...]]:
-    """Return the nearest rows and columns, those that PyTorch takes."""
-    along = _along(op)
+    """Return the source rows and columns of nearest-neighbour upsampling, computed by PyTorch."""
+    spatial_rank = _spatial_rank(op)
     exact = "exact" in str(op.node.target)
     pick = aten._upsample_nearest_exact1d if exact else aten.upsample_nearest1d
     neighbours = []
-    sizes = zip(x.shape[-along:], out.shape[-along:], factors, strict=True)
-    for size, places, factor in sizes:
+    sizes = zip(x.shape[-spatial_rank:], out.shape[-spatial_rank:], factors, strict=True)
+    for size, output_size, factor in sizes:
         numbers = torch.arange(size, dtype=torch.float32).view(1, 1, size)
-        neighbours.append(tuple(int(n) for n in pick(numbers, [places], factor).flatten().tolist()))
-    return [(0,)] * (2 - along) + neighbours
+        neighbours.append(
+            tuple(int(n) for n in pick(numbers, [output_size], factor).flatten().tolist())
+        )
+    return [(0,)] * (2 - spatial_rank) + neighbours
 
 
 def _scales(
     x: StridedView, out: StridedView, *, aligned: bool, factors: Sequence[float | None]
 ) -> list[float]:
-    """Return the distances in x between neighbours of the result, down and across."""
-    along = len(factors)
+    """Return the distance in `x` between neighbouring outputs, for rows and columns."""
+    spatial_rank = len(factors)
     scales = []
-    for size, places, factor in zip(x.shape[-along:], out.shape[-along:], factors, strict=True):
+    for size, output_size, factor in zip(
+        x.shape[-spatial_rank:], out.shape[-spatial_rank:], factors, strict=True
+    ):
         if aligned:
-            scales.append((size - 1) / (places - 1) if places > 1 else 0.0)
+            scales.append((size - 1) / (output_size - 1) if output_size > 1 else 0.0)
         else:
-            scales.append(1 / factor if factor else size / places)
-    return [1.0] * (2 - along) + scales
+            scales.append(1 / factor if factor else size / output_size)
+    return [1.0] * (2 - spatial_rank) + scales
 
 
-def _padded(op: Lowering, x: StridedView, pads: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the rows and columns of x for those of the result."""
-    reflected = "reflection" in str(op.node.target)
+def _padding_sources(op: Lowering, x: StridedView, pads: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the source rows and columns of padding by reflection or replication."""
+    is_reflection = "reflection" in str(op.node.target)
     ends = list(zip(pads[::2], pads[1::2], strict=True))[::-1]
     sources = []
     for size, (before, after) in zip(x.shape[-len(ends) :], ends, strict=True):
-        places: list[int] = []
+        positions: list[int] = []
         for k in range(-before, size + after):
-            if reflected:
+            if is_reflection:
                 inside = abs(k)
-                places.append(inside if inside < size else 2 * (size - 1) - inside)
+                positions.append(inside if inside < size else 2 * (size - 1) - inside)
             else:
-                places.append(min(max(k, 0), size - 1))
-        sources.append(tuple(places))
+                positions.append(min(max(k, 0), size - 1))
+        sources.append(tuple(positions))
     return [(0,)] * (2 - len(ends)) + sources

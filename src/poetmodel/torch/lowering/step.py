@@ -1,4 +1,4 @@
-"""A PyTorch model becomes a step that can be exported: captured, rewritten, lowered to kernels."""
+"""Convert a PyTorch model to a step for export: capture, rewrite, lower to kernels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.errors import InputError, shown
-from poetmodel.export.codes import with_codes
-from poetmodel.export.masks import masked
-from poetmodel.export.unrolled import unrolled
+from poetmodel.export.codes import fuse_byte_quantization
+from poetmodel.export.masks import mask_activations
+from poetmodel.export.unrolled import unroll_weight_gradients
 from poetmodel.export.values import check_finite
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, DataType, NamedTensor
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.joint_graph import InputSpec
     from poetmodel.torch.graph.step_graph import Operation, TensorStorage
 
-_TANGENT = "@tangent"
-"""The buffer of the gradient that the backward pass starts from: a constant 1."""
+_LOSS_GRADIENT = "@tangent"
+"""Buffer of the loss's gradient, with which the backward pass begins: a constant 1."""
 _BIAS: Final = 2
-"""Which result of a convolution's backward is the gradient of its bias."""
+"""Position of the bias gradient in the results of a convolution's backward operator."""
 
 
 def lower(
@@ -63,30 +63,30 @@ def lower(
     accumulate: int = 1,
     masks: bool = True,
 ) -> LoweredStep:
-    """Capture a training step and lower it to calls of kernels; parameters as for `trace`.
+    """Capture a training step and lower it to kernel calls; parameters as for `trace`.
 
-    With `accumulate` the step sums gradients of so many batches before it updates, each of the loss
-    divided by that number. Without `masks` it saves for its backward pass what PyTorch saves, time
-    steps of recurrent layers in stacks: for comparisons.
+    `accumulate` is the number of batches whose gradients are summed before an update; each loss is
+    divided by it. Without `masks`, the step saves the same tensors for its backward pass as
+    PyTorch, with time steps of recurrent layers in stacks: for comparisons.
 
     Raises
     ------
     CaptureError
-        If the step cannot be captured, or an operator has no kernel: names each, and its module.
+        If the step cannot be captured, or operators have no kernel; the message names each and its
+        module.
     """
     if type(accumulate) is not int or accumulate < 1:
         fault = f"expected a number of batches from 1, got {shown(accumulate)}"
         raise InputError(f"accumulate: {fault}")
     if accumulate > 1 and optimizer is None:
         raise InputError(
-            "accumulate: there is no optimizer to wait for; give one, or sum the gradients that "
-            "the step hands out"
+            "accumulate: needs an optimizer; pass one, or sum the gradients that the step returns"
         )
     if isinstance(inputs, list | tuple | Mapping):
         refuse(name or type(model).__name__, empty_input_errors(inputs))
     with sdpa_kernel(SDPBackend.MATH):
         joint = capture(model, loss_fn, copy_inputs(inputs), name=name)
-    refuse(joint.name, _unguarded(joint))
+    refuse(joint.name, _unguarded_faults(joint))
     joint = with_tables(joint)
     _split_convolutions(joint)
     if accumulate > 1:
@@ -96,31 +96,33 @@ def lower(
             joint, optimizer, clip_grad_norm=clip_grad_norm, accumulate=accumulate
         )
     step = replace(StepLowering(joint).step(), accumulate=accumulate)
-    return with_codes(masked(unrolled(step)) if masks else step)
+    return fuse_byte_quantization(
+        mask_activations(unroll_weight_gradients(step)) if masks else step
+    )
 
 
 class StepLowering:
-    """A captured step on its way to one that can be exported."""
+    """Lowers a captured step to a step for export."""
 
     def __init__(self, joint: Joint) -> None:
         self.joint = joint
-        self.parts = TrainingGraph(joint, measured=False)  # kernels of C have their own
+        self.parts = TrainingGraph(joint, measured=False)  # C kernels have other workspaces
         self.arguments = {argument.node: argument for argument in joint.arguments}
-        self.looks: dict[fx.Node, StridedView] = {}
-        """Lowerings of every operation that returns one tensor, and of the step's findings."""
+        self.views: dict[fx.Node, StridedView] = {}
+        """Views of all tensors: arguments, and results of operations that return one tensor."""
         self.names = {storage.index: storage.name for storage in self.parts.storages}
         self.replaced = {s.replaces for s in self.parts.storages if s.replaces is not None}
-        self.unread: dict[str, Buffer] = {}
-        """The inputs that nothing reads."""
-        self.rates = self._rates()
-        self._look_at_arguments()
-        replay(joint, self._record)
+        self.unread_inputs: dict[str, Buffer] = {}
+        """The inputs that no operation reads."""
+        self.rates = self._relative_rates()
+        self._add_argument_views()
+        replay(joint, self._execute_and_view)
 
     def step(self) -> LoweredStep:
-        """Return the step; all operators without a kernel are refused at once."""
+        """Lower all operations; raise one `CaptureError` for all operators without a kernel."""
         operations = [operation for operation in self.parts.operations if not operation.is_source]
-        refuse(self.joint.name, _unguarded(self.joint))
-        refuse(self.joint.name, _missing(operations))
+        refuse(self.joint.name, _unguarded_faults(self.joint))
+        refuse(self.joint.name, _missing_kernels(operations))
         lowered = {operation.index: self._lower(operation) for operation in operations}
         graph = self._graph(lowered)
         calls = tuple(
@@ -136,20 +138,25 @@ class StepLowering:
             graph=graph,
             calls=calls,
             buffers=dict(self._buffers()),
-            inputs=tuple(self._seen(self.joint.arguments_of(InputKind.USER_INPUT))),
-            states=tuple(self._seen(a for kind in kinds for a in self.joint.arguments_of(kind))),
+            inputs=tuple(self._named_tensors(self.joint.arguments_of(InputKind.USER_INPUT))),
+            states=tuple(
+                self._named_tensors(a for kind in kinds for a in self.joint.arguments_of(kind))
+            ),
             gradients=() if trains else tuple(self._gradients()),
-            loss=self.looks[loss.node].ref,
-            values=dict(self._values()),
+            loss=self.views[loss.node].ref,
+            values=dict(self._initial_values()),
             learning_rate=None if rate is None else float(self.joint.value(rate)),
             versions={"torch": torch.__version__},
         )
         return fused(captured.with_nodes(graph.nodes, calls))
 
-    # -- what tensors are there --------------------------------------------------------------------
+    # -- tensors -----------------------------------------------------------------------------------
 
-    def _rates(self) -> dict[fx.Node, float]:
-        """Return the learning rate of each group of parameters, relative to that of the first."""
+    def _relative_rates(self) -> dict[fx.Node, float]:
+        """Return the learning rates of parameter groups as multiples of the first one's.
+
+        Raises `CaptureError` if they differ and the first one is 0.
+        """
         rates = {
             a.node: float(self.joint.value(a))
             for a in self.joint.arguments_of(InputKind.LEARNING_RATE)
@@ -158,11 +165,12 @@ class StepLowering:
         if len(set(rates.values())) > 1 and first == 0:
             raise CaptureError(
                 f"{self.joint.name}: optimizer: expected a learning rate above 0 in its first "
-                "group, of which those of the others are multiples"
+                "group: the rates of other groups are exported as multiples of it"
             )
         return {node: rate / first if rate != first else 1.0 for node, rate in rates.items()}
 
-    def _look_at_arguments(self) -> None:
+    def _add_argument_views(self) -> None:
+        """Add the views of all tensor arguments; learning rates have none."""
         for argument in self.joint.arguments:
             value = self.joint.value(argument)
             if argument.kind is InputKind.LEARNING_RATE or not isinstance(value, torch.Tensor):
@@ -170,91 +178,106 @@ class StepLowering:
             if argument.kind is InputKind.TANGENT:
                 strides = (0,) * value.ndim
                 shape = tuple(value.shape)
-                self.looks[argument.node] = StridedView(
-                    buffer=_TANGENT, offset=0, shape=shape, strides=strides, type=DataType.REAL
+                self.views[argument.node] = StridedView(
+                    buffer=_LOSS_GRADIENT,
+                    offset=0,
+                    shape=shape,
+                    strides=strides,
+                    type=DataType.REAL,
                 )
-            elif argument.node in self.parts.direct:
-                self.looks[argument.node] = self._look(argument.node, value, argument.name)
+            elif argument.node in self.parts.output_keys:
+                self.views[argument.node] = self._view_of(argument.node, value, argument.name)
             elif argument.kind is InputKind.USER_INPUT:
-                self.looks[argument.node] = self._unread(argument, value)
+                self.views[argument.node] = self._add_unread_input(argument, value)
 
-    def _unread(self, argument: InputSpec, value: torch.Tensor) -> StridedView:
-        """Return the look of an input that nothing reads: it has its place among them."""
+    def _add_unread_input(self, argument: InputSpec, value: torch.Tensor) -> StridedView:
+        """Register an input that no operation reads as a buffer, and return its view."""
         kind = self._type(value.dtype, argument.name)
-        self.unread[argument.name] = Buffer(elements=value.numel(), type=kind)
+        self.unread_inputs[argument.name] = Buffer(elements=value.numel(), type=kind)
         shape = tuple(value.shape)
         strides = contiguous_strides(shape)
         return StridedView(buffer=argument.name, offset=0, shape=shape, strides=strides, type=kind)
 
-    def _record(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _execute_and_view(
+        self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
+        """Execute a node on fake tensors, and store the view of its result."""
         value = call(node, arguments, keywords)
         if isinstance(value, torch.Tensor):
-            self.looks[node] = self._look(node, value, f"{node.target}{location_suffix(node)}")
+            self.views[node] = self._view_of(node, value, f"{node.target}{location_suffix(node)}")
         return value
 
-    def _look(self, node: fx.Node, value: torch.Tensor, what: str) -> StridedView:
-        """Return the elements, and their storage, of a value of the captured graph."""
-        numbers = self.parts.reading((node,)).storages
-        buffer = self.names[numbers[0]] if numbers else _TANGENT
+    def _view_of(self, node: fx.Node, value: torch.Tensor, description: str) -> StridedView:
+        """Return the view of a value in the captured graph; `description` names it in messages."""
+        numbers = self.parts.find_reads((node,)).storages
+        buffer = self.names[numbers[0]] if numbers else _LOSS_GRADIENT
         return StridedView(
             buffer=buffer,
             offset=value.storage_offset() if numbers else 0,
             shape=tuple(value.shape),
             strides=tuple(value.stride()),
-            type=self._type(value.dtype, what),
+            type=self._type(value.dtype, description),
         )
 
-    def _type(self, dtype: torch.dtype, what: str) -> DataType:
+    def _type(self, dtype: torch.dtype, description: str) -> DataType:
+        """Return the type in exported code; raise `CaptureError` if there is none."""
         kind = data_type(dtype)
         if kind is None:
             raise CaptureError(
-                f"{self.joint.name}: {what} is of type {dtype}; expected torch.float32, "
+                f"{self.joint.name}: {description} is of type {dtype}; expected torch.float32, "
                 "torch.int64, torch.int32, torch.uint8, torch.int8 or torch.bool: exported code "
                 "has no other types"
             )
         return kind
 
     def _buffers(self) -> Iterator[tuple[str, Buffer]]:
+        """Yield the buffers of all storages, without updated copies of state and learning rates."""
         for storage in self.parts.storages:
-            maker = self.parts.operations[storage.operation]
-            if storage.replaces is None and maker.node not in self.rates:
+            source = self.parts.operations[storage.operation]
+            if storage.replaces is None and source.node not in self.rates:
                 yield storage.name, self._buffer(storage)
-        yield from self.unread.items()
-        yield _TANGENT, Buffer(elements=1, type=DataType.REAL)
+        yield from self.unread_inputs.items()
+        yield _LOSS_GRADIENT, Buffer(elements=1, type=DataType.REAL)
 
     def _buffer(self, storage: TensorStorage) -> Buffer:
+        """Return size and type of a storage; raise `CaptureError` for several types."""
         types = {layout.dtype for layout in storage.layouts}
         if len(types) > 1:
             raise CaptureError(
                 f"{self.joint.name}: {storage.name} is read as {len(types)} types, which exported "
-                "code does not do; leave view(dtype) out"
+                "code does not support; leave view(dtype) out"
             )
         (dtype,) = types
         return Buffer(
             elements=storage.bytes // dtype.itemsize, type=self._type(dtype, storage.name)
         )
 
-    def _seen(self, arguments: Iterator[InputSpec] | Sequence[InputSpec]) -> Iterator[NamedTensor]:
-        """Yield what users see by name; tensors with several names have the first one."""
+    def _named_tensors(
+        self, arguments: Iterator[InputSpec] | Sequence[InputSpec]
+    ) -> Iterator[NamedTensor]:
+        """Yield the inputs or state tensors under their first names.
+
+        Raises `CaptureError` for boolean inputs and tensors that are not contiguous.
+        """
         seen: set[str] = set()
         for argument in arguments:
-            look = self.looks.get(argument.node)
-            if look is None or look.buffer in seen:
+            view = self.views.get(argument.node)
+            if view is None or view.buffer in seen:
                 continue
-            seen.add(look.buffer)
+            seen.add(view.buffer)
             given = argument.kind is InputKind.USER_INPUT
             if given and self.joint.value(argument).dtype is torch.bool:
                 raise CaptureError(
                     f"{self.joint.name}: {argument.name} holds truth values; expected float32, "
-                    "integers or bytes, which a step takes as pm_real, int32_t and uint8_t"
+                    "integers or bytes, which exported code has as pm_real, int32_t and uint8_t"
                 )
-            if not look.is_contiguous:
+            if not view.is_contiguous:
                 raise CaptureError(
-                    f"{self.joint.name}: {argument.name} has strides {look.strides}; expected a "
+                    f"{self.joint.name}: {argument.name} has strides {view.strides}; expected a "
                     "contiguous tensor, such as .contiguous() returns"
                 )
             yield NamedTensor(
-                name=argument.name, shape=look.shape, type=look.type, pieces=(look.ref,)
+                name=argument.name, shape=view.shape, type=view.type, pieces=(view.ref,)
             )
 
     def _gradients(self) -> Iterator[NamedTensor]:
@@ -268,81 +291,103 @@ class StepLowering:
             and result.target.kind is InputKind.PARAMETER
         ]
         for _, result in sorted(gradients, key=lambda pair: pair[0]):
-            look = self.looks[result.node]
+            view = self.views[result.node]
             name = "" if result.target is None else result.target.name
-            strides = None if look.is_contiguous else look.strides
+            strides = None if view.is_contiguous else view.strides
             yield NamedTensor(
-                name=name, shape=look.shape, type=look.type, pieces=(look.ref,), strides=strides
+                name=name, shape=view.shape, type=view.type, pieces=(view.ref,), strides=strides
             )
 
-    def _values(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the elements of all that is there before the step, but the inputs."""
-        done: set[str] = set()
+    def _initial_values(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield the elements of all tensors that exist before the step, except inputs."""
+        seen: set[str] = set()
         for argument in self.joint.arguments:
-            look = self.looks.get(argument.node)
-            if look is None or look.buffer in done or argument.kind is InputKind.USER_INPUT:
+            view = self.views.get(argument.node)
+            if view is None or view.buffer in seen or argument.kind is InputKind.USER_INPUT:
                 continue
-            done.add(look.buffer)
+            seen.add(view.buffer)
             if argument.kind is InputKind.TANGENT:
-                yield _TANGENT, torch.ones(1).numpy()
+                yield _LOSS_GRADIENT, torch.ones(1).numpy()
                 continue
             value = self.joint.value(argument).detach()
-            whole = value.as_strided(
+            all_elements = value.as_strided(
                 (value.untyped_storage().nbytes() // value.itemsize,), (1,), storage_offset=0
             )
             if isinstance(argument.optimizer_value, OptimizerSlot):
                 if argument.optimizer_value.begins_with_gradient:
-                    whole = torch.full_like(whole, math.nan)
-                elif not whole.isfinite().all():  # all NaN would be taken as no value yet
+                    all_elements = torch.full_like(all_elements, math.nan)
+                elif not all_elements.isfinite().all():  # all NaN would mean: no value yet
                     check_finite(self.joint.name, (argument.name,))
             user = next(iter(argument.node.users), argument.node)
-            yield look.buffer, _array(whole, look.type, f"{argument.name}{location_suffix(user)}")
+            yield (
+                view.buffer,
+                _array(all_elements, view.type, f"{argument.name}{location_suffix(user)}"),
+            )
 
     # -- the graph ---------------------------------------------------------------------------------
 
     def _is_node(self, operation: Operation) -> bool:
-        """Whether the exported graph has an operation: no input, and no constant."""
+        """Return whether the exported graph has a node for an operation.
+
+        Inputs, constants, and state that is never updated have none.
+        """
         if operation.phase is Phase.INPUT:
             return False
         return operation.phase is not Phase.STATE or operation.storages[0] in self.replaced
 
     def _graph(self, lowered: Mapping[int, Lowering]) -> Graph:
+        """Return the graph of the exported step, from the lowered operations."""
         operations = [operation for operation in self.parts.operations if self._is_node(operation)]
-        there = {self.names[number] for operation in operations for number in operation.storages}
-        first = next((v for v in self.joint.inputs if getattr(v, "ndim", 0)), None)
+        graph_tensors = {
+            self.names[number] for operation in operations for number in operation.storages
+        }
+        first_input = next((v for v in self.joint.inputs if getattr(v, "ndim", 0)), None)
         return Graph(
             name=self.joint.name,
             nodes=tuple(
-                self._node(operation, lowered.get(operation.index), there)
+                self._node(operation, lowered.get(operation.index), graph_tensors)
                 for operation in operations
             ),
-            batch_size=1 if first is None else max(1, int(first.shape[0])),
+            batch_size=1 if first_input is None else max(1, int(first_input.shape[0])),
             dtype="float32",
             kernels="exported",
         )
 
-    def _node(self, operation: Operation, lowering: Lowering | None, there: set[str]) -> Node:
-        read = self._read(lowering)
+    def _node(
+        self, operation: Operation, lowering: Lowering | None, graph_tensors: set[str]
+    ) -> Node:
+        """Return the graph's node of an operation.
+
+        Its inputs are the buffers that its calls read; other inputs of PyTorch's operator are left
+        out.
+        """
+        read = self._read_buffers(lowering)
         outputs = {self.names[number] for number in operation.storages}
         return Node(
             name=operation.name,
             op=operation.op,
             phase=operation.phase,
-            inputs=tuple(name for name in read if name in there and name not in outputs),
+            inputs=tuple(name for name in read if name in graph_tensors and name not in outputs),
             outputs=tuple(map(self._tensor, operation.storages)),
             workspace_bytes=0 if lowering is None else lowering.workspace_bytes,
             flops=operation.profile.flops,
             recomputable=operation.phase not in (Phase.STATE, Phase.UPDATE),
             bytes_moved=None if operation.phase is Phase.STATE else operation.profile.moved_bytes,
-            in_place=() if lowering is None else self._in_place(operation, lowering, there),
+            in_place=()
+            if lowering is None
+            else self._in_place_pair(operation, lowering, graph_tensors),
         )
 
-    def _read(self, lowering: Lowering | None) -> tuple[str, ...]:
-        """Return the buffers that calls name: a kernel may need less than PyTorch's operator."""
+    def _read_buffers(self, lowering: Lowering | None) -> tuple[str, ...]:
+        """Return the buffers in the calls.
+
+        A kernel may read fewer tensors than PyTorch's operator.
+        """
         calls = () if lowering is None else lowering.calls
         return tuple(dict.fromkeys(name for call in calls for name in call.buffers))
 
     def _tensor(self, number: int) -> Tensor:
+        """Return the graph's tensor of a storage; a replacement has the size of its state."""
         storage = self.parts.storages[number]
         old = None if storage.replaces is None else self.parts.storages[storage.replaces]
         return Tensor(
@@ -351,29 +396,38 @@ class StepLowering:
             replaces=None if old is None else old.name,
         )
 
-    def _in_place(
-        self, operation: Operation, lowering: Lowering, there: set[str]
+    def _in_place_pair(
+        self, operation: Operation, lowering: Lowering, graph_tensors: set[str]
     ) -> tuple[tuple[str, str], ...]:
-        """Return the input that the first output may take over: a whole one of the same layout."""
-        if not lowering.elementwise or not lowering.has_output(0):
+        """Return the (output, input) pair if the first output may overwrite an input, else ().
+
+        The input must be dense, fill its buffer from the start, and match shape, strides and type.
+        """
+        if not lowering.is_elementwise or not lowering.has_output(0):
             return ()
         out = lowering.output()
         state = {self.names[s.index] for s in self.parts.storages if self._is_state(s)}
-        read = self._read(lowering)
-        looks = [self.looks[node] for node in operation.node.all_input_nodes if node in self.looks]
-        looks = [look for look in looks if look.buffer in read]
-        for look in looks:
-            alone = all(look == other for other in looks if other.buffer == look.buffer)
-            whole = look.offset == out.offset == 0 and look.is_dense
-            alike = look.lies_like(out) and look.type is out.type
-            if alone and whole and alike and look.buffer in there - state:
-                return ((out.buffer, look.buffer),)
+        read = self._read_buffers(lowering)
+        views = [self.views[node] for node in operation.node.all_input_nodes if node in self.views]
+        views = [view for view in views if view.buffer in read]
+        for view in views:
+            is_only_view = all(view == other for other in views if other.buffer == view.buffer)
+            is_whole = view.offset == out.offset == 0 and view.is_dense
+            has_same_layout = view.has_layout_of(out) and view.type is out.type
+            if (
+                is_only_view
+                and is_whole
+                and has_same_layout
+                and view.buffer in graph_tensors - state
+            ):
+                return ((out.buffer, view.buffer),)
         return ()
 
     def _is_state(self, storage: TensorStorage) -> bool:
         return self.parts.operations[storage.operation].phase is Phase.STATE
 
     def _lower(self, operation: Operation) -> Lowering:
+        """Lower one operation; without a lowering, it gets no calls."""
         outputs = {}
         for number in operation.storages:
             storage = self.parts.storages[number]
@@ -385,15 +439,15 @@ class StepLowering:
                     strides=layout.stride,
                     type=self._type(layout.dtype, operation.name),
                 )
-        lowering = Lowering(operation.node, self.looks.__getitem__, outputs, rates=self.rates)
+        lowering = Lowering(operation.node, self.views.__getitem__, outputs, rates=self.rates)
         lower_one = lowering_of(operation.node.target)
         if lower_one is not None:
             lower_one(lowering)
         return lowering
 
 
-def _unguarded(joint: Joint) -> Iterator[str]:
-    """Yield which values the step depends on that C has no guards for."""
+def _unguarded_faults(joint: Joint) -> Iterator[str]:
+    """Yield a message for each check or Python value that C cannot check again."""
     for line in joint.finite_check_lines:
         yield (
             f"{line} checks numbers, which cannot be exported; leave it out "
@@ -409,19 +463,22 @@ def _unguarded(joint: Joint) -> Iterator[str]:
         )
 
 
-def _missing(operations: Sequence[Operation]) -> Iterator[str]:
-    """Yield the operators that have no kernel, each with where it is first."""
+def _missing_kernels(operations: Sequence[Operation]) -> Iterator[str]:
+    """Yield a message for each operator without a kernel, with its first module."""
     seen: set[Any] = set()
     for operation in operations:
         if lowering_of(operation.node.target) is None and operation.node.target not in seen:
             seen.add(operation.node.target)
             where = location_suffix(operation.node)
             target = operation.node.target
-            yield f"{target}{where}: has no kernel in C, so that it cannot be exported"
+            yield f"{target}{where}: has no kernel in C and cannot be exported"
 
 
 def _array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
-    """Return the elements of a tensor in the type that they have in exported code."""
+    """Return the elements of a tensor in their type in exported code.
+
+    Raises `CaptureError` for integers above 32 bits.
+    """
     if kind is DataType.INT32 and value.numel():
         limits = torch.iinfo(torch.int32)
         if int(value.min()) < limits.min or int(value.max()) > limits.max:
@@ -436,16 +493,17 @@ def _array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
     return array
 
 
-# -- rewrites of what was captured -------------------------------------------------------------
+# -- rewrites of the captured graph ------------------------------------------------------------
 
 
 def _split_convolutions(joint: Joint) -> None:
-    """Let the gradients of input, weight and bias of a convolution be operations of their own.
+    """Split the backward operator of convolutions into one operation per gradient.
 
-    PyTorch computes all three together; a schedule that recomputes one would compute all, and no
-    gradient could go before the others are there. That of the input comes first, so that the
-    weight may be updated after the others. That of the bias is a sum: PyTorch's kernel makes that
-    of the weight beside it, even where nobody wants it.
+    PyTorch computes the gradients of input, weight and bias together. Then a schedule that
+    recomputes one gradient computes all, and no gradient can be freed before all are computed. The
+    gradient of the input is first, so that the weight may be updated after the other operations.
+    The gradient of the bias becomes a sum, because PyTorch's kernel always computes the gradient of
+    the weight with it.
     """
     aten = torch.ops.aten
     graph = joint.graph_module.graph
@@ -457,29 +515,31 @@ def _split_convolutions(joint: Joint) -> None:
             picks = [user for user in picks if user.args[1] == position]
             if position == _BIAS:
                 for user in picks:
-                    _sum_over_places(user, node)
+                    _compute_bias_gradient(user, node)
             elif picks:
-                part = _part(graph, node, position)
+                part = _single_gradient(graph, node, position)
                 for user in picks:
                     user.args = (part, position)
         graph.erase_node(node)
 
 
-def _divide_loss(joint: Joint, by: int) -> None:
-    """Let gradients be those of the loss divided by a number; the loss stays as it is."""
+def _divide_loss(joint: Joint, divisor: int) -> None:
+    """Divide the gradient of the loss by a number; the loss itself does not change."""
     graph = joint.graph_module.graph
     first = next(node for node in graph.nodes if node.op == "call_function")
     for argument in joint.arguments_of(InputKind.TANGENT):
         with graph.inserting_before(first):
-            share = graph.call_function(torch.ops.aten.div.Scalar, (argument.node, float(by)))
-        share.meta = dict(argument.node.meta)
+            divided = graph.call_function(
+                torch.ops.aten.div.Scalar, (argument.node, float(divisor))
+            )
+        divided.meta = dict(argument.node.meta)
         argument.node.replace_all_uses_with(
-            share, delete_user_cb=lambda user, own=share: user is not own
+            divided, delete_user_cb=lambda user, own=divided: user is not own
         )
 
 
-def _sum_over_places(user: fx.Node, node: fx.Node) -> None:
-    """Let what took the gradient of the bias compute it."""
+def _compute_bias_gradient(user: fx.Node, node: fx.Node) -> None:
+    """Turn the node that selected the bias gradient into the sum that computes it."""
     gradient = node.args[0]
     dimensions = gradient.meta["val"].ndim
     user.target = torch.ops.aten.sum.dim_IntList
@@ -487,7 +547,8 @@ def _sum_over_places(user: fx.Node, node: fx.Node) -> None:
     user.meta = {**node.meta, "val": user.meta["val"]}
 
 
-def _part(graph: fx.Graph, node: fx.Node, position: int) -> fx.Node:
+def _single_gradient(graph: fx.Graph, node: fx.Node, position: int) -> fx.Node:
+    """Insert a backward operator that computes only the gradient at a position, and return it."""
     mask = [k == position for k in range(3)]
     arguments: tuple[Any, ...] = (*node.args[:-1], mask)
     with graph.inserting_before(node):

@@ -1,7 +1,7 @@
-"""Inputs of bytes: what a model makes of each byte first, as one table that PyTorch fills in.
+"""Byte inputs: replace elementwise conversions of bytes by lookup tables that PyTorch computes.
 
-Whatever formula a model has for it, such as ``x.float() / 255`` or the normalization of channels,
-256 results for each channel are all there can be.
+For any elementwise formula, such as ``x.float() / 255`` or a normalization of channels, a table of
+256 results per channel is complete.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from poetmodel.lowered.tables import BYTES
 from poetmodel.torch.capturing.joint_graph import InputKind, InputSpec, Joint
 from poetmodel.torch.capturing.replay import call
-from poetmodel.torch.lowering.operands import StridedView, lowers, table
+from poetmodel.torch.lowering.operands import StridedView, lowers, shape_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 aten: Final = torch.ops.aten
 BYTE_TYPES: Final = (torch.uint8, torch.int8)
 _COPIES: Final = (aten._to_copy.default, aten.clone.default)
-"""Operators that copy each element, perhaps as another type."""
-_IMAGE: Final = 3
-"""Dimensions of one image, whose channels come first."""
-_COLOURS: Final = 4
-"""So many channels at most may come last."""
-_FEW: Final = 16
-"""So many channels always have tables; more where these are smaller than the real numbers."""
+"""Operators that copy elements, possibly to another type."""
+_IMAGE_RANK: Final = 3
+"""Dimensions of a single image without a batch, whose channels come first."""
+_MAX_LAST_CHANNELS: Final = 4
+"""Maximum number of channels in the last dimension."""
+_MAX_TABLE_CHANNELS: Final = 16
+"""Maximum number of channels with tables; more have tables only if these are smaller than the
+converted input."""
 
 
 @torch.library.custom_op(  # type: ignore[untyped-decorator, unused-ignore]
@@ -42,7 +43,7 @@ _FEW: Final = 16
     schema="(Tensor x, Tensor rows, int dimension, int[] strides) -> Tensor",
 )
 def lookup(x: torch.Tensor, rows: torch.Tensor, dimension: int, strides: list[int]) -> torch.Tensor:
-    """Return for each byte what a table has for it: its only row, or that of its channel."""
+    """Look up each byte in a table: in its only row, or in the row of the byte's channel."""
     out, index = torch.empty_strided(x.shape, strides, dtype=rows.dtype), x.long() % BYTES
     if len(rows) == 1:
         return out.copy_(rows[0][index])
@@ -52,6 +53,7 @@ def lookup(x: torch.Tensor, rows: torch.Tensor, dimension: int, strides: list[in
 
 @lowers(torch.ops.poetmodel.lookup.default)
 def _lookup(op: Lowering) -> None:
+    """Lower a table lookup; a table with one row applies to all channels."""
     x, rows, dimension, _ = op.args
     out, x, rows = op.output(), op.value(x), op.value(rows)
     steps = [0] * len(out.shape)
@@ -60,53 +62,57 @@ def _lookup(op: Lowering) -> None:
     rows = StridedView(
         buffer=rows.buffer, offset=0, shape=out.shape, strides=tuple(steps), type=rows.type
     )
-    op.call("pm_lookup", out, x, rows, table(op, out, x, rows))
+    op.call("pm_lookup", out, x, rows, shape_table(op, out, x, rows))
 
 
 def with_tables(joint: Joint) -> Joint:
-    """Return a step in which tables say what the model makes of bytes, as far as they can.
+    """Return a step in which lookup tables replace elementwise conversions of byte inputs.
 
-    Each element must be computed from the byte at its place and from constants that are the same
-    all over a channel. What depends on other things stays as it is, and so do the operations after
-    it. The graph of `joint` is changed.
+    A conversion qualifies if each element depends only on the byte at its position, and on
+    constants that are equal within a channel. Other operations, and those that read their results,
+    remain. Changes the graph of `joint`.
     """
-    found = _Conversions(joint)
-    if not found.ends:
+    conversions = _Conversions(joint)
+    if not conversions.ends:
         return joint
     graph, module = joint.graph_module.graph, joint.graph_module
-    constants, made = [], {}
-    for number, (end, dimension, rows) in enumerate(found.tables()):
-        root = found.root_of[end]
+    constants, new_nodes = [], {}
+    for number, (end, dimension, rows) in enumerate(conversions.tables()):
+        root = conversions.root_of[end]
         name = f"_bytes_as_reals_{number}"
         module.register_buffer(name, rows)
         with graph.inserting_before(end):
             constant = graph.get_attr(name)
             constant.meta["val"] = rows
-            steps = list(end.meta["val"].stride())
-            new = graph.call_function(lookup._opoverload, (root, constant, dimension, steps))
-        new.meta = dict(end.meta)
-        end.replace_all_uses_with(new, delete_user_cb=lambda user: user not in found.root_of)
+            strides = list(end.meta["val"].stride())
+            lookup_node = graph.call_function(
+                lookup._opoverload, (root, constant, dimension, strides)
+            )
+        lookup_node.meta = dict(end.meta)
+        end.replace_all_uses_with(
+            lookup_node, delete_user_cb=lambda user: user not in conversions.root_of
+        )
         constants.append(
             InputSpec(
                 kind=InputKind.CONSTANT_TENSOR,
                 node=constant,
                 target=name,
-                name=f"{found.input_of[root].name} as reals{f' {number}' if number else ''}",
+                name=f"{conversions.input_of[root].name} as reals{f' {number}' if number else ''}",
             )
         )
-        made[end] = new
+        new_nodes[end] = lookup_node
     graph.eliminate_dead_code()
-    there = set(graph.nodes)
+    remaining = set(graph.nodes)
     return replace(
         joint,
-        arguments=(*(a for a in joint.arguments if a.node in there), *constants),
-        results=tuple(replace(r, node=made.get(r.node, r.node)) for r in joint.results),
+        arguments=(*(a for a in joint.arguments if a.node in remaining), *constants),
+        results=tuple(replace(r, node=new_nodes.get(r.node, r.node)) for r in joint.results),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Constant:
-    """A tensor that is the same in each step, without the dimensions that it repeats along."""
+    """A constant tensor, reduced to size 1 along dimensions where it repeats."""
 
     value: torch.Tensor
 
@@ -118,23 +124,23 @@ class _Constant:
                 value = first
         return cls(value)
 
-    def varying(self, rank: int) -> set[int]:
-        """Return the dimensions, of so many, along which it is not the same."""
+    def varying_dimensions(self, rank: int) -> set[int]:
+        """Return the dimensions along which it varies, for a broadcast to `rank` dimensions."""
         offset = rank - self.value.ndim
         return {offset + d for d, size in enumerate(self.value.shape) if size > 1}
 
 
 class _Conversions:
-    """The operations of a step that act on each byte of an input alone."""
+    """The operations of a step that convert each byte of an input elementwise."""
 
     def __init__(self, joint: Joint) -> None:
         self._joint = joint
         self.root_of: dict[fx.Node, fx.Node] = {}
-        """For each operation the bytes that it converts: an input, or a view of one."""
+        """The byte input, or view of one, that each operation converts."""
         self.input_of: dict[fx.Node, InputSpec] = {}
-        """For each input of bytes, and view of one, the input."""
-        self._varying: dict[fx.Node, set[int]] = {}
-        """For each operation the dimension that results depend on, if any."""
+        """The input of each byte tensor: the input itself, or a view of it."""
+        self._channel_dimensions: dict[fx.Node, set[int]] = {}
+        """The channel dimension on which each operation's results depend; empty if none."""
         changed = {r.target.node for r in joint.results if r.target is not None}
         kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
         self._arguments = {
@@ -147,11 +153,12 @@ class _Conversions:
         if self.input_of:
             for node in joint.graph_module.graph.nodes:
                 if node.op == "call_function":
-                    self._look_at(node)
+                    self._add_conversion(node)
         self.ends = [node for node in self.root_of if self._is_end(node)]
-        """The last operations of each chain, whose results others read."""
+        """The last operation of each chain, whose result other operations read."""
 
-    def _look_at(self, node: fx.Node) -> None:
+    def _add_conversion(self, node: fx.Node) -> None:
+        """Add a node if it is a view or an elementwise conversion of a byte input."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             return
@@ -164,21 +171,25 @@ class _Conversions:
         if len(roots) != 1 or not _is_elementwise(node.target):
             return
         (root,) = roots
-        varying: set[int] = set()
+        dimensions: set[int] = set()
         for x in node.all_input_nodes:
             constant = None if self._is_byte(x) else self._constant(x)
             if not self._is_byte(x) and constant is None:
                 return
             if constant is not None and constant.ndim > value.ndim:
                 return
-            varying |= (
-                self._varying.get(x, set())
+            dimensions |= (
+                self._channel_dimensions.get(x, set())
                 if constant is None
-                else _Constant.of(constant).varying(value.ndim)
+                else _Constant.of(constant).varying_dimensions(value.ndim)
             )
-        same = value.shape == root.meta["val"].shape
-        if same and len(varying) <= 1 and all(_is_channels(value.shape, d) for d in varying):
-            self.root_of[node], self._varying[node] = root, varying
+        has_input_shape = value.shape == root.meta["val"].shape
+        if (
+            has_input_shape
+            and len(dimensions) <= 1
+            and all(_is_channel_dimension(value.shape, d) for d in dimensions)
+        ):
+            self.root_of[node], self._channel_dimensions[node] = root, dimensions
 
     def _is_byte(self, node: fx.Node) -> bool:
         return node in self.input_of or node in self.root_of
@@ -188,68 +199,74 @@ class _Conversions:
         return is_float and any(user not in self.root_of for user in node.users)
 
     def _constant(self, node: fx.Node) -> torch.Tensor | None:
-        """Return the value of a node that is the same in each step; None for any other."""
+        """Return the value of a node that is equal in each step; None for other nodes."""
         if node not in self._constants:
-            self._constants[node] = self._found(node)
+            self._constants[node] = self._compute_constant(node)
         return self._constants[node]
 
-    def _found(self, node: fx.Node) -> torch.Tensor | None:
+    def _compute_constant(self, node: fx.Node) -> torch.Tensor | None:
+        """Compute a constant node from the constants that it reads; None if it is not constant."""
         if node in self._arguments:
             return self._joint.value(self._arguments[node]).detach()
         if node.op != "call_function" or _is_random(node.target):
             return None
         if any(self._constant(x) is None for x in node.all_input_nodes):
             return None
-        value = self._called(node, self._constant)
+        value = self._execute(node, self._constant)
         return value if isinstance(value, torch.Tensor) else None
 
-    def _called(self, node: fx.Node, value_of: Any) -> Any:
-        arguments = torch.fx.node.map_arg((node.args, node.kwargs), value_of)
+    def _execute(self, node: fx.Node, get_value: Any) -> Any:
+        """Execute a node's operator with the values of its arguments."""
+        arguments = torch.fx.node.map_arg((node.args, node.kwargs), get_value)
         with torch.no_grad():
             return call(node, *arguments)
 
     def tables(self) -> Iterator[tuple[fx.Node, int, torch.Tensor]]:
         """Yield the end of each chain, the dimension of its channels, and its table.
 
-        Bytes are in a dimension in front of all others, of which only that of channels is there.
+        All 256 bytes are converted at once, along a new first dimension. The other dimensions have
+        size 1, except that of channels.
         """
         for end in self.ends:
             root = self.root_of[end]
             shape, dtype = root.meta["val"].shape, root.meta["val"].dtype
-            (dimension,) = self._varying[end] or {0}
-            channels = shape[dimension] if self._varying[end] else 1
+            (dimension,) = self._channel_dimensions[end] or {0}
+            channels = shape[dimension] if self._channel_dimensions[end] else 1
             sizes = [channels if d == dimension else 1 for d in range(len(shape))]
             bytes_ = torch.arange(BYTES).to(torch.uint8).view(dtype)
             values = {root: bytes_.view(-1, *[1] * len(sizes)).expand(-1, *sizes).contiguous()}
             for node in self.root_of:
-                if self.root_of[node] is root and self._varying[node] <= self._varying[end]:
-                    values[node] = self._converted(node, values)
+                if (
+                    self.root_of[node] is root
+                    and self._channel_dimensions[node] <= self._channel_dimensions[end]
+                ):
+                    values[node] = self._convert(node, values)
             rows = values[end].reshape(BYTES, channels).t().contiguous()
             yield end, dimension, rows
 
-    def _converted(self, node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
-        """Return what an operation makes of values that have other sizes than in the graph."""
+    def _convert(self, node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
+        """Compute an operation on all bytes at once: `values` have other sizes than the graph."""
         if node.target in _COPIES:
             (x,) = node.all_input_nodes
             return values[x].to(node.meta["val"].dtype)
 
-        def value_of(x: fx.Node) -> torch.Tensor | None:
+        def get_value(x: fx.Node) -> torch.Tensor | None:
             if x in values:
                 return values[x]
             constant = self._constant(x)
             return None if constant is None else _Constant.of(constant).value
 
-        value: torch.Tensor = self._called(node, value_of)
+        value: torch.Tensor = self._execute(node, get_value)
         return value
 
 
-def _is_channels(shape: Sequence[int], dimension: int) -> bool:
-    """Return whether a dimension is that of channels, so few that a table of each is worth it."""
+def _is_channel_dimension(shape: Sequence[int], dimension: int) -> bool:
+    """Return whether a dimension may be that of channels, and is small enough for tables."""
     rank, channels = len(shape), shape[dimension]
-    first = dimension == 1 or (dimension == 0 and rank == _IMAGE)
-    last = dimension == rank - 1 and channels <= _COLOURS
-    few = channels <= _FEW or channels * BYTES <= math.prod(shape)
-    return (first or last) and few
+    is_first = dimension == 1 or (dimension == 0 and rank == _IMAGE_RANK)
+    is_last = dimension == rank - 1 and channels <= _MAX_LAST_CHANNELS
+    is_small = channels <= _MAX_TABLE_CHANNELS or channels * BYTES <= math.prod(shape)
+    return (is_first or is_last) and is_small
 
 
 def _is_random(target: Any) -> bool:
@@ -257,6 +274,6 @@ def _is_random(target: Any) -> bool:
 
 
 def _is_elementwise(target: Any) -> bool:
-    """Return whether an operator computes each element from those at its place."""
+    """Return whether each element of an operator's result depends only on its own position."""
     pointwise = torch.Tag.pointwise in getattr(target, "tags", ())
     return (pointwise or target in _COPIES) and not _is_random(target)

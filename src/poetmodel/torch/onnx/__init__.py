@@ -1,1 +1,1 @@
-"""ONNX files as modules that train: one small function for each operator, in a registry."""
+"""Import ONNX files as trainable PyTorch modules: a registry with one function per operator."""

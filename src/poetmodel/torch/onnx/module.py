@@ -1,4 +1,4 @@
-"""``from_onnx``: an ONNX file as a module whose weights are parameters."""
+"""`from_onnx`: an ONNX file as a module whose weights are parameters."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from poetmodel.torch.int8.quantizing import HEADROOM
 from poetmodel.torch.int8.training import ROUNDINGS
 from poetmodel.torch.onnx import pointwise, recurrent, reductions, shapes, spatial
 from poetmodel.torch.onnx.operators import (
-    MOST_NUMBERS,
+    MAX_NUMBERS,
     OPERATORS,
     OnnxNode,
-    plain,
     tensor,
+    to_numbers,
 )
-from poetmodel.torch.onnx.quantized import QUANTIZING, FrontRecord, split
-from poetmodel.torch.onnx.reading import FileRecord, InputRecord, NodeRecord, array_of, read_file
+from poetmodel.torch.onnx.quantized import QUANTIZING, FrontRecord, split_front
+from poetmodel.torch.onnx.reading import FileRecord, InputRecord, NodeRecord, read_array, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,16 +33,18 @@ if TYPE_CHECKING:
 FAMILIES: Final = (pointwise, recurrent, reductions, shapes, spatial)
 """The modules that register operators."""
 KNOWN: Final = frozenset(("Constant", *OPERATORS, *QUANTIZING))
-"""The operators that a file can have."""
+"""Names of all operators that a file may contain."""
 ENDINGS: Final = frozenset(("Softmax", "LogSoftmax", "Sigmoid"))
-"""Operators whose input a loss takes better than their output."""
-_SAME: Final = frozenset(("Cast", "Identity"))
-_MOVED: Final = frozenset(("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
-"""Operators that leave the elements as they are, and can stand behind an ending."""
-_INTEGERS: Final = {2, 3, 4, 5, 6, 7, 12, 13}
+"""Final operators that `logits` skips: losses are numerically safer on their input."""
+_PASS_THROUGH: Final = frozenset(("Cast", "Identity"))
+_RESHAPING: Final = frozenset(("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+"""Operators that change only the shape or order of elements, and may follow an ending."""
+_INTEGER_ELEMENTS: Final = {2, 3, 4, 5, 6, 7, 12, 13}
+"""Numbers of integer types in `onnx.TensorProto.DataType`."""
 _UNSIGNED: Final = frozenset((torch.uint16, torch.uint32, torch.uint64))
-"""Types that PyTorch has no arithmetic of."""
-_TRUTH: Final = 9
+"""Unsigned types for which PyTorch has no arithmetic."""
+_BOOL_ELEMENTS: Final = 9
+"""Number of booleans in `onnx.TensorProto.DataType`."""
 
 
 def from_onnx(
@@ -53,62 +55,63 @@ def from_onnx(
     rounding: str = ROUNDINGS[0],
     headroom: float = HEADROOM,
 ) -> OnnxModule:
-    """Return the network of an ONNX file as a module that trains.
+    """Return the network of an ONNX file as a trainable module.
 
-    Floating initializers are parameters, under their names: those of a model that PyTorch exported
-    are the names of its parameters. Running statistics of a batch norm are buffers, which
-    ``train()`` updates as PyTorch does. Scalars, limits, exponents and constants that are written
-    into the code are not trained. Half and double precision become float32, and
-    unsigned numbers of more than a byte int64. What is quantized at
-    the beginning (QuantizeLinear, DequantizeLinear) is a front in int8, and frozen but for the
-    layers of `train`.
+    Floating-point initializers become parameters under their names; in a file that PyTorch
+    exported, these are the names of the model's parameters. Running statistics of a batch norm
+    become buffers, which training mode updates as in PyTorch. Scalars, limits, exponents and
+    constants from Constant nodes that are uniform are not trained. Half and double precision become
+    float32, and unsigned integers of more than one byte become int64. Quantized layers at the
+    beginning (QuantizeLinear, DequantizeLinear) become an int8 front, which is frozen except for
+    the layers in `train`.
 
     Parameters
     ----------
     path : str or Path
-        A file of opset 13 to 23. Dimensions of inputs may be symbolic.
+        A file of opset 13 to 23. Input dimensions may be symbolic.
     logits : bool
-        In training mode leave a Softmax, LogSoftmax or Sigmoid at the end to the loss: the module
-        then returns its input. In evaluation mode it returns what the file says.
+        In training mode, skip a Softmax, LogSoftmax or Sigmoid at the end and return its input, for
+        a loss that contains this operator. Evaluation mode returns the outputs of the file.
     train, rounding, headroom
-        The int8 layers that train, by the names of their nodes, and how: as for `quantized`.
+        Names of the int8 nodes to train, and the options of their training, as for `quantized`.
 
     Returns
     -------
     OnnxModule
-        In training mode. It returns the floating outputs of the file, a tuple if there are several.
+        In training mode. It returns the floating-point outputs of the file, as a tuple if there are
+        several.
 
     Raises
     ------
     MissingExtraError
         If the package onnx is not installed.
     InputError
-        If the file cannot be read, or has operators that are not known: names all, and their nodes.
-        If `train` matches no layer in int8.
+        If the file cannot be read, contains unknown operators (the message lists all with their
+        nodes), or if `train` matches no int8 layer.
 
     Notes
     -----
     An initializer that several nodes use is one parameter, unless all its elements are equal:
-    exporters let what happens to be equal, such as the zeros of new biases, share one.
+    exporters store equal constants once, such as the zeros of new biases.
     """
     file = read_file(path, is_known=KNOWN.__contains__)
-    front, record = split(file, train=train, rounding=rounding, headroom=headroom)
+    front, record = split_front(file, train=train, rounding=rounding, headroom=headroom)
     return OnnxModule(record, logits=logits, front=front)
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A node, where its inputs are, and which values nothing reads after it."""
+    """A node to execute, its input and output values, and the values to delete after it."""
 
     node: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    done: tuple[str, ...] = ()
+    unused_after: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _Use:
-    """Uses of a constant by the nodes of a file."""
+    """Counts of how the nodes of a file use a constant, by the kind of input."""
 
     numbers: int = 0
     weights: int = 0
@@ -117,55 +120,55 @@ class _Use:
 
 
 class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
-    """The network of an ONNX file. `from_onnx` makes it."""
+    """The network of an ONNX file. Create it with `from_onnx`."""
 
     def __init__(
         self, record: FileRecord, *, logits: bool = False, front: FrontRecord | None = None
     ) -> None:
         super().__init__()
         self.file = str(record.path)
-        """Where it comes from."""
-        self.given = record.inputs
-        """The inputs of the file."""
+        """Path of the ONNX file, for messages."""
+        self.inputs = record.inputs
+        """Names, shapes and types of the inputs."""
         self.outputs = record.outputs
         """Names of the outputs that the module returns."""
         self.nodes = nn.ModuleDict()
-        self.held: dict[str, tuple[str, ...]] = {}
-        """Where the tensors are that the file holds, by name."""
-        self.numbers: dict[str, Any] = {}
-        """Constants that are no tensors, by name."""
+        self.tensor_paths: dict[str, tuple[str, ...]] = {}
+        """Attribute path in this module of each parameter and buffer, by its name in the file."""
+        self.plain_numbers: dict[str, Any] = {}
+        """Constants as to_numbers Python numbers instead of tensors, by name."""
         self.front = None if front is None else front.front
-        """What the file has quantized: its first nodes, up to one value."""
-        self.ends = ("", "") if front is None else (front.reads, front.makes)
-        """The input that the front takes, and the value that it makes."""
+        """The quantized first nodes of the file as one int8 module, or None."""
+        self.front_values = ("", "") if front is None else (front.source, front.result)
+        """Names of the front's input and of its result."""
         self.steps: tuple[_Step, ...] = ()
-        record = _Constants(self, record).placed()
+        record = _Constants(self, record).register_all()
         _check_outputs(record)
         for node in record.nodes:
             self.nodes[node.name] = OnnxNode(node, opset=record.opset)
         self.steps = tuple(_steps(record))
-        self.moved = False
-        """Whether the output has another shape than the ending gave it."""
-        self.ending: OnnxNode | None = self._ending()
-        """The Softmax, LogSoftmax or Sigmoid that makes the only output."""
+        self.reshapes_ending = False
+        """Whether a node after the ending reshapes or transposes its output."""
+        self.ending: OnnxNode | None = self._find_ending()
+        """The Softmax, LogSoftmax or Sigmoid that computes the only output, or None."""
         if logits and self.ending is None:
             raise InputError(
-                f"{record.path}: logits: it ends in no Softmax, LogSoftmax or Sigmoid that could "
-                "be left to the loss; leave logits out"
+                f"{record.path}: logits: the network does not end in Softmax, LogSoftmax or "
+                "Sigmoid; leave logits out"
             )
         self.logits = logits
-        """Whether the ending is left to the loss in training mode."""
+        """Whether training mode skips the ending."""
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Return the floating outputs for the inputs of the file, in its order."""
-        self._check(inputs)
-        values: dict[str, Any] = dict(self.numbers)
-        names = (given.name for given in self.given)
-        values.update(zip(names, map(_signed, inputs), strict=True))
+        """Compute the floating-point outputs. Inputs are in the order of the file."""
+        self._check_shapes(inputs)
+        values: dict[str, Any] = dict(self.plain_numbers)
+        names = (record.name for record in self.inputs)
+        values.update(zip(names, map(_convert_unsigned, inputs), strict=True))
         if self.front is not None:
-            reads, makes = self.ends
-            values[makes] = self.front(values.pop(reads))
-        for name, path in self.held.items():
+            source, result_name = self.front_values
+            values[result_name] = self.front(values.pop(source))
+        for name, path in self.tensor_paths.items():
             values[name] = reduce(getattr, path, self)
         skipped = self.ending.name if self.logits and self.training and self.ending else None
         for step in self.steps:
@@ -177,7 +180,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
                 values[step.outputs[0]] = result
             else:
                 values.update(zip(step.outputs, result, strict=False))
-            for name in step.done:
+            for name in step.unused_after:
                 del values[name]
         outputs = tuple(tensor(values[name]) for name in self.outputs)
         return outputs[0] if len(outputs) == 1 else outputs
@@ -185,37 +188,43 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def example_inputs(
         self, *, batch: int | None = None, dims: Mapping[str, int] | None = None
     ) -> tuple[torch.Tensor, ...]:
-        """Return inputs of the right shapes: random numbers, zeros for whole ones.
+        """Return example inputs in the shapes of the file.
+
+        Floating-point inputs are random, integers are 0 and booleans are true.
 
         Parameters
         ----------
         batch : int, optional
-            What the first dimension of the inputs is, where the file leaves it open.
+            Size of the first dimension of the inputs, if the file leaves it open.
         dims : mapping of str to int, optional
-            Other dimensions that the file leaves open, by name.
+            Sizes of other open dimensions, by name.
 
         Raises
         ------
         InputError
-            If a dimension is open still, is fixed, or is not there: names it.
+            If a dimension remains open, or a given one is fixed or missing in the file; the message
+            names it.
         """
-        chosen = dict(dims or {})
-        first = {i.shape[0] for i in self.given if i.shape and isinstance(i.shape[0], str)}
-        if batch is not None and not first:
-            sizes = ", ".join(sorted({str(i.shape[0]) for i in self.given if i.shape}))
+        sizes_by_name = dict(dims or {})
+        batch_names = {i.shape[0] for i in self.inputs if i.shape and isinstance(i.shape[0], str)}
+        if batch is not None and not batch_names:
+            sizes = ", ".join(sorted({str(i.shape[0]) for i in self.inputs if i.shape}))
             raise InputError(
                 f"{self.file}: batch: the file fixes it at {sizes}; leave it out, or export the "
                 "network with a dynamic first dimension"
             )
-        if batch is not None and first <= chosen.keys():
-            open_ = ", ".join(sorted(map(repr, first)))
+        if batch is not None and batch_names <= sizes_by_name.keys():
+            open_ = ", ".join(sorted(map(repr, batch_names)))
             raise InputError(
-                f"{self.file}: batch: dims says already how large {open_} is; leave one of them out"
+                f"{self.file}: batch: dims already sets the size of {open_}; leave one of them out"
             )
         if batch is not None:
-            chosen = dict.fromkeys(sorted(map(str, first)), batch) | chosen
-        names = {d for i in self.given for d in i.shape if isinstance(d, str)}
-        unknown, missing = sorted(chosen.keys() - names), sorted(names - chosen.keys())
+            sizes_by_name = dict.fromkeys(sorted(map(str, batch_names)), batch) | sizes_by_name
+        names = {d for i in self.inputs for d in i.shape if isinstance(d, str)}
+        unknown, missing = (
+            sorted(sizes_by_name.keys() - names),
+            sorted(names - sizes_by_name.keys()),
+        )
         if unknown:
             raise InputError(
                 f"{self.file}: it has no open dimension {unknown[0]!r}; it has "
@@ -223,44 +232,51 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
             )
         if missing:
             unset = " and ".join(
-                f"{name!r} ({'--batch N' if name in first else f'--dim {name}=N'})"
+                f"{name!r} ({'--batch N' if name in batch_names else f'--dim {name}=N'})"
                 for name in missing
             )
             raise InputError(
-                f"{self.file}: the dimension {unset} is open; say how large it is, in Python by "
+                f"{self.file}: the dimension {unset} is open; set its size, in Python with "
                 "batch= and dims="
             )
-        draw = torch.Generator().manual_seed(0)
-        return tuple(self._example(given, chosen, draw) for given in self.given)
+        generator = torch.Generator().manual_seed(0)
+        return tuple(self._example(record, sizes_by_name, generator) for record in self.inputs)
 
     def _example(
-        self, given: InputRecord, chosen: Mapping[str, int], draw: torch.Generator
+        self, record: InputRecord, sizes_by_name: Mapping[str, int], generator: torch.Generator
     ) -> torch.Tensor:
-        shape = [chosen[size] if isinstance(size, str) else size for size in given.shape]
-        if given.elements in _INTEGERS:
+        """Return an example tensor of one input; `chosen` has the sizes of open dimensions."""
+        shape = [sizes_by_name[size] if isinstance(size, str) else size for size in record.shape]
+        if record.elements in _INTEGER_ELEMENTS:
             return torch.zeros(shape, dtype=torch.int64)
-        if given.elements == _TRUTH:
+        if record.elements == _BOOL_ELEMENTS:
             return torch.ones(shape, dtype=torch.bool)
-        return torch.randn(shape, generator=draw)
+        return torch.randn(shape, generator=generator)
 
-    def _check(self, inputs: tuple[torch.Tensor, ...]) -> None:
-        """Raise unless inputs have the shapes of the file."""
-        if len(inputs) != len(self.given):
-            names = ", ".join(repr(given.name) for given in self.given)
-            raise InputError(f"{self.file}: expected its inputs {names}, got {len(inputs)}")
-        for given, value in zip(self.given, inputs, strict=True):
-            shape = given.shape
-            fixed = len(shape) == value.ndim and all(
+    def _check_shapes(self, inputs: tuple[torch.Tensor, ...]) -> None:
+        """Raise unless the number and the shapes of the inputs match the file."""
+        if len(inputs) != len(self.inputs):
+            names = ", ".join(repr(record.name) for record in self.inputs)
+            raise InputError(f"{self.file}: expected the inputs {names}, got {len(inputs)} tensors")
+        for record, value in zip(self.inputs, inputs, strict=True):
+            shape = record.shape
+            matches = len(shape) == value.ndim and all(
                 isinstance(size, str) or size == actual
                 for size, actual in zip(shape, value.shape, strict=True)
             )
-            if not fixed:
+            if not matches:
                 raise InputError(
-                    f"{self.file}: input {given.name!r}: expected the shape "
+                    f"{self.file}: input {record.name!r}: expected the shape "
                     f"({', '.join(map(str, shape))}), got ({', '.join(map(str, value.shape))})"
                 )
 
-    def _ending(self) -> OnnxNode | None:
+    def _find_ending(self) -> OnnxNode | None:
+        """Return the ending that computes the only output, if no other node reads its result.
+
+        Searches backwards through nodes that change only shape, order or type. Sets
+        `reshapes_ending` if the shape or order changes. Returns None if the last computing node is
+        no ending.
+        """
         if len(self.outputs) != 1:
             return None
         (name,) = self.outputs
@@ -269,108 +285,119 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         reads[name] += 1
         while name in makers and reads[name] == 1:
             node: OnnxNode = self.nodes[makers[name].node]
-            if node.operator not in _SAME | _MOVED:
+            if node.operator not in _PASS_THROUGH | _RESHAPING:
                 return node if node.operator in ENDINGS else None
-            self.moved = self.moved or node.operator in _MOVED
+            self.reshapes_ending = self.reshapes_ending or node.operator in _RESHAPING
             name = makers[name].inputs[0]
         return None
 
 
-def _signed(x: torch.Tensor) -> torch.Tensor:
-    """Return unsigned numbers of more than a byte in int64; other tensors as they are."""
+def _convert_unsigned(x: torch.Tensor) -> torch.Tensor:
+    """Return unsigned integers of more than one byte as int64, other tensors unchanged."""
     return x.to(torch.int64) if x.dtype in _UNSIGNED else x
 
 
 def _check_outputs(record: FileRecord) -> None:
-    """Raise if something reads a further output of an operator that makes its first one alone."""
+    """Raise if a second or later output is read of an operator that supports only its first one."""
     read = {name for node in record.nodes for name in node.inputs} | set(record.outputs)
     for node in record.nodes:
         more = [repr(name) for name in node.outputs[1:] if name and name in read]
         if OPERATORS[node.operator].first_output_only and more:
             raise InputError(
                 f"{record.path}: node {node.name!r} ({node.operator}): its output {more[0]} is "
-                "read, which is not known; export the network without it"
+                "read, which is not supported; export the network without it"
             )
 
 
 def _steps(record: FileRecord) -> Iterator[_Step]:
-    """Yield what is run, with the values that nothing reads any more."""
+    """Yield the steps in order, each with the values to delete after it.
+
+    A value is deleted after its last reader, unless it is an output.
+    """
     last = {name: k for k, node in enumerate(record.nodes) for name in node.inputs if name}
     for k, node in enumerate(record.nodes):
-        done = tuple(
+        unused = tuple(
             name
             for name in dict.fromkeys(filter(None, node.inputs))
             if last[name] == k and name not in record.outputs
         )
-        yield _Step(node.name, node.inputs, node.outputs, done)
+        yield _Step(node.name, node.inputs, node.outputs, unused)
 
 
 class _Constants:
-    """Where the initializers and constants of a file go: parameters, buffers, numbers."""
+    """Turns the initializers and constants of a file into parameters, buffers and plain numbers."""
 
     def __init__(self, module: OnnxModule, record: FileRecord) -> None:
         self.module = module
         self.record = record
         self.arrays = dict(record.initializers)
-        self.written = set(self.arrays)
-        """Constants that are initializers, not written into the code."""
+        self.initializer_names = set(self.arrays)
+        """Names of constants that are initializers; the others come from Constant nodes."""
         self.uses: dict[str, _Use] = {}
 
-    def placed(self) -> FileRecord:
-        """Register all constants, and return the file without the nodes that make them."""
-        nodes = [node for node in self.record.nodes if not self._take_constant(node)]
+    def register_all(self) -> FileRecord:
+        """Register all constants in the module; return the record without the nodes that made them.
+
+        Also sets the module's output names.
+        """
+        nodes = [node for node in self.record.nodes if not self._add_constant_node(node)]
         renamed: dict[str, str] = {}
-        nodes = [node for node in nodes if not self._is_alias(node, renamed)]
+        nodes = [node for node in nodes if not self._resolve_alias(node, renamed)]
         nodes = [
             replace(node, inputs=tuple(renamed.get(name, name) for name in node.inputs))
             for node in nodes
         ]
-        self._count(nodes)
-        nodes = [self._apart(node) for node in reversed(nodes)][::-1]
+        self._count_uses(nodes)
+        nodes = [self._unshare(node) for node in reversed(nodes)][::-1]
         self.uses.clear()
-        self._count(nodes)
+        self._count_uses(nodes)
         outputs = tuple(renamed.get(name, name) for name in self.record.outputs)
         for name in dict.fromkeys((*self.uses, *outputs)):
             if name in self.arrays:
-                self._place(name, self.arrays[name], self.uses.get(name, _Use()))
+                self._add_constant(name, self.arrays[name], self.uses.get(name, _Use()))
         self.module.outputs = outputs
         return replace(self.record, nodes=tuple(nodes), outputs=outputs)
 
-    def _take_constant(self, node: NodeRecord) -> bool:
-        """Take the value of a Constant node; return whether it was one."""
+    def _add_constant_node(self, node: NodeRecord) -> bool:
+        """Add the value of a Constant node to `arrays`; return whether the node is one."""
         if node.operator != "Constant":
             return False
         import numpy as np
 
         ((key, value),) = node.attributes.items()
         if key == "value":
-            array = array_of(value, self.record.path)
+            array = read_array(value, self.record.path)
         elif key in ("value_float", "value_floats", "value_int", "value_ints"):
             array = np.asarray(value, np.float32 if "float" in key else np.int64)
         else:
             raise InputError(
-                f"{self.record.path}: node {node.name!r} (Constant): {key} is not known; expected "
-                "numbers"
+                f"{self.record.path}: node {node.name!r} (Constant): {key} is not "
+                "supported; expected numbers"
             )
         self.arrays[node.outputs[0]] = array
         return True
 
-    def _is_alias(self, node: NodeRecord, renamed: dict[str, str]) -> bool:
-        """Resolve another name of a constant; return whether a node was one."""
+    def _resolve_alias(self, node: NodeRecord, renamed: dict[str, str]) -> bool:
+        """Replace an Identity of a constant by a name for it; return whether the node is one.
+
+        A uniform initializer gets a copy under the new name, so that each can train. Other names
+        are added to `renamed`.
+        """
         if node.operator != "Identity":
             return False
         source = renamed.get(node.inputs[0], node.inputs[0])
         if source not in self.arrays:
             return False
         (name,) = node.outputs
-        if _is_uniform(self.arrays[source]) and source in self.written:
+        if _is_uniform(self.arrays[source]) and source in self.initializer_names:
             self.arrays[name] = self.arrays[source]
-            self.written.add(name)
+            self.initializer_names.add(name)
         else:
             renamed[name] = source
         return True
 
-    def _count(self, nodes: list[NodeRecord]) -> None:
+    def _count_uses(self, nodes: list[NodeRecord]) -> None:
+        """Count the uses of each constant by the inputs of these nodes in `uses`."""
         for node in nodes:
             kind = OPERATORS[node.operator]
             for position, name in enumerate(node.inputs):
@@ -386,90 +413,98 @@ class _Constants:
                 else:
                     use.others.append((node.operator, position))
 
-    def _apart(self, node: NodeRecord) -> NodeRecord:
-        """Give a node constants of its own where it shares them by chance.
+    def _unshare(self, node: NodeRecord) -> NodeRecord:
+        """Return a node with own copies of constants that it shares with others by chance.
 
-        Each batch norm has its own statistics, and weights that are equal throughout are equal by
-        chance.
+        Each batch norm gets its own statistics. Uniform weights, such as zeros of new biases, are
+        shared by chance because exporters store equal constants once. Adds the copies to `arrays`
+        and lowers the counts in `uses`.
         """
         kind = OPERATORS[node.operator]
         inputs = list(node.inputs)
         for position, name in enumerate(inputs):
-            own = position in kind.statistics or (
+            is_unshared = position in kind.statistics or (
                 position in kind.weights and name in self.arrays and _is_uniform(self.arrays[name])
             )
             use = self.uses.get(name)
-            if not own or use is None:
+            if not is_unshared or use is None:
                 continue
             if use.weights + use.statistics > 1:
-                again = f"{name}_{use.weights + use.statistics}"
-                self.arrays[again] = self.arrays[name].copy()
-                if name in self.written:
-                    self.written.add(again)
-                inputs[position] = again
+                copy_name = f"{name}_{use.weights + use.statistics}"
+                self.arrays[copy_name] = self.arrays[name].copy()
+                if name in self.initializer_names:
+                    self.initializer_names.add(copy_name)
+                inputs[position] = copy_name
                 if position in kind.statistics:
                     use.statistics -= 1
                 else:
                     use.weights -= 1
         return replace(node, inputs=tuple(inputs))
 
-    def _place(self, name: str, value: np.ndarray, use: _Use) -> None:
-        """Make a constant a parameter, a buffer, or numbers."""
+    def _add_constant(self, name: str, value: np.ndarray, use: _Use) -> None:
+        """Register a constant as a parameter or buffer, or store it as plain numbers."""
         floating = value.dtype.kind == "f"
         if floating and use.statistics:
             self._register(name, torch.from_numpy(value.copy()), trained=False)
         elif floating and value.ndim and self._is_weight(name, use):
             self._register(name, torch.from_numpy(value.copy()), trained=True)
-        elif use.numbers or value.size <= MOST_NUMBERS:
-            self.module.numbers[name] = plain(value)
+        elif use.numbers or value.size <= MAX_NUMBERS:
+            self.module.plain_numbers[name] = to_numbers(value)
         else:
             self._register(name, torch.from_numpy(value.copy()), trained=False)
 
     def _is_weight(self, name: str, use: _Use) -> bool:
-        """Whether a constant is trained: it is used where a weight can stand.
+        """Return whether a floating-point constant is trained.
 
-        One that is written into the code is a weight only where nothing else stands.
+        An initializer is trained if one input is a weight, or an input of unknown purpose. A
+        constant from a Constant node is trained only as a weight that is not uniform.
         """
-        if name not in self.written:
+        if name not in self.initializer_names:
             return bool(use.weights) and not _is_uniform(self.arrays[name])
-        return bool(use.weights) or not _SETTINGS.issuperset(use.others)
+        return bool(use.weights) or not _NON_WEIGHTS.issuperset(use.others)
 
     def _register(self, name: str, value: torch.Tensor, *, trained: bool) -> None:
-        """Keep a tensor under its name, each part of which is a module."""
-        *parts, last = [part for part in name.split(".") if part] or ["weight"]
+        """Register a tensor under its dotted name, with a submodule for each prefix.
+
+        An empty name becomes ``weight``. Records the attribute path in `tensor_paths`.
+        """
+        *prefixes, leaf_name = [prefix for prefix in name.split(".") if prefix] or ["weight"]
         module: nn.Module = self.module
         path = []
-        for part in parts:
-            part = _free(module, part, inner=True)  # noqa: PLW2901
-            if part not in module._modules:  # noqa: SLF001
-                module.add_module(part, _Names())
-            module = module._modules[part]  # noqa: SLF001
-            path.append(part)
-        last = _free(module, last, inner=False)
+        for prefix in prefixes:
+            prefix = _free_name(module, prefix, is_prefix=True)  # noqa: PLW2901
+            if prefix not in module._modules:  # noqa: SLF001
+                module.add_module(prefix, _Prefix())
+            module = module._modules[prefix]  # noqa: SLF001
+            path.append(prefix)
+        leaf_name = _free_name(module, leaf_name, is_prefix=False)
         if trained:
-            module.register_parameter(last, nn.Parameter(value))
+            module.register_parameter(leaf_name, nn.Parameter(value))
         else:
-            module.register_buffer(last, value)
-        self.module.held[name] = (*path, last)
+            module.register_buffer(leaf_name, value)
+        self.module.tensor_paths[name] = (*path, leaf_name)
 
 
-_SETTINGS: Final = frozenset(
+_NON_WEIGHTS: Final = frozenset(
     (("Clip", 1), ("Clip", 2), ("Pow", 1), ("Where", 1), ("Where", 2), ("CastLike", 1))
 )
-"""Inputs of operators that are floating, and no weights."""
+"""Floating-point inputs of operators, by position, that are not weights."""
 
 
-class _Names(nn.Module):  # type: ignore[misc, unused-ignore]
-    """Holds the parameters whose names begin alike."""
+class _Prefix(nn.Module):  # type: ignore[misc, unused-ignore]
+    """Contains the parameters and buffers whose names have a common prefix."""
 
 
-def _free(module: nn.Module, name: str, *, inner: bool) -> str:
-    """Return a name that a module has free, or one that is a holder of names."""
-    while hasattr(module, name) and not (inner and isinstance(getattr(module, name), _Names)):
+def _free_name(module: nn.Module, name: str, *, is_prefix: bool) -> str:
+    """Append underscores until a name is free in a module.
+
+    If `is_prefix`, an existing `_Prefix` of this name is also accepted.
+    """
+    while hasattr(module, name) and not (is_prefix and isinstance(getattr(module, name), _Prefix)):
         name += "_"
     return name
 
 
 def _is_uniform(value: np.ndarray) -> bool:
-    """Whether several floating elements are all equal."""
+    """Return whether an array is floating-point, not empty, and all elements are equal."""
     return bool(value.dtype.kind == "f" and value.size and (value == value.flat[0]).all())

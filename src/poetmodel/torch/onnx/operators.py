@@ -1,9 +1,9 @@
-"""The registry of operators: what a node is, which of its inputs are numbers, and which weights.
+"""The registry of ONNX operators, nodes as modules, and helpers for their inputs.
 
-Values are tensors, or *numbers*: what is known without one, such as shapes and the constants that
-code is written with. Numbers are plain Python (a number, or nested tuples of them), so that a
-capture, and Dynamo, see constants. An operator all of whose inputs are numbers is evaluated by
-ONNX's reference. A sequence is a list of tensors.
+A value is a tensor, a list of tensors (an ONNX sequence), or *numbers*: constants known without a
+tensor, such as shapes and constants from Constant nodes. Numbers are plain Python (a number, or
+nested tuples of numbers), so that captures and Dynamo treat them as constants. ONNX's reference
+evaluates an operator if all its inputs are numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from poetmodel.errors import InputError
-from poetmodel.torch.onnx.reading import shortest
+from poetmodel.torch.onnx.reading import shortest_float
 
 if TYPE_CHECKING:
     from poetmodel.torch.onnx.reading import NodeRecord
@@ -29,30 +29,30 @@ Numbers: TypeAlias = "bool | int | float | tuple[Numbers, ...]"
 Value: TypeAlias = "torch.Tensor | Numbers | None"
 Run: TypeAlias = Callable[..., Any]
 
-MOST_NUMBERS: Final = 4096
-"""Most elements of numbers; more become a tensor."""
+MAX_NUMBERS: Final = 4096
+"""Maximum elements of numbers; larger constants become tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """How a node of some kind is run, and what its inputs are for."""
+    """The function that computes a kind of node, and the purpose of its inputs."""
 
     run: Run
     """Called with the node and its inputs; returns one value, or a tuple of tensors."""
     numbers: frozenset[int]
     """Positions of inputs that must be numbers."""
     weights: frozenset[int]
-    """Positions of inputs that are weights, wherever the file keeps them."""
+    """Positions of inputs that are weights, both as initializers and as Constant nodes."""
     statistics: frozenset[int]
-    """Positions of inputs that are statistics of batches."""
+    """Positions of inputs that are running statistics of batches."""
     first_output_only: bool
-    """Whether no node may read a further output."""
+    """Whether only the first output may be read."""
     refuses: str
-    """The attributes and values that are not known, for the guide; or empty."""
+    """Attributes and values that are not supported, for the guide; may be empty."""
 
 
 OPERATORS: Final[dict[str, Operator]] = {}
-"""By the name of the operator; the modules of this package fill it."""
+"""Operators by name. The modules of this package register them at import."""
 
 
 def operator(
@@ -63,9 +63,10 @@ def operator(
     first_output_only: bool = False,
     refuses: str = "",
 ) -> Callable[[Run], Run]:
-    """Return a decorator that registers how operators are run."""
+    """Return a decorator that registers a function as the implementation of operators."""
 
     def register(run: Run) -> Run:
+        """Register the function under all names."""
         for name in names:
             OPERATORS[name] = Operator(
                 run=run,
@@ -81,7 +82,7 @@ def operator(
 
 
 class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A node of a file: an operator with its attributes. A capture tells its name."""
+    """A node of a file: an operator with its attributes. Captures take its name from the file."""
 
     def __init__(self, record: NodeRecord, *, opset: int) -> None:
         super().__init__()
@@ -89,48 +90,53 @@ class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
         self.operator = record.operator
         self.attributes = dict(record.attributes)
         self.opset = opset
-        self.wanted = len(record.outputs)
+        self.output_count = len(record.outputs)
         """Number of outputs."""
-        self.proto: bytes = _alone(record.proto, opset)
+        self.proto: bytes = _single_node_model(record.proto, opset)
 
     def forward(self, *values: Value) -> Any:
-        """Return the output; a tuple of tensors where there are several."""
-        if self.operator in _OF_SHAPES:
+        """Compute the output, or a tuple of outputs.
+
+        If all inputs are numbers, ONNX's reference computes the result, unless it exceeds
+        `MAX_NUMBERS`.
+        """
+        if self.operator in _SHAPE_OPERATORS:
             return OPERATORS[self.operator].run(self, *values)
         if not any(isinstance(value, torch.Tensor | list) for value in values):
-            outputs = evaluated(self.proto, *values)
+            outputs = evaluate_numbers(self.proto, *values)
             if outputs is not None:
-                return outputs[0] if self.wanted == 1 else outputs
+                return outputs[0] if self.output_count == 1 else outputs
         return OPERATORS[self.operator].run(self, *values)
 
     def get(self, attribute: str, default: Any = None) -> Any:
-        """Return an attribute, or its default."""
+        """Return the value of an attribute, or the default."""
         return self.attributes.get(attribute, default)
 
-    def refused(self, why: str) -> InputError:
-        """Return the error for a node that cannot be run as it is."""
-        return InputError(f"node {self.name!r} ({self.operator}): {why}")
+    def unsupported(self, reason: str) -> InputError:
+        """Return an error for this node. The caller raises it."""
+        return InputError(f"node {self.name!r} ({self.operator}): {reason}")
 
-    def only_first(self, values: Any) -> Any:
-        """Return a value for all outputs of a node, of which but the first may not be used."""
-        return values if self.wanted == 1 else (values, *[None] * (self.wanted - 1))
-
-
-_OF_SHAPES: Final = frozenset(("Shape", "Size"))
+    def pad_outputs(self, values: Any) -> Any:
+        """Return the value of the first output, followed by None for each further output."""
+        return values if self.output_count == 1 else (values, *[None] * (self.output_count - 1))
 
 
-def _alone(proto: Any, opset: int) -> bytes:
-    """Return a model of one node, for the reference."""
+_SHAPE_OPERATORS: Final = frozenset(("Shape", "Size"))
+"""Operators that need only the shape of their input."""
+
+
+def _single_node_model(proto: Any, opset: int) -> bytes:
+    """Return a serialized model of one node, for ONNX's reference."""
     from onnx import TensorProto, helper
 
-    def named(name: str) -> Any:
+    def value_info(name: str) -> Any:
         return helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None)
 
     graph = helper.make_graph(
         [proto],
-        "alone",
-        [named(name) for name in dict.fromkeys(filter(None, proto.input))],
-        [named(name) for name in filter(None, proto.output)],
+        "single_node",
+        [value_info(name) for name in dict.fromkeys(filter(None, proto.input))],
+        [value_info(name) for name in filter(None, proto.output)],
     )
     bytes_: bytes = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", opset)]
@@ -139,57 +145,64 @@ def _alone(proto: Any, opset: int) -> bytes:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
-def evaluated(proto: bytes, *values: Numbers | None) -> tuple[Numbers, ...] | None:
-    """Return the result of a node on numbers; None if that is more than `MOST_NUMBERS`."""
-    return _evaluated(proto, values, repr(values))
+def evaluate_numbers(proto: bytes, *values: Numbers | None) -> tuple[Numbers, ...] | None:
+    """Compute a node on numbers with ONNX's reference; None if the result exceeds `MAX_NUMBERS`."""
+    return _evaluate_cached(proto, values, repr(values))
 
 
 @lru_cache(maxsize=4096)
-def _evaluated(
+def _evaluate_cached(
     proto: bytes, values: tuple[Numbers | None, ...], _: str
 ) -> tuple[Numbers, ...] | None:
-    """Evaluate a node; the last argument tells 1 from 1.0 and True, which are equal."""
+    """Compute a node on numbers; the third argument is only part of the cache key.
+
+    It distinguishes 1, 1.0 and True, which compare equal.
+    """
     reference = _reference(proto)
-    named = zip(reference.proto_.graph.node[0].input, values, strict=True)
-    given = {name: array(value) for name, value in named if value is not None}
-    outputs = [np.asarray(output) for output in reference.run(None, given)]
-    if sum(output.size for output in outputs) > MOST_NUMBERS:
+    named_values = zip(reference.proto_.graph.node[0].input, values, strict=True)
+    arrays = {name: to_array(value) for name, value in named_values if value is not None}
+    outputs = [np.asarray(output) for output in reference.run(None, arrays)]
+    if sum(output.size for output in outputs) > MAX_NUMBERS:
         return None
-    return tuple(plain(output) for output in outputs)
+    return tuple(to_numbers(output) for output in outputs)
 
 
 @lru_cache(maxsize=4096)
 def _reference(proto: bytes) -> Any:
+    """Return ONNX's reference evaluator of a serialized model."""
     import onnx
     from onnx.reference import ReferenceEvaluator
 
     return ReferenceEvaluator(onnx.ModelProto.FromString(proto))
 
 
-def array(value: Numbers) -> np.ndarray:
-    """Return numbers as an array: whole ones as int64, others as float32."""
+def to_array(value: Numbers) -> np.ndarray:
+    """Return numbers as an array: integers as int64, booleans as bool, others as float32."""
     elements = np.array(value)
     if elements.size == 0:
         return elements.astype(np.int64)
     return elements.astype(np.float32) if elements.dtype.kind == "f" else elements
 
 
-def plain(elements: np.ndarray) -> Numbers:
-    """Return an array as numbers."""
+def to_numbers(elements: np.ndarray) -> Numbers:
+    """Return an array as numbers: nested tuples, with floats in their shortest notation."""
 
-    def tupled(value: Any) -> Any:
+    def to_tuples(value: Any) -> Any:
         if isinstance(value, list):
-            return tuple(map(tupled, value))
-        return shortest(value) if isinstance(value, float) else value
+            return tuple(map(to_tuples, value))
+        return shortest_float(value) if isinstance(value, float) else value
 
-    return tupled(elements.tolist())  # type: ignore[no-any-return]
+    return to_tuples(elements.tolist())  # type: ignore[no-any-return]
 
 
-# -- what inputs are ---------------------------------------------------------------------------
+# -- conversion of inputs ----------------------------------------------------------------------
 
 
 def tensor(value: Any, like: torch.Tensor | None = None) -> torch.Tensor:
-    """Return a tensor or a sequence; numbers become a tensor of the floating type of another."""
+    """Return numbers as a tensor; tensors and sequences are returned unchanged.
+
+    Floating-point numbers get the type of `like`, if it is floating-point, and all get its device.
+    """
     if isinstance(value, torch.Tensor | list):
         return value
     first = value
@@ -203,14 +216,17 @@ def tensor(value: Any, like: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def tensors(*values: Any) -> tuple[Any, ...]:
-    """Return values as tensors of one device and floating type; None stays None."""
+    """Return all values as tensors of the same device and floating-point type; None stays None."""
     known = [value for value in values if isinstance(value, torch.Tensor)]
     like = next((value for value in known if value.is_floating_point()), next(iter(known), None))
     return tuple(None if value is None else tensor(value, like) for value in values)
 
 
 def operands(x: Any, y: Any) -> tuple[Any, Any]:
-    """Return two operands, at least one of which is a tensor; a single number stays one."""
+    """Return two operands, of which at least one is a tensor.
+
+    A scalar beside a tensor stays a number.
+    """
     if isinstance(x, torch.Tensor) and not isinstance(y, tuple):
         return x, y
     if isinstance(y, torch.Tensor) and not isinstance(x, tuple):
@@ -219,46 +235,57 @@ def operands(x: Any, y: Any) -> tuple[Any, Any]:
     return first, second
 
 
-def whole(node: OnnxNode, value: Any, what: str) -> list[int]:
-    """Return whole numbers; raise if they depend on the values of tensors."""
-    return [int(number) for number in real(node, value, what)]
+def integers(node: OnnxNode, value: Any, description: str) -> list[int]:
+    """Return numbers as a list of integers.
+
+    Raises `InputError` if the value is a tensor, because it is not a constant. `description` names
+    the input in the message.
+    """
+    return [int(number) for number in floats(node, value, description)]
 
 
-def real(node: OnnxNode, value: Any, what: str) -> list[float]:
-    """Return numbers in their order; raise if they depend on the values of tensors."""
+def floats(node: OnnxNode, value: Any, description: str) -> list[float]:
+    """Return numbers as a list.
+
+    Raises `InputError` if the value is a tensor, because it is not a constant. `description` names
+    the input in the message.
+    """
     if isinstance(value, torch.Tensor):
-        raise node.refused(
-            f"its {what} depends on the values of tensors; expected a constant, or one that "
-            "follows from the shapes of the inputs"
+        raise node.unsupported(
+            f"its {description} depends on the values of tensors; expected a constant, or a "
+            "value that follows from the shapes of the inputs"
         )
     return list(value) if isinstance(value, tuple) else [value]
 
 
 def axes_of(node: OnnxNode, value: Any, *, rank: int) -> list[int] | None:
-    """Return the axes that a node names by an input or an attribute, from 0; None without any."""
-    given = node.get("axes") if value is None else tuple(whole(node, value, "axes"))
-    return None if given is None else [axis % rank for axis in given]
+    """Return the axes from an input or, if None, from the attribute ``axes``, counted from 0.
+
+    None if the node has neither.
+    """
+    axes = node.get("axes") if value is None else tuple(integers(node, value, "axes"))
+    return None if axes is None else [axis % rank for axis in axes]
 
 
 def axis_of(node: OnnxNode, rank: int, default: int = 0) -> int:
-    """Return an axis, from 0."""
+    """Return the attribute ``axis``, counted from 0."""
     return int(node.get("axis", default)) % max(rank, 1)
 
 
-def index_select(x: torch.Tensor, axis: int, places: list[int]) -> torch.Tensor:
-    """Return the elements at some positions of an axis."""
-    if not places:
+def index_select(x: torch.Tensor, axis: int, positions: list[int]) -> torch.Tensor:
+    """Return the elements at the given positions of an axis."""
+    if not positions:
         return x.narrow(axis, 0, 0)
-    if places == list(range(places[0], places[0] + len(places))):
-        return x.narrow(axis, places[0], len(places))
-    at = torch.tensor(places, device=x.device)
+    if positions == list(range(positions[0], positions[0] + len(positions))):
+        return x.narrow(axis, positions[0], len(positions))
+    index_tensor = torch.tensor(positions, device=x.device)
     if axis == 0 and x.ndim == 2 and x.is_floating_point():  # noqa: PLR2004
-        return functional.embedding(at, x)
-    return x[(*[slice(None)] * axis, at)]
+        return functional.embedding(index_tensor, x)
+    return x[(*[slice(None)] * axis, index_tensor)]
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """Return the shape of a tensor, or of numbers."""
+    """Return the shape of a tensor or of numbers."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
     sizes = []
@@ -269,12 +296,12 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 
 def flat(value: Numbers) -> list[Any]:
-    """Return numbers in their order, without their shape."""
+    """Return numbers as a flat list."""
     if isinstance(value, tuple):
-        return [number for part in value for number in flat(part)]
+        return [number for item in value for number in flat(item)]
     return [value]
 
 
 def volume(sizes: Iterable[int]) -> int:
-    """Return the product of sizes."""
+    """Return the product of sizes: the number of elements."""
     return prod(sizes)

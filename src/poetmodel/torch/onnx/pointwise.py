@@ -1,4 +1,4 @@
-"""Operators of one element at a time: arithmetic, functions, activations, truth values."""
+"""Elementwise operators: arithmetic, functions, activations, comparisons and logic."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from poetmodel.torch.onnx.operators import (
     OnnxNode,
+    floats,
     operands,
     operator,
-    real,
     tensor,
     tensors,
 )
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _folded(name: str, function: Callable[[Any, Any], torch.Tensor]) -> None:
-    """Register an operator of any number of inputs."""
+def _register_fold(name: str, function: Callable[[Any, Any], torch.Tensor]) -> None:
+    """Register an operator that applies a binary function to any number of inputs in turn."""
     operator(name)(lambda _, *values: reduce(function, tensors(*values)))
 
 
@@ -63,36 +63,37 @@ _FUNCTIONS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 operator(*_FUNCTIONS)(lambda node, x: _FUNCTIONS[node.operator](tensor(x)))
 
 
-def _divided(x: Any, y: Any) -> torch.Tensor:
-    """Divide; whole numbers are cut toward zero."""
-    whole = not any(torch.is_tensor(v) and v.is_floating_point() for v in (x, y))
-    result: torch.Tensor = torch.div(x, y, rounding_mode="trunc") if whole else x / y
+def _divide(x: Any, y: Any) -> torch.Tensor:
+    """Divide. Integers are rounded toward zero."""
+    is_integer = not any(torch.is_tensor(v) and v.is_floating_point() for v in (x, y))
+    result: torch.Tensor = torch.div(x, y, rounding_mode="trunc") if is_integer else x / y
     return result
 
 
-def _truth(function: Callable[..., torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
+def _on_tensors(function: Callable[..., torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
+    """Return a function that converts both operands to tensors first."""
     return lambda x, y: function(*tensors(x, y))
 
 
 _BINARY: Final[dict[str, Callable[[Any, Any], torch.Tensor]]] = {
     "Add": lambda x, y: x + y,
-    "And": _truth(torch.logical_and),
-    "Div": _divided,
+    "And": _on_tensors(torch.logical_and),
+    "Div": _divide,
     "Equal": lambda x, y: x == y,
     "Greater": lambda x, y: x > y,
     "GreaterOrEqual": lambda x, y: x >= y,
     "Less": lambda x, y: x < y,
     "LessOrEqual": lambda x, y: x <= y,
     "Mul": lambda x, y: x * y,
-    "Or": _truth(torch.logical_or),
+    "Or": _on_tensors(torch.logical_or),
     "Pow": lambda x, y: x**y,
     "Sub": lambda x, y: x - y,
-    "Xor": _truth(torch.logical_xor),
+    "Xor": _on_tensors(torch.logical_xor),
 }
 operator(*_BINARY)(lambda node, x, y: _BINARY[node.operator](*operands(x, y)))
-_folded("Max", torch.maximum)
-_folded("Min", torch.minimum)
-_folded("Sum", torch.add)
+_register_fold("Max", torch.maximum)
+_register_fold("Min", torch.minimum)
+_register_fold("Sum", torch.add)
 
 
 @operator("Mean")
@@ -102,12 +103,14 @@ def _mean(_: OnnxNode, *values: Any) -> torch.Tensor:
 
 @operator("Mod")
 def _mod(node: OnnxNode, x: Any, y: Any) -> torch.Tensor:
+    """Return the remainder: its sign is that of `x` if ``fmod`` is set, otherwise that of `y`."""
     x, y = tensors(x, y)
     return torch.fmod(x, y) if node.get("fmod", 0) else torch.remainder(x, y)
 
 
 @operator("Where")
 def _where(_: OnnxNode, condition: Any, x: Any, y: Any) -> torch.Tensor:
+    """Choose elements of `x` where the condition holds, otherwise of `y`. Scalars stay numbers."""
     values = [tensor(v) if isinstance(v, tuple) else v for v in (x, y)]
     if not any(map(torch.is_tensor, values)):
         values = list(tensors(*values))
@@ -118,33 +121,34 @@ def _where(_: OnnxNode, condition: Any, x: Any, y: Any) -> torch.Tensor:
 @operator(
     "Cast",
     "CastLike",
-    refuses="texts, complex and 8-bit floating numbers, unsigned integers of more than a byte",
+    refuses="strings, complex and 8-bit floating-point numbers, unsigned integers above one byte",
 )
 def _cast(node: OnnxNode, x: Any, like: Any = None) -> Any:
-    """Change the type; floating numbers keep theirs, since all computing is in one."""
+    """Convert the type of elements. Floating-point tensors keep theirs: all compute in one type."""
     if node.operator == "Cast":
-        kind = _KINDS.get(node.get("to"))
-        if kind is None:
-            raise node.refused(f"it makes elements of type {node.get('to')}; expected numbers")
+        dtype = _DTYPES.get(node.get("to"))
+        if dtype is None:
+            raise node.unsupported(f"its elements are of type {node.get('to')}; expected numbers")
     else:
-        kind = tensor(like).dtype
+        dtype = tensor(like).dtype
     if not torch.is_tensor(x):
-        return _cast_numbers(x, kind)
-    if kind.is_floating_point and x.is_floating_point():
+        return _cast_numbers(x, dtype)
+    if dtype.is_floating_point and x.is_floating_point():
         return x
-    return x.to(torch.get_default_dtype() if kind.is_floating_point else kind)
+    return x.to(torch.get_default_dtype() if dtype.is_floating_point else dtype)
 
 
-def _cast_numbers(x: Any, kind: torch.dtype) -> Any:
+def _cast_numbers(x: Any, dtype: torch.dtype) -> Any:
+    """Convert numbers to Python's bool, float or int for a type of PyTorch."""
     if isinstance(x, tuple):
-        return tuple(_cast_numbers(part, kind) for part in x)
+        return tuple(_cast_numbers(item, dtype) for item in x)
     convert: Callable[[Any], Any] = int
-    if kind.is_floating_point or kind is torch.bool:
-        convert = bool if kind is torch.bool else float
+    if dtype.is_floating_point or dtype is torch.bool:
+        convert = bool if dtype is torch.bool else float
     return convert(x)
 
 
-_KINDS: Final[dict[int, torch.dtype]] = {
+_DTYPES: Final[dict[int, torch.dtype]] = {
     1: torch.float32,
     2: torch.uint8,
     3: torch.int8,
@@ -156,7 +160,7 @@ _KINDS: Final[dict[int, torch.dtype]] = {
     11: torch.float32,
     16: torch.float32,
 }
-"""Types by their number in files; every floating one is computed in float32."""
+"""Types of PyTorch by their number in files. All floating-point types become float32."""
 
 
 # -- activations -------------------------------------------------------------------------------
@@ -164,6 +168,7 @@ _KINDS: Final[dict[int, torch.dtype]] = {
 
 @operator("Clip")
 def _clip(_: OnnxNode, x: Any, low: Any = None, high: Any = None) -> torch.Tensor:
+    """Limit elements to a range. `hardtanh` is used if both limits are numbers."""
     x = tensor(x)
     low, high = (limit[0] if isinstance(limit, tuple) else limit for limit in (low, high))
     if low is None and high is None:
@@ -176,8 +181,8 @@ def _clip(_: OnnxNode, x: Any, low: Any = None, high: Any = None) -> torch.Tenso
     return result
 
 
-def _with_numbers(name: str, function: Callable[..., Any], **defaults: float) -> None:
-    """Register an activation whose attributes are the further arguments of a function."""
+def _register_activation(name: str, function: Callable[..., Any], **defaults: float) -> None:
+    """Register an activation that passes its attributes to a function, with these defaults."""
 
     def run(node: OnnxNode, x: Any) -> torch.Tensor:
         result: torch.Tensor = function(
@@ -188,20 +193,23 @@ def _with_numbers(name: str, function: Callable[..., Any], **defaults: float) ->
     operator(name)(run)
 
 
-def _shrink(x: torch.Tensor, bias: float, least: float) -> torch.Tensor:
-    return torch.where(x < -least, x + bias, torch.where(x > least, x - bias, 0.0))
+def _shrink(x: torch.Tensor, bias: float, threshold: float) -> torch.Tensor:
+    """Move elements towards 0 by `bias`; elements between -`threshold` and `threshold` become 0."""
+    return torch.where(x < -threshold, x + bias, torch.where(x > threshold, x - bias, 0.0))
 
 
-_with_numbers("Celu", functional.celu, alpha=1.0)
-_with_numbers("Elu", functional.elu, alpha=1.0)
-_with_numbers("HardSigmoid", lambda x, a, b: torch.clamp(a * x + b, 0.0, 1.0), alpha=0.2, beta=0.5)
-_with_numbers("LeakyRelu", functional.leaky_relu, alpha=0.01)
-_with_numbers(
+_register_activation("Celu", functional.celu, alpha=1.0)
+_register_activation("Elu", functional.elu, alpha=1.0)
+_register_activation(
+    "HardSigmoid", lambda x, a, b: torch.clamp(a * x + b, 0.0, 1.0), alpha=0.2, beta=0.5
+)
+_register_activation("LeakyRelu", functional.leaky_relu, alpha=0.01)
+_register_activation(
     "Selu", lambda x, a, gamma: gamma * functional.elu(x, a),
     alpha=1.6732631921768188, gamma=1.0507010221481323,
 )  # fmt: skip
-_with_numbers("Shrink", _shrink, bias=0.0, lambd=0.5)
-_with_numbers("ThresholdedRelu", partial(functional.threshold, value=0.0), alpha=1.0)
+_register_activation("Shrink", _shrink, bias=0.0, lambd=0.5)
+_register_activation("ThresholdedRelu", partial(functional.threshold, value=0.0), alpha=1.0)
 
 
 @operator("Gelu")
@@ -212,9 +220,10 @@ def _gelu(node: OnnxNode, x: Any) -> torch.Tensor:
 
 @operator("PRelu", weights=(1,))
 def _prelu(_: OnnxNode, x: Any, slope: Any) -> torch.Tensor:
+    """Multiply negative elements by a slope, for example one slope per channel."""
     x, slope = tensors(x, slope)
-    over = (1,) * (x.ndim - slope.ndim) + tuple(slope.shape)
-    if slope.numel() == 1 or (x.ndim > 1 and over == (1, x.shape[1], *(1,) * (x.ndim - 2))):
+    padded_shape = (1,) * (x.ndim - slope.ndim) + tuple(slope.shape)
+    if slope.numel() == 1 or (x.ndim > 1 and padded_shape == (1, x.shape[1], *(1,) * (x.ndim - 2))):
         return functional.prelu(x, slope.reshape(-1))
     return torch.where(x < 0, slope * x, x)
 
@@ -227,6 +236,6 @@ def _softmax(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 
 @operator("Dropout", numbers=(1, 2), first_output_only=True)
 def _dropout(node: OnnxNode, x: torch.Tensor, ratio: Any = None, _: Any = None) -> Any:
-    """Drop elements while the module trains; what the file says of its mode is not for training."""
-    share = 0.5 if ratio is None else real(node, ratio, "ratio")[0]
-    return node.only_first(functional.dropout(x, share, node.training))
+    """Drop elements in training mode. The file's own training flag is ignored."""
+    fraction = 0.5 if ratio is None else floats(node, ratio, "ratio")[0]
+    return node.pad_outputs(functional.dropout(x, fraction, node.training))

@@ -1,7 +1,7 @@
-"""Quantized fronts in ONNX files: what QuantizeLinear and DequantizeLinear enclose.
+"""Quantized fronts in ONNX files: the nodes between QuantizeLinear and DequantizeLinear.
 
-The nodes up to the last quantized value become a graph as PT2E writes it, and that a front. What
-is behind it stays floating, and trains.
+The nodes up to the last quantized value are exported as a PT2E graph, and converted to an int8
+front. The nodes after it stay floating-point and train.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import nn
 
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import explained
-from poetmodel.torch.int8.quantizing import HEADROOM, check_training, network_of
+from poetmodel.torch.int8.quantizing import HEADROOM, check_training, convert_network
 from poetmodel.torch.int8.training import ROUNDINGS
-from poetmodel.torch.onnx.operators import OPERATORS, OnnxNode, plain
-from poetmodel.torch.onnx.reading import array_of
+from poetmodel.torch.onnx.operators import OPERATORS, OnnxNode, to_numbers
+from poetmodel.torch.onnx.reading import read_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 QUANTIZING: Final = frozenset((QUANTIZE, DEQUANTIZE))
-"""Operators that say what is quantized, and how."""
+"""Operators that quantize and dequantize."""
 
 _decomposed: Final = torch.ops.quantized_decomposed
 
@@ -40,87 +40,100 @@ class FrontRecord:
     """The quantized front of a file."""
 
     front: QuantizedFront
-    reads: str
-    """The input of the file that it takes."""
-    makes: str
-    """The value that it returns."""
+    source: str
+    """Name of the file's input that the front reads."""
+    result: str
+    """Name of the value that the front returns."""
 
 
-def split(
+def split_front(
     record: FileRecord,
     *,
     train: str | Sequence[str] | None = None,
     rounding: str = ROUNDINGS[0],
     headroom: float = HEADROOM,
 ) -> tuple[FrontRecord | None, FileRecord]:
-    """Return the quantized front of a file, if any, and the file without its nodes.
+    """Return the quantized front of a file, or None, and the file without the front's nodes.
 
     The options are those of `poetmodel.torch.quantized`.
 
     Raises
     ------
     InputError
-        If what is quantized is not one front, from an input of fixed size on, or has an operator
-        without a kernel in int8: names it. If `train` matches no layer of it.
+        If the quantized nodes are not one front that begins at an input of fixed size and has one
+        result, or if an operator has no int8 kernel; the message names it. If `train` matches no
+        layer of the front.
     """
     check_training(rounding, headroom)
     if not any(node.operator in QUANTIZING for node in record.nodes):
         if train is not None:
             raise InputError(
-                f"{record.path}: train: it has no layers in int8; leave train out, and all trains"
+                f"{record.path}: train: the file has no int8 layers; leave train out to "
+                "train all layers"
             )
         return None, record
-    constants = _constants(record)
-    last = _last(record, constants)
-    inside = _before(record.nodes, last)
-    names = {node.name for node in inside if node.operator != "Constant"}
-    rest = tuple(node for node in record.nodes if node.name not in names)
-    given = {i.name: i for i in record.inputs}
-    read = {name for node in inside for name in node.inputs if name in given}
-    made = {name for node in inside for name in node.outputs} - constants.keys()
-    outside = {name for node in rest for name in node.inputs} | set(record.outputs)
-    shared = sorted((outside & made) - {last} | (outside & read))
-    if len(read) != 1 or shared:
-        what = f"{shared[0]!r} is read behind it" if shared else f"it reads {len(read)} inputs"
-        raise InputError(f"{record.path}: expected a quantized front with one result; {what}")
-    (name,) = read
-    shape = given[name].shape
+    constants = _constant_arrays(record)
+    result_name = _front_result(record, constants)
+    front_nodes = _needed_nodes(record.nodes, result_name)
+    front_names = {node.name for node in front_nodes if node.operator != "Constant"}
+    other_nodes = tuple(node for node in record.nodes if node.name not in front_names)
+    inputs = {i.name: i for i in record.inputs}
+    front_inputs = {name for node in front_nodes for name in node.inputs if name in inputs}
+    front_values = {name for node in front_nodes for name in node.outputs} - constants.keys()
+    outside_reads = {name for node in other_nodes for name in node.inputs} | set(record.outputs)
+    shared = sorted((outside_reads & front_values) - {result_name} | (outside_reads & front_inputs))
+    if len(front_inputs) != 1 or shared:
+        problem = (
+            f"{shared[0]!r} is read after it" if shared else f"it reads {len(front_inputs)} inputs"
+        )
+        raise InputError(f"{record.path}: expected a quantized front with one result; {problem}")
+    (name,) = front_inputs
+    shape = inputs[name].shape
     if any(isinstance(size, str) for size in shape[1:]):
         raise InputError(
             f"{record.path}: input {name!r} has open dimensions ({', '.join(map(str, shape))}); "
-            "fix all but the first one, which the layers of a quantized front need"
+            "fix all except the first one: the layers of a quantized front need fixed sizes"
         )
-    graph = _Front(record, inside, constants, reads=name, makes=last)
-    sizes = [size if isinstance(size, int) else 1 for size in shape]  # no layer asks for the batch
+    graph = _Front(record, front_nodes, constants, source=name, result=result_name)
+    sizes = [
+        size if isinstance(size, int) else 1 for size in shape
+    ]  # no layer depends on the batch
     with explained(str(record.path)), torch.no_grad():
         exported = torch.export.export(graph, (torch.zeros(sizes),))
-    front = network_of(
+    front = convert_network(
         exported.module(), train=train, rounding=rounding, headroom=headroom, where=str(record.path)
     )
-    return FrontRecord(front=front, reads=name, makes=last), replace(record, nodes=rest)
+    return FrontRecord(front=front, source=name, result=result_name), replace(
+        record, nodes=other_nodes
+    )
 
 
-def _constants(record: FileRecord) -> dict[str, np.ndarray]:
-    """Return initializers, and what Constant nodes hold, by name."""
-    found = dict(record.initializers)
+def _constant_arrays(record: FileRecord) -> dict[str, np.ndarray]:
+    """Return the values of initializers and Constant nodes, by name."""
+    arrays = dict(record.initializers)
     for node in record.nodes:
         if node.operator == "Constant" and "value" in node.attributes:
-            found[node.outputs[0]] = array_of(node.attributes["value"], record.path)
-    return found
+            arrays[node.outputs[0]] = read_array(node.attributes["value"], record.path)
+    return arrays
 
 
-def _last(record: FileRecord, constants: Mapping[str, Any]) -> str:
-    """Return the dequantized value that no quantized one is made of."""
-    back = {name for node in record.nodes if node.operator == QUANTIZE for name in node.inputs}
+def _front_result(record: FileRecord, constants: Mapping[str, Any]) -> str:
+    """Return the name of the last dequantized activation: no later quantization depends on it.
+
+    Raises `InputError` unless there is exactly one.
+    """
+    quantized_again = {
+        name for node in record.nodes if node.operator == QUANTIZE for name in node.inputs
+    }
     for node in reversed(record.nodes):
-        if back.intersection(node.outputs):
-            back.update(node.inputs)
+        if quantized_again.intersection(node.outputs):
+            quantized_again.update(node.inputs)
     ends = [
         node.outputs[0]
         for node in record.nodes
         if node.operator == DEQUANTIZE
         and node.inputs[0] not in constants
-        and node.outputs[0] not in back
+        and node.outputs[0] not in quantized_again
     ]
     if len(ends) != 1:
         where = ", ".join(map(repr, ends)) or "none"
@@ -131,8 +144,8 @@ def _last(record: FileRecord, constants: Mapping[str, Any]) -> str:
     return ends[0]
 
 
-def _before(nodes: Iterable[NodeRecord], value: str) -> list[NodeRecord]:
-    """Return the nodes that a value needs."""
+def _needed_nodes(nodes: Iterable[NodeRecord], value: str) -> list[NodeRecord]:
+    """Return the nodes that a value depends on, in the order of the file."""
     wanted, needed = {value}, []
     for node in reversed(list(nodes)):
         if wanted.intersection(node.outputs):
@@ -142,7 +155,7 @@ def _before(nodes: Iterable[NodeRecord], value: str) -> list[NodeRecord]:
 
 
 class _Front(nn.Module):  # type: ignore[misc, unused-ignore]
-    """The nodes of a front, which PyTorch exports as a graph."""
+    """The nodes of a quantized front as a module for PyTorch's exporter."""
 
     def __init__(
         self,
@@ -150,11 +163,11 @@ class _Front(nn.Module):  # type: ignore[misc, unused-ignore]
         nodes: Iterable[NodeRecord],
         constants: Mapping[str, np.ndarray],
         *,
-        reads: str,
-        makes: str,
+        source: str,
+        result: str,
     ) -> None:
         super().__init__()
-        self.reads, self.makes = reads, makes
+        self.source, self.result = source, result
         self.constants = constants
         self.records = [node for node in nodes if node.operator != "Constant"]
         for node in self.records:
@@ -166,56 +179,73 @@ class _Front(nn.Module):  # type: ignore[misc, unused-ignore]
             self.register_buffer(self.tensors[name], torch.from_numpy(value.copy()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the result of the front."""
-        values: dict[str, Any] = {self.reads: x}
+        """Compute the result of the front."""
+        values: dict[str, Any] = {self.source: x}
         for node in self.records:
             if node.operator in QUANTIZING:
-                result: Any = self._quantizing(node, values)
+                result: Any = self._quantize(node, values)
             else:
-                kind = OPERATORS[node.operator]
-                given = [
-                    self._operand(name, values, is_weight=place in kind.weights)
-                    for place, name in enumerate(node.inputs)
+                operator = OPERATORS[node.operator]
+                operands = [
+                    self._operand(name, values, is_weight=position in operator.weights)
+                    for position, name in enumerate(node.inputs)
                 ]
-                result = getattr(self, node.name)(*given)
+                result = getattr(self, node.name)(*operands)
             values[node.outputs[0]] = result[0] if isinstance(result, tuple) else result
-        returned: torch.Tensor = values[self.makes]
+        returned: torch.Tensor = values[self.result]
         return returned
 
     def _operand(self, name: str, values: Mapping[str, Any], *, is_weight: bool) -> Any:
+        """Return a value, or a constant as a buffer if it is a weight, otherwise as numbers."""
         if not name:
             return None
         if name in values:
             return values[name]
-        return getattr(self, self.tensors[name]) if is_weight else plain(self.constants[name])
+        return getattr(self, self.tensors[name]) if is_weight else to_numbers(self.constants[name])
 
-    def _quantizing(self, node: NodeRecord, values: Mapping[str, Any]) -> torch.Tensor:
+    def _quantize(self, node: NodeRecord, values: Mapping[str, Any]) -> torch.Tensor:
+        """Compute a QuantizeLinear or DequantizeLinear with PT2E's operators.
+
+        A constant without an int8 or uint8 type, such as an int32 bias, is dequantized by
+        arithmetic. Other types, and several scales outside per-channel int8 weights, raise
+        `InputError`.
+        """
         x, scale, *zero = (self._operand(n, values, is_weight=True) for n in node.inputs)
-        kind = zero[0].dtype if zero and zero[0] is not None else x.dtype
-        if node.operator == QUANTIZE and kind.is_floating_point:
-            kind = torch.uint8  # as ONNX has it where no zero point says another
-        if scale.numel() > 1 and kind is torch.int8 and node.operator == DEQUANTIZE:
+        dtype = zero[0].dtype if zero and zero[0] is not None else x.dtype
+        if node.operator == QUANTIZE and dtype.is_floating_point:
+            dtype = torch.uint8  # ONNX's default if no zero point sets the type
+        if scale.numel() > 1 and dtype is torch.int8 and node.operator == DEQUANTIZE:
             zeros = zero[0] if zero else torch.zeros_like(scale, dtype=torch.int64)
             axis = int(node.attributes.get("axis", 1))
             result: torch.Tensor = _decomposed.dequantize_per_channel(
-                x, scale, zeros, axis, -128, 127, kind
+                x, scale, zeros, axis, -128, 127, dtype
             )
             return result
-        if node.operator == DEQUANTIZE and node.inputs[0] in self.constants and kind not in _LIMITS:
-            return (x - zero[0] if zero else x) * scale  # such as a bias of int32
-        if scale.numel() > 1 or kind not in _LIMITS:
+        if (
+            node.operator == DEQUANTIZE
+            and node.inputs[0] in self.constants
+            and dtype not in _LIMITS
+        ):
+            return (x - zero[0] if zero else x) * scale  # such as an int32 bias
+        if scale.numel() > 1 or dtype not in _LIMITS:
             raise InputError(
                 f"node {node.name!r} ({node.operator}): expected one scale, and int8 or uint8, got "
-                f"{scale.numel()} scales and {kind}"
+                f"{scale.numel()} scales and {dtype}"
             )
-        numbers = (float(self.constants[node.inputs[1]]), self._zero(node), *_LIMITS[kind], kind)
+        numbers = (
+            float(self.constants[node.inputs[1]]),
+            self._zero_point(node),
+            *_LIMITS[dtype],
+            dtype,
+        )
         name = "quantize_per_tensor" if node.operator == QUANTIZE else "dequantize_per_tensor"
         made: torch.Tensor = getattr(_decomposed, name)(x, *numbers)
         return made
 
-    def _zero(self, node: NodeRecord) -> int:
+    def _zero_point(self, node: NodeRecord) -> int:
+        """Return the zero point of a node; 0 if the node has none."""
         return int(self.constants[node.inputs[2]]) if len(node.inputs) > 2 else 0  # noqa: PLR2004
 
 
 _LIMITS: Final = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
-"""The least and the largest number of types."""
+"""Minimum and maximum of each quantized type."""

@@ -1,4 +1,4 @@
-"""Files of ONNX: what of one is needed, and every reason why one cannot be taken."""
+"""Reads ONNX files: the nodes and constants needed, and errors for unsupported files."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 OPSETS: Final = (13, 23)
-"""The oldest and the newest version of the operators that is known."""
+"""The oldest and the newest supported opset."""
 _CONTROL_FLOW: Final = frozenset(("If", "Loop", "Scan"))
 _QUANTIZED: Final = re.compile(r"[Qq]uantize|QLinear|Integer")
-"""Parts of the names of operators of quantized networks."""
+"""Matches names of operators of quantized networks."""
 _DOMAINS: Final = ("", "ai.onnx")
-_MOST_CHECKED: Final = 2**31
-"""Size of a file from which on ONNX does not check it [B]."""
+_MAX_CHECKED_BYTES: Final = 2**31
+"""Maximum size of a model that ONNX's checker accepts [B]."""
 _STRING: Final = 8
-"""The type of texts in a file."""
+"""Number of strings in `onnx.TensorProto.DataType`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +32,15 @@ class NodeRecord:
     """A node of a file."""
 
     name: str
-    """Unique, and without a dot; made up where the file has none."""
+    """Unique, without dots; generated if the file has none."""
     operator: str
-    """With its domain, where it is not ONNX's own."""
+    """With its domain, unless the domain is ONNX's own."""
     inputs: tuple[str, ...]
-    """Empty for one that is left out."""
+    """Names; an omitted input is empty."""
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
     proto: Any
-    """As the file has it."""
+    """The node's `onnx.NodeProto`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +49,14 @@ class InputRecord:
 
     name: str
     shape: tuple[int | str, ...]
-    """A dimension that is not fixed has a name."""
+    """An open dimension has a name instead of a size."""
     elements: int
     """Type of the elements, as in `onnx.TensorProto.DataType`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """Part of a file needed for its floating outputs."""
+    """The nodes, inputs and constants of a file that its floating-point outputs need."""
 
     path: Path
     opset: int
@@ -64,29 +64,30 @@ class FileRecord:
     inputs: tuple[InputRecord, ...]
     outputs: tuple[str, ...]
     initializers: Mapping[str, np.ndarray]
-    """In float32 where they are floating."""
+    """Arrays by name; floating-point ones in float32."""
 
 
 def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecord:
-    """Read a file of ONNX, without what no floating output needs.
+    """Read an ONNX file, without nodes and constants that no floating-point output needs.
 
     Raises
     ------
     MissingExtraError
         If the package onnx is not installed.
     InputError
-        If it is no such file, is damaged, or has something that cannot be trained: says what.
+        If the file is not ONNX, is damaged, or contains something that cannot be trained; the
+        message names it.
     """
     require_package("onnx", "reading ONNX files")
     path = Path(path)
     model = _load(path)
     opset = _opset(path, model)
-    inputs = tuple(_inputs(path, model.graph))
-    graph = _checked(path, model).graph
+    inputs = tuple(_input_records(path, model.graph))
+    graph = _inline_and_check(path, model).graph
     if len(graph.sparse_initializer):
-        raise InputError(f"{path}: its initializers are sparse; expected dense ones")
+        raise InputError(f"{path}: its initializers are sparse; expected dense initializers")
     outputs = tuple(_floating_outputs(path, graph))
-    nodes = _records(_needed(graph.node, outputs))
+    nodes = _node_records(_needed_protos(graph.node, outputs))
     _check_operators(path, nodes, is_known)
     read = {name for node in nodes for name in node.inputs} | set(outputs)
     return FileRecord(
@@ -96,17 +97,17 @@ def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecor
         inputs=inputs,
         outputs=outputs,
         initializers={
-            tensor.name: array_of(tensor, path)
+            tensor.name: read_array(tensor, path)
             for tensor in graph.initializer
             if tensor.name in read
         },
     )
 
 
-def array_of(tensor: Any, path: Path) -> np.ndarray:
-    """Return the elements of a tensor of a file: floating ones in float32, unsigned in int64.
+def read_array(tensor: Any, path: Path) -> np.ndarray:
+    """Return a tensor of a file as an array: floats as float32, large unsigned integers as int64.
 
-    PyTorch has no arithmetic of unsigned numbers of more than a byte.
+    PyTorch has no arithmetic for unsigned integers of more than one byte.
     """
     import numpy as np
     from onnx import numpy_helper
@@ -122,6 +123,7 @@ def array_of(tensor: Any, path: Path) -> np.ndarray:
 
 
 def _load(path: Path) -> Any:
+    """Load a file and its external weights; raise `InputError` if either cannot be read."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -130,60 +132,66 @@ def _load(path: Path) -> Any:
     try:
         model = onnx.load(str(path), format="protobuf", load_external_data=False)
     except DecodeError as error:
-        raise InputError(f"{path}: expected a file of ONNX; it cannot be read as one") from error
+        raise InputError(f"{path}: expected an ONNX file; it cannot be parsed") from error
     if not len(model.graph.node) or not model.ir_version:
-        raise InputError(f"{path}: expected a file of ONNX with a network; it has no nodes")
+        raise InputError(f"{path}: expected an ONNX file with a network; it has no nodes")
     try:
         onnx.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise InputError(
-            f"{path}: its weights are in a file of their own, which cannot be read: {reason}"
+            f"{path}: its weights are in a separate file, which cannot be read: {reason}"
         ) from error
     return model
 
 
 def _opset(path: Path, model: Any) -> int:
+    """Return the opset of a model; raise `InputError` if it is missing or not supported."""
     versions = [int(opset.version) for opset in model.opset_import if opset.domain in _DOMAINS]
     oldest, newest = OPSETS
     if not versions or not oldest <= max(versions) <= newest:
-        said = f"opset {max(versions)}" if versions else "no opset"
+        found = f"opset {max(versions)}" if versions else "no opset"
         raise InputError(
-            f"{path}: it has {said}; expected opset {oldest} to {newest}: export it with "
+            f"{path}: it has {found}; expected opset {oldest} to {newest}: export it with "
             "opset_version=18, or convert it with onnx.version_converter"
         )
     return max(versions)
 
 
-def _checked(path: Path, model: Any) -> Any:
-    """Return the model with its own functions written out, and checked by ONNX."""
+def _inline_and_check(path: Path, model: Any) -> Any:
+    """Run ONNX's checker; return the model with its local functions inlined.
+
+    Unknown and deprecated operators pass: `_check_operators` reports all of them at once.
+    """
     from onnx import checker, inliner
 
     if len(model.functions):
         model = inliner.inline_local_functions(model)
-    for output in model.graph.output:  # the checker wants shapes, which nothing else needs
+    for output in model.graph.output:  # only the checker needs shapes
         if output.type.WhichOneof("value") in (None, "tensor_type"):
             output.type.tensor_type.shape.SetInParent()
     try:
-        if model.ByteSize() < _MOST_CHECKED:
+        if model.ByteSize() < _MAX_CHECKED_BYTES:
             checker.check_model(model)
     except checker.ValidationError as error:
         reason = " ".join(str(error).split("\n\n")[0].split()).rstrip(".")
-        # Such as the group norm of opset 18, which is known; unknown ones are named together.
+        # The group norm of opset 18 is deprecated, but supported. Unknown operators follow later.
         if "is deprecated" in reason or "No Op registered" in reason:
             return model
-        raise InputError(f"{path}: ONNX's own check refuses the file: {reason}") from error
+        raise InputError(f"{path}: ONNX's checker rejects the file: {reason}") from error
     return model
 
 
 def _floating_outputs(path: Path, graph: Any) -> Iterable[str]:
-    """Return the outputs that a loss can be of: labels, and tables of them, are none."""
+    """Return the names of floating-point outputs; raise `InputError` if there is none.
+
+    A loss can read only these. Labels, and sequences of maps, are left out.
+    """
     names = [o.name for o in graph.output if _is_floating(o.type.tensor_type.elem_type)]
     if not names:
-        kinds = ", ".join(f"{o.name!r}" for o in graph.output)
+        other_names = ", ".join(f"{o.name!r}" for o in graph.output)
         raise InputError(
-            f"{path}: expected an output of floating numbers to train for; its outputs ({kinds}) "
-            "have none"
+            f"{path}: expected a floating-point output for the loss; its outputs are {other_names}"
         )
     return names
 
@@ -196,8 +204,8 @@ def _is_floating(elements: int) -> bool:
     )  # fmt: skip
 
 
-def _needed(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:
-    """Return the nodes that some outputs need, in their order."""
+def _needed_protos(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:
+    """Return the nodes that some outputs depend on, in the order of the file."""
     wanted, needed = set(outputs), []
     for node in reversed(nodes):
         if wanted.intersection(node.output):
@@ -206,46 +214,52 @@ def _needed(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:
     return needed[::-1]
 
 
-def _records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
+def _node_records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
+    """Return records of nodes, with unique names that a `torch.nn.ModuleDict` accepts."""
     from onnx import helper
     from torch import nn
 
     records: list[NodeRecord] = []
-    names = set(dir(nn.ModuleDict()))  # what no module in one can be called
+    names = set(dir(nn.ModuleDict()))  # reserved by the container
     for proto in protos:
         name = (proto.name or next(filter(None, proto.output))).replace(".", "_")
         while name in names:
             name += "_"
         names.add(name)
-        own = proto.domain in _DOMAINS
+        is_standard = proto.domain in _DOMAINS
         graphs = [a for a in proto.attribute if a.type in (a.GRAPH, a.GRAPHS)]
-        plain = [a for a in proto.attribute if a not in graphs]
+        values = [a for a in proto.attribute if a not in graphs]
         records.append(
             NodeRecord(
                 name=name,
-                operator=proto.op_type if own else f"{proto.domain}.{proto.op_type}",
+                operator=proto.op_type if is_standard else f"{proto.domain}.{proto.op_type}",
                 inputs=tuple(proto.input),
                 outputs=tuple(proto.output),
-                attributes={a.name: _plain(helper.get_attribute_value(a)) for a in plain},
+                attributes={
+                    a.name: _attribute_value(helper.get_attribute_value(a)) for a in values
+                },
                 proto=proto,
             )
         )
     return tuple(records)
 
 
-def _plain(value: Any) -> Any:
-    """Return the value of an attribute: text as text, a list as a tuple, a float as written."""
+def _attribute_value(value: Any) -> Any:
+    """Return an attribute's value: bytes as text, lists as tuples, floats shortened."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, float):
-        return shortest(value)
+        return shortest_float(value)
     if isinstance(value, list | tuple) or type(value).__name__.startswith("Repeated"):
-        return tuple(map(_plain, value))
+        return tuple(map(_attribute_value, value))
     return value
 
 
-def shortest(value: float) -> float:
-    """Return the shortest number that is this one in single precision: 0.9, not 0.89999998."""
+def shortest_float(value: float) -> float:
+    """Return the shortest decimal that rounds to this number in single precision.
+
+    For example 0.9 instead of 0.89999998.
+    """
     import numpy as np
 
     return float(str(np.float32(value)))
@@ -254,32 +268,38 @@ def shortest(value: float) -> float:
 def _check_operators(
     path: Path, nodes: Iterable[NodeRecord], is_known: Callable[[str], bool]
 ) -> None:
-    """Raise if there are operators that are not known: one sentence that names all, with nodes."""
-    missing: dict[str, list[str]] = {}
+    """Raise one `InputError` that lists all unknown operators with their nodes."""
+    unknown: dict[str, list[str]] = {}
     for node in nodes:
         if not is_known(node.operator):
-            missing.setdefault(node.operator, []).append(repr(node.name))
-    if not missing:
+            unknown.setdefault(node.operator, []).append(repr(node.name))
+    if not unknown:
         return
-    each = "; ".join(f"{operator} ({listed(names)})" for operator, names in sorted(missing.items()))
+    each = "; ".join(f"{operator} ({listed(names)})" for operator, names in sorted(unknown.items()))
     advice = "export the network without them"
-    if _CONTROL_FLOW & missing.keys():
-        advice += "; a network whose course depends on values cannot be scheduled"
-    elif any(_QUANTIZED.search(name) for name in missing):
-        advice = "give the file from before it was quantized"
-    raise InputError(f"{path}: operators that are not known: {each}; {advice}")
+    if _CONTROL_FLOW & unknown.keys():
+        advice += "; a network with control flow cannot be scheduled"
+    elif any(_QUANTIZED.search(name) for name in unknown):
+        advice = "use the file from before quantization"
+    raise InputError(f"{path}: operators that are not supported: {each}; {advice}")
 
 
-def _inputs(path: Path, graph: Any) -> Iterable[InputRecord]:
-    held = {tensor.name for tensor in graph.initializer}
+def _input_records(path: Path, graph: Any) -> Iterable[InputRecord]:
+    """Yield the inputs of a graph that are not initializers.
+
+    Raises `InputError` for an input that is no tensor of numbers or has no shape.
+    """
+    initializer_names = {tensor.name for tensor in graph.initializer}
     for given in graph.input:
-        if given.name in held:
+        if given.name in initializer_names:
             continue
         kind = given.type.WhichOneof("value")
         tensor = given.type.tensor_type
         if kind != "tensor_type" or tensor.elem_type == _STRING:
-            what = "texts" if kind == "tensor_type" else str(kind).removesuffix("_type") + "s"
-            raise InputError(f"{path}: input {given.name!r} is of {what}; expected tensors")
+            type_name = (
+                "strings" if kind == "tensor_type" else str(kind).removesuffix("_type") + "s"
+            )
+            raise InputError(f"{path}: input {given.name!r} is of {type_name}; expected tensors")
         if not tensor.HasField("shape"):
             raise InputError(f"{path}: input {given.name!r} has no shape; expected one in the file")
         dimensions = enumerate(tensor.shape.dim)
@@ -288,6 +308,7 @@ def _inputs(path: Path, graph: Any) -> Iterable[InputRecord]:
 
 
 def _dimension(name: str, axis: int, dimension: Any) -> int | str:
+    """Return the size of a dimension; if it is open, its name, or a name from input and axis."""
     if dimension.dim_value > 0:
         return int(dimension.dim_value)
     return str(dimension.dim_param) or f"{name}.{axis}"

@@ -1,4 +1,4 @@
-"""Recurrent operators, step by step as PyTorch's own are captured."""
+"""Recurrent operators, one time step after another, as captures of PyTorch's modules."""
 
 from __future__ import annotations
 
@@ -26,71 +26,88 @@ _REFUSES: Final = "`clip`; activations other than Relu, Sigmoid and Tanh"
 
 
 class _Weights:
-    """The weights of one direction: what goes to the inputs, what to the state."""
+    """The weights of one direction, for the inputs and for the state, and the two biases."""
 
-    def __init__(self, w: torch.Tensor, r: torch.Tensor, b: torch.Tensor | None) -> None:
-        self.inputs, self.state, self.hidden = w, r, r.shape[-1]
+    def __init__(
+        self, input_weight: torch.Tensor, recurrent_weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        self.inputs, self.state, self.hidden = (
+            input_weight,
+            recurrent_weight,
+            recurrent_weight.shape[-1],
+        )
         self.biases: tuple[torch.Tensor | None, ...] = (None, None)
-        if b is not None:
-            self.biases = b.chunk(2)
+        if bias is not None:
+            self.biases = bias.chunk(2)
 
 
-def _run(
+def _run_directions(
     node: OnnxNode,
     x: torch.Tensor,
-    given: tuple[Any, ...],
+    parameters: tuple[Any, ...],
     *,
-    first: tuple[Any, ...],
+    initial_states: tuple[Any, ...],
     lengths: Any,
     cell: Callable[[_Weights, tuple[Function, ...], int], Cell],
 ) -> Any:
-    """Return Y, and the last value of each state, of all directions of a recurrent operator.
+    """Compute Y and the last value of each state, for all directions of a recurrent operator.
 
-    `cell` makes the function of one time step from the weights, activations and number of a
-    direction.
+    `cell` creates the function of one time step from the weights, activations and index of a
+    direction. `given` has input weights, recurrent weights and biases; `first` has the initial
+    states, None for zeros.
     """
     batch_first = bool(node.get("layout", 0))
     if batch_first:
         x = x.transpose(0, 1)
-        first = tuple(None if h is None else tensor(h, x).transpose(0, 1) for h in first)
+        initial_states = tuple(
+            None if h is None else tensor(h, x).transpose(0, 1) for h in initial_states
+        )
     for attribute in ("clip", "input_forget"):
         if node.get(attribute, 0):
-            raise node.refused(f"{attribute} is not known; leave it out")
-    active = _active(lengths, x)
-    names = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-    ways = names[node.get("direction", "forward")]
+            raise node.unsupported(f"{attribute} is not supported; leave it out")
+    is_active = _active_mask(lengths, x)
+    reversals_by_name = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+    reversals = reversals_by_name[node.get("direction", "forward")]
     w, r, b = (
-        (None,) * len(ways) if value is None else tensor(value, x).unbind(0) for value in given
+        (None,) * len(reversals) if value is None else tensor(value, x).unbind(0)
+        for value in parameters
     )
-    outputs, last = [], []
-    for direction, backward in enumerate(ways):
+    outputs, final_states = [], []
+    for direction, is_reversed in enumerate(reversals):
         weights = _Weights(w[direction], r[direction], b[direction])
-        functions = _functions(node, direction, len(ways))
+        functions = _functions(node, direction, len(reversals))
         step = cell(weights, functions, direction)
         state = tuple(
             x.new_zeros(x.shape[1], weights.hidden) if h is None else tensor(h, x)[direction]
-            for h in first
+            for h in initial_states
         )
-        every = functional.linear(x, weights.inputs, weights.biases[0]).unbind(0)
-        found: list[Any] = [None] * len(every)
-        for k in reversed(range(len(every))) if backward else range(len(every)):
-            after = step(every[k], state)
-            if active is not None:
-                after = tuple(map(partial(torch.where, active[k]), after, state))
-            state, found[k] = after, after[0]
-        outputs.append(torch.stack(found))
-        last.append(state)
+        projected_inputs = functional.linear(x, weights.inputs, weights.biases[0]).unbind(0)
+        hidden_states: list[Any] = [None] * len(projected_inputs)
+        for k in (
+            reversed(range(len(projected_inputs))) if is_reversed else range(len(projected_inputs))
+        ):
+            next_state = step(projected_inputs[k], state)
+            if is_active is not None:
+                next_state = tuple(map(partial(torch.where, is_active[k]), next_state, state))
+            state, hidden_states[k] = next_state, next_state[0]
+        outputs.append(torch.stack(hidden_states))
+        final_states.append(state)
     y = torch.stack(outputs, 1)
-    if active is not None:
-        y = torch.where(active.unsqueeze(1), y, 0.0)
-    ends = [torch.stack([state[k] for state in last]) for k in range(len(first))]
+    if is_active is not None:
+        y = torch.where(is_active.unsqueeze(1), y, 0.0)
+    stacked_states = [
+        torch.stack([state[k] for state in final_states]) for k in range(len(initial_states))
+    ]
     if batch_first:
-        y, ends = y.permute(2, 0, 1, 3), [h.transpose(0, 1) for h in ends]
-    return y if node.wanted == 1 else (y, *ends)[: node.wanted]
+        y, stacked_states = y.permute(2, 0, 1, 3), [h.transpose(0, 1) for h in stacked_states]
+    return y if node.output_count == 1 else (y, *stacked_states)[: node.output_count]
 
 
-def _active(lengths: Any, x: torch.Tensor) -> torch.Tensor | None:
-    """Return which sequences still run at each time step, as a column; None if all always do."""
+def _active_mask(lengths: Any, x: torch.Tensor) -> torch.Tensor | None:
+    """Return for each time step a column of flags of the sequences that have not ended.
+
+    None if all sequences have the full length.
+    """
     steps = len(x)
     if lengths is None or (isinstance(lengths, tuple) and set(lengths) == {steps}):
         return None
@@ -105,66 +122,78 @@ _DEFAULTS: Final = {
 
 
 def _functions(node: OnnxNode, direction: int, directions: int) -> tuple[Function, ...]:
+    """Return the activations of a direction; raise `InputError` if one is not supported."""
     names = node.get("activations") or _DEFAULTS[node.operator] * directions
     per_direction = len(names) // directions
-    named = names[direction * per_direction : (direction + 1) * per_direction]
-    unknown = [name for name in named if name not in _FUNCTIONS]
+    own_names = names[direction * per_direction : (direction + 1) * per_direction]
+    unknown = [name for name in own_names if name not in _FUNCTIONS]
     if unknown:
-        raise node.refused(
-            f"its activation {unknown[0]} is not known; expected Relu, Sigmoid or Tanh"
+        raise node.unsupported(
+            f"its activation {unknown[0]} is not supported; expected Relu, Sigmoid or Tanh"
         )
-    return tuple(_FUNCTIONS[name] for name in named)
+    return tuple(_FUNCTIONS[name] for name in own_names)
 
 
 @operator("RNN", weights=(1, 2, 3), refuses=_REFUSES)
 def _rnn(
     node: OnnxNode, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
 ) -> Any:
+    """Compute an RNN."""
+
     def cell(weights: _Weights, functions: tuple[Function, ...], _: int) -> Cell:
-        def step(given: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-            old = functional.linear(state[0], weights.state, weights.biases[1])
-            return (functions[0](given + old),)
+        """Return the function of one time step."""
+
+        def step(
+            projected: torch.Tensor, state: tuple[torch.Tensor, ...]
+        ) -> tuple[torch.Tensor, ...]:
+            projected_state = functional.linear(state[0], weights.state, weights.biases[1])
+            return (functions[0](projected + projected_state),)
 
         return step
 
-    return _run(node, x, (w, r, b), first=(h,), lengths=lengths, cell=cell)
+    return _run_directions(node, x, (w, r, b), initial_states=(h,), lengths=lengths, cell=cell)
 
 
 @operator("GRU", weights=(1, 2, 3), refuses=_REFUSES)
 def _gru(
     node: OnnxNode, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
 ) -> Any:
-    """Run a GRU; gates are in the order of ONNX: update, reset, new."""
+    """Compute a GRU. ONNX orders the gates: update, reset, new."""
 
     def cell(weights: _Weights, functions: tuple[Function, ...], _: int) -> Cell:
+        """Return the function of one time step."""
         gate, new = functions
-        parts = (2 * weights.hidden, weights.hidden)
+        split_sizes = (2 * weights.hidden, weights.hidden)
 
-        def step(given: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        def step(
+            projected: torch.Tensor, state: tuple[torch.Tensor, ...]
+        ) -> tuple[torch.Tensor, ...]:
+            """Compute a time step whose reset gate multiplies the projected state."""
             (h,) = state
-            to_z, to_reset, to_new = given.chunk(3, 1)
-            old = functional.linear(h, weights.state, weights.biases[1])
-            of_z, of_reset, of_new = old.chunk(3, 1)
-            z, reset = gate(to_z + of_z), gate(to_reset + of_reset)
-            candidate = new(to_new + reset * of_new)
+            input_z, input_reset, input_new = projected.chunk(3, 1)
+            projected_state = functional.linear(h, weights.state, weights.biases[1])
+            state_z, state_reset, state_new = projected_state.chunk(3, 1)
+            z, reset = gate(input_z + state_z), gate(input_reset + state_reset)
+            candidate = new(input_new + reset * state_new)
             return (candidate + z * (h - candidate),)
 
         def step_reset_first(
-            given: torch.Tensor, state: tuple[torch.Tensor, ...]
+            projected: torch.Tensor, state: tuple[torch.Tensor, ...]
         ) -> tuple[torch.Tensor, ...]:
+            """Compute a time step whose reset gate multiplies the state before its projection."""
             (h,) = state
-            of_gates, of_new = weights.state.split(parts)
+            gates_weight, state_new = weights.state.split(split_sizes)
             bias = weights.biases[1]
-            gates_bias, new_bias = (None, None) if bias is None else bias.split(parts)
-            to_z, to_reset, to_new = given.chunk(3, 1)
-            of_z, of_reset = functional.linear(h, of_gates, gates_bias).chunk(2, 1)
-            z, reset = gate(to_z + of_z), gate(to_reset + of_reset)
-            candidate = new(to_new + functional.linear(reset * h, of_new, new_bias))
+            gates_bias, new_bias = (None, None) if bias is None else bias.split(split_sizes)
+            input_z, input_reset, input_new = projected.chunk(3, 1)
+            state_z, state_reset = functional.linear(h, gates_weight, gates_bias).chunk(2, 1)
+            z, reset = gate(input_z + state_z), gate(input_reset + state_reset)
+            candidate = new(input_new + functional.linear(reset * h, state_new, new_bias))
             return (candidate + z * (h - candidate),)
 
         return step if node.get("linear_before_reset", 0) else step_reset_first
 
-    return _run(node, x, (w, r, b), first=(h,), lengths=lengths, cell=cell)
+    return _run_directions(node, x, (w, r, b), initial_states=(h,), lengths=lengths, cell=cell)
 
 
 @operator("LSTM", weights=(1, 2, 3, 7), refuses=f"{_REFUSES}; `input_forget`")
@@ -179,23 +208,27 @@ def _lstm(
     c: Any = None,
     peepholes: Any = None,
 ) -> Any:
-    """Run an LSTM; gates are in the order of ONNX: input, output, forget, cell."""
+    """Compute an LSTM. ONNX orders the gates: input, output, forget, cell."""
 
     def cell(weights: _Weights, functions: tuple[Function, ...], direction: int) -> Cell:
+        """Return the function of one time step."""
         gate, new, out = functions
-        own = None if peepholes is None else tensor(peepholes, x)[direction].chunk(3)
+        peephole_weights = None if peepholes is None else tensor(peepholes, x)[direction].chunk(3)
 
-        def with_peephole(part: torch.Tensor, k: int, c: torch.Tensor) -> torch.Tensor:
+        def with_peephole(gate_sum: torch.Tensor, k: int, c: torch.Tensor) -> torch.Tensor:
             """Return a gate's sum with the cell's share: ONNX orders input, output, forget."""
-            return part if own is None else part + own[k] * c
+            return gate_sum if peephole_weights is None else gate_sum + peephole_weights[k] * c
 
-        def step(given: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        def step(
+            projected: torch.Tensor, state: tuple[torch.Tensor, ...]
+        ) -> tuple[torch.Tensor, ...]:
+            """Return the next hidden and cell state."""
             h, c = state
-            total = given + functional.linear(h, weights.state, weights.biases[1])
+            total = projected + functional.linear(h, weights.state, weights.biases[1])
             i, o, f, g = total.chunk(4, 1)
             c = gate(with_peephole(f, 2, c)) * c + gate(with_peephole(i, 0, c)) * new(g)
             return gate(with_peephole(o, 1, c)) * out(c), c
 
         return step
 
-    return _run(node, x, (w, r, b), first=(h, c), lengths=lengths, cell=cell)
+    return _run_directions(node, x, (w, r, b), initial_states=(h, c), lengths=lengths, cell=cell)

@@ -1,4 +1,4 @@
-"""Operators that sum up or choose along axes, products of matrices, and normalization."""
+"""Reductions along axes, matrix products, and normalization."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from poetmodel.torch.onnx.operators import (
     OnnxNode,
     axes_of,
     axis_of,
+    integers,
     operator,
     tensor,
     tensors,
-    whole,
 )
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     Reduction = Callable[[torch.Tensor, list[int], bool], torch.Tensor]
 
 
-def _product(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:  # noqa: FBT001
+def _product(x: torch.Tensor, axes: list[int], keep_dims: bool) -> torch.Tensor:  # noqa: FBT001
     for axis in sorted(axes, reverse=True):
-        x = torch.prod(x, axis, keepdim=keep)
+        x = torch.prod(x, axis, keepdim=keep_dims)
     return x
 
 
@@ -46,25 +46,32 @@ _REDUCTIONS: Final[dict[str, Reduction]] = {
 
 @operator(*_REDUCTIONS, numbers=(1,))
 def _reduce(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
+    """Reduce along axes; along all axes if none are given.
+
+    Returns the neutral element if a maximum or minimum has no elements to reduce.
+    """
     x = tensor(x)
-    over = axes_of(node, axes, rank=x.ndim)
-    keep = bool(node.get("keepdims", 1))
-    if not over and node.get("noop_with_empty_axes", 0):  # each element by itself
-        x, over, keep = x.unsqueeze(-1), [x.ndim], False
-    over = over or list(range(x.ndim))
-    extreme = _OF_NO_ELEMENTS.get(node.operator)
-    if extreme is not None and not x.numel() and (x.is_floating_point() or x.dtype is torch.bool):
-        value = extreme if x.is_floating_point() else extreme > 0
-        return torch.full(x.sum(over, keep).shape, value, dtype=x.dtype, device=x.device)
-    return _REDUCTIONS[node.operator](x, over, keep)
+    reduced_axes = axes_of(node, axes, rank=x.ndim)
+    keep_dims = bool(node.get("keepdims", 1))
+    if not reduced_axes and node.get("noop_with_empty_axes", 0):  # no reduction: one element each
+        x, reduced_axes, keep_dims = x.unsqueeze(-1), [x.ndim], False
+    reduced_axes = reduced_axes or list(range(x.ndim))
+    neutral = _EMPTY_EXTREMES.get(node.operator)
+    if neutral is not None and not x.numel() and (x.is_floating_point() or x.dtype is torch.bool):
+        value = neutral if x.is_floating_point() else neutral > 0
+        return torch.full(
+            x.sum(reduced_axes, keep_dims).shape, value, dtype=x.dtype, device=x.device
+        )
+    return _REDUCTIONS[node.operator](x, reduced_axes, keep_dims)
 
 
-_OF_NO_ELEMENTS: Final = {"ReduceMax": -math.inf, "ReduceMin": math.inf}
-"""Results where there are no elements to reduce; of truth values: False and True."""
+_EMPTY_EXTREMES: Final = {"ReduceMax": -math.inf, "ReduceMin": math.inf}
+"""Result of a maximum or minimum without elements; for booleans its sign."""
 
 
 @operator("ArgMax", "ArgMin")
-def _argument(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+def _arg_extreme(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+    """Return the index of the maximum or minimum along an axis."""
     axis, keep = axis_of(node, x.ndim), bool(node.get("keepdims", 1))
     function = torch.argmax if node.operator == "ArgMax" else torch.argmin
     if node.get("select_last_index", 0):
@@ -74,8 +81,9 @@ def _argument(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 
 
 @operator("CumSum", numbers=(1,))
-def _cumulated(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
-    (along,) = whole(node, axis, "axis")
+def _cumulative_sum(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
+    """Return cumulative sums along an axis, optionally reversed or without the element itself."""
+    (along,) = integers(node, axis, "axis")
     x = tensor(x)
     x = x.flip(along) if node.get("reverse", 0) else x
     sums = torch.cumsum(x, along, dtype=x.dtype)
@@ -86,13 +94,13 @@ def _cumulated(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
 
 
 @operator("TopK", numbers=(1,))
-def _top(node: OnnxNode, x: torch.Tensor, count: Any) -> Any:
-    (k,) = whole(node, count, "number of elements")
+def _top_k(node: OnnxNode, x: torch.Tensor, count: Any) -> Any:
+    (k,) = integers(node, count, "number of elements")
     axis = axis_of(node, x.ndim, -1)
     values, indices = torch.topk(
         x, k, axis, largest=bool(node.get("largest", 1)), sorted=bool(node.get("sorted", 1))
     )
-    return (values, indices) if node.wanted > 1 else values
+    return (values, indices) if node.output_count > 1 else values
 
 
 # -- products ----------------------------------------------------------------------------------
@@ -106,7 +114,7 @@ def _matmul(_: OnnxNode, x: Any, y: Any) -> torch.Tensor:
 
 @operator("Gemm", weights=(1, 2))
 def _gemm(node: OnnxNode, x: Any, w: Any, c: Any = None) -> torch.Tensor:
-    """Return ``alpha x w + beta c``: a linear layer wherever it is one."""
+    """Return ``alpha x w + beta c``, as a linear layer where possible."""
     x, w, c = tensors(x, w, c)
     x = x.T if node.get("transA", 0) else x
     w = w if node.get("transB", 0) else w.T
@@ -127,32 +135,34 @@ def _einsum(node: OnnxNode, *values: Any) -> torch.Tensor:
 
 
 @operator("BatchNormalization", weights=(1, 2), statistics=(3, 4), first_output_only=True)
-def _batch_norm(node: OnnxNode, x: torch.Tensor, *given: Any) -> Any:
-    """Normalize by the batch while the module trains, else by the running statistics.
+def _batch_norm(node: OnnxNode, x: torch.Tensor, *parameters: Any) -> Any:
+    """Normalize by the batch in training mode, otherwise by the running statistics.
 
-    The momentum of ONNX is the share of the old statistics, that of PyTorch is that of the new.
+    ONNX's momentum weights the old statistics, PyTorch's the new statistics.
     """
-    scale, bias, mean, variance = (tensor(value, x) for value in given)
+    scale, bias, mean, variance = (tensor(value, x) for value in parameters)
     momentum, epsilon = 1 - node.get("momentum", 0.9), node.get("epsilon", 1e-5)
-    return node.only_first(
+    return node.pad_outputs(
         functional.batch_norm(x, mean, variance, scale, bias, node.training, momentum, epsilon)
     )
 
 
 @operator("LayerNormalization", weights=(1, 2), first_output_only=True)
 def _layer_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any = None) -> Any:
+    """Normalize over the last axes; scale and bias may be smaller than these axes."""
     shape = x.shape[axis_of(node, x.ndim, -1) :]
     epsilon = node.get("epsilon", 1e-5)
     scale = tensor(scale, x)
     bias = None if bias is None else tensor(bias, x)
     if scale.shape == shape and (bias is None or bias.shape == shape):
-        return node.only_first(functional.layer_norm(x, shape, scale, bias, epsilon))
+        return node.pad_outputs(functional.layer_norm(x, shape, scale, bias, epsilon))
     y = functional.layer_norm(x, shape, eps=epsilon) * scale
-    return node.only_first(y if bias is None else y + bias)
+    return node.pad_outputs(y if bias is None else y + bias)
 
 
 @operator("RMSNormalization", weights=(1,))
 def _rms_norm(node: OnnxNode, x: torch.Tensor, scale: Any) -> torch.Tensor:
+    """Divide by the root mean square over the last axes."""
     axes = list(range(axis_of(node, x.ndim, -1), x.ndim))
     mean = (x * x).mean(axes, keepdim=True)
     return x * torch.rsqrt(mean + node.get("epsilon", 1e-5)) * tensor(scale, x)
@@ -160,20 +170,22 @@ def _rms_norm(node: OnnxNode, x: torch.Tensor, scale: Any) -> torch.Tensor:
 
 @operator("InstanceNormalization", weights=(1, 2))
 def _instance_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch.Tensor:
+    """Normalize each channel of each example by itself."""
     return functional.group_norm(
         x, x.shape[1], tensor(scale, x), tensor(bias, x), node.get("epsilon", 1e-5)
     )
 
 
-_OF_CHANNELS = 21
-"""The opset from which on scale and bias of a group norm are those of channels, not of groups."""
+_CHANNEL_SCALE_OPSET = 21
+"""From this opset, scale and bias of a group norm have one element per channel, not per group."""
 
 
 @operator("GroupNormalization", weights=(1, 2))
 def _group_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch.Tensor:
+    """Normalize groups of channels. Scales per group are repeated for each channel."""
     groups = node.get("num_groups")
     scale, bias = tensor(scale, x), tensor(bias, x)
-    if node.opset < _OF_CHANNELS:
+    if node.opset < _CHANNEL_SCALE_OPSET:
         per_group = x.shape[1] // groups
         scale, bias = (
             v.reshape(groups, 1).expand(groups, per_group).reshape(-1) for v in (scale, bias)
@@ -182,8 +194,8 @@ def _group_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch
 
 
 @operator("MeanVarianceNormalization")
-def _standardized(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    """Return ``(x - mean) / (deviation + 1e-9)``; a constant x has a gradient, too."""
+def _mean_variance_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+    """Return ``(x - mean) / (deviation + 1e-9)``. A constant x has a finite gradient, too."""
     axes = [axis % x.ndim for axis in node.get("axes", (0, 2, 3))]
     centred = x - x.mean(axes, keepdim=True)
     count = math.prod(x.shape[axis] for axis in axes)
@@ -200,8 +212,8 @@ def _lp_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 
 
 @operator("LRN")
-def _local_response(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    """Divide by the squares of neighbouring channels."""
+def _local_response_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+    """Divide by a power of the sum of squares over neighbouring channels."""
     size = node.get("size")
     before = math.floor((size - 1) / 2)
     pads = [0, 0] * (x.ndim - 2) + [before, size - 1 - before]

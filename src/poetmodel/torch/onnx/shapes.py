@@ -1,4 +1,4 @@
-"""Operators that move elements, choose them, or make them from numbers."""
+"""Operators that move or select elements, or create tensors from numbers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from poetmodel.torch.onnx.operators import (
     axes_of,
     axis_of,
     flat,
+    floats,
     index_select,
+    integers,
     operator,
-    real,
     shape_of,
     tensor,
     tensors,
     volume,
-    whole,
 )
 
 
@@ -35,8 +35,9 @@ def _size(_: OnnxNode, x: Any) -> int:
 
 @operator("Reshape", numbers=(1,))
 def _reshape(node: OnnxNode, x: Any, shape: Any) -> torch.Tensor:
+    """Reshape; a size of 0 copies the input's size unless ``allowzero`` is set."""
     x = tensor(x)
-    sizes = whole(node, shape, "shape")
+    sizes = integers(node, shape, "shape")
     if not node.get("allowzero", 0):
         sizes = [x.shape[axis] if size == 0 else size for axis, size in enumerate(sizes)]
     return x.reshape(sizes)
@@ -44,6 +45,7 @@ def _reshape(node: OnnxNode, x: Any, shape: Any) -> torch.Tensor:
 
 @operator("Flatten")
 def _flatten(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+    """Reshape to a matrix, split at an axis."""
     axis = node.get("axis", 1)
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape(volume(x.shape[:axis]), volume(x.shape[axis:]))
@@ -51,18 +53,24 @@ def _flatten(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 
 @operator("Squeeze", numbers=(1,))
 def _squeeze(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
+    """Remove the given axes, or all axes of size 1."""
     x = tensor(x)
-    over = axes_of(node, axes, rank=x.ndim)
-    over = [axis for axis, size in enumerate(x.shape) if size == 1] if over is None else over
-    return x.reshape([size for axis, size in enumerate(x.shape) if axis not in over])
+    removed_axes = axes_of(node, axes, rank=x.ndim)
+    removed_axes = (
+        [axis for axis, size in enumerate(x.shape) if size == 1]
+        if removed_axes is None
+        else removed_axes
+    )
+    return x.reshape([size for axis, size in enumerate(x.shape) if axis not in removed_axes])
 
 
 @operator("Unsqueeze", numbers=(1,))
 def _unsqueeze(node: OnnxNode, x: Any, axes: Any) -> torch.Tensor:
+    """Insert axes of size 1."""
     x = tensor(x)
-    over = axes_of(node, axes, rank=x.ndim + len(whole(node, axes, "axes"))) or []
+    new_axes = axes_of(node, axes, rank=x.ndim + len(integers(node, axes, "axes"))) or []
     sizes = list(x.shape)
-    for axis in sorted(over):
+    for axis in sorted(new_axes):
         sizes.insert(axis, 1)
     return x.reshape(sizes)
 
@@ -76,12 +84,12 @@ def _transpose(node: OnnxNode, x: Any) -> torch.Tensor:
 @operator("Expand", numbers=(1,))
 def _expand(node: OnnxNode, x: Any, shape: Any) -> torch.Tensor:
     x = tensor(x)
-    return x.expand(torch.broadcast_shapes(x.shape, whole(node, shape, "shape")))
+    return x.expand(torch.broadcast_shapes(x.shape, integers(node, shape, "shape")))
 
 
 @operator("Tile", numbers=(1,))
 def _tile(node: OnnxNode, x: Any, repeats: Any) -> torch.Tensor:
-    return tensor(x).repeat(whole(node, repeats, "repeats"))
+    return tensor(x).repeat(integers(node, repeats, "repeats"))
 
 
 @operator("Concat")
@@ -91,31 +99,35 @@ def _concat(node: OnnxNode, *values: Any) -> torch.Tensor:
 
 
 @operator("Split", numbers=(1,))
-def _split(
+def _split_axis(
     node: OnnxNode, x: torch.Tensor, sizes: Any = None
 ) -> tuple[torch.Tensor, ...] | torch.Tensor:
+    """Split an axis into the given sizes, or into equal pieces with a smaller last one."""
     axis = axis_of(node, x.ndim)
     if sizes is None:
-        part = -(-x.shape[axis] // node.wanted)
-        rest = x.shape[axis] - part * (node.wanted - 1)
-        parts = [*[part] * (node.wanted - 1), rest]
+        size = -(-x.shape[axis] // node.output_count)
+        last_size = x.shape[axis] - size * (node.output_count - 1)
+        piece_sizes = [*[size] * (node.output_count - 1), last_size]
     else:
-        parts = whole(node, sizes, "sizes")
-    pieces: tuple[torch.Tensor, ...] = torch.split(x, parts, axis)
-    return pieces if node.wanted > 1 else pieces[0]
+        piece_sizes = integers(node, sizes, "sizes")
+    pieces: tuple[torch.Tensor, ...] = torch.split(x, piece_sizes, axis)
+    return pieces if node.output_count > 1 else pieces[0]
 
 
-# PyTorch's exporter writes a split as a sequence, unless it is asked to optimize.
+# PyTorch's exporter writes a split as a sequence, unless its optimizer is switched on.
 
 
 @operator("SplitToSequence", numbers=(1,))
 def _split_to_sequence(node: OnnxNode, x: torch.Tensor, sizes: Any = None) -> list[torch.Tensor]:
+    """Split an axis into a list: by sizes, by one size, or into single elements."""
     axis = axis_of(node, x.ndim)
     if sizes is None:
-        parts = torch.split(x, 1, axis)
-        return list(parts if node.get("keepdims", 1) else (part.squeeze(axis) for part in parts))
-    given = whole(node, sizes, "sizes")
-    return list(torch.split(x, given if isinstance(sizes, tuple) else given[0], axis))
+        pieces = torch.split(x, 1, axis)
+        return list(
+            pieces if node.get("keepdims", 1) else (piece.squeeze(axis) for piece in pieces)
+        )
+    split_sizes = integers(node, sizes, "sizes")
+    return list(torch.split(x, split_sizes if isinstance(sizes, tuple) else split_sizes[0], axis))
 
 
 @operator("SequenceConstruct")
@@ -124,8 +136,8 @@ def _sequence(_: OnnxNode, *values: Any) -> list[torch.Tensor]:
 
 
 @operator("SequenceAt", numbers=(1,))
-def _at(node: OnnxNode, values: list[torch.Tensor], position: Any) -> torch.Tensor:
-    return values[whole(node, position, "position")[0]]
+def _sequence_element(node: OnnxNode, values: list[torch.Tensor], position: Any) -> torch.Tensor:
+    return values[integers(node, position, "position")[0]]
 
 
 @operator("ConcatFromSequence")
@@ -135,55 +147,65 @@ def _concat_sequence(node: OnnxNode, values: list[torch.Tensor]) -> torch.Tensor
 
 
 @operator("Slice", numbers=(1, 2, 3, 4))
-def _slice(node: OnnxNode, x: Any, *given: Any) -> torch.Tensor:
+def _slice(node: OnnxNode, x: Any, *bounds: Any) -> torch.Tensor:
+    """Slice axes by starts, ends and steps. Negative steps reverse an axis."""
     x = tensor(x)
-    starts, ends, *rest = (
-        None if value is None else whole(node, value, what)
-        for value, what in zip(given, ("starts", "ends", "axes", "steps"), strict=False)
+    starts, ends, *options = (
+        None if value is None else integers(node, value, name)
+        for value, name in zip(bounds, ("starts", "ends", "axes", "steps"), strict=False)
     )
-    axes, steps = [*rest, None, None][:2]
+    axes, steps = [*options, None, None][:2]
     assert starts is not None and ends is not None  # noqa: S101, PT018 - ONNX has checked it
     axes = list(range(len(starts))) if axes is None else axes
     for axis, start, end, step in zip(axes, starts, ends, steps or [1] * len(axes), strict=True):
-        x = _sliced(x, axis % x.ndim, slice(start, end, step))
+        x = _slice_axis(x, axis % x.ndim, slice(start, end, step))
     return x
 
 
-def _sliced(x: torch.Tensor, axis: int, part: slice) -> torch.Tensor:
-    places = range(*part.indices(x.shape[axis]))
-    if places.step > 0:
-        at = [slice(None)] * axis
-        return x[(*at, slice(places.start, max(places.stop, places.start), places.step))]
-    if not places:
+def _slice_axis(x: torch.Tensor, axis: int, bounds: slice) -> torch.Tensor:
+    """Slice one axis. A negative step flips the range before slicing."""
+    positions = range(*bounds.indices(x.shape[axis]))
+    if positions.step > 0:
+        leading = [slice(None)] * axis
+        return x[
+            (*leading, slice(positions.start, max(positions.stop, positions.start), positions.step))
+        ]
+    if not positions:
         return x.narrow(axis, 0, 0)
-    kept = x.narrow(axis, places[-1], places[0] - places[-1] + 1).flip(axis)
-    return kept if places.step == -1 else _sliced(kept, axis, slice(None, None, -places.step))
+    flipped = x.narrow(axis, positions[-1], positions[0] - positions[-1] + 1).flip(axis)
+    return (
+        flipped
+        if positions.step == -1
+        else _slice_axis(flipped, axis, slice(None, None, -positions.step))
+    )
 
 
 @operator("Trilu", numbers=(1,))
 def _trilu(node: OnnxNode, x: Any, diagonal: Any = None) -> torch.Tensor:
-    (k,) = [0] if diagonal is None else whole(node, diagonal, "diagonal")
+    (k,) = [0] if diagonal is None else integers(node, diagonal, "diagonal")
     return (torch.triu if node.get("upper", 1) else torch.tril)(tensor(x), k)
 
 
 @operator("DepthToSpace")
 def _depth_to_space(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+    """Move blocks of channels into square blocks of pixels."""
     n, channels, height, width = x.shape
     size = node.get("blocksize")
     inner = channels // size**2
     if node.get("mode", "DCR") == "DCR":
-        parts = x.reshape(n, size, size, inner, height, width).permute(0, 3, 4, 1, 5, 2)
+        blocks = x.reshape(n, size, size, inner, height, width).permute(0, 3, 4, 1, 5, 2)
     else:
-        parts = x.reshape(n, inner, size, size, height, width).permute(0, 1, 4, 2, 5, 3)
-    return parts.reshape(n, inner, height * size, width * size)
+        blocks = x.reshape(n, inner, size, size, height, width).permute(0, 1, 4, 2, 5, 3)
+    return blocks.reshape(n, inner, height * size, width * size)
 
 
 @operator("SpaceToDepth")
 def _space_to_depth(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+    """Move square blocks of pixels into channels."""
     n, channels, height, width = x.shape
     size = node.get("blocksize")
-    parts = x.reshape(n, channels, height // size, size, width // size, size)
-    return parts.permute(0, 3, 5, 1, 2, 4).reshape(
+    blocks = x.reshape(n, channels, height // size, size, width // size, size)
+    return blocks.permute(0, 3, 5, 1, 2, 4).reshape(
         n, channels * size**2, height // size, width // size
     )
 
@@ -191,45 +213,57 @@ def _space_to_depth(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 @operator(
     "Pad",
     numbers=(1, 2, 3),
-    refuses="`mode` wrap; reflect and edge, but on one or two last axes of a signal or an image",
+    refuses="`mode` wrap; reflect and edge except on the last axes of a signal or image",
 )
 def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None) -> torch.Tensor:
+    """Pad axes with a constant, by reflection, or by repeating the edges.
+
+    Reflection and edges are supported for the last one or two axes; others raise `InputError`.
+    """
     x = tensor(x)
-    widths = whole(node, pads, "pads")
-    over = axes_of(node, axes, rank=x.ndim)
-    over = list(range(x.ndim)) if over is None else over
-    of = {axis: (widths[k], widths[k + len(over)]) for k, axis in enumerate(over)}
-    given = [of.get(axis, (0, 0)) for axis in range(x.ndim)]
-    while given and given[0] == (0, 0):
-        given = given[1:]
-    widths = [width for pair in reversed(given) for width in pair]
+    widths = integers(node, pads, "pads")
+    padded_axes = axes_of(node, axes, rank=x.ndim)
+    padded_axes = list(range(x.ndim)) if padded_axes is None else padded_axes
+    widths_by_axis = {
+        axis: (widths[k], widths[k + len(padded_axes)]) for k, axis in enumerate(padded_axes)
+    }
+    axis_widths = [widths_by_axis.get(axis, (0, 0)) for axis in range(x.ndim)]
+    while axis_widths and axis_widths[0] == (0, 0):
+        axis_widths = axis_widths[1:]
+    widths = [width for pair in reversed(axis_widths) for width in pair]
     mode = node.get("mode", "constant")
     if not widths:
         return x
     if mode == "constant":
-        fill = 0.0 if value is None else real(node, value, "value")[0]
+        fill = 0.0 if value is None else floats(node, value, "value")[0]
         return functional.pad(x, widths, value=fill)
     spatial = len(widths) // 2
-    known = min(widths) >= 0 and x.ndim in (spatial + 1, spatial + 2) and spatial <= _MOST_PADDED
-    if mode not in _MODES or not known:
-        raise node.refused(f"its mode is {mode}; expected constant, or edges of lines and images")
+    is_supported = (
+        min(widths) >= 0 and x.ndim in (spatial + 1, spatial + 2) and spatial <= _MAX_PADDED_AXES
+    )
+    if mode not in _MODES or not is_supported:
+        raise node.unsupported(
+            f"its mode is {mode}; expected constant, or reflect or edge on signals and images"
+        )
     return functional.pad(x, widths, mode=_MODES[mode])
 
 
-_MOST_PADDED: Final = 2
-"""Dimensions that PyTorch pads by the elements of a tensor, and C has kernels for."""
+_MAX_PADDED_AXES: Final = 2
+"""Maximum number of axes padded by reflection or edges: PyTorch and the C kernels have these."""
 _MODES: Final = {"reflect": "reflect", "edge": "replicate"}
 
 
 # -- by index ----------------------------------------------------------------------------------
 
 
-def _from_the_front(indices: torch.Tensor, size: int) -> torch.Tensor:
+def _positive_indices(indices: torch.Tensor, size: int) -> torch.Tensor:
+    """Return indices counted from the first element: negative ones count from the end."""
     return torch.where(indices < 0, indices + size, indices)
 
 
 @operator("Gather", weights=(0,))
 def _gather(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
+    """Select slices of an axis by index. Indices are numbers or a tensor."""
     x = tensor(x)
     axis = axis_of(node, x.ndim)
     size = x.shape[axis]
@@ -247,13 +281,14 @@ def _gather(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
 def _gather_elements(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
     x, indices = tensors(x, indices)
     axis = axis_of(node, x.ndim)
-    return torch.gather(x, axis, _from_the_front(indices.to(torch.int64), x.shape[axis]))
+    return torch.gather(x, axis, _positive_indices(indices.to(torch.int64), x.shape[axis]))
 
 
 @operator("GatherND", refuses="`batch_dims`")
 def _gather_nd(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
+    """Select elements by index tuples in the last dimension."""
     if node.get("batch_dims", 0):
-        raise node.refused("batch_dims is not 0, which is not known")
+        raise node.unsupported("batch_dims is not 0, which is not supported")
     x, indices = tensors(x, indices)
     gathered: torch.Tensor = x[tuple(indices.to(torch.int64).unbind(-1))]
     return gathered
@@ -261,15 +296,16 @@ def _gather_nd(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
 
 @operator("ScatterElements")
 def _scatter_elements(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Tensor:
+    """Write or accumulate updates at indices along an axis."""
     x, indices, updates = tensors(x, indices, updates)
     axis = axis_of(node, x.ndim)
-    at = _from_the_front(indices.to(torch.int64), x.shape[axis])
-    kind = node.get("reduction", "none")
-    if kind == "none":
-        return torch.scatter(x, axis, at, updates)
-    if kind == "add":
-        return torch.scatter_add(x, axis, at, updates)
-    return torch.scatter_reduce(x, axis, at, updates, _REDUCED[kind])
+    targets = _positive_indices(indices.to(torch.int64), x.shape[axis])
+    reduction = node.get("reduction", "none")
+    if reduction == "none":
+        return torch.scatter(x, axis, targets, updates)
+    if reduction == "add":
+        return torch.scatter_add(x, axis, targets, updates)
+    return torch.scatter_reduce(x, axis, targets, updates, _REDUCED[reduction])
 
 
 _REDUCED: Final = {"mul": "prod", "max": "amax", "min": "amin"}
@@ -277,38 +313,41 @@ _REDUCED: Final = {"mul": "prod", "max": "amax", "min": "amin"}
 
 @operator("ScatterND", refuses="`reduction` max, min and mul")
 def _scatter_nd(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Tensor:
-    kind = node.get("reduction", "none")
-    if kind not in ("none", "add"):
-        raise node.refused(f"reduction is {kind!r}; expected none or add")
+    """Write or add updates at index tuples."""
+    reduction = node.get("reduction", "none")
+    if reduction not in ("none", "add"):
+        raise node.unsupported(f"reduction is {reduction!r}; expected none or add")
     x, indices, updates = tensors(x, indices, updates)
-    at = tuple(indices.to(torch.int64).unbind(-1))
-    return torch.index_put(x, at, updates, accumulate=kind == "add")
+    targets = tuple(indices.to(torch.int64).unbind(-1))
+    return torch.index_put(x, targets, updates, accumulate=reduction == "add")
 
 
 @operator("OneHot", numbers=(1, 2))
 def _one_hot(node: OnnxNode, indices: Any, depth: Any, values: Any) -> torch.Tensor:
-    (size,) = whole(node, depth, "depth")
-    off, on = real(node, values, "values")
+    """Return the on value at each index of a new axis, the off value elsewhere."""
+    (size,) = integers(node, depth, "depth")
+    off, on = floats(node, values, "values")
     indices = tensor(indices)
     axis = node.get("axis", -1) % (indices.ndim + 1)
-    places = torch.arange(size, device=indices.device)
-    places = places.reshape([size if k == axis else 1 for k in range(indices.ndim + 1)])
-    hit = _from_the_front(indices, size).unsqueeze(axis) == places
-    return torch.where(hit, *tensors(on, off))
+    positions = torch.arange(size, device=indices.device)
+    positions = positions.reshape([size if k == axis else 1 for k in range(indices.ndim + 1)])
+    is_hit = _positive_indices(indices, size).unsqueeze(axis) == positions
+    return torch.where(is_hit, *tensors(on, off))
 
 
 # -- from numbers ------------------------------------------------------------------------------
 
 
 @operator("ConstantOfShape", numbers=(0,))
-def _filled(node: OnnxNode, shape: Any) -> torch.Tensor:
+def _constant_of_shape(node: OnnxNode, shape: Any) -> torch.Tensor:
+    """Return a tensor of a shape, filled with the attribute ``value``, by default 0."""
     from onnx import numpy_helper
 
     value = node.get("value")
     fill = 0.0 if value is None else numpy_helper.to_array(value).item()
-    return torch.full(whole(node, shape, "shape"), fill)
+    return torch.full(integers(node, shape, "shape"), fill)
 
 
 @operator("Range", numbers=(0, 1, 2))
 def _range(node: OnnxNode, *limits: Any) -> torch.Tensor:
-    return torch.arange(*(real(node, limit, "range")[0] for limit in limits))
+    return torch.arange(*(floats(node, limit, "range")[0] for limit in limits))

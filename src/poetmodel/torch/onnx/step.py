@@ -1,4 +1,4 @@
-"""A training step of an ONNX file: a loss by name, and inputs and a target of its shapes."""
+"""A training step of an ONNX file: a named loss, example inputs, and a target."""
 
 from __future__ import annotations
 
@@ -22,64 +22,71 @@ _ENDINGS: Final = {
     "cross-entropy": ("Softmax", "LogSoftmax"),
     "bce": ("Sigmoid",),
 }
-"""By loss, the operators at the end of a file that are a part of it."""
-_INSTEAD: Final = {"Softmax": "cross-entropy", "LogSoftmax": "cross-entropy", "Sigmoid": "bce"}
-"""By operator, the loss that it is a part of."""
+"""Operators at the end of a file that a loss contains, by loss."""
+_LOSS_OF_ENDING: Final = {
+    "Softmax": "cross-entropy",
+    "LogSoftmax": "cross-entropy",
+    "Sigmoid": "bce",
+}
+"""The loss that contains an operator, by operator."""
 
 
 def onnx_step(
     path: str,
     loss: str | None,
     *,
-    function: Callable[[str], Any],
+    load_function: Callable[[str], Any],
     batch: int | None = None,
     dims: Mapping[str, int] | None = None,
 ) -> tuple[OnnxModule, Loss, tuple[torch.Tensor, ...]]:
-    """Return model, loss and inputs of a training step; the target is the last input.
+    """Return model, loss and example inputs of a training step. The target is the last input.
 
     Parameters
     ----------
     path : str
         The file.
     loss : str
-        ``cross-entropy``, ``bce``, ``nll``, ``mse``, ``l1``, or ``module:function``. A Softmax or a
-        Sigmoid at the end of the file is a part of the first two in training mode.
+        ``cross-entropy``, ``bce``, ``nll``, ``mse``, ``l1``, or ``module:function``. In training
+        mode, the first two replace a Softmax, LogSoftmax or Sigmoid at the end of the file.
     function : callable
-        Returns the function that ``module:function`` names.
+        Imports the function named ``module:function``.
     batch, dims
         As for `OnnxModule.example_inputs`.
 
     Raises
     ------
     InputError
-        If the file, the loss or the dimensions do not fit.
+        If the file, the loss or the dimensions do not match.
     """
     if loss is None:
-        raise InputError(f"{path}: --loss is missing; expected {_named()}")
+        raise InputError(f"{path}: --loss is missing; expected {_loss_names()}")
     if loss not in _LOSSES and ":" not in loss:
-        raise InputError(f"--loss {shown(loss)}: expected {_named()}")
+        raise InputError(f"--loss {shown(loss)}: expected {_loss_names()}")
     model = from_onnx(path)
     inputs = model.example_inputs(batch=batch, dims=dims)
     outputs = _outputs(path, model, inputs)
     if loss not in _LOSSES:
-        own = function(loss)
-        return model, own, (*inputs, _own_target(loss, own, outputs))
+        user_loss = load_function(loss)
+        return model, user_loss, (*inputs, _user_target(loss, user_loss, outputs))
     if not isinstance(outputs, torch.Tensor):
         names = ", ".join(map(repr, model.outputs))
         raise InputError(
-            f"{path}: --loss {loss} takes one output, and the file has {names}; give a function "
-            "of them as module:function"
+            f"{path}: --loss {loss} reads one output, and the file has {names}; use a function of "
+            "all outputs as module:function"
         )
     _check_ending(path, loss, model.ending)
     model.logits = model.ending is not None and model.ending.operator in _ENDINGS.get(loss, ())
-    find_loss, target = _LOSSES[loss]
-    known = model.logits and not model.moved
-    shaped = _Output(path, loss, outputs, model.ending if known else None)
-    return model, find_loss(shaped), (*inputs, target(shaped))
+    make_loss, make_target = _LOSSES[loss]
+    is_shape_known = model.logits and not model.reshapes_ending
+    output = _Output(path, loss, outputs, model.ending if is_shape_known else None)
+    return model, make_loss(output), (*inputs, make_target(output))
 
 
 def _outputs(path: str, model: OnnxModule, inputs: tuple[torch.Tensor, ...]) -> Any:
-    """Return the network's outputs for inputs."""
+    """Return the outputs for example inputs in evaluation mode; sets training mode afterwards.
+
+    Raises `InputError` if the network does not accept these sizes.
+    """
     try:
         with torch.no_grad():
             return model.eval()(*inputs)
@@ -87,65 +94,71 @@ def _outputs(path: str, model: OnnxModule, inputs: tuple[torch.Tensor, ...]) -> 
         raise
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         shapes = ", ".join(
-            f"{given.name} {list(x.shape)}" for given, x in zip(model.given, inputs, strict=True)
+            f"{record.name} {list(x.shape)}" for record, x in zip(model.inputs, inputs, strict=True)
         )
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InputError(
-            f"{path}: it takes no inputs of these sizes ({shapes}): {reason}; give others by "
-            "--batch and --dim"
+            f"{path}: it does not accept inputs of these sizes ({shapes}): {reason}; set other "
+            "sizes with --batch and --dim"
         ) from error
     finally:
         model.train()
 
 
-def _named() -> str:
+def _loss_names() -> str:
     return f"{', '.join(_LOSSES)}, or a function as module:function"
 
 
 def _check_ending(path: str, loss: str, ending: OnnxNode | None) -> None:
-    """Raise if a loss does not take what a file ends in."""
+    """Raise if the loss cannot follow the operator at the end of the file."""
     kind = None if ending is None else ending.operator
     where = "" if ending is None else f" ({ending.name!r})"
     if loss == "nll" and kind != "LogSoftmax":
-        said = f"ends in {kind}{where}" if kind else "ends in none"
+        found = f"ends in {kind}{where}" if kind else "does not end in one"
         raise InputError(
-            f"{path}: --loss nll takes log-probabilities, those of a LogSoftmax, and the file "
-            f"{said}; give --loss {_INSTEAD.get(kind or '', 'cross-entropy')}"
+            f"{path}: --loss nll needs the log-probabilities of a LogSoftmax, and the file "
+            f"{found}; use --loss {_LOSS_OF_ENDING.get(kind or '', 'cross-entropy')}"
         )
     if loss in _ENDINGS and kind is not None and kind not in _ENDINGS[loss]:
         raise InputError(
-            f"{path}: --loss {loss} does not go with the {kind} that the file ends in{where}; give "
-            f"--loss {_INSTEAD[kind]}"
+            f"{path}: --loss {loss} does not match the {kind} at the end of the file{where}; use "
+            f"--loss {_LOSS_OF_ENDING[kind]}"
         )
 
 
 class _Output:
-    """Output of a model, by the loss that has a name."""
+    """An example output, and the losses and targets that match its shape.
+
+    Raises `InputError` if the loss needs classes and their dimension is ambiguous.
+    """
 
     def __init__(self, path: str, loss: str, output: torch.Tensor, ending: OnnxNode | None) -> None:
         self.output = output
-        self.flat = False
-        """Whether classes are in the last of several dimensions."""
+        self.classes_last = False
+        """Whether classes are in the last of three or more dimensions."""
         if loss not in ("cross-entropy", "nll"):
             return
         rank = output.ndim
         axis = None if ending is None else ending.get("axis", -1) % rank
         if rank < 2 or (axis is None and rank == 3) or axis not in (None, 1, rank - 1):  # noqa: PLR2004
             raise InputError(
-                f"{path}: --loss {loss}: in an output of shape {tuple(output.shape)} it is not "
-                "clear where the classes are; give a function of it as module:function"
+                f"{path}: --loss {loss}: the dimension of classes is ambiguous in an output of "
+                f"shape {tuple(output.shape)}; use a function of it as module:function"
             )
-        self.flat = rank > 2 and axis == rank - 1  # noqa: PLR2004
+        self.classes_last = rank > 2 and axis == rank - 1  # noqa: PLR2004
 
-    def classes(self) -> torch.Tensor:
-        """Return a target of classes."""
+    def class_target(self) -> torch.Tensor:
+        """Return a target of class indices, all 0."""
         shape = list(self.output.shape)
-        del shape[-1 if self.flat else 1]
+        del shape[-1 if self.classes_last else 1]
         return torch.zeros(shape, dtype=torch.int64)
 
-    def of_classes(self, function: Loss) -> Loss:
-        """Return a loss of classes, wherever they are."""
-        if not self.flat:
+    def class_loss(self, function: Loss) -> Loss:
+        """Return a loss over class indices.
+
+        It flattens outputs whose classes are in the last of three or more dimensions.
+        """
+        if not self.classes_last:
             return function
 
         def over_rows(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -153,23 +166,26 @@ class _Output:
 
         return over_rows
 
-    def alike(self) -> torch.Tensor:
-        """Return a target of numbers."""
+    def zero_target(self) -> torch.Tensor:
+        """Return a target of zeros in the shape of the output."""
         return torch.zeros_like(self.output)
 
 
 _LOSSES: Final[dict[str, tuple[Callable[[_Output], Loss], Callable[[_Output], torch.Tensor]]]] = {
-    "cross-entropy": (lambda o: o.of_classes(functional.cross_entropy), _Output.classes),
-    "mse": (lambda _: functional.mse_loss, _Output.alike),
-    "bce": (lambda _: functional.binary_cross_entropy_with_logits, _Output.alike),
-    "nll": (lambda o: o.of_classes(functional.nll_loss), _Output.classes),
-    "l1": (lambda _: functional.l1_loss, _Output.alike),
+    "cross-entropy": (lambda o: o.class_loss(functional.cross_entropy), _Output.class_target),
+    "mse": (lambda _: functional.mse_loss, _Output.zero_target),
+    "bce": (lambda _: functional.binary_cross_entropy_with_logits, _Output.zero_target),
+    "nll": (lambda o: o.class_loss(functional.nll_loss), _Output.class_target),
+    "l1": (lambda _: functional.l1_loss, _Output.zero_target),
 }
-"""By name, what makes the loss of an output, and what makes a target for it."""
+"""Functions that return the loss and the target of an `_Output`, by the name of the loss."""
 
 
-def _own_target(name: str, function: Any, outputs: Any) -> torch.Tensor:
-    """Return the target of a user's loss: its default, or a tensor like the output."""
+def _user_target(name: str, function: Any, outputs: Any) -> torch.Tensor:
+    """Return the target of a user-defined loss: its default, or zeros like the output.
+
+    Raises `InputError` if the loss is not callable, or several outputs have no default target.
+    """
     if not callable(function):
         raise InputError(f"--loss {name}: expected a function of an output and its target")
     try:
@@ -182,6 +198,6 @@ def _own_target(name: str, function: Any, outputs: Any) -> torch.Tensor:
     if isinstance(outputs, torch.Tensor):
         return torch.zeros_like(outputs)
     raise InputError(
-        f"--loss {name}: the file has several outputs, so that the shape of the target is not "
-        "known; give its second parameter a tensor as the default"
+        f"--loss {name}: the file has several outputs, so the shape of the target is unknown; "
+        "set a tensor as the default of its second parameter"
     )

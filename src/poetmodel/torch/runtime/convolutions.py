@@ -233,7 +233,7 @@ def _gradients(
     settings: Sequence[Any],
     mask: Sequence[bool],
 ) -> Sequence[OptionalTensor]:
-    """Return the gradients of input, weight and bias that the mask selects; None for others."""
+    """Return the gradients of input, weight and bias; None unless the mask selects them."""
     if division is None:
         gradients: Sequence[OptionalTensor] = _BACKWARD(
             dy, *operands[:2], [dy.shape[1]], *settings, mask

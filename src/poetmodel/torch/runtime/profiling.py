@@ -226,6 +226,7 @@ def _page_costs(trace: Trace, transfer: TransferTime, power_w: float) -> list[tu
 
 
 def _check_arguments(trace: object, repeats: object, threads: object) -> None:
+    """Raise `InputError` for invalid arguments, or parameters that are not on the CPU."""
     if not isinstance(trace, Trace):
         raise InputError(f"expected the result of `trace`, got {shown(trace)}")
     for name, value in (("repeats", repeats), ("threads", 1 if threads is None else threads)):
@@ -267,6 +268,7 @@ def measure_operation_times(
     now: dict[fx.Node, float] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Execute a node, and store its time in `now`."""
         work = partial(call, node, arguments, keywords)
         if isinstance(node.target, ParameterUpdate):
             # A program overwrites state and gradient; here other operations read them.
@@ -363,6 +365,7 @@ def measure_paging(
 def _measure_transfers(
     descriptor: int, folder: str, repeats: int, sizes_bytes: Sequence[int]
 ) -> Paging:
+    """Time writes and reads of pages in an open file; return the fitted times."""
     written, read = [], []
     # Unmapped with its last view, because after an error some views still exist.
     memory = memoryview(mmap.mmap(-1, max(sizes_bytes)))

@@ -62,7 +62,7 @@ class StepWriter(Rewriter):
         *,
         homes: Mapping[int, int] | None = None,
     ) -> None:
-        super().__init__(trace.step_graph.direct)
+        super().__init__(trace.step_graph.output_keys)
         self.name = f"step of {trace.graph.name}"
         self.homes = dict(homes or {})
         self.step_graph: CapturedGraph = trace.step_graph
@@ -128,31 +128,31 @@ class StepWriter(Rewriter):
     def _write_operation(self, operation: Operation, numbers: Iterable[int], point: int) -> None:
         """Write an operation that makes storages `numbers`, at a point of the program."""
         del point
-        self.compute(operation.node, numbers)
+        self.write_node(operation.node, numbers)
 
     def _write_page(self, op: Op, number: int) -> None:
-        """Write a page-out or page-in of a storage; nothing if no node reads the storage."""
-        places = self.places(number)
-        if not places:
+        """Write a page-out or page-in of a storage, unless no node reads the storage."""
+        keys = self.output_keys(number)
+        if not keys:
             return
         if op == Op.PAGE_OUT:
-            newest = self._current.get(places[0]) or self.value(self._shown[places[0]])
-            self.graph.call_method("out", (self._pages, number, newest))
+            newest = self._current.get(keys[0]) or self.map_node(self._owners[keys[0]])
+            self.graph.call_method("page_out", (self._pages, number, newest))
         else:
             self._page_in(number)
 
     def _page_in(self, number: int) -> None:
         """Write a page-in, whose result becomes the newest copy of the storage."""
-        new = self.graph.call_method("into", (self._pages, number))
+        new = self.graph.call_method("page_in", (self._pages, number))
         alone = len(self.step_graph.storages[number].layouts) == 1
-        for place in self.places(number):
-            output = new if alone else self.graph.call_function(operator.getitem, (new, place[1]))
-            self._current[place] = output
+        for key in self.output_keys(number):
+            output = new if alone else self.graph.call_function(operator.getitem, (new, key[1]))
+            self._current[key] = output
 
     def _write_output(self, number: int) -> None:
         """Write the emission of a gradient, or store another output until the end."""
         output = self.step_graph.outputs[number]
-        value = self.value(output.result.node)
+        value = self.map_node(output.result.node)
         if number not in self.end_results:
             self.graph.call_method("__call__", (self._emit, number, value))
             return
@@ -168,9 +168,9 @@ class StepWriter(Rewriter):
 
     def _fills_storage(self, node: fx.Node) -> bool:
         """Return whether a node's value has all bytes of its storage."""
-        if node not in self.step_graph.direct:
+        if node not in self.step_graph.output_keys:
             return False
-        number, index = self.step_graph.direct[node]
+        number, index = self.step_graph.output_keys[node]
         storage = self.step_graph.storages[number]
         layout = storage.layouts[index]
         return bool(math.prod(layout.shape) * layout.dtype.itemsize == storage.bytes)
@@ -206,14 +206,15 @@ class TrainingWriter(StepWriter):
             for number in numbers:
                 self._write_output(number)
 
-    def argument(self, node: fx.Node) -> fx.Node:
+    def map_argument(self, node: fx.Node) -> fx.Node:
         """Return the node of an argument: its page if it was paged in, else its placeholder."""
-        place = self._direct.get(node)
-        if place in self._current:
-            return self._current[place]
+        key = self._key_of.get(node)
+        if key in self._current:
+            return self._current[key]
         return self._arguments[node]
 
     def _compute(self, operation: Operation, point: int) -> None:
+        """Write an operation: nothing for state in RAM, a page-in for state on storage."""
         if operation.is_source:
             for number in self.homes.keys() & set(operation.storages):
                 self._page_in(number)
@@ -228,23 +229,25 @@ class TrainingWriter(StepWriter):
         options: dict[str, Any] = {}
         if isinstance(update, ParameterUpdate):
             gradient = set(self.step_graph.gradient_storages(operation))
-            freed = self._freed_after(point)
+            freed = self._storages_freed_after(point)
             options["owned"] = self.step_graph.owns_gradient(operation) and gradient <= freed
             if update.rule.moments:
                 moment = self._positions[state[1]]
                 options["first"] = self.graph.call_function(operator.contains, (self._new, moment))
-        arguments: Any = fx.node.map_arg(operation.node.args, self.value)
+        arguments: Any = fx.node.map_arg(operation.node.args, self.map_node)
         self.graph.call_function(update.replace, arguments, options)
         for number in operation.storages:  # the new value is in the memory of the state
             home = self.step_graph.storages[number].replaces
             if home in self.homes:
-                self._current |= {(number, k): self._current[home, k] for _, k in self.places(home)}
-                self._places[number] = [(number, k) for _, k in self.places(home)]
+                self._current |= {
+                    (number, k): self._current[home, k] for _, k in self.output_keys(home)
+                }
+                self._output_keys[number] = [(number, k) for _, k in self.output_keys(home)]
 
     def _write_operation(self, operation: Operation, numbers: Iterable[int], point: int) -> None:
         """Write an operation, in place if the program frees the overwritten input after it."""
-        new = self.compute(operation.node, numbers)
-        freed = self._freed_after(point) if operation.in_place else ()
+        new = self.write_node(operation.node, numbers)
+        freed = self._storages_freed_after(point) if operation.in_place else ()
         for _, read in operation.in_place:
             if read not in freed:
                 continue
@@ -254,7 +257,7 @@ class TrainingWriter(StepWriter):
                 set_kernel(new, kernel)
             return
 
-    def _freed_after(self, point: int) -> set[int]:
+    def _storages_freed_after(self, point: int) -> set[int]:
         """Return the storages that the program frees right after a computation."""
         freed = set(self._last_uses.get(point, ()))
         for op, i in self.program[point + 1 :]:

@@ -91,7 +91,7 @@ class Runner:
         if homes is None and (on_storage or rolls_back):
             states = frozenset(on_storage.values())
             self.homes = StateStore(trace, states, folder=folder or ".", rollback=rollback)
-        view = {} if self.homes is None else self.homes.view(trace)
+        view = {} if self.homes is None else self.homes.numbers_of(trace)
         self._file_numbers = {index: view[number] for index, number in on_storage.items()}
         """Number in the state file of each state on storage and of its replacement."""
         self.delays_gradients = rollback and (
@@ -118,12 +118,12 @@ class Runner:
         self._fixed = [
             joint.value(a) if a.kind in constant_kinds else None for a in joint.arguments
         ]
-        """Arguments that are equal in each step; None for others."""
-        direct = trace.step_graph.direct
+        """Arguments that are equal in each step; None for arguments that are not."""
+        output_keys = trace.step_graph.output_keys
         unread = [
             indices[a.node]
             for a in joint.arguments
-            if direct.get(a.node, (None,))[0] in self._file_numbers
+            if output_keys.get(a.node, (None,))[0] in self._file_numbers
         ]
         self._state = None if joint.optimizer is None else OptimizerState(joint, on_storage=unread)
 
@@ -205,7 +205,9 @@ class Runner:
         """Restore the state before a failed step, or add the note `TORN` to its error."""
         if self.homes is not None:
             self.homes.rollback()
-        if self._state is not None and not (self.homes is not None and self.homes.has_two):
+        if self._state is not None and not (
+            self.homes is not None and self.homes.has_two_generations
+        ):
             error.add_note(TORN)
 
     def _values(self, inputs: Sequence[Any]) -> list[Any]:
@@ -269,7 +271,7 @@ class GradientTarget:
     is_last: bool
     """Whether it is the last gradient of its key."""
     is_sole_reader: bool
-    """Whether nothing else reads the gradient's storage."""
+    """Whether no other operation or output reads the gradient's storage."""
 
 
 class Gradients:

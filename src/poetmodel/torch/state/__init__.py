@@ -1,1 +1,1 @@
-"""State between steps: page files, state files, where state is, what a killed process left."""
+"""State between steps: page files, state files, homes of state, and recovery after a crash."""

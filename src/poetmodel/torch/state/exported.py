@@ -1,4 +1,4 @@
-"""``load_state`` and ``save_state``: what an exported program trained, in a model, and back."""
+"""``load_state`` and ``save_state``: exchange state between an exported program and a model."""
 
 from __future__ import annotations
 
@@ -29,48 +29,52 @@ def load_state(
     optimizer: torch.optim.Optimizer | None = None,
     folder: str | Path | None = None,
 ) -> None:
-    """Give a model the state that an exported program has written.
+    """Load the state that an exported program has written into a model.
 
     Parameters
     ----------
     path : str or Path
-        The exported folder, whose file ``state.bin`` is read; or such a file, which ``pm_run``
-        writes, or an application from `pm_read_state`, tensor by tensor.
+        The exported folder, whose file ``state.bin`` is read; or such a file, written by
+        ``pm_run``, or by an application that calls `pm_read_state` for each tensor.
     model : torch.nn.Module
-        The model that was exported, or another one of the same parameters and buffers, which get
-        the values.
+        The exported model, or another one with the same parameters and buffers. Their values are
+        overwritten.
     optimizer : torch.optim.Optimizer, optional
-        Its state gets the moments of the file, which are left out otherwise. Where the program sums
-        gradients of several batches, those so far are in ``.grad``; None after an update.
+        Its state gets the moments of the file, which are ignored otherwise. If the program sums
+        gradients of several batches, ``.grad`` gets the current sums; None after an update.
     folder : str or Path, optional
-        The exported folder, where the file lies elsewhere.
+        The exported folder, if the file is elsewhere.
 
     Raises
     ------
     InputError
-        If the file is not one of the folder, whose program may change no state, or the model has no
-        such tensors: nothing is changed.
+        If the file does not match the folder, the folder's program changes no state, or the model
+        lacks tensors of the file. The model is then unchanged.
     """
-    file, home = state_paths(path, folder)
-    tensors = state_tensors(home, is_trained=True)
+    file, export_folder = state_paths(path, folder)
+    tensors = state_tensors(export_folder, is_trained=True)
     arrays = read_state(file, tensors)
     values = {tensor.name: torch.tensor(arrays[tensor.name]) for tensor in tensors}
-    pairs = list(_pairs(model, tensors))
-    sums = dict(_sums(model, tensors))
-    moments = {tensor.name for tensor in tensors} - {name for name, _ in pairs} - sums.keys()
-    kept = list(_moments(model, moments, optimizer))
+    model_tensors = list(_matching_tensors(model, tensors))
+    gradient_sums = dict(_gradient_sums(model, tensors))
+    moment_names = (
+        {tensor.name for tensor in tensors}
+        - {name for name, _ in model_tensors}
+        - gradient_sums.keys()
+    )
+    moment_targets = list(_moment_targets(model, moment_names, optimizer))
     with torch.no_grad():
-        for name, own in pairs:
-            own.copy_(values[name])
-        for name, parameter, key in kept:
-            # A buffer that begins with its first gradient has NaN.
+        for name, target in model_tensors:
+            target.copy_(values[name])
+        for name, parameter, key in moment_targets:
+            # NaN marks a momentum buffer that begins as the first gradient.
             has_value = key != "momentum_buffer" or not bool(values[name].isnan().all())
             if optimizer is not None and has_value:
-                like = values[name].to(parameter.dtype if values[name].ndim else torch.float32)
-                optimizer.state[parameter][key] = like
+                moment = values[name].to(parameter.dtype if values[name].ndim else torch.float32)
+                optimizer.state[parameter][key] = moment
             elif optimizer is not None:
                 optimizer.state[parameter].pop(key, None)
-    for name, parameter in sums.items():
+    for name, parameter in gradient_sums.items():
         if parameter is not None:
             parameter.grad = values[name].to(parameter.dtype) if arrays[BATCHES] else None
 
@@ -82,39 +86,43 @@ def save_state(
     optimizer: torch.optim.Optimizer | None = None,
     folder: str | Path | None = None,
 ) -> None:
-    """Write the state of a model as a file that an exported program can begin with.
+    """Write the state of a model as a file that an exported program can start from.
 
-    ``pm_run`` begins with it where its arguments have ``state=FILE``; an application hands each
-    tensor to `pm_write_state`.
+    ``pm_run`` starts from it with the argument ``state=FILE``; an application passes each tensor to
+    `pm_write_state`.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The model that was exported.
+        The exported model.
     path : str or Path
         The exported folder, where ``state.bin`` is written; or the file to write.
     optimizer : torch.optim.Optimizer, optional
-        Whose moments are written; where it has taken no step they are those that it begins with.
-        Needed where the folder has some. A program that sums gradients of several batches begins
-        with the first of them.
+        The optimizer with the moments to write; before its first step, their initial values.
+        Required if the folder has moments. A program that sums gradients of several batches starts
+        with the first batch.
     folder : str or Path, optional
-        The exported folder, where the file is to lie elsewhere.
+        The exported folder, if the file is to be elsewhere.
 
     Raises
     ------
     InputError
-        If the folder has tensors that the model and the optimizer do not have, or its program
-        changes no state.
+        If the folder has tensors that the model and the optimizer lack, or its program changes no
+        state.
     """
-    file, home = state_paths(path, folder)
-    tensors = state_tensors(home, is_trained=True)
-    arrays = {name: own.detach().cpu().numpy() for name, own in _pairs(model, tensors)}
+    file, export_folder = state_paths(path, folder)
+    tensors = state_tensors(export_folder, is_trained=True)
+    arrays = {
+        name: source.detach().cpu().numpy() for name, source in _matching_tensors(model, tensors)
+    }
     shapes = {tensor.name: tensor.shape for tensor in tensors}
-    arrays |= {name: np.zeros(shapes[name]) for name, _ in _sums(model, tensors)}
-    moments = {tensor.name for tensor in tensors} - arrays.keys()
-    if moments and optimizer is None:
-        raise InputError(f"optimizer: the folder keeps {min(moments)!r} too; give the optimizer")
-    for name, parameter, key in _moments(model, moments, optimizer):
+    arrays |= {name: np.zeros(shapes[name]) for name, _ in _gradient_sums(model, tensors)}
+    moment_names = {tensor.name for tensor in tensors} - arrays.keys()
+    if moment_names and optimizer is None:
+        raise InputError(
+            f"optimizer: the folder also has {min(moment_names)!r}; pass the optimizer"
+        )
+    for name, parameter, key in _moment_targets(model, moment_names, optimizer):
         if optimizer is not None:
             slot = OptimizerSlot(optimizer, parameter, key)
             moment = slot.value().detach().cpu().numpy().reshape(shapes[name])
@@ -122,51 +130,60 @@ def save_state(
     write_state(file, tensors, arrays)
 
 
-def _pairs(
+def _matching_tensors(
     model: torch.nn.Module, tensors: Sequence[ExportedTensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield parameters and buffers that a folder has, by name."""
+    """Yield the parameters and buffers of a model that an exported folder has, by name.
+
+    Raises `InputError` for another shape, or a tensor without memory.
+    """
     check_kind("model", model, torch.nn.Module)
     model = with_fronts(model)
-    own: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    own |= dict(model.named_buffers(remove_duplicate=False))
+    model_tensors: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    model_tensors |= dict(model.named_buffers(remove_duplicate=False))
     for tensor in tensors:
-        mine = own.get(tensor.name)
-        if mine is None:
+        model_tensor = model_tensors.get(tensor.name)
+        if model_tensor is None:
             continue
-        if tuple(mine.shape) != tensor.shape:
+        if tuple(model_tensor.shape) != tensor.shape:
             raise InputError(
                 f"{tensor.name}: expected shape {list(tensor.shape)}, as in the folder, got "
-                f"{list(mine.shape)} of the model"
+                f"{list(model_tensor.shape)} of the model"
             )
-        if mine.is_meta:
-            raise InputError(f"{tensor.name}: the model has no memory for it (device meta)")
-        yield tensor.name, mine
+        if model_tensor.is_meta:
+            raise InputError(f"{tensor.name}: has no memory in the model (device meta)")
+        yield tensor.name, model_tensor
 
 
-def _sums(
+def _gradient_sums(
     model: torch.nn.Module, tensors: Sequence[ExportedTensor]
 ) -> Iterator[tuple[str, torch.nn.Parameter | None]]:
-    """Yield the sums of gradients of a folder, each with its parameter; how many are in them."""
+    """Yield the names of gradient sums of a folder with their parameters.
+
+    The last one is the number of summed batches, with None.
+    """
     if any(tensor.name == BATCHES for tensor in tensors):
-        own = dict(model.named_parameters(remove_duplicate=False))
-        own |= {  # int8 weights are buffers; another parameter stands for them
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        parameters |= {  # int8 weights are buffers; their gradients belong to another parameter
             f"{path}.weight" if path else "weight": layer.weight_gradient
             for path, layer in model.named_modules()
             if isinstance(layer, TrainedLayer)
         }
         for tensor in tensors:
-            of, _, key = tensor.name.rpartition(".")
-            if key == GRADIENT and of in own:
-                yield tensor.name, own[of]
+            owner_name, _, key = tensor.name.rpartition(".")
+            if key == GRADIENT and owner_name in parameters:
+                yield tensor.name, parameters[owner_name]
         yield BATCHES, None
 
 
-def _moments(
+def _moment_targets(
     model: torch.nn.Module, names: set[str], optimizer: torch.optim.Optimizer | None
 ) -> Iterator[tuple[str, torch.nn.Parameter, str]]:
-    """Yield which parameter a moment is of, and what the optimizer calls it."""
-    own = dict(model.named_parameters(remove_duplicate=False))
+    """Yield for each moment its name, its parameter, and its key in the optimizer's state.
+
+    Raises `InputError` if the model or the optimizer does not have it.
+    """
+    parameters_by_name = dict(model.named_parameters(remove_duplicate=False))
     if optimizer is not None:
         check_kind("optimizer", optimizer, torch.optim.Optimizer)
     groups = () if optimizer is None else optimizer.param_groups
@@ -174,19 +191,20 @@ def _moments(
     rules = () if optimizer is None else group_rules(optimizer)
     moments = {id(p): rule.moments for rule, parameters in rules for p in parameters}
     for name in sorted(names):
-        of, _, key = name.rpartition(".")
-        if of not in own:
+        owner_name, _, key = name.rpartition(".")
+        if owner_name not in parameters_by_name:
             raise InputError(
                 f"model: expected a tensor {name!r}, which the folder has; it has none"
             )
-        if optimizer is not None and id(own[of]) not in trained:
+        if optimizer is not None and id(parameters_by_name[owner_name]) not in trained:
             raise InputError(
-                f"optimizer: expected it to train {of!r}, of which the folder has {key}"
+                f"optimizer: expected it to train {owner_name!r}, because the folder has its {key}"
             )
-        keeps = moments.get(id(own[of]))
-        if keeps is not None and key not in keeps:
+        known_keys = moments.get(id(parameters_by_name[owner_name]))
+        if known_keys is not None and key not in known_keys:
             raise InputError(
-                f"optimizer: the folder has {key} of {of!r}, and {type(optimizer).__name__} "
-                f"keeps {listed(keeps) or 'nothing'}; give one like that which was exported"
+                f"optimizer: the folder has {key} of {owner_name!r}, and "
+                f"{type(optimizer).__name__} "
+                f"has {listed(known_keys) or 'none'}; use an optimizer like the exported one"
             )
-        yield name, own[of], key
+        yield name, parameters_by_name[owner_name], key

@@ -1,8 +1,9 @@
-"""A file that has the state of a training run: two generations of each tensor, and commit records.
+"""The state file of a training run: two generations of each tensor, and commit records.
 
-A step reads the current generation and writes the next one beside it. When all of that is on the
-medium, a record says which of the two each tensor is in; it is written in the place of the record
-before the last. So at every moment there is one whole state, whatever stops the process.
+A step reads the current generation and writes the next one to other slots. When the medium has
+stored that completely, a record is written with the current slot of each tensor; it overwrites the
+record before the last. So the file has one intact state at every moment, whenever the process is
+stopped.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from poetmodel.torch.state.pages import (
     make_folder,
     page_errors,
     read_checked,
-    remove_left,
+    remove_abandoned,
 )
 from poetmodel.units import format_bytes
 
@@ -47,11 +48,11 @@ if TYPE_CHECKING:
     from poetmodel.torch.state.pages import Memory
 
 BLOCK_BYTES: Final = max(ALIGNMENT_BYTES, PAGE_BYTES)
-"""Everything in the file begins at a multiple of this, so that it can be mapped [B]."""
+"""All offsets in the file are multiples of this size, so that they can be mapped [B]."""
 RECORDS: Final = 2
-"""Places for records, written in turn."""
+"""Number of positions for records, which are written in turn."""
 ABSENT: Final = 255
-"""In place of a slot: the tensor is not there yet, such as a moment before the first step."""
+"""Slot number of a tensor that is absent, such as a moment before the first step."""
 
 _MAGIC: Final = b"poetmodel state\n"
 _VERSION: Final = 1
@@ -62,38 +63,38 @@ _RECORD: Final = struct.Struct("<QQQQ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateTensor:
-    """A tensor of a state file: what it is of a model or of its optimizer."""
+    """A tensor in a state file, and its name in the model or optimizer."""
 
     storage: TensorStorage
-    """Its memory; the number is that in the file."""
+    """Its memory; ``index`` is its number in the file."""
     kind: str
     """``parameter``, ``buffer`` or ``moment``."""
     owner: str
-    """Path of the parameter or buffer below the captured module; for a moment of its parameter."""
+    """Path of the parameter or buffer below the captured module; for a moment, of its parameter."""
     key: str = ""
     """Key of a moment in ``optimizer.state``."""
 
 
-def aligned(size_bytes: int) -> int:
-    """Return the next multiple of a block [B]."""
+def align_to_block(size_bytes: int) -> int:
+    """Round a size up to a multiple of a block [B]."""
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """The tensors of a state file, and where it has them."""
+    """The tensors of a state file, and the layout of the file."""
 
     name: str
     """Identifier of the captured step."""
     generations: int
-    """How many slots each tensor has: one or two."""
+    """Number of slots of each tensor: one or two."""
     tensors: tuple[StateTensor, ...]
     header: bytes = field(repr=False)
-    """How it is written in the beginning of the file."""
+    """The encoded header of the file."""
 
     @classmethod
     def of(cls, tensors: Iterable[StateTensor], *, name: str, generations: int) -> Self:
-        """Return the format for some tensors, with its header."""
+        """Create the format for some tensors, with its header."""
         tensors = tuple(tensors)
         fields = {
             "version": _VERSION,
@@ -107,16 +108,16 @@ class Format:
         return cls(name=name, generations=generations, tensors=tensors, header=begin + text)
 
     @classmethod
-    def parsed(cls, beginning: bytes) -> Self | None:
-        """Return the format that the first bytes of a file tell, as many as `needed`.
+    def parse(cls, first_bytes: bytes) -> Self | None:
+        """Parse the format from the first `header_bytes` of a file.
 
-        None if they tell none, or that of another version or host.
+        None if the header is incomplete, damaged, or of another version or host.
         """
-        size = cls.needed(beginning)
-        if size is None or len(beginning) < size:
+        size = cls.header_bytes(first_bytes)
+        if size is None or len(first_bytes) < size:
             return None
-        text = beginning[_HEADER.size : size]
-        if _HEADER.unpack_from(beginning)[2] != _digest(text):
+        text = first_bytes[_HEADER.size : size]
+        if _HEADER.unpack_from(first_bytes)[2] != _digest(text):
             return None
         fields = json.loads(text)
         if fields["version"] != _VERSION or fields["block_bytes"] != BLOCK_BYTES:
@@ -126,30 +127,32 @@ class Format:
             name=fields["name"],
             generations=fields["generations"],
             tensors=tensors,
-            header=beginning[:size],
+            header=first_bytes[:size],
         )
 
     @staticmethod
-    def needed(beginning: bytes) -> int | None:
-        """Return the length of the header of a file that begins so; None if it is none [B]."""
-        if len(beginning) < _HEADER.size:
+    def header_bytes(first_bytes: bytes) -> int | None:
+        """Return the length of a header from its first bytes; None if it is none [B]."""
+        if len(first_bytes) < _HEADER.size:
             return None
-        magic, size, _ = _HEADER.unpack_from(beginning)
+        magic, size, _ = _HEADER.unpack_from(first_bytes)
         return _HEADER.size + int(size) if magic == _MAGIC else None
 
     def record_offset(self, generation: int) -> int:
-        """Return the start of the record of a generation [B]."""
-        return aligned(len(self.header)) + generation % RECORDS * aligned(self.record_bytes)
+        """Return the offset of the record of a generation [B]."""
+        return align_to_block(len(self.header)) + generation % RECORDS * align_to_block(
+            self.record_bytes
+        )
 
     @property
     def record_bytes(self) -> int:
-        """Most bytes that a record takes [B]."""
+        """Maximum size of a record [B]."""
         return _RECORD.size + 9 * len(self.tensors) + BLOCK_BYTES * 2 + _DIGEST_BYTES
 
     @cached_property
     def _offsets(self) -> tuple[int, ...]:
-        """First byte of each tensor in its generation; last the size of a generation [B]."""
-        sizes = (aligned(tensor.storage.bytes) for tensor in self.tensors)
+        """Offset of each tensor in its generation, then the size of a generation [B]."""
+        sizes = (align_to_block(tensor.storage.bytes) for tensor in self.tensors)
         return tuple(accumulate(sizes, initial=0))
 
     @property
@@ -158,55 +161,55 @@ class Format:
         return self.slot_offset(len(self.tensors), self.generations - 1)
 
     def slot_offset(self, position: int, slot: int) -> int:
-        """Return the start of a slot of the tensor at a position [B].
+        """Return the offset of a slot of the tensor at a position [B].
 
-        The first slots of all tensors lie together, and so do the second ones.
+        The first slots of all tensors are contiguous, and so are the second ones.
         """
-        begin = self.record_offset(0) + RECORDS * aligned(self.record_bytes)
+        begin = self.record_offset(0) + RECORDS * align_to_block(self.record_bytes)
         return begin + slot * self._offsets[-1] + self._offsets[position]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One generation: the slot and the checksum of each tensor."""
+    """A commit record of one generation: the slot and the checksum of each tensor."""
 
     generation: int
     steps: int
-    """Training steps that made it."""
+    """Number of training steps until this generation."""
     slots: tuple[int, ...]
-    sums: tuple[int, ...]
+    checksums: tuple[int, ...]
     random: bytes = field(default=b"", repr=False)
-    """The state of PyTorch's random generator after them."""
+    """State of PyTorch's random generator after these steps."""
 
     @classmethod
-    def blank(cls, count: int, *, steps: int) -> Self:
-        """Return the content before anything was written."""
-        return cls(generation=0, steps=steps, slots=(ABSENT,) * count, sums=(0,) * count)
+    def empty(cls, count: int, *, steps: int) -> Self:
+        """Return the record of an empty file."""
+        return cls(generation=0, steps=steps, slots=(ABSENT,) * count, checksums=(0,) * count)
 
     def to_bytes(self) -> bytes:
-        """Return the text form."""
+        """Encode the record, with a digest at the end."""
         count = len(self.slots)
-        head = _RECORD.pack(self.generation, self.steps, count, len(self.random))
-        body = head + bytes(self.slots) + struct.pack(f"<{count}Q", *self.sums) + self.random
+        header = _RECORD.pack(self.generation, self.steps, count, len(self.random))
+        body = header + bytes(self.slots) + struct.pack(f"<{count}Q", *self.checksums) + self.random
         return body + _digest(body)
 
     @classmethod
-    def parsed(cls, written: bytes) -> Self | None:
-        """Return a record that was written; None if it is torn, or there is none."""
-        if len(written) < _RECORD.size:
+    def parse(cls, encoded: bytes) -> Self | None:
+        """Parse an encoded record; None if it is incomplete or damaged."""
+        if len(encoded) < _RECORD.size:
             return None
-        generation, steps, count, random_bytes = _RECORD.unpack_from(written)
+        generation, steps, count, random_bytes = _RECORD.unpack_from(encoded)
         sums_at = _RECORD.size + count
         random_at = sums_at + 8 * count
         end = random_at + random_bytes
-        if written[end : end + _DIGEST_BYTES] != _digest(written[:end]):
+        if encoded[end : end + _DIGEST_BYTES] != _digest(encoded[:end]):
             return None
         return cls(
             generation=generation,
             steps=steps,
-            slots=tuple(written[_RECORD.size : sums_at]),
-            sums=struct.unpack_from(f"<{count}Q", written, sums_at),
-            random=written[random_at:end],
+            slots=tuple(encoded[_RECORD.size : sums_at]),
+            checksums=struct.unpack_from(f"<{count}Q", encoded, sums_at),
+            random=encoded[random_at:end],
         )
 
 
@@ -215,6 +218,7 @@ def _digest(text: bytes) -> bytes:
 
 
 def _tensor_to_dict(tensor: StateTensor) -> dict[str, Any]:
+    """Return the header's JSON object of a tensor."""
     return {
         "kind": tensor.kind,
         "owner": tensor.owner,
@@ -233,6 +237,7 @@ def _tensor_to_dict(tensor: StateTensor) -> dict[str, Any]:
 
 
 def _tensor_from_dict(index: int, item: dict[str, Any]) -> StateTensor:
+    """Return the tensor of a JSON object; its index is its position in the header."""
     layouts = tuple(
         TensorLayout(
             position=None,
@@ -254,21 +259,23 @@ def _tensor_from_dict(index: int, item: dict[str, Any]) -> StateTensor:
 
 PREFIX: Final = ".poetmodel-state-"
 UNFINISHED: Final = ".new"
-"""How the name of a file ends that has no whole state yet."""
+"""Suffix of files without an intact state."""
 LARGE_BYTES: Final = 1 << 20
-"""Size from which data goes to the medium at once, and leaves RAM; the rest goes at the commit."""
+"""Writes of at least this size are flushed at once and dropped from the file cache; smaller ones
+are flushed at the commit [B]."""
 
-_KEPT: Final = "close() brings the state back to RAM"
+_CLOSE_HINT: Final = "close() moves the state to RAM"
 
 
 class StateFile:
     """The state of one training run in a file in the user's folder, locked by its process.
 
-    Between steps the memory of a tensor, by `map`, is a private mapping of its current generation:
-    who writes to it changes no file. `take_over` makes such changes a generation of their own,
-    before the next step. So the file has what its record says, and every page is checked by it.
+    Between steps, the memory passed to `map` is a private mapping of a tensor's current generation:
+    writes to it do not change the file. Before the next step, `write_mapped_changes` writes such
+    changes to the file as a new generation. So the content of the file always matches its record,
+    and every page is checked against it.
 
-    With one generation a step writes over the only one, and there is nothing to recover.
+    With one generation, a step overwrites the only one, and the file cannot be recovered.
     """
 
     def __init__(
@@ -281,8 +288,8 @@ class StateFile:
         steps: int = 0,
     ) -> None:
         self.format = Format.of(tensors, name=name, generations=generations)
-        self.record = Record.blank(len(self.format.tensors), steps=steps)
-        """Number of the current generation."""
+        self.record = Record.empty(len(self.format.tensors), steps=steps)
+        """The record of the current generation."""
         self.storages: dict[int, TensorStorage] = {}
         self._positions: dict[int, int] = {}
         for position, tensor in enumerate(self.format.tensors):
@@ -290,14 +297,14 @@ class StateFile:
             self._positions[tensor.storage.index] = position
         self.written_bytes = self.read_bytes = 0
         self._next: dict[int, tuple[int, int]] = {}
-        """Slot and checksum of what the next generation has so far, by position."""
+        """Slot and checksum of tensors already written for the next generation, by position."""
         self._memories: dict[int, Memory] = {}
         self._mapped: dict[int, int] = {}
-        """Slot that each memory is a mapping of."""
-        self._shown = False
-        """Whether mappings are what no commit has made current yet."""
+        """Slot to which each memory is mapped."""
+        self._shows_uncommitted = False
+        """Whether mappings show tensors written since the last commit."""
         self._closed = False
-        self._make(folder)
+        self._create(folder)
 
     @property
     def bytes(self) -> int:
@@ -306,20 +313,24 @@ class StateFile:
 
     # -- the file --------------------------------------------------------------------------------
 
-    def _make(self, folder: str | Path) -> None:
+    def _create(self, folder: str | Path) -> None:
+        """Create, lock and allocate the file, and write its header.
+
+        Raises `InputError` if that fails. Forked processes close the file.
+        """
         make_folder(folder)
-        remove_left(folder, f"{PREFIX}*{UNFINISHED}")
+        remove_abandoned(folder, f"{PREFIX}*{UNFINISHED}")
         try:
             descriptor, name = tempfile.mkstemp(prefix=PREFIX, suffix=UNFINISHED, dir=folder)
         except OSError as error:
             raise InputError(
-                f"{folder}: no state file can be made here ({error.strerror or error})"
+                f"{folder}: no state file can be created here ({error.strerror or error})"
             ) from None
         self._process = os.getpid()
         self._descriptor = descriptor
-        # Opened again: mappings, which forked processes have too, would hold on to a lock.
+        # A second descriptor: mappings, which forked processes inherit, would retain the lock.
         self._lock = os.open(name, os.O_RDONLY)
-        self._named(Path(name))
+        self._set_path(Path(name))
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(descriptor, 0, self.bytes)
@@ -327,22 +338,25 @@ class StateFile:
         except OSError as error:
             self._remove()
             raise InputError(
-                f"{folder}: no room for a state file of {format_bytes(self.bytes)} "
-                f"({error.strerror or error}); free some, or give more ram"
+                f"{folder}: not enough space for a state file of {format_bytes(self.bytes)} "
+                f"({error.strerror or error}); free some space, or increase ram"
             ) from None
-        os.register_at_fork(after_in_child=partial(_leave, weakref.ref(self)))
+        os.register_at_fork(after_in_child=partial(_leave_in_child, weakref.ref(self)))
 
-    def _named(self, path: Path) -> None:
-        """Let the file at a path be the one that goes with this object."""
+    def _set_path(self, path: Path) -> None:
+        """Set the path of the file, which is removed together with this object."""
         self.path = path
         descriptors = (self._descriptor, self._lock)
         self._remove = weakref.finalize(self, _remove, descriptors, path, self._process)
 
     def _publish(self) -> None:
-        """Give the file the name by which it is found; it has a whole state now."""
+        """Rename the file to its final name, under which `recover` finds it.
+
+        Called when the file has its first intact state.
+        """
         self._remove.detach()
         path = self.path.rename(self.path.with_suffix(""))
-        self._named(path)
+        self._set_path(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -350,38 +364,38 @@ class StateFile:
             os.close(folder)
 
     def check(self) -> None:
-        """Raise `PageError` unless the file is there, with its full size, and of this process."""
+        """Raise `PageError` unless the file is complete and belongs to this process."""
         if self._process != os.getpid():
             raise PageError(
-                f"{self.path}: the state is in a file of process {self._process}, and this is "
+                f"{self.path}: the state is in a file of process {self._process}, but this is "
                 f"process {os.getpid()}, forked from it; compile in the process that trains"
             )
         if self._closed:
             raise PageError(f"{self.path}: the step was closed; compile again")
-        there = os.fstat(self._descriptor)
-        if not there.st_nlink or not self.path.exists():
-            raise PageError(f"{self.path}: the state file was removed or moved; {_KEPT}")
-        if there.st_size < self.bytes:
+        file_status = os.fstat(self._descriptor)
+        if not file_status.st_nlink or not self.path.exists():
+            raise PageError(f"{self.path}: the state file was removed or moved; {_CLOSE_HINT}")
+        if file_status.st_size < self.bytes:
             raise PageError(
-                f"{self.path}: the state file has {there.st_size:,} of {self.bytes:,} B: state is "
-                "lost; load a checkpoint"
+                f"{self.path}: the state file has {file_status.st_size:,} of {self.bytes:,} B: "
+                "state is lost; load a checkpoint"
             )
 
     def close(self) -> None:
-        """Bring what is mapped back to RAM, at the same addresses, and remove the file.
+        """Move all mapped memory to RAM, at the same addresses, and remove the file.
 
-        What cannot be read is a `PageError`; the file stays then.
+        Raises `PageError` if a tensor cannot be read; the file then remains.
         """
         if self._closed or self._process != os.getpid():
             self._closed = True
             return
-        for index, _ in self._living():
+        for index, _ in self._live_memories():
             self.unmap(index)
         self._closed = True
         self._remove()
 
-    def leave(self) -> None:
-        """In a forked process: let go of the file of its parent."""
+    def close_in_child(self) -> None:
+        """Close the parent's file in a forked process, without removing it."""
         if self._remove.detach() is not None:
             os.close(self._descriptor)
             os.close(self._lock)
@@ -391,44 +405,47 @@ class StateFile:
     # -- generations -----------------------------------------------------------------------------
 
     def contains(self, index: int) -> bool:
-        """Whether the current generation has a tensor."""
+        """Return whether the mapped generation has a tensor."""
         return self._slot(self._positions[index]) != ABSENT
 
-    def has(self, index: int, total: int) -> bool:
-        """Whether the current generation of a tensor has a checksum."""
+    def has_checksum(self, index: int, expected: int) -> bool:
+        """Return whether a tensor in the current generation has this checksum."""
         position = self._positions[index]
-        return self.record.slots[position] != ABSENT and self.record.sums[position] == total
+        return self.record.slots[position] != ABSENT and self.record.checksums[position] == expected
 
     def read(self, index: int, memory: memoryview) -> None:
-        """Read what a tensor is now; zeros if it is not there.
+        """Read the current value of a tensor; zeros if it is absent.
 
-        The file is checked to have what was written. What was changed through its mapping since
-        the last step is in it.
+        The file is checked against its checksum. Changes through the tensor's mapping since the
+        last step are included.
         """
         position = self._positions[index]
         slot = self.record.slots[position]
         if slot == ABSENT:
             np.frombuffer(memory, dtype=np.uint8)[:] = 0
             return
-        self._read(position, slot, self.record.sums[position], memory)
+        self._read_slot(position, slot, self.record.checksums[position], memory)
         mapped = self._memories.get(index)
         if mapped is not None:
             with Pagemap() as pages:
                 mapped.copy_written(pages, memory)
 
-    def _read(self, position: int, slot: int, expected: int, memory: memoryview) -> None:
+    def _read_slot(self, position: int, slot: int, expected: int, memory: memoryview) -> None:
+        """Read a slot, and check its checksum."""
         offset = self.format.slot_offset(position, slot)
-        read_checked(self.path, self._descriptor, memory, offset, expected, self._page(position))
+        read_checked(
+            self.path, self._descriptor, memory, offset, expected, self._page_name(position)
+        )
         self.read_bytes += len(memory)
 
     def write(self, index: int, memory: memoryview) -> None:
-        """Write a tensor of the next generation; what is not written stays as it is."""
+        """Write a tensor of the next generation. Tensors not written keep their value."""
         position = self._positions[index]
         current = self.record.slots[position]
         slot = 0 if current == ABSENT else (current + 1) % self.format.generations
         offset = self.format.slot_offset(position, slot)
-        with page_errors(self.path, f"{self._page(position)} could not be written"):
-            self._put(memory, offset)
+        with page_errors(self.path, f"{self._page_name(position)} could not be written"):
+            self._write_padded(memory, offset)
             if len(memory) >= LARGE_BYTES:
                 os.fdatasync(self._descriptor)
                 os.posix_fadvise(self._descriptor, offset, len(memory), os.POSIX_FADV_DONTNEED)
@@ -436,109 +453,117 @@ class StateFile:
         self.written_bytes += len(memory)
 
     def commit(self, *, steps: int = 0, absent: Iterable[int] = ()) -> None:
-        """Make what was written the current generation, for good when this returns.
+        """Make the written tensors the current generation. The medium has stored it on return.
 
         Parameters
         ----------
         steps : int
             Training steps since the last commit.
         absent : iterable of int
-            Tensors that are not there any more.
+            Tensors that are absent from now on.
         """
-        gone = {self._positions[index]: (ABSENT, 0) for index in absent}
-        self._next |= gone
-        record = self._following(steps=steps)
+        removed = {self._positions[index]: (ABSENT, 0) for index in absent}
+        self._next |= removed
+        record = self._next_record(steps=steps)
         if self.format.generations > 1:
             with page_errors(self.path, "the commit record could not be written"):
-                self._commit(record)
+                self._write_record(record)
         written, self.record, self._next = self._next, record, {}
         self._remap(written)
         if self.format.generations > 1 and self.path.suffix == UNFINISHED:
             self._publish()
 
-    def _following(self, *, steps: int) -> Record:
-        """Return the record of the next generation, as far as it is written."""
-        pairs = list(zip(self.record.slots, self.record.sums, strict=True))
+    def _next_record(self, *, steps: int) -> Record:
+        """Return the next generation's record: changed slots and checksums override the current."""
+        pairs = list(zip(self.record.slots, self.record.checksums, strict=True))
         for position, pair in self._next.items():
             pairs[position] = pair
         return Record(
             generation=self.record.generation + 1,
             steps=self.record.steps + steps,
             slots=tuple(slot for slot, _ in pairs),
-            sums=tuple(total for _, total in pairs),
+            checksums=tuple(total for _, total in pairs),
             random=torch.default_generator.get_state().numpy().tobytes(),
         )
 
-    def _commit(self, record: Record) -> None:
-        """Write a record once the medium has all that it speaks of."""
+    def _write_record(self, record: Record) -> None:
+        """Flush all tensors, then write and flush the record."""
         os.fdatasync(self._descriptor)
-        self._put(memoryview(record.to_bytes()), self.format.record_offset(record.generation))
+        self._write_padded(
+            memoryview(record.to_bytes()), self.format.record_offset(record.generation)
+        )
         os.fdatasync(self._descriptor)
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def show(self) -> None:
-        """Let mappings be what was written since the last commit, until the next `rollback`."""
-        self._shown = True
+    def show_uncommitted(self) -> None:
+        """Map the memories to tensors written since the last commit, until the next `rollback`."""
+        self._shows_uncommitted = True
         self._remap(self._next)
 
     @property
     def is_changed(self) -> bool:
-        """Whether something was written since the last commit."""
+        """Whether a tensor was written since the last commit."""
         return bool(self._next)
 
     def rollback(self) -> None:
-        """Forget what was written since the last commit; with one generation, live with it."""
-        forgotten = self._next
-        self.drop_written()
-        self._shown = False
-        self._remap(forgotten)
+        """Discard the tensors written since the last commit, and map the current generation.
 
-    def drop_written(self) -> None:
-        """Forget what was written since the last commit, and leave mappings as they are."""
+        With one generation, the written tensors remain, because they have overwritten it.
+        """
+        discarded = self._next
+        self.discard_written()
+        self._shows_uncommitted = False
+        self._remap(discarded)
+
+    def discard_written(self) -> None:
+        """Discard the tensors written since the last commit, without changing mappings."""
         if self.format.generations == 1:
-            self.record = self._following(steps=0)
+            self.record = self._next_record(steps=0)
         self._next = {}
 
-    def _put(self, memory: memoryview, offset: int) -> None:
-        """Write something, and zeros to the end of a page: no part of one has to be read first."""
+    def _write_padded(self, memory: memoryview, offset: int) -> None:
+        """Write bytes, and zeros up to the end of the block.
+
+        The system then does not read the rest of the block first.
+        """
         rest, done = bytes(-len(memory) % BLOCK_BYTES), 0
         while done < len(memory):
             done += os.pwritev(self._descriptor, [memory[done:], rest], offset + done)
 
-    def _page(self, position: int) -> str:
-        """Return the tensor at a position, for messages."""
+    def _page_name(self, position: int) -> str:
+        """Return the name of the tensor at a position, for messages."""
         return f"tensor {self.format.tensors[position].storage.name!r}"
 
     # -- mappings --------------------------------------------------------------------------------
 
     def map(self, index: int, memory: Memory) -> None:
-        """Let memory be the current generation of a tensor, from now on."""
+        """Map memory to the current generation of a tensor, from now on."""
         self._memories[index] = memory
         self._map(index, memory)
 
     def unmap(self, index: int) -> None:
-        """Bring a tensor back to RAM, as it is now, at the same address."""
+        """Move a tensor's memory to RAM with its current value, at the same address."""
         memory = self._memories[index]
         memory.load(partial(self.read, index))
         del self._memories[index]
 
     def forget(self, index: int) -> None:
-        """Let memory that is mapped be that of nobody."""
+        """Stop tracking the memory of a tensor; the mapping itself remains."""
         self._memories.pop(index, None)
 
     def is_mapped(self, index: int) -> bool:
-        """Whether a tensor lies in the file."""
+        """Return whether a tensor's memory is mapped to the file."""
         return index in self._memories
 
-    def _living(self) -> list[tuple[int, Memory]]:
-        """Return the memories that are mapped, and forget those whose storage has moved."""
+    def _live_memories(self) -> list[tuple[int, Memory]]:
+        """Return the mapped memories, after removing those whose storage has moved."""
         for index in [i for i, memory in self._memories.items() if memory.is_lost]:
             self.forget(index)
         return list(self._memories.items())
 
     def _remap(self, positions: Collection[int]) -> None:
-        """Map those at some positions anew, and all that are not what is current."""
-        for index, memory in self._living():
+        """Map the tensors at some positions again, and all whose slot has changed."""
+        for index, memory in self._live_memories():
             position = self._positions[index]
             if position in positions or self._mapped[index] != self._slot(position):
                 self._map(index, memory)
@@ -550,32 +575,34 @@ class StateFile:
             memory.map(self._descriptor, self.format.slot_offset(position, slot))
 
     def _slot(self, position: int) -> int:
-        """Return the slot that mappings are to be of."""
-        if self._shown and position in self._next:
+        """Return the slot to which a tensor's memory should be mapped."""
+        if self._shows_uncommitted and position in self._next:
             return self._next[position][0]
         return self.record.slots[position]
 
-    def take_over(self) -> None:
-        """Write what was changed through mappings, and let go of what was looked at.
+    def write_mapped_changes(self) -> None:
+        """Write changes made through mappings, and drop pages that were only read from RAM.
 
-        The changes are in the next generation then; a `commit` makes it the current one.
+        The changes belong to the next generation, which a `commit` makes current.
         """
         with Pagemap() as pages:
-            for index, memory in self._living():
+            for index, memory in self._live_memories():
                 position = self._positions[index]
                 if position in self._next:
                     continue
-                looked_at, changed = memory.look(pages, self.record.sums[position])
-                if changed:
-                    held = bytearray(self.storages[index].bytes)
-                    self.read(index, memoryview(held))
-                    self.write(index, memoryview(held))
-                elif looked_at:
+                was_accessed, was_written = memory.access_flags(
+                    pages, self.record.checksums[position]
+                )
+                if was_written:
+                    content = bytearray(self.storages[index].bytes)
+                    self.read(index, memoryview(content))
+                    self.write(index, memoryview(content))
+                elif was_accessed:
                     self._map(index, memory)
 
 
 def _remove(descriptors: tuple[int, ...], path: Path, process: int) -> None:
-    """Remove the file, and its lock with it, in the process that made it."""
+    """Remove the file in the process that created it, and release its lock."""
     if os.getpid() == process:
         with suppress(OSError):
             path.unlink()
@@ -583,8 +610,8 @@ def _remove(descriptors: tuple[int, ...], path: Path, process: int) -> None:
             os.close(descriptor)
 
 
-def _leave(reference: weakref.ref[StateFile]) -> None:
-    """Let a forked process have no part in the file, lest it holds the lock of its parent."""
+def _leave_in_child(reference: weakref.ref[StateFile]) -> None:
+    """Close the file in a forked process, because it would retain the parent's lock."""
     file = reference()
     if file is not None:
-        file.leave()
+        file.close_in_child()

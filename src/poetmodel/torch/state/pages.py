@@ -1,9 +1,8 @@
-"""Pages: storages of tensors that lie in a file, and their way there and back.
+"""Pages: storages of tensors in a file, and transfers between RAM and file.
 
-Memory of a tensor may stay at one address for its life, in RAM or as a private mapping of a file:
-whoever holds the tensor, or a view of it, sees what is there now, wherever that is. What is written
-to a private mapping stays in the process: the file is as before, and the system knows which pages
-were written.
+A `Memory` stays at one address for its life, in RAM or as a private mapping of a file: tensors and
+views of it show its current content in both cases. Writes to a private mapping stay in the process:
+the file does not change, and the system records which pages were written.
 """
 
 from __future__ import annotations
@@ -35,26 +34,26 @@ if TYPE_CHECKING:
     from poetmodel.torch.graph.step_graph import TensorStorage
 
 ALIGNMENT_BYTES: Final = 4096
-"""Every page begins at a multiple of this, so that the copies of one never hold part of another."""
+"""Offsets of pages are multiples of this size, so that no block of the file cache contains two
+pages."""
 
 PREFIX: Final = ".poetmodel-pages-"
-"""How the names of page files begin."""
+"""Prefix of the names of page files."""
 
-_SETTLED_S: Final = 60.0
-"""After so long whoever made a file has locked it [s]."""
+_LOCK_TIMEOUT_S: Final = 60.0
+"""Time after which a process has locked the file that it created [s]."""
 _WORD_BYTES: Final = 8
 _ROW_WORDS: Final = ALIGNMENT_BYTES // _WORD_BYTES
 _TAIL_WEIGHTS: Final = np.arange(1, 2 * ALIGNMENT_BYTES, 2 * _WORD_BYTES, dtype=np.uint64)
 
 
 class ScratchFile:
-    """A file in the user's folder whose pages are read again by the process that wrote them.
+    """A file in the user's folder whose pages are only read by the process that wrote them.
 
-    The folder is made if it is not there. The file is removed with the object. Each page is read
-    back against its checksum.
-
-    A page-out is ``pwrite`` and ``fdatasync``, after which the copy in the file cache is dropped
-    (``POSIX_FADV_DONTNEED``); a page-in drops it too. So a page that is out takes no RAM.
+    The folder is created if missing. The file is removed with the object. Each page is checked
+    against its checksum when read. A page-out is ``pwrite`` and ``fdatasync``, and then drops the
+    copy in the file cache (``POSIX_FADV_DONTNEED``); a page-in drops it, too. So a paged-out page
+    takes no RAM.
     """
 
     bytes: int
@@ -63,45 +62,46 @@ class ScratchFile:
     def __init__(self, folder: str | Path) -> None:
         self.written_bytes = self.read_bytes = 0
         self._folder = folder
-        self._make()
+        self._create()
 
-    def _make(self) -> None:
+    def _create(self) -> None:
+        """Create and lock the file; raise `InputError` if that fails."""
         folder = self._folder
         make_folder(folder)
-        remove_left(folder, f"{PREFIX}*")
+        remove_abandoned(folder, f"{PREFIX}*")
         try:
             self._descriptor, name = tempfile.mkstemp(prefix=PREFIX, dir=folder)
         except OSError as error:
             raise InputError(
-                f"{folder}: no page file can be made here ({error.strerror or error})"
+                f"{folder}: no page file can be created here ({error.strerror or error})"
             ) from None
-        with suppress(OSError):  # where files cannot be locked, nobody removes those of others
+        with suppress(OSError):  # without locks, other processes do not remove it
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.path = Path(name)
         self.process = os.getpid()
         self._remove = weakref.finalize(self, _remove, self._descriptor, self.path, self.process)
-        self._sums: dict[int, int] = {}
+        self._checksums: dict[int, int] = {}
 
-    def _write(self, offset: int, memory: memoryview, page: str) -> None:
-        """Write a page, and return when the medium has it; messages call it `page`."""
-        self._sums[offset] = checksum(memory)
+    def _write_page(self, offset: int, memory: memoryview, page: str) -> None:
+        """Write a page, and return when the medium has stored it. `page` names it in messages."""
+        self._checksums[offset] = checksum(memory)
         with page_errors(self.path, f"{page} could not be written"):
             write_page(self._descriptor, memory, offset)
         self.written_bytes += len(memory)
 
-    def _read(self, offset: int, memory: memoryview, page: str) -> None:
-        """Read a page, and check that it is what was written."""
-        read_checked(self.path, self._descriptor, memory, offset, self._sums[offset], page)
+    def _read_page(self, offset: int, memory: memoryview, page: str) -> None:
+        """Read a page, and check its checksum. `page` names it in messages."""
+        read_checked(self.path, self._descriptor, memory, offset, self._checksums[offset], page)
         self.read_bytes += len(memory)
 
 
 class PageFile(ScratchFile):
-    """A file of its full size from the beginning; one page per storage."""
+    """A page file of fixed size, with one page per storage."""
 
     def __init__(self, folder: str | Path, storages: Iterable[TensorStorage]) -> None:
         self.storages = {storage.index: storage for storage in storages}
         self.offsets: dict[int, int] = {}
-        """First byte in the file of each storage, by its number."""
+        """Offset of the page of each storage in the file [B]."""
         self.bytes = 0
         for index, storage in self.storages.items():
             self.offsets[index] = round_up(self.bytes, ALIGNMENT_BYTES)
@@ -110,12 +110,12 @@ class PageFile(ScratchFile):
         super().__init__(folder)
 
     def close(self) -> None:
-        """Remove the file; no step can run any more."""
+        """Remove the file. No step can be executed afterwards."""
         self._closed = True
         self._remove()
 
     def check(self) -> None:
-        """Raise `PageError` if it was closed; a forked process makes a file of its own."""
+        """Raise `PageError` if the file was closed. A forked process creates its own file."""
         if self._closed:
             raise PageError(
                 f"{self.path}: the step was closed, and its page file removed; compile again"
@@ -123,35 +123,36 @@ class PageFile(ScratchFile):
         if self.process != os.getpid():
             self._remove()
             try:
-                self._make()
+                self._create()
             except InputError as error:
                 raise PageError(str(error)) from None
 
     def write(self, index: int, memory: memoryview) -> None:
-        """Write the page of a storage, and return when the medium has it."""
-        self._write(self.offsets[index], memory, self._named(index))
+        """Write the page of a storage, and return when the medium has stored it."""
+        self._write_page(self.offsets[index], memory, self._page_name(index))
 
     def read(self, index: int, memory: memoryview) -> None:
-        """Read the page of a storage, and check that it is what was written."""
-        self._read(self.offsets[index], memory, self._named(index))
+        """Read the page of a storage, and check its checksum."""
+        self._read_page(self.offsets[index], memory, self._page_name(index))
 
-    def _make(self) -> None:
-        super()._make()
+    def _create(self) -> None:
+        """Create the file and allocate its full size; raise `InputError` if that fails."""
+        super()._create()
         try:
             os.posix_fallocate(self._descriptor, 0, max(self.bytes, 1))
         except OSError as error:
             self._remove()
             raise InputError(
-                f"{self._folder}: no room for a page file of {format_bytes(self.bytes)} "
-                f"({error.strerror or error}); free some, or page less"
+                f"{self._folder}: not enough space for a page file of {format_bytes(self.bytes)} "
+                f"({error.strerror or error}); free some space, or page less"
             ) from None
 
-    def _named(self, index: int) -> str:
+    def _page_name(self, index: int) -> str:
         return f"tensor {self.storages[index].name!r}"
 
 
 def write_page(descriptor: int, memory: memoryview, offset: int) -> None:
-    """Write a page, return when the medium has it, and drop its copy in the file cache."""
+    """Write a page, flush it to the medium, and drop its copy in the file cache."""
     done = 0
     while done < len(memory):
         done += os.pwrite(descriptor, memory[done:], offset + done)
@@ -160,60 +161,63 @@ def write_page(descriptor: int, memory: memoryview, offset: int) -> None:
 
 
 def read_page(descriptor: int, memory: memoryview, offset: int) -> int:
-    """Read a page; return how much of it there is [B]."""
+    """Read a page; return the number of bytes read, which is smaller at the end of the file [B]."""
     done = 0
     while done < len(memory):
-        got = os.preadv(descriptor, [memory[done:]], offset + done)
-        if got == 0:
+        read_bytes = os.preadv(descriptor, [memory[done:]], offset + done)
+        if read_bytes == 0:
             break
-        done += got
+        done += read_bytes
     return done
 
 
 def read_checked(
-    path: Path, descriptor: int, memory: memoryview, offset: int, total: int, page: str
+    path: Path, descriptor: int, memory: memoryview, offset: int, expected: int, page: str
 ) -> None:
-    """Read a page without a copy in the file cache; raise `PageError` unless it has a checksum."""
+    """Read a page without retaining a copy in the file cache.
+
+    Raises `PageError` if it is too short or its checksum is not `expected`.
+    """
     size = len(memory)
     with page_errors(path, f"{page} could not be read"):
         done = read_page(descriptor, memory, offset)
         os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
     if done < size:
         raise PageError(
-            f"{path}: {page}: only {done:,} of {size:,} B could be read; the file was cut"
+            f"{path}: {page}: only {done:,} of {size:,} B could be read; the file was truncated"
         )
-    if checksum(memory) != total:
+    if checksum(memory) != expected:
         raise PageError(
-            f"{path}: {page} is not what was written; something changed the file, or the medium "
-            "is failing"
+            f"{path}: {page} does not match its checksum; the file was changed, or the "
+            "medium is failing"
         )
 
 
 @contextmanager
-def page_errors(path: Path, fault: str) -> Iterator[None]:
-    """Turn what the system refuses into a `PageError`."""
+def page_errors(path: Path, message: str) -> Iterator[None]:
+    """Convert `OSError` raised inside to `PageError`; `message` is the message."""
     try:
         yield
     except OSError as error:
-        raise PageError(f"{path}: {fault}: {error.strerror or error}") from None
+        raise PageError(f"{path}: {message}: {error.strerror or error}") from None
 
 
 def make_folder(folder: str | Path) -> None:
-    """Make the folder for pages if it is not there; raise `InputError` if that fails."""
+    """Create the folder for pages if missing; raise `InputError` if that fails."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:  # ValueError: no file can have this name
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{folder}: no page file can be made here ({reason})") from None
+        raise InputError(f"{folder}: no page file can be created here ({reason})") from None
 
 
-def remove_left(folder: str | Path, pattern: str) -> None:
-    """Remove files that killed processes have left; a running one has locked its own."""
+def remove_abandoned(folder: str | Path, pattern: str) -> None:
+    """Remove files that killed processes have left. Running processes have locked theirs."""
     for path in Path(folder).glob(pattern):
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY)
             try:
-                if time.time() - os.fstat(descriptor).st_mtime > _SETTLED_S:
+                if time.time() - os.fstat(descriptor).st_mtime > _LOCK_TIMEOUT_S:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     path.unlink()
             finally:
@@ -221,7 +225,7 @@ def remove_left(folder: str | Path, pattern: str) -> None:
 
 
 def _remove(descriptor: int, path: Path, process: int) -> None:
-    """Close the file; remove it in the process that made it, and not in forked ones."""
+    """Close the file, and remove it in the process that created it, but not in forked ones."""
     os.close(descriptor)
     if os.getpid() == process:
         with suppress(OSError):
@@ -229,7 +233,7 @@ def _remove(descriptor: int, path: Path, process: int) -> None:
 
 
 class Pageable(Protocol):
-    """A file with a page for each of some storages."""
+    """A file with one page for each of its storages."""
 
     storages: dict[int, TensorStorage]
 
@@ -241,10 +245,10 @@ class Pageable(Protocol):
 
 
 class Pages:
-    """Pager of a program.
+    """The pager of a program: writes and reads pages of storages.
 
-    State has its pages in a file of its own; `homes` has the number there of state and of what
-    replaces it.
+    State has its own file. `homes` maps the numbers of state tensors and their replacements to
+    numbers in that file.
     """
 
     def __init__(
@@ -258,26 +262,26 @@ class Pages:
         self._state = state
         self._homes = homes or {}
 
-    def out(self, index: int, tensor: torch.Tensor) -> None:
-        """Write the storage behind a tensor."""
-        file, number = self._place(index)
+    def page_out(self, index: int, tensor: torch.Tensor) -> None:
+        """Write the storage of a tensor."""
+        file, number = self._file_of(index)
         file.write(number, bytes_of(tensor.untyped_storage()))
 
-    def into(self, index: int) -> Any:
-        """Read a storage; return the tensors in it, one or a tuple."""
-        file, number = self._place(index)
-        storage, tensors = blank(file.storages[number])
+    def page_in(self, index: int) -> Any:
+        """Read a storage into new memory; return its tensor, or a tuple of tensors."""
+        file, number = self._file_of(index)
+        storage, tensors = allocate_page(file.storages[number])
         file.read(number, bytes_of(storage))
         return tensors
 
-    def _place(self, index: int) -> tuple[Any, int]:
-        """Return the file of a page, and its number there."""
+    def _file_of(self, index: int) -> tuple[Any, int]:
+        """Return the file of a page, and its number in that file."""
         number = self._homes.get(index)
         return (self._file, index) if number is None else (self._state, number)
 
 
-def blank(page: TensorStorage) -> tuple[torch.UntypedStorage, Any]:
-    """Return new memory for a page, and the tensors that lie in it, one or a tuple."""
+def allocate_page(page: TensorStorage) -> tuple[torch.UntypedStorage, Any]:
+    """Allocate memory for a page; return the storage and its tensor, or a tuple of tensors."""
     storage = torch.UntypedStorage(page.bytes)
     tensors = tuple(
         torch.empty(0, dtype=layout.dtype).set_(storage, layout.offset, layout.shape, layout.stride)
@@ -287,15 +291,15 @@ def blank(page: TensorStorage) -> tuple[torch.UntypedStorage, Any]:
 
 
 def bytes_of(storage: torch.UntypedStorage) -> memoryview:
-    """Return the memory of a storage; valid as long as the storage is."""
+    """Return the memory of a storage as a view, valid as long as the storage."""
     array = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
     return memoryview(array).cast("B")
 
 
 def checksum(memory: memoryview) -> int:
-    """Return a sum that changes with any one word of a page, and when blocks change places.
+    """Return a checksum that changes with any single word, and if blocks are exchanged.
 
-    Words of 8 B are summed by blocks of 4 KiB, and the sums with odd weights, all modulo 2^64; that
+    Words of 8 B are summed in blocks of 4 KiB, and the sums with odd weights, all modulo 2^64. That
     takes as long as reading the memory once, a fifth of the time of a CRC.
 
     Examples
@@ -303,15 +307,15 @@ def checksum(memory: memoryview) -> int:
     >>> checksum(memoryview(bytes(8))), checksum(memoryview(bytes(7) + b"x"))
     (0, 8646911284551352320)
     """
-    blocks, rest = divmod(len(memory), ALIGNMENT_BYTES)
+    blocks, tail_bytes = divmod(len(memory), ALIGNMENT_BYTES)
     total = 0
     if blocks:
-        whole = memory[: blocks * ALIGNMENT_BYTES]
-        words = np.frombuffer(whole, dtype=np.uint64).reshape(-1, _ROW_WORDS)
+        complete_blocks = memory[: blocks * ALIGNMENT_BYTES]
+        words = np.frombuffer(complete_blocks, dtype=np.uint64).reshape(-1, _ROW_WORDS)
         sums = words.sum(axis=1, dtype=np.uint64)
         total = int(sums @ np.arange(1, 2 * blocks, 2, dtype=np.uint64))
-    if rest:
-        last = bytes(memory[-rest:]) + bytes(-rest % _WORD_BYTES)
+    if tail_bytes:
+        last = bytes(memory[-tail_bytes:]) + bytes(-tail_bytes % _WORD_BYTES)
         words = np.frombuffer(last, dtype=np.uint64)
         total += int(words @ (_TAIL_WEIGHTS[: len(words)] + np.uint64(2 * blocks)))
     return total % 2**64
@@ -322,19 +326,21 @@ def checksum(memory: memoryview) -> int:
 PAGE_BYTES: Final = mmap.PAGESIZE
 """Granularity of the system's mappings [B]."""
 
-# From the headers of Linux; Python's `mmap` cannot say at which address.
+# Constants of Linux headers, because Python's `mmap` does not accept an address.
 _FIXED: Final = 0x10
 _NO_RESERVE: Final = 0x4000
 _MOVE_TO: Final = 1 | 2
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 _ENTRY_BYTES: Final = 8
-_THERE: Final = np.uint64(3 << 62)
-"""In RAM, or swapped out."""
-_OF_FILE: Final = np.uint64(1 << 61)
+_PRESENT: Final = np.uint64(3 << 62)
+"""Bits of pages in RAM or swap."""
+_FILE_PAGE: Final = np.uint64(1 << 61)
+"""Bit of pages that still belong to the file."""
 
 
-def _library() -> Any:
+def _c_library() -> Any:
+    """Return the C library with argument types of mmap, mremap and munmap."""
     library = ctypes.CDLL(None, use_errno=True)
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     library.mmap.argtypes = (pointer, size, number, number, number, ctypes.c_int64)
@@ -345,7 +351,8 @@ def _library() -> Any:
     return library
 
 
-def _checked(address: int | None) -> int:
+def _check_address(address: int | None) -> int:
+    """Return the address of a mapping; raise `OSError` if the call failed."""
     if address is None or address == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -353,29 +360,32 @@ def _checked(address: int | None) -> int:
 
 
 def _map(address: int | None, span: int, flags: int, descriptor: int = -1, offset: int = 0) -> int:
-    access, kept = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _NO_RESERVE
-    return _checked(_library().mmap(address, span, access, kept | flags, descriptor, offset))
+    """Map memory privately, at a given or a free address; return the address."""
+    access, mode = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _NO_RESERVE
+    return _check_address(
+        _c_library().mmap(address, span, access, mode | flags, descriptor, offset)
+    )
 
 
 def _unmap(address: int, span: int) -> None:
-    _library().munmap(address, span)
+    _c_library().munmap(address, span)
 
 
 def release_memory() -> None:
-    """Give back to the system what is free in the heap, where the C library can."""
+    """Return free heap memory to the system, if the C library can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 class Memory:
-    """Memory of some bytes, at least one; in RAM and zero in the beginning."""
+    """A block of memory at a fixed address, initially zeros in RAM."""
 
     def __init__(self, size_bytes: int) -> None:
         self._span = round_up(size_bytes, PAGE_BYTES)
         self._address = _map(None, self._span, mmap.MAP_ANONYMOUS)
         array = (ctypes.c_char * size_bytes).from_address(self._address)
-        # The storage holds the array, and every tensor in it the storage.
+        # The storage references the array, and each tensor references the storage.
         weakref.finalize(array, _unmap, self._address, self._span).atexit = False
         self.storage = torch.frombuffer(array, dtype=torch.uint8).untyped_storage()
         self.is_mapped = False
@@ -383,62 +393,69 @@ class Memory:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its storage has moved elsewhere, as by ``share_memory_``; nobody has it then."""
+        """Whether its storage has moved to another address, for example by ``share_memory_``.
+
+        No tensor uses this memory then.
+        """
         return bool(self.storage.data_ptr() != self._address)
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in it."""
+    def is_memory_of(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is stored in this memory."""
         return not self.is_lost and bool(tensor.untyped_storage().data_ptr() == self._address)
 
     def map(self, descriptor: int, offset: int) -> None:
-        """Let it be what a file has there; drop what was in its place."""
+        """Map the memory to an offset of a file. Its old content is discarded."""
         _map(self._address, self._span, _FIXED, descriptor, offset)
         self.is_mapped = True
 
     def load(self, fill: Callable[[memoryview], None]) -> None:
-        """Let it be RAM again, with what `fill` writes; if that fails nothing has changed."""
+        """Move the memory to RAM with the content written by `fill`.
+
+        If `fill` fails, the memory is unchanged.
+        """
         size = self.storage.nbytes()
         new = _map(None, self._span, mmap.MAP_ANONYMOUS)
         try:
             array = (ctypes.c_char * size).from_address(new)
             fill(memoryview(array).cast("B"))
-            library = _library()
-            _checked(library.mremap(new, self._span, self._span, _MOVE_TO, self._address))
+            library = _c_library()
+            _check_address(library.mremap(new, self._span, self._span, _MOVE_TO, self._address))
         except BaseException:
             _unmap(new, self._span)
             raise
         self.is_mapped = False
 
-    def look(self, pages: Pagemap, total: int) -> tuple[bool, bool]:
-        """Whether it was read or written since it was mapped, and whether it was written.
+    def access_flags(self, pages: Pagemap, file_checksum: int) -> tuple[bool, bool]:
+        """Return whether the memory was accessed, and whether it was written, since it was mapped.
 
-        `total` is the checksum of what the file has, for systems that do not tell.
+        `file_checksum` is the checksum of its page in the file, for systems without page
+        information.
         """
         entries = pages.entries(self._address, self._span)
         if entries is None:
-            return True, checksum(bytes_of(self.storage)) != total
-        return bool(np.any(entries & _THERE)), bool(np.any(_written(entries)))
+            return True, checksum(bytes_of(self.storage)) != file_checksum
+        return bool(np.any(entries & _PRESENT)), bool(np.any(_written_pages(entries)))
 
     def copy_written(self, pages: Pagemap, memory: memoryview) -> None:
-        """Copy what was written to it since it was mapped to the same places in other memory."""
+        """Copy the pages written since the last mapping to the same offsets of other memory."""
         own = bytes_of(self.storage)
         entries = pages.entries(self._address, self._span)
         if entries is None:
             memory[:] = own
             return
-        for page in np.flatnonzero(_written(entries)):
-            part = slice(page * PAGE_BYTES, (page + 1) * PAGE_BYTES)
-            memory[part] = own[part]
+        for page in np.flatnonzero(_written_pages(entries)):
+            page_range = slice(page * PAGE_BYTES, (page + 1) * PAGE_BYTES)
+            memory[page_range] = own[page_range]
 
 
-def _written(entries: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return the pages of a private mapping that are no longer those of the file."""
-    written: NDArray[np.bool_] = ((entries & _THERE) != 0) & ((entries & _OF_FILE) == 0)
+def _written_pages(entries: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return for each page of a private mapping whether it was written."""
+    written: NDArray[np.bool_] = ((entries & _PRESENT) != 0) & ((entries & _FILE_PAGE) == 0)
     return written
 
 
 class Pagemap:
-    """The system's view of this process's pages; use it in a ``with`` block."""
+    """The system's page table of this process. Use it in a ``with`` block."""
 
     def __enter__(self) -> Self:
         self._descriptor: int | None = None
@@ -451,11 +468,11 @@ class Pagemap:
             os.close(self._descriptor)
 
     def entries(self, address: int, span: int) -> NDArray[np.uint64] | None:
-        """Return an entry for each page of some memory; None where the system does not tell."""
+        """Return the entry of each page of a memory range; None without permission."""
         if self._descriptor is None:
             return None
         size = span // PAGE_BYTES * _ENTRY_BYTES
         content = b""
-        with suppress(OSError):  # some systems let it be opened, and refuse to read it
+        with suppress(OSError):  # some systems permit opening, but not reading
             content = os.pread(self._descriptor, size, address // PAGE_BYTES * _ENTRY_BYTES)
         return np.frombuffer(content, dtype=np.uint64) if len(content) == size else None

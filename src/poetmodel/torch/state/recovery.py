@@ -1,4 +1,4 @@
-"""Recovery: the state that a killed process has left in its file, loaded into a model."""
+"""Recovery: load the state that a killed process has left in its state file into a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from poetmodel.torch.state.file import (
     Record,
     StateTensor,
 )
-from poetmodel.torch.state.pages import blank, bytes_of, checksum, read_page
+from poetmodel.torch.state.pages import allocate_page, bytes_of, checksum, read_page
 from poetmodel.torch.step.optimizers import Optimizers, find_owner, group_rules, members_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _HEADER_BYTES: Final = 1 << 12
-"""How much of a file is read before it is known how long its header is."""
+"""First bytes of a file to read before the length of its header is known."""
 
 
 def recover(
@@ -45,35 +45,35 @@ def recover(
     *,
     loss_fn: torch.nn.Module | None = None,
 ) -> int:
-    """Load the state that a killed process has left: all of it after one and the same step.
+    """Load the state that a killed process has left: all tensors after the same step.
 
-    Call it before `compile`. The file stays until a step of this model is compiled with the same
-    folder as its `storage` and has the state in turn: a process that is killed in between loses
-    nothing.
+    Call it before `compile`. The file remains until a step of this model is compiled with the same
+    folder as its `storage` and has written the state: no state is lost if a process is killed in
+    between.
 
     Parameters
     ----------
     source : str or Path
         The folder that was the `storage` of the step, or one state file in it.
     model : torch.nn.Module
-        Of the same architecture; gets parameters and buffers.
+        A model of the same architecture; its parameters and buffers are overwritten.
     optimizer : torch.optim.Optimizer or sequence of them
-        Of the parameters of `model`; gets the moments. Settings such as the learning rate are not
-        in the file.
+        Optimizers of the parameters of `model`; their moments are overwritten. Settings such as the
+        learning rate are not in the file.
     loss_fn : torch.nn.Module, optional
-        The loss, where it has parameters or buffers of its own.
+        The loss, if it has its own parameters or buffers.
 
     Returns
     -------
     int
-        Training steps that were done; 0 if there is nothing to load, or only files of processes
-        that run. The random generator is as it was after them.
+        Number of completed training steps; 0 if there is no state to load, or only files of running
+        processes. The random generator is restored to its state after these steps.
 
     Raises
     ------
     InputError
-        If the file is of another model or optimizer, damaged, or in use, or if there are several;
-        nothing is loaded then.
+        If the file belongs to another model or optimizer, is damaged or in use, or if there are
+        several. Then nothing is loaded.
     """
     check_kind("model", model, torch.nn.Module)
     for each in members_of(Optimizers.combine(optimizer)):
@@ -81,28 +81,28 @@ def recover(
     loaded = _LOADED.pop(model, None)
     if loaded is not None:
         loaded.close()
-    files = list(_left(Path(source)))
+    files = list(_left_files(Path(source)))
     if len(files) > 1:
-        told = "; ".join(str(file.path) for file in files)
+        paths = "; ".join(str(file.path) for file in files)
         raise InputError(
-            f"{source}: several runs have left their state: {told}; give the file of one, and "
-            "delete those that nobody needs"
+            f"{source}: several processes have left their state: {paths}; pass one of these files, "
+            "and delete the others"
         )
     for file in files:
-        file.load(_Targets(model, optimizer, loss_fn))
+        file.load(_RecoveryTargets(model, optimizer, loss_fn))
         _LOADED[model] = file
         return file.steps
     return 0
 
 
-def check_kind(name: str, given: object, kind: type) -> None:
-    """Raise `InputError` unless what was given is of a kind."""
-    if not isinstance(given, kind):
-        raise InputError(f"{name}: expected {kind.__name__} of torch, got {shown(given)}")
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Raise `InputError` unless an object is an instance of a class of torch."""
+    if not isinstance(value, kind):
+        raise InputError(f"{name}: expected {kind.__name__} of torch, got {shown(value)}")
 
 
-class _Targets:
-    """Where the tensors of a file go: a model with its loss, and an optimizer."""
+class _RecoveryTargets:
+    """Destinations of the tensors of a file: a model with its loss, and an optimizer."""
 
     def __init__(
         self,
@@ -121,59 +121,62 @@ class _Targets:
         self._moments = {
             id(p): rule.moments for rule, parameters in group_rules(optimizer) for p in parameters
         }
-        """State of the optimizer for each parameter, as far as that is known."""
+        """Keys of the moments of each parameter, by its id; an empty value if unknown."""
 
-    def owner(self, tensor: StateTensor) -> torch.Tensor | None:
-        """Return the parameter or buffer of a tensor of the file; for a moment its parameter."""
-        kind = InputKind.PARAMETER if tensor.kind == InputKind.MOMENT else tensor.kind
-        return self._tensors.get((str(kind), tensor.owner))
+    def find_owner(self, tensor: StateTensor) -> torch.Tensor | None:
+        """Return the parameter or buffer of a tensor in the file; for a moment its parameter.
 
-    def faults(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
-        """Yield why the tensors of a file are not those that are there."""
-        met: dict[int, str] = {}
+        None if the model does not have it.
+        """
+        owner_kind = InputKind.PARAMETER if tensor.kind == InputKind.MOMENT else tensor.kind
+        return self._tensors.get((str(owner_kind), tensor.owner))
+
+    def mismatches(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
+        """Yield mismatches between the tensors of a file and those of model and optimizer."""
+        names_by_storage: dict[int, str] = {}
         for tensor in tensors:
-            owner, layout = self.owner(tensor), tensor.storage.layouts[0]
+            owner, layout = self.find_owner(tensor), tensor.storage.layouts[0]
             if owner is None:
-                yield f"{tensor.kind} {tensor.storage.name} is in the file only"
+                yield f"{tensor.kind} {tensor.storage.name} is only in the file"
                 continue
             if tensor.kind == InputKind.MOMENT:
                 continue
-            first = met.setdefault(storage_key(owner), tensor.storage.name)
+            first_name = names_by_storage.setdefault(storage_key(owner), tensor.storage.name)
             if owner.is_meta:
                 yield f"{tensor.storage.name} of the model has no memory (device meta)"
-            elif first != tensor.storage.name:
-                yield f"{first} and {tensor.storage.name} are the same tensor in the model only"
+            elif first_name != tensor.storage.name:
+                yield f"{first_name} and {tensor.storage.name} share memory only in the model"
             elif (tuple(owner.shape), owner.dtype) != (layout.shape, layout.dtype):
                 yield (
                     f"{tensor.storage.name}: the file has {layout.dtype} {layout.shape}, "
                     f"the model {owner.dtype} {tuple(owner.shape)}"
                 )
-        yield from self._moment_faults(tensors)
+        yield from self._moment_mismatches(tensors)
         for (kind, path), value in self._tensors.items():
-            if value.nbytes and storage_key(value) not in met:
-                yield f"{kind} {shown_path(path)} is in the model only"
+            if value.nbytes and storage_key(value) not in names_by_storage:
+                yield f"{kind} {shown_path(path)} is only in the model"
 
-    def _moment_faults(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
-        """Yield why the moments of a file are not those that the optimizer keeps."""
-        kept: defaultdict[str, set[str]] = defaultdict(set)
+    def _moment_mismatches(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
+        """Yield mismatches between the moments of a file and those of the optimizer."""
+        keys_by_path: defaultdict[str, set[str]] = defaultdict(set)
         for tensor in tensors:
-            if tensor.kind == InputKind.MOMENT and self.owner(tensor) is not None:
-                kept[tensor.owner].add(tensor.key)
-        for path, keys in kept.items():
+            if tensor.kind == InputKind.MOMENT and self.find_owner(tensor) is not None:
+                keys_by_path[tensor.owner].add(tensor.key)
+        for path, keys in keys_by_path.items():
             parameter = self._tensors[InputKind.PARAMETER, path]
-            wanted = self._moments.get(id(parameter))
-            if wanted is None:
+            expected_keys = self._moments.get(id(parameter))
+            if expected_keys is None:
                 yield f"the optimizer has no parameter {shown_path(path)}"
-            elif wanted and not (keys & set(wanted)) - {"step"}:
+            elif expected_keys and not (keys & set(expected_keys)) - {"step"}:
                 yield (
                     f"the file has {listed(sorted(keys))} of {shown_path(path)}, and the "
-                    f"optimizer {type(find_owner(self.optimizer, parameter)).__name__} keeps "
-                    f"{listed(sorted(wanted))}"
+                    f"optimizer {type(find_owner(self.optimizer, parameter)).__name__} has "
+                    f"{listed(sorted(expected_keys))}"
                 )
 
-    def put(self, tensor: StateTensor, value: torch.Tensor | None) -> None:
-        """Let a tensor have a value; None takes a moment away."""
-        owner = self.owner(tensor)
+    def set_value(self, tensor: StateTensor, value: torch.Tensor | None) -> None:
+        """Set a parameter, buffer or moment to a value; None removes a moment."""
+        owner = self.find_owner(tensor)
         if owner is None:
             return
         if tensor.kind != InputKind.MOMENT:
@@ -187,125 +190,142 @@ class _Targets:
             state[owner].pop(tensor.key, None)
 
 
-class _StateLeft:
-    """A state file that no process uses, but now this one."""
+class _LeftStateFile:
+    """A state file that a terminated process has left, locked by this process."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self.close = finalize(self, os.close, descriptor)
         self._descriptor = descriptor
         self.steps = 0
-        """Training steps that made what was loaded last."""
+        """Number of training steps of the state loaded last."""
 
-    def load(self, targets: _Targets) -> None:
-        """Load the last whole state; raise `InputError`, and load nothing, if there is none."""
-        form = self.form()
-        if form is None or form.generations == 1:
+    def load(self, targets: _RecoveryTargets) -> None:
+        """Load the newest intact state into the targets, and restore the random generator.
+
+        Raises `InputError`, and loads nothing, if there is none or it does not match.
+        """
+        file_format = self.read_format()
+        if file_format is None or file_format.generations == 1:
             raise InputError(
-                f"{self.path}: is no state file of this version of poetmodel, or was made with "
-                "rollback=False: it cannot be recovered"
+                f"{self.path}: cannot be recovered: it is no state file of this version of "
+                "poetmodel, or was written with rollback=False"
             )
-        faults = list(targets.faults(form.tensors))
+        faults = list(targets.mismatches(file_format.tensors))
         if faults:
-            told = "; ".join(faults)
-            raise InputError(f"{self.path}: the state of {form.name} is of another model: {told}")
-        record = self._whole(form)
+            reasons = "; ".join(faults)
+            raise InputError(
+                f"{self.path}: the state of {file_format.name} is of another model: {reasons}"
+            )
+        record = self._newest_intact(file_format)
         with torch.no_grad():
-            for position, tensor in enumerate(form.tensors):
-                targets.put(tensor, self._read(form, record, position))
+            for position, tensor in enumerate(file_format.tensors):
+                targets.set_value(tensor, self._read_tensor(file_format, record, position))
         torch.set_rng_state(torch.frombuffer(bytearray(record.random), dtype=torch.uint8))
         self.steps = record.steps
 
-    def form(self) -> Format | None:
-        """Return the file's description of itself; None if it has none that is known."""
-        beginning = os.pread(self._descriptor, _HEADER_BYTES, 0)
-        needed = Format.needed(beginning)
-        if needed is None or needed > os.fstat(self._descriptor).st_size:
+    def read_format(self) -> Format | None:
+        """Read the format from the header; None if the header is unknown or incomplete."""
+        first_bytes = os.pread(self._descriptor, _HEADER_BYTES, 0)
+        header_bytes = Format.header_bytes(first_bytes)
+        if header_bytes is None or header_bytes > os.fstat(self._descriptor).st_size:
             return None
-        return Format.parsed(os.pread(self._descriptor, needed, 0))
+        return Format.parse(os.pread(self._descriptor, header_bytes, 0))
 
-    def records(self, form: Format) -> list[Record]:
-        """Return the records that are whole, the newest first."""
-        written = (
-            os.pread(self._descriptor, form.record_bytes, form.record_offset(k))
+    def read_records(self, file_format: Format) -> list[Record]:
+        """Read the intact commit records, newest first."""
+        raw_records = (
+            os.pread(self._descriptor, file_format.record_bytes, file_format.record_offset(k))
             for k in range(RECORDS)
         )
-        whole = [record for record in map(Record.parsed, written) if record is not None]
-        return sorted(whole, key=lambda record: -record.generation)
+        intact = [record for record in map(Record.parse, raw_records) if record is not None]
+        return sorted(intact, key=lambda record: -record.generation)
 
-    def _whole(self, form: Format) -> Record:
-        """Return the newest record all of whose tensors are what was written."""
-        damages = []
-        for record in self.records(form):
+    def _newest_intact(self, file_format: Format) -> Record:
+        """Return the newest record whose tensors all match their checksums.
+
+        Logs damaged newer generations. Raises `InputError` if there is none.
+        """
+        damaged = []
+        for record in self.read_records(file_format):
             try:
-                for position in range(len(form.tensors)):
-                    self._read(form, record, position)
+                for position in range(len(file_format.tensors)):
+                    self._read_tensor(file_format, record, position)
             except _DamageError as damage:
-                damages.append(f"{damage} after {record.steps} steps")
+                damaged.append(f"{damage} after {record.steps} steps")
                 continue
-            if damages:
+            if damaged:
                 _log.warning(
-                    "%s: damaged: %s; the state after %d steps is loaded",
+                    "%s: damaged: %s; loading the state after %d steps",
                     self.path,
-                    "; ".join(damages),
+                    "; ".join(damaged),
                     record.steps,
                 )
             return record
-        told = "; ".join(damages) or "no commit record"
+        reason = "; ".join(damaged) or "no commit record"
         raise InputError(
-            f"{self.path}: there is no whole state in it ({told}); load a checkpoint, and delete it"
+            f"{self.path}: contains no intact state ({reason}); load a checkpoint, and delete "
+            "the file"
         )
 
-    def _read(self, form: Format, record: Record, position: int) -> torch.Tensor | None:
-        """Return a tensor, or None if it is not there.
+    def _read_tensor(
+        self, file_format: Format, record: Record, position: int
+    ) -> torch.Tensor | None:
+        """Read a tensor of a record; None if it is absent.
 
-        Raises `_DamageError` if it is not what was written.
+        Raises `_DamageError` if its checksum differs.
         """
-        slot, storage = record.slots[position], form.tensors[position].storage
+        slot, storage = record.slots[position], file_format.tensors[position].storage
         if slot == ABSENT:
             return None
-        held, value = blank(storage)
-        memory, offset = bytes_of(held), form.slot_offset(position, slot)
+        storage_memory, value = allocate_page(storage)
+        memory, offset = bytes_of(storage_memory), file_format.slot_offset(position, slot)
         try:
-            done = read_page(self._descriptor, memory, offset)
+            read_bytes = read_page(self._descriptor, memory, offset)
         except OSError as error:
             raise _DamageError(f"{storage.name}: {error.strerror or error}") from None
         os.posix_fadvise(self._descriptor, offset, storage.bytes, os.POSIX_FADV_DONTNEED)
-        if done < storage.bytes or checksum(memory) != record.sums[position]:
-            raise _DamageError(f"{storage.name} is not what was written")
+        if read_bytes < storage.bytes or checksum(memory) != record.checksums[position]:
+            raise _DamageError(f"{storage.name} does not match its checksum")
         first: torch.Tensor = value[0] if isinstance(value, tuple) else value
         return first
 
 
 class _DamageError(Exception):
-    """A tensor of a file is not what was written."""
+    """A tensor of a file cannot be read, or its checksum differs."""
 
 
-_LOADED: Final[WeakKeyDictionary[torch.nn.Module, _StateLeft]] = WeakKeyDictionary()
-"""The file whose state a model has, until the model has a new one."""
+_LOADED: Final[WeakKeyDictionary[torch.nn.Module, _LeftStateFile]] = WeakKeyDictionary()
+"""The file that a model was recovered from, until a new file has its state."""
 
 
-def _left(source: Path) -> Iterator[_StateLeft]:
-    """Yield the files of processes that are gone, locked for this one."""
+def _left_files(source: Path) -> Iterator[_LeftStateFile]:
+    """Yield the state files of terminated processes, locked by this process.
+
+    Raises `InputError` if `source` is a file of a running process.
+    """
     if not source.exists() and not source.name.startswith(PREFIX):
-        return  # `compile` makes the folder
+        return  # `compile` creates the folder
     if not source.is_dir():
-        file = _opened(source)
+        file = _open_locked(source)
         if file is None:
-            raise InputError(f"{source}: the state file is in use by a process that runs")
+            raise InputError(f"{source}: the state file is in use by a running process")
         yield file
         return
     for path in sorted(source.glob(f"{PREFIX}*")):
         if path.suffix != UNFINISHED:
-            file = _opened(path)
+            file = _open_locked(path)
             if file is not None:
                 yield file
             elif path not in {left.path for left in _LOADED.values()}:
-                _log.info("%s: the state of a run that goes on", path)
+                _log.info("%s: the state of a running process", path)
 
 
-def _opened(path: Path) -> _StateLeft | None:
-    """Return a state file, locked for this process; None if another one has it."""
+def _open_locked(path: Path) -> _LeftStateFile | None:
+    """Open a state file and lock it; None if another process has locked it.
+
+    Raises `InputError` if it cannot be read.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
@@ -315,28 +335,28 @@ def _opened(path: Path) -> _StateLeft | None:
     except OSError:
         os.close(descriptor)
         return None
-    return _StateLeft(path, descriptor)
+    return _LeftStateFile(path, descriptor)
 
 
 @contextmanager
-def replaced_by(folder: str | Path, model: torch.nn.Module) -> Iterator[int]:
-    """Remove the file that a model was recovered from, once a new one has its state.
+def replace_recovered(folder: str | Path, model: torch.nn.Module) -> Iterator[int]:
+    """Yield the step count of the recovered state, and remove its file if no exception follows.
 
-    Gives the training steps that the state is from, 0 where it was not recovered. Other files that
-    were left in the folder are only reported.
+    The count is 0 without a recovery from this folder. Logs a warning about other state files in
+    the folder.
     """
     loaded = _LOADED.get(model)
     if loaded is not None and loaded.path.parent.resolve() != Path(folder).resolve():
         loaded = None
-    for file in _left(Path(folder)) if Path(folder).is_dir() else ():
-        form = file.form()
-        records = [] if form is None else file.records(form)
-        if form is not None and records:
+    for file in _left_files(Path(folder)) if Path(folder).is_dir() else ():
+        file_format = file.read_format()
+        records = [] if file_format is None else file.read_records(file_format)
+        if file_format is not None and records:
             _log.warning(
-                "%s: a process that was killed has left the state of %s after %d steps; load it "
-                "with poetmodel.torch.recover, or delete the file",
+                "%s: a killed process has left the state of %s after %d steps; load it with "
+                "poetmodel.torch.recover, or delete the file",
                 file.path,
-                form.name,
+                file_format.name,
                 records[0].steps,
             )
         file.close()

@@ -1,8 +1,8 @@
-"""Homes: where parameters, buffers and moments are between steps, in RAM or in a state file.
+"""Homes of state: parameters, buffers and moments between steps, in RAM or in a state file.
 
-A tensor that has its home on storage is a mapping of the file, which `state_dict`, optimizers and
-everything else read and write as any tensor. What has its home in RAM is copied to the file with
-each step, so that the file has the whole state.
+A tensor with its home on storage is a mapping of the file. `state_dict`, optimizers and other code
+read and write it like any tensor. Each step copies tensors with their home in RAM to the file, so
+that the file has the complete state.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from poetmodel.torch.graph.profiles import TensorLayout
 from poetmodel.torch.graph.step_graph import TensorStorage
 from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.state.file import StateFile, StateTensor
-from poetmodel.torch.state.pages import Memory, blank, bytes_of, checksum
-from poetmodel.torch.state.recovery import replaced_by
+from poetmodel.torch.state.pages import Memory, allocate_page, bytes_of, checksum
+from poetmodel.torch.state.recovery import replace_recovered
 from poetmodel.torch.step.optimizers import OptimizerSlot
 
 if TYPE_CHECKING:
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
     from poetmodel.torch.step.trace import Trace
 
-_STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
+_STATE_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """A tensor of the state, and how to get at it in the model or in the optimizer."""
+    """A state tensor, and access to it in the model or optimizer."""
 
     tensor: StateTensor
     find: Callable[[], torch.Tensor]
-    """Returns what there is now, or what is there before the first step."""
+    """Returns the current tensor, or its initial value before the first step."""
     moment: OptimizerSlot | None = None
     is_updated: bool = False
-    """Whether a step gives it a new value."""
+    """Whether a step replaces it."""
 
     @property
     def index(self) -> int:
@@ -52,22 +52,22 @@ class _State:
 
     @property
     def is_absent(self) -> bool:
-        """Whether no step has made it yet."""
+        """Whether it does not exist before the first step."""
         return self.moment is not None and self.moment.is_new
 
-    def bytes(self) -> tuple[memoryview, Any]:
-        """Return the memory of the value as the file has it, and what must live as long."""
+    def content(self) -> tuple[memoryview, Any]:
+        """Return the bytes of the tensor in the file's layout, and the tensor that owns them."""
         value, storage = self.find().detach(), self.tensor.storage
         layout = storage.layouts[0]
         same = value.storage_offset() == layout.offset and value.stride() == layout.stride
         if not same or value.untyped_storage().nbytes() != storage.bytes:
-            _, copied = blank(storage)
+            _, copied = allocate_page(storage)
             first: torch.Tensor = copied[0] if isinstance(copied, tuple) else copied
             value = first.copy_(value)
         return bytes_of(value.untyped_storage()), value
 
     def bind(self, memory: Memory) -> None:
-        """Let it lie in some memory."""
+        """Replace the tensor in the model or optimizer by one in this memory."""
         layout = self.tensor.storage.layouts[0]
         empty = torch.empty(0, dtype=layout.dtype)
         value = empty.set_(memory.storage, layout.offset, layout.shape, layout.stride)
@@ -80,14 +80,15 @@ class _State:
 class StateStore:
     """The state of a captured step with an optimizer, in RAM and in a file.
 
-    Tensors go by the numbers of their storages in `trace`. With `rollback` the file has two
-    generations of all state: a step that fails, and a process that is killed, leave the one before.
+    Tensors have the numbers of their storages in `trace`. With `rollback`, the file has two
+    generations of all state, so the last complete one remains if a step fails or the process is
+    killed.
 
     Parameters
     ----------
     trace : Trace
     on_storage : collection of int
-        What has its home on storage; it lies in the file from now on.
+        Tensors with their home on storage; they are mapped to the file from now on.
     folder : str or Path
     rollback : bool
     """
@@ -95,14 +96,14 @@ class StateStore:
     def __init__(
         self, trace: Trace, on_storage: Collection[int], *, folder: str | Path, rollback: bool
     ) -> None:
-        self._states = {state.index: state for state in _states(trace)}
+        self._states = {state.index: state for state in _all_states(trace)}
         self._memories: dict[int, Memory] = {}
         self._on_storage: frozenset[int] = frozenset()
-        self._trial = False
+        self._is_trial = False
         self.mirrored_bytes = 0
-        """Written bytes of state that is in RAM [B]."""
+        """Bytes written of state with its home in RAM [B]."""
         model = trace.joint.module.get_submodule(BODY)
-        with replaced_by(folder, model) as steps:
+        with replace_recovered(folder, model) as steps:
             self.file = StateFile(
                 folder,
                 (state.tensor for state in self._states.values()),
@@ -118,24 +119,29 @@ class StateStore:
             except BaseException:
                 self.file.close()
                 raise
-        weakref.finalize(self, _close, self.file).atexit = False
-        self._settle(frozenset(on_storage))
+        weakref.finalize(self, _close_quietly, self.file).atexit = False
+        self._set_homes(frozenset(on_storage))
 
     @property
-    def has_two(self) -> bool:
+    def has_two_generations(self) -> bool:
         """Whether the file has two generations."""
         return self.file.format.generations > 1
 
-    def view(self, trace: Trace) -> Mapping[int, int]:
-        """Return the number here of each state tensor of the same step with other inputs."""
-        own = {_identity(state.tensor): index for index, state in self._states.items()}
+    def numbers_of(self, trace: Trace) -> Mapping[int, int]:
+        """Return the number in this store of each state tensor of the step with other inputs.
+
+        Raises `CaptureError` if these inputs have state that the first ones did not.
+        """
+        index_by_identity = {
+            _identity(state.tensor): index for index, state in self._states.items()
+        }
         numbers = {}
-        for state in _of_step(trace):
-            index = own.get(_identity(state.tensor))
+        for state in _step_states(trace):
+            index = index_by_identity.get(_identity(state.tensor))
             if index is None:
                 raise CaptureError(
-                    f"{trace.joint.name}: {state.tensor.storage.name} is updated with these inputs "
-                    "and was not with the first ones; compile with such inputs first"
+                    f"{trace.joint.name}: {state.tensor.storage.name} is updated with these "
+                    "inputs, but not with the first ones; compile with such inputs first"
                 )
             numbers[state.index] = index
         return numbers
@@ -143,27 +149,31 @@ class StateStore:
     # -- around a step ---------------------------------------------------------------------------
 
     def begin(self, on_storage: Collection[int] | None = None) -> None:
-        """Take over what was changed since the last step, before the next one.
+        """Write changes since the last step to the file, before the next step.
 
-        `on_storage` is what has its home on storage from now on; by default what had it.
+        `on_storage` are the tensors with their home on storage from now on; by default those
+        before. A trial only discards the last step.
         """
         self.file.check()
-        if self._trial:
+        if self._is_trial:
             self.file.rollback()
             return
         for state in self._states.values():
             if state.moment is not None and state.is_absent and state.moment.key == "sum":
-                state.moment.store(state.find())  # a first step adds to it
+                state.moment.store(state.find())  # the first step adds to it
         try:
-            self._take_over()
+            self._update_file()
         except BaseException:
-            self.file.drop_written()  # and what was changed stays to be taken over
+            self.file.discard_written()  # the next call writes the changes again
             raise
         if on_storage is not None and self._on_storage != frozenset(on_storage):
-            self._settle(frozenset(on_storage))
+            self._set_homes(frozenset(on_storage))
 
-    def _take_over(self) -> None:
-        """Let the file have all state as it is."""
+    def _update_file(self) -> None:
+        """Update the file to the current values of all state.
+
+        Binds tensors that the user has replaced to the file again.
+        """
         absent, replaced = [], []
         for index, state in self._states.items():
             memory = self._memories.get(index)
@@ -172,17 +182,17 @@ class StateStore:
                 if self.file.contains(index):
                     absent.append(index)
             elif index in self._on_storage:
-                bound = memory is not None and memory.holds(state.find())
-                if not (bound and self.file.contains(index)):
-                    # Another tensor, by `optimizer.load_state_dict` or ``.data = ...``.
+                is_bound = memory is not None and memory.is_memory_of(state.find())
+                if not (is_bound and self.file.contains(index)):
+                    # The user replaced it: `optimizer.load_state_dict` or ``.data = ...``.
                     self._write(state)
                     replaced.append(state)
-            elif self.has_two:
-                held, value = state.bytes()
-                if not self.file.has(index, checksum(held)):
+            elif self.has_two_generations:
+                data, value = state.content()
+                if not self.file.has_checksum(index, checksum(data)):
                     self._write(state)
-                del held, value
-        self.file.take_over()
+                del data, value
+        self.file.write_mapped_changes()
         if self.file.is_changed or absent:
             self.file.commit(absent=absent)
         for state in replaced:
@@ -190,22 +200,30 @@ class StateStore:
         self._map_new()
 
     def commit(self, *, steps: int = 1) -> None:
-        """Make what a step left the state, for good; what it made new is in the optimizer."""
-        if self.has_two:
+        """Commit the state after a step.
+
+        Moments created by the step are mapped if their home is on storage.
+
+        In a trial, the mappings only show the written tensors until the next step.
+        """
+        if self.has_two_generations:
             for index, state in self._states.items():
                 if state.is_updated and index not in self._on_storage and not state.is_absent:
                     self._write(state)
                     self.mirrored_bytes += state.tensor.storage.bytes
-        if self._trial:
-            self.file.show()
+        if self._is_trial:
+            self.file.show_uncommitted()
         else:
             self.file.commit(steps=steps)
         self._map_new()
 
     def rollback(self) -> None:
-        """Put back the state of before a step that failed; with one generation it stays torn."""
+        """Restore the state from before a failed step.
+
+        With one generation, state remains partially updated.
+        """
         self.file.rollback()
-        if not self.has_two:
+        if not self.has_two_generations:
             return
         for index, state in self._states.items():
             if not state.is_updated or index in self._on_storage:
@@ -215,63 +233,67 @@ class StateStore:
                     state.moment.remove()
                 continue
             value = state.find()
-            held, copied = blank(state.tensor.storage)
-            self.file.read(index, bytes_of(held))
-            first: torch.Tensor = copied[0] if isinstance(copied, tuple) else copied
-            value.data.copy_(first)
+            page_memory, stored = allocate_page(state.tensor.storage)
+            self.file.read(index, bytes_of(page_memory))
+            stored_value: torch.Tensor = stored[0] if isinstance(stored, tuple) else stored
+            value.data.copy_(stored_value)
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Run steps whose results are seen, and which are none: the state of before is kept.
+        """Execute steps inside whose results are visible, but not committed.
 
-        Each step begins with that state. Who runs them puts back what is in RAM, before this ends.
+        Each step starts from the state before. The caller must restore state in RAM before the end.
         """
         self.begin()
-        if not self.has_two:
+        if not self.has_two_generations:
             yield
             return
-        self._trial = True
+        self._is_trial = True
         try:
             yield
         finally:
-            self._trial = False
+            self._is_trial = False
             self.file.rollback()
-            self._take_over()
+            self._update_file()
 
     def close(self) -> None:
-        """Bring all state to RAM, and remove the file."""
+        """Move all state to RAM, and remove the file."""
         self.file.close()
         self._on_storage = frozenset()
 
     # -- homes -----------------------------------------------------------------------------------
 
-    def _settle(self, on_storage: frozenset[int]) -> None:
-        """Let exactly these have their homes on storage; the file has what is in RAM."""
+    def _set_homes(self, on_storage: frozenset[int]) -> None:
+        """Set the tensors with their home on storage; writes them to the file and maps them.
+
+        Other mapped tensors are moved to RAM.
+        """
         for index in self._on_storage - on_storage:
             if self.file.contains(index):
                 self.file.unmap(index)
-        coming = [self._states[index] for index in sorted(on_storage - self._on_storage)]
+        added = [self._states[index] for index in sorted(on_storage - self._on_storage)]
         self._on_storage = on_storage
-        if not self.has_two:
-            for state in coming:
+        if not self.has_two_generations:
+            for state in added:
                 if not state.is_absent:
                     self._write(state)
             self.file.commit()
         self._map_new()
 
     def _map_new(self) -> None:
-        """Bind what has its home on storage and is not there yet."""
+        """Bind tensors with their home on storage that are in the file, but not mapped yet."""
         for index in self._on_storage:
             if not self.file.is_mapped(index) and self.file.contains(index):
                 self._bind(self._states[index])
 
     def _bind(self, state: _State) -> None:
+        """Map the memory of a tensor to the file, and set the tensor to this memory."""
         index = state.index
         if index not in self._memories or self._memories[index].is_lost:
             self._memories[index] = Memory(state.tensor.storage.bytes)
         memory = self._memories[index]
         self.file.map(index, memory)
-        if state.is_absent or not memory.holds(state.find()):
+        if state.is_absent or not memory.is_memory_of(state.find()):
             state.bind(memory)
 
     def _forget(self, index: int) -> None:
@@ -279,34 +301,34 @@ class StateStore:
         self.file.forget(index)
 
     def _write(self, state: _State) -> None:
-        held, value = state.bytes()
-        self.file.write(state.index, held)
-        del held, value
+        data, value = state.content()
+        self.file.write(state.index, data)
+        del data, value
 
 
-def _close(file: StateFile) -> None:
-    """Bring state back to RAM when a step is forgotten; what cannot be read stays mapped."""
+def _close_quietly(file: StateFile) -> None:
+    """Move state to RAM when a step is deleted. Tensors that cannot be read stay mapped."""
     with suppress(PageError, OSError):
         file.close()
 
 
-# -- what is state -----------------------------------------------------------------------------
+# -- state tensors of a step --------------------------------------------------------------------
 
 
 def _identity(tensor: StateTensor) -> tuple[str, str, str]:
     return tensor.kind, tensor.owner, tensor.key
 
 
-def _states(trace: Trace) -> Iterator[_State]:
-    """Yield the state of a step, and then what of the model the step does not read."""
-    states = list(_of_step(trace))
+def _all_states(trace: Trace) -> Iterator[_State]:
+    """Yield the state that the step reads, then other parameters and buffers of its modules."""
+    states = list(_step_states(trace))
     yield from states
     module = trace.joint.module
     seen = {storage_key(state.find()) for state in states if state.moment is None}
     kinds = {InputKind.PARAMETER: module.named_parameters, InputKind.BUFFER: module.named_buffers}
     index = len(trace.step_graph.storages)
-    for kind, named in kinds.items():
-        for path, value in named():
+    for kind, named_tensors in kinds.items():
+        for path, value in named_tensors():
             if storage_key(value) in seen or value.device.type != "cpu" or not value.nbytes:
                 continue
             seen.add(storage_key(value))
@@ -315,23 +337,23 @@ def _states(trace: Trace) -> Iterator[_State]:
                 name=path.removeprefix(f"{BODY}."),
                 operation=index,
                 bytes=value.untyped_storage().nbytes(),
-                layouts=(TensorLayout.of(value),),
+                layouts=(TensorLayout.from_tensor(value),),
             )
             tensor = StateTensor(storage=storage, kind=str(kind), owner=path)
             yield _State(tensor=tensor, find=partial(attrgetter(path), module))
             index += 1
 
 
-def _of_step(trace: Trace) -> Iterator[_State]:
-    """Yield the state that a step reads; of what has several names the first."""
+def _step_states(trace: Trace) -> Iterator[_State]:
+    """Yield the state that a step reads. A tensor with several names has its first one."""
     joint, storages = trace.joint, trace.step_graph.storages
     updated = {storage.replaces for storage in storages}
-    paths: dict[int, str] = {}
+    first_paths: dict[int, str] = {}
     seen = set()
     for argument in joint.arguments:
-        if argument.kind not in _STATE or argument.node not in trace.step_graph.direct:
+        if argument.kind not in _STATE_KINDS or argument.node not in trace.step_graph.output_keys:
             continue
-        index, _ = trace.step_graph.direct[argument.node]
+        index, _ = trace.step_graph.output_keys[argument.node]
         moment = (
             argument.optimizer_value
             if isinstance(argument.optimizer_value, OptimizerSlot)
@@ -339,14 +361,14 @@ def _of_step(trace: Trace) -> Iterator[_State]:
         )
         find = partial(joint.value, argument) if moment is None else moment.value
         if moment is None:
-            paths.setdefault(id(find()), argument.target)
+            first_paths.setdefault(id(find()), argument.target)
         if index in seen or not storages[index].bytes:
             continue
         seen.add(index)
         tensor = StateTensor(
             storage=storages[index],
             kind=str(argument.kind),
-            owner=argument.target if moment is None else paths[id(moment.parameter)],
+            owner=argument.target if moment is None else first_paths[id(moment.parameter)],
             key="" if moment is None else moment.key,
         )
         yield _State(tensor=tensor, find=find, moment=moment, is_updated=index in updated)

@@ -87,7 +87,7 @@ class CapturedGraph(StepGraph):
         self.outputs: list[StepOutput] = []
         """One per result, ordered by the operation that completes it; arguments come last."""
         for result in joint.results:
-            reads = self.reading((result.node,))
+            reads = self.find_reads((result.node,))
             maker = max((self.storages[k].operation for k in reads.storages), default=None)
             self.outputs.append(StepOutput(result=result, reads=reads, completed_by=maker))
         self.outputs.sort(

@@ -48,13 +48,13 @@ def in_place_pair(
         index
         for view in operation.reads.views
         for source in view.all_input_nodes
-        if source in step_graph.direct
-        for index in (step_graph.direct[source][0],)
+        if source in step_graph.output_keys
+        for index in (step_graph.output_keys[source][0],)
     }
     for position, argument in enumerate(operation.node.args):
-        if not isinstance(argument, fx.Node) or argument not in step_graph.direct:
+        if not isinstance(argument, fx.Node) or argument not in step_graph.output_keys:
             continue
-        read = step_graph.direct[argument][0]
+        read = step_graph.output_keys[argument][0]
         storage = step_graph.storages[read]
         if (
             last_uses[read] == operation.index
@@ -84,7 +84,8 @@ def argument_position(step_graph: CapturedGraph, operation: Operation, read: int
     return next(
         position
         for position, argument in enumerate(operation.node.args)
-        if isinstance(argument, fx.Node) and step_graph.direct.get(argument, (-1, 0))[0] == read
+        if isinstance(argument, fx.Node)
+        and step_graph.output_keys.get(argument, (-1, 0))[0] == read
     )
 
 

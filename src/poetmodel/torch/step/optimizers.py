@@ -147,6 +147,7 @@ class Sgd(Rule):
         parameter.add_(direction, alpha=-lr)
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        """Overwrite parameter and momentum by PyTorch's fused SGD."""
         parameter, *moments = state
         torch._fused_sgd_(
             [parameter],
@@ -197,6 +198,7 @@ class Adam(CountingRule):
         return (("max_exp_avg_sq",), 1) if self.amsgrad else ((), 0)
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        """Overwrite parameter and moments by PyTorch's fused Adam or AdamW; count the step."""
         del first
         parameter, count, mean, square, *largest = state
         kernel = torch._fused_adamw_ if self.decoupled_weight_decay else torch._fused_adam_
@@ -217,6 +219,7 @@ class Adam(CountingRule):
         )
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        """Overwrite `w` and moments by one step of Adam, in the memory of the gradient."""
         mean, square, *largest = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
@@ -251,6 +254,7 @@ class NAdam(CountingRule):
     flops: ClassVar[int] = 15
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        """Overwrite `w` and moments by one step of NAdam."""
         product, mean, square = moments
         beta1, beta2 = self.betas
         momentum, next_momentum = (
@@ -290,6 +294,7 @@ class RmsProp(CountingRule):
         return keys, 2 * has_momentum + 5 * self.centered
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        """Overwrite `w` and moments by one step of RMSprop."""
         del step
         square, *others = moments
         square.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
@@ -320,12 +325,14 @@ class Adagrad(CountingRule):
     has_fused: ClassVar[bool] = True
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        """Overwrite `w` and the sum of squares by one step of Adagrad."""
         (total,) = moments
         total.addcmul_(gradient, gradient, value=1)
         rate = lr / (1 + (step - 1) * self.lr_decay)
         w.addcdiv_(gradient, total.sqrt().add_(self.eps), value=-rate)
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        """Overwrite parameter and sum of squares by PyTorch's fused Adagrad; count the step."""
         del first
         parameter, count, total = state
         torch._fused_adagrad_(
@@ -355,6 +362,7 @@ class Adamax(CountingRule):
     needs_scratch: ClassVar[bool] = False
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        """Overwrite `w` and moments by one step of Adamax, in the memory of the gradient."""
         mean, largest = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
@@ -375,6 +383,7 @@ class RAdam(CountingRule):
     reuses_gradient: ClassVar[bool] = True
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        """Overwrite `w` and moments by one step of RAdam, in the memory of the gradient."""
         mean, square = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
@@ -440,6 +449,7 @@ class Muon(Rule):
         return 2 * (2 * int(parameter.numel()) + small * small)  # elements of 2 bytes
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        """Overwrite parameter and momentum by one step of Muon."""
         del first
         parameter, buffer = state
         buffer.lerp_(gradient, 1 - self.momentum)
@@ -581,8 +591,8 @@ def optimizer_errors(optimizer: object) -> Iterator[str]:
         # The class may be a user's, with the same name.
         got = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else ""
         *names, last = (known.__name__ for known in TRACED_RULES if known is not QuantizedSGD)
-        wanted = f"{', '.join(names)} or {last} of torch.optim"
-        yield f"expected {wanted}, got {got or shown(optimizer)}"
+        expected = f"{', '.join(names)} or {last} of torch.optim"
+        yield f"expected {expected}, got {got or shown(optimizer)}"
         return
     accepted: Any = optimizer
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -594,6 +604,7 @@ def optimizer_errors(optimizer: object) -> Iterator[str]:
 
 
 def _group_errors(group: Mapping[str, Any], *, has_fused: bool) -> Iterator[str]:
+    """Yield an error for each setting of a parameter group that cannot be traced."""
     for key in ("fused", "capturable", "differentiable"):
         if group.get(key) and not (key == "fused" and has_fused):
             yield f"{key}=True cannot be traced; leave it out"
@@ -747,6 +758,7 @@ class OptimizerState:
             member._opt_called = True  # noqa: SLF001 - no other way
 
     def _errors(self, values: list[Any]) -> Iterator[str]:
+        """Yield an error for each change of optimizer or parameters since the capture."""
         yield from (f"optimizer: {error}" for error in optimizer_errors(self._optimizer))
         if self._current_groups() != self._groups:
             yield "optimizer: its groups or their settings have changed; compile again"

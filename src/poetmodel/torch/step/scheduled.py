@@ -1,7 +1,7 @@
 """The graph to be solved: a traced step without its small tensors.
 
 Half of the tensors of a training step are smaller than a page. They stay in RAM until their last
-possible reader, their sum is reserved from the budget, and the solver decides only on the others.
+possible reader, their sum is reserved from the budget, and the solver decides on larger ones only.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def scheduled_graph(trace: Trace, *, budget_bytes: int, homes: bool = False) -> 
     """Return the graph to be solved: without as many small tensors as the budget permits.
 
     Close to the minimum budget fewer bytes are reserved, so that most of the headroom is left for
-    schedules. A budget of `keep_all_bytes` leaves nothing to decide, and all tensors stay in the
+    schedules. A budget of `keep_all_bytes` leaves no decision, and all tensors stay in the
     graph. With `homes` the homes of state are decided too, unless everything fits.
     """
     if budget_bytes >= keep_all_bytes(trace):
@@ -266,7 +266,7 @@ def _restrict_node(node: Node, names: Collection[str], weightless: Collection[st
 def _held_bytes(trace: Trace, threshold: int) -> int:
     """Return the bytes of copies of results that are returned at the end of the step [B].
 
-    Results in kept storages need no copy. Others are copied, so that a loss does not hold the
+    Results in kept storages need no copy. The rest are copied, so that a loss does not hold the
     larger storage around it. Also counts gradient sums of weights that are used several times,
     and the random generator's state before the step.
     """

@@ -128,7 +128,7 @@ def build_captured_graph(
 ) -> CapturedGraph:
     """Return the operations of a captured step, profiled by a run or by `known` profiles.
 
-    On the ``meta`` device nothing is computed, and no workspace is measured.
+    On the ``meta`` device no operation is computed, and no workspace is measured.
     """
     kind = CapturedGraph if joint.optimizer is None else TrainingGraph
     meta = any(joint.value(a).is_meta for a in joint.arguments_of(InputKind.PARAMETER))
@@ -141,6 +141,7 @@ def build_trace(joint: Joint, step_graph: CapturedGraph) -> Trace:
 
 
 def _build_graph(joint: Joint, step_graph: CapturedGraph) -> Graph:
+    """Return the training graph of a captured step, without a node for its results."""
     nodes = tuple(_node(step_graph, operation) for operation in step_graph.operations)
     forward = [operation for operation in step_graph.operations if operation.phase is Phase.FORWARD]
     counted = sum(
@@ -171,7 +172,7 @@ def _node(step_graph: CapturedGraph, operation: Operation) -> Node:
     workspace_bytes, moved = operation.profile.workspace_bytes, operation.profile.moved_bytes
     if isinstance(step_graph, TrainingGraph) and isinstance(operation.node.target, Update):
         workspace_bytes = step_graph.update_workspace_bytes(operation)
-    return step_graph.node(
+    return step_graph.training_node(
         operation,
         workspace_bytes=workspace_bytes,
         # An input is supplied once; state is updated once.

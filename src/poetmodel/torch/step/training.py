@@ -59,12 +59,16 @@ class TrainingGraph(CapturedGraph):
             if number == len(self.operations):
                 self._add_source(argument, value)
             layouts = self.storages[number].layouts
-            if TensorLayout.of(value) not in layouts:
-                layouts = (*layouts, TensorLayout.of(value))
+            if TensorLayout.from_tensor(value) not in layouts:
+                layouts = (*layouts, TensorLayout.from_tensor(value))
                 self.storages[number] = replace(self.storages[number], layouts=layouts)
-            self.direct[argument.node] = (number, layouts.index(TensorLayout.of(value)))
+            self.output_keys[argument.node] = (
+                number,
+                layouts.index(TensorLayout.from_tensor(value)),
+            )
 
     def _add_source(self, argument: InputSpec, value: torch.Tensor) -> None:
+        """Append the operation and storage of a graph input, as state or as an input."""
         moment = argument.kind is InputKind.MOMENT
         kind = argument.name.rpartition(".")[2] if moment else str(argument.kind)
         self.add_source(
@@ -72,7 +76,7 @@ class TrainingGraph(CapturedGraph):
             name=argument.name,
             op=kind.replace(" ", "_"),
             phase=Phase.INPUT if argument.kind in _INPUTS else Phase.STATE,
-            layout=TensorLayout.of(value),
+            layout=TensorLayout.from_tensor(value),
             size_bytes=value.untyped_storage().nbytes(),
         )
 
@@ -88,7 +92,7 @@ class TrainingGraph(CapturedGraph):
                 self._replace_state(operation)
         self._renumber(list(self._execution_order()))
         results = (result.node for result in self._joint.results)
-        kept = frozenset(self.reading(results).storages)
+        kept = frozenset(self.find_reads(results).storages)
         self.last_uses = self._last_uses()
         self.operations = [
             replace(operation, in_place=in_place_pair(self, operation, self.last_uses, kept))
@@ -108,7 +112,7 @@ class TrainingGraph(CapturedGraph):
         """Set the outputs of an update to the names, sizes and layouts of its state; set FLOP."""
         state: Any = operation.node.args[0]
         for number, node in zip(operation.storages, state, strict=True):
-            replaced, layout_index = self.direct[node]
+            replaced, layout_index = self.output_keys[node]
             old, new = self.storages[replaced], self.storages[number]
             layout = replace(old.layouts[layout_index], position=new.layouts[0].position)
             self.storages[number] = replace(
@@ -130,7 +134,7 @@ class TrainingGraph(CapturedGraph):
     def gradient_storages(self, operation: Operation) -> tuple[int, ...]:
         """Return the indices of the storages that an update's first gradient is read from."""
         gradients: Any = operation.node.args[1]
-        return self.reading(gradients[:1]).storages
+        return self.find_reads(gradients[:1]).storages
 
     def owns_gradient(self, operation: Operation) -> bool:
         """Return whether an update may overwrite its gradient: dense, computed, read last here."""
@@ -223,7 +227,7 @@ class TrainingGraph(CapturedGraph):
         return predecessors
 
     def _renumber(self, order: list[Operation]) -> None:
-        """Renumber operations by their position in `order`, and storages; delete all others."""
+        """Renumber operations by their position in `order`, and storages; delete the rest."""
         operations = {operation.index: k for k, operation in enumerate(order)}
         retained = [number for operation in order for number in operation.storages]
         numbers: dict[int | None, int] = {number: k for k, number in enumerate(retained)}
@@ -248,9 +252,9 @@ class TrainingGraph(CapturedGraph):
             )
             for k, operation in enumerate(order)
         ]
-        self.direct = {
+        self.output_keys = {
             node: (numbers[number], layout_index)
-            for node, (number, layout_index) in self.direct.items()
+            for node, (number, layout_index) in self.output_keys.items()
             if number in numbers
         }
 

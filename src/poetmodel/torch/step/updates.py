@@ -25,7 +25,7 @@ from poetmodel.torch.capturing.joint_graph import (
 )
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.tensors import storage_key
-from poetmodel.torch.int8.front import stood_for
+from poetmodel.torch.int8.front import replaced_parameter_ids
 from poetmodel.torch.int8.training import (
     ROUNDINGS,
     QuantizedSGD,
@@ -185,7 +185,7 @@ class AccumulatingUpdate(ParameterUpdate):
         self.batches = batches
 
     def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
-        """Add the gradients to the sum; on the last batch, update. `others` as described above."""
+        """Add the gradients to the sum; on the last batch, update. `others`: see the class."""
         gradients, rate, count, *factors = others
         *updated, total = state
         for gradient in gradients:
@@ -346,6 +346,7 @@ def _extension_errors(
     parameters: dict[int, _TrainedParameter],
     clip_grad_norm: float | None,
 ) -> Iterator[str]:
+    """Yield an error for each parameter, result or option that updates do not support."""
     norm: object = clip_grad_norm
     is_norm = isinstance(norm, int | float) and not isinstance(norm, bool) and norm > 0
     if norm is not None and not is_norm:
@@ -362,7 +363,7 @@ def _extension_errors(
             yield f"optimizer: parameter {name} is complex, and its update cannot be traced"
     yield from _quantized_errors(joint, optimizer)
     known = {id(joint.value(a)) for a in joint.arguments_of(InputKind.PARAMETER)}
-    known |= {id(p) for p in joint.module.parameters()} | stood_for(joint.module)
+    known |= {id(p) for p in joint.module.parameters()} | replaced_parameter_ids(joint.module)
     if optimized - known:
         yield (
             f"optimizer: {len(optimized - known)} of its parameters belong neither to the model "
@@ -524,6 +525,7 @@ class _OptimizerExtension:
         factors: tuple[fx.Node, ...],
         count: fx.Node | None,
     ) -> None:
+        """Add the update of a parameter, with graph inputs for its moments."""
         layer = self.quantized.get(id(trained.parameter))
         if layer is not None:
             self._add_quantized_update(

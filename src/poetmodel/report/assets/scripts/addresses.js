@@ -1,9 +1,9 @@
-// Addresses against time.
+// Chart of addresses over time.
 page.define("addresses", (chart, map) => {
   const { div } = chart;
   let cursor = -1;
   const outline = ([, start, length, low, height], color) => ({ type: "rect", x0: start, x1: start + length, y0: low, y1: low + height, line: { color, width: 3 } });
-  const shapes = () => [  // every copy of the selected tensor, and what the keys are at
+  const shapes = () => [  // every copy of the selected tensor, and the keyboard cursor
     ...map.boxes.filter((box) => page.selected !== null && box[6] === page.selected).map((box) => outline(box, page.skin.ink)),
     ...(cursor < 0 ? [] : [outline(map.boxes[cursor], page.skin.limit)]),
   ];

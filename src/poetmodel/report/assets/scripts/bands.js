@@ -1,5 +1,5 @@
-// What is in RAM when, of the values of poetmodel.report.timeline: the levels of RAM, and bands for
-// what is there, stacked, as poetmodel.report.bands does for pictures that stand still.
+// Contents of RAM over time, from the values of poetmodel.report.timeline: RAM levels, and a stack of
+// bands for copies and workspaces, as `stack_bands` of poetmodel.report.still does for still images.
 const makeBands = (line, graph, counted) => {
   const n = line.ops.length;
   // -- levels: RAM during an instruction (2 p) and after it (2 p + 1); only some take time -------
@@ -10,8 +10,8 @@ const makeBands = (line, graph, counted) => {
   if (!timed) for (let p = 0; p < n; p += 1) starts[2 * p + 1] = p + 1;
   const last = timed ? line.issued[n] : n;
   starts[2 * n] = last;
-  const levels = [];  // those that take time
-  const first = new Int32Array(2 * n + 2);  // the first of them from a level on
+  const levels = [];  // levels that take time
+  const first = new Int32Array(2 * n + 2);  // the first such level at or after each level
   for (let l = 0; l < 2 * n; l += 1) {
     first[l] = levels.length;
     if (starts[l + 1] > starts[l]) levels.push(l);
@@ -20,13 +20,13 @@ const makeBands = (line, graph, counted) => {
   const edges = [...levels.map((l) => starts[l]), last];
   const bytesAt = (l) => (l % 2 ? line.after : line.during)[l >> 1] || 0;
 
-  // -- bands: stacked by part, then in the order in which they come ------------------------------
+  // -- bands: stacked by part, then by begin -----------------------------------------------------
   const partOf = (what) => (what < -graph.nodes.length ? 4 : what < 0 ? 3 : ["state", "activation", "gradient"].indexOf(graph.tensors[what][3]));
   const bands = line.stays.map(([what, bytes, begin, end, origin, stored, givenAt, given, replaced, ...reads]) => ({
     what, bytes, begin, end, origin, stored, given, givenAt, replaced, reads, part: partOf(what),
     from: 2 * Math.max(begin, 0), to: Math.min(2 * end + 1, 2 * n), runs: [],
   }));
-  const order = (band) => (band.part + 1) % 5;  // what is reserved comes first
+  const order = (band) => (band.part + 1) % 5;  // reserved bytes are the lowest band
   bands.sort((a, b) => order(a) - order(b) || a.from - b.from || b.to - a.to || a.what - b.what);
   const base = new Float64Array(levels.length);
   const heightAt = (band, l) => band.bytes - (band.givenAt >= 0 && l >= 2 * band.givenAt ? band.given : 0);

@@ -1,5 +1,5 @@
-// The table of decisions: equal tensors are one row that opens; filtered, sorted, and part of the
-// selection. A page brings its rows, or they come as data and change.
+// The table of decisions: equal tensors are one row that unfolds; rows are filtered, sorted and
+// selected. The rows are part of the page, or are created from data that may change.
 (() => {
   const table = page.$("decision-table");
   const body = table.tBodies[0];
@@ -11,7 +11,7 @@
   let total = 0;
   let sorted = null;
 
-  // A unit is a row that is always there, and the rows of its members.
+  // A unit is a row that is always shown, and the rows of its members.
   const take = () => {
     units = [];
     byTensor = new Map();
@@ -77,7 +77,7 @@
     show();
   };
 
-  // -- choosing ---------------------------------------------------------------------------------
+  // -- filtering and sorting --------------------------------------------------------------------
   const unitOf = (row) => units.find((unit) => unit.row === row || unit.members.some((member) => member.row === row));
   const choose = (row) => {
     if (!("tensor" in row.dataset)) { turn(unitOf(row)); return; }
@@ -117,7 +117,7 @@
     if (seen) reveal(seen.row);
   };
 
-  // -- rows that come as data --------------------------------------------------------------------
+  // -- rows from data ----------------------------------------------------------------------------
   const span = (...content) => page.make("span", "", ...content);
   const rowOf = (entry, kind) => {
     const row = page.make("tr", kind);

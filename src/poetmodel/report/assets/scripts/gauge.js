@@ -1,7 +1,7 @@
-// What a training step takes of the RAM of its board, a bar for each schedule, and keep-all below.
+// RAM of the board that a training step uses: a bar for each schedule, and keep-all below.
 page.define("gauge", (chart, gauge) => {
   const NAMES = ["state", "activations", "gradients", "workspace"];
-  const MOST = 2.2;  // of the largest own bar: a longer one is cut
+  const MOST = 2.2;  // ratio to the largest bar of a schedule above which bars are cut
   const rows = [...gauge.rows, ...gauge.keep_all.map((row) => ({ ...row, apart: true }))];
   const devices = new Set(rows.map((row) => row.device));
   const needs = (row) => row.parts.reduce((sum, part) => sum + part, 0);

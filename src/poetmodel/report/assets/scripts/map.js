@@ -1,7 +1,7 @@
-// The map of stages and nodes. Cells that are smaller than a mark get one of the least size, so that
-// recomputations and transfers are seen at every scale.
+// The map of stages and nodes. Cells smaller than the minimum mark get a mark of this size, so that
+// recomputations and transfers are visible at every scale.
 page.define("map", (chart, map) => {
-  const { graph } = page;  // of these data, also when the page knows another one by now
+  const { graph } = page;  // the graph of these data, even if the page has another one now
   const { div } = chart;
   const NOTHING = [0, false, "not in RAM at the start of the stage; no action"];
   const LEAST = 5;
@@ -51,7 +51,7 @@ page.define("map", (chart, map) => {
     window.Plotly.restyle(div, { marker: wanted }, wanted.map((_, place) => place + 1));
   };
 
-  // -- what is pointed at, and what is selected ----------------------------------------------------
+  // -- pointer and selection -----------------------------------------------------------------------
   const cursor = { row: 0, column: 0, keys: false };
   const shapes = () => {
     const found = [];
@@ -63,7 +63,7 @@ page.define("map", (chart, map) => {
   };
   const reshape = () => window.Plotly.relayout(div, { shapes: shapes() });
   const tell = () => chart.say(`${named(cursor.row, cursor.column)}: ${labelAt(cursor.row, cursor.column)[2]}`);
-  // The cell below the pointer, or the nearest mark that reaches there.
+  // The cell below the pointer, or the nearest mark that covers the pointer.
   const under = (event) => {
     if (!div._fullLayout) return null;
     const box = div.getBoundingClientRect();

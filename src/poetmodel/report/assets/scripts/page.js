@@ -1,11 +1,11 @@
 "use strict";
-// What all pages share: colours, plotly, the selected tensor, and the life of a chart.
+// Common code of all pages: colours, plotly, the selected tensor, and the life cycle of charts.
 //
 // A chart is defined by `page.define(type, (chart, data) => view)`, a function of its data. The view
-// has draw(), which returns plotly's promise, and, where they make sense, hover(event), click(event),
-// key(name) -> whether it was of use, light(tensor), which shows the selected tensor (its number,
-// or null), and read(x), which tells what is at a place of the x axis, wherever one points (null when
-// one leaves). `page.replace(id, data)` gives a chart new data; what was drawn changes into them.
+// has draw(), which returns plotly's promise, and optionally hover(event), click(event),
+// key(name) -> whether it handled the key, light(tensor), which highlights the selected tensor (its
+// index, or null), and read(x), which shows the contents at a position of the x axis (null when the
+// pointer leaves). `page.replace(id, data)` replaces the data of a chart and redraws it.
 const page = (() => {
   const data = JSON.parse(document.getElementById("charts").textContent);
   const root = document.documentElement;
@@ -22,7 +22,7 @@ const page = (() => {
   let skin = SKINS.light;
   let onPaper = false;
 
-  // -- theme: as the system says, until one is chosen ------------------------------------------
+  // -- theme: that of the system, until the user selects one -----------------------------------
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const button = $("theme");
   const wear = (name) => {
@@ -38,7 +38,7 @@ const page = (() => {
   button.addEventListener("click", () => { chosen = root.dataset.theme === "dark" ? "light" : "dark"; change(chosen); });
   dark.addEventListener("change", () => { if (!chosen) change(dark.matches ? "dark" : "light"); });
 
-  // -- the graph: names of nodes and tensors, by number ----------------------------------------
+  // -- the graph: names of nodes and tensors, by index -----------------------------------------
   let graph = data.graph;
   let numbers = new Map();
   const know = (found) => {
@@ -47,7 +47,7 @@ const page = (() => {
     selected = fromHash();
   };
 
-  // -- the selected tensor, lit in all charts and tables, and part of the address --------------
+  // -- the selected tensor: highlighted in charts and tables, and part of the address ----------
   let selected = null;
   const listeners = [];
   const fromHash = () => {
@@ -75,7 +75,7 @@ const page = (() => {
   window.addEventListener("hashchange", () => { const found = fromHash(); if (found !== null && found !== selected) { selected = found; show(); } });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") select(null); });
 
-  // -- what all charts share -------------------------------------------------------------------
+  // -- common settings of charts ---------------------------------------------------------------
   const config = () => ({
     displaylogo: false, responsive: true, displayModeBar: true,
     modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]],
@@ -107,7 +107,7 @@ const page = (() => {
   });
   const colour = (kind) => data.kinds[kind][skin.colour];
   const pointed = (event) => plain(event.points[0].hovertext || event.points[0].text || "");
-  const zoom = (div, factor, towards = {}) => {  // the point `towards` stays where it is
+  const zoom = (div, factor, towards = {}) => {  // the point `towards` stays fixed
     const change = {};
     for (const name of div.dataset.axes.split(" ")) {
       const [low, high] = div.layout[name].range;
@@ -133,7 +133,7 @@ const page = (() => {
     return element;
   };
   const within = (value, most) => Math.min(most, Math.max(0, value));
-  const lastUpTo = (most, count, valueAt) => {  // where the last of growing values is that is at most so much
+  const lastUpTo = (most, count, valueAt) => {  // the index of the last value of a growing sequence that is at most `most`
     let low = 0, high = count - 1;
     while (low < high) {
       const middle = (low + high + 1) >> 1;
@@ -144,17 +144,17 @@ const page = (() => {
   const upright = (x) => (x === null ? [] : [{ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: skin.ink, width: 1 } }]);
   const arrow = (x, y) => ({ x, y, text: "", showarrow: true, ax: 0, ay: -30, arrowcolor: skin.limit, arrowwidth: 2 });
   const step = (key, count) => ({ ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -count, End: count }[key]);
-  const rowAt = (key, at, count) => {  // where a key leads to in a table or tree
+  const rowAt = (key, at, count) => {  // the row to which a key moves in a table or tree
     const to = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + 10, PageUp: at - 10, Home: 0, End: count - 1 }[key];
     return to === undefined ? undefined : within(to, count - 1);
   };
-  const reveal = (row, box, head) => {  // scrolls a box so that a row is seen below its head
+  const reveal = (row, box, head) => {  // scrolls a box so that a row is visible below its head
     const [inner, outer] = [row.getBoundingClientRect(), box.getBoundingClientRect()];
     const top = outer.top + head.offsetHeight;
     if (inner.top < top || inner.bottom > outer.bottom) box.scrollTop += inner.top - top - (outer.bottom - top) / 3;
   };
 
-  // -- the life of a chart: drawn when it comes near the window, then kept up to date -----------
+  // -- life cycle of a chart: drawn when scrolled near the window, then updated -----------------
   const makers = {};
   const charts = new Map();
   const define = (type, make) => { makers[type] = make; };
@@ -207,10 +207,10 @@ const page = (() => {
     return chart.drawn ? draw(chart) : undefined;
   };
 
-  // -- plotly is packed: it is unpacked when the page stands ------------------------------------
+  // -- plotly is compressed: it is decompressed after the page is loaded ------------------------
   const unpack = async () => {
     const packed = $("plotly").textContent.trim();
-    const digits = new Uint8Array(128).fill(84);  // base 85, as poetmodel.report.template writes it
+    const digits = new Uint8Array(128).fill(84);  // base 85, as written by poetmodel.report.template
     [..."0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~"].forEach((letter, digit) => { digits[letter.charCodeAt(0)] = digit; });
     const groups = Math.ceil(packed.length / 5);
     const view = new DataView(new ArrayBuffer(4 * groups));

@@ -1,21 +1,21 @@
-// RAM over time, band by band: each copy of a tensor and each workspace, as long as it is there; core
-// and bus above; the budget; behind it what keep-all would take. Values: poetmodel.report.timeline.
+// RAM over time: a band for the lifetime of each copy of a tensor and each workspace; core and bus
+// above; the budget; the RAM of keep-all in the background. Values: poetmodel.report.timeline.
 page.define("timeline", (chart, line) => {
-  const { graph } = page;  // of these data, also when the page knows another one by now
+  const { graph } = page;  // the graph of these data, even if the page has another one now
   const { div } = chart;
   const panel = page.$(`${div.id}-alive`);
   const n = line.ops.length;
   const WORDS = { c: "compute", a: "recompute", r: "read", i: "page in", o: "page out", w: "wait for", f: "free" };
   const LANES = { c: ["core", "computed"], a: ["core", "recomputed"], w: ["core", "stall"], r: ["bus", "paged_in"], i: ["bus", "paged_in"], o: ["bus", "paged_out"] };
   const RECOMPUTED = 1, PAGED_IN = 2, RESIDENT = 3;
-  const MOST = 30;  // rows of the list while one only points
+  const MOST = 30;  // maximum rows of the list while nothing is pinned
 
   const { timed, starts, last, levels, first, edges, bytesAt, bands, heightAt, alive, height } = makeBands(line, graph, chart.counted);
   const parts = page.data.parts;
-  const above = line.budget !== null && line.budget > 2.2 * height;  // a budget that far off is only named
+  const above = line.budget !== null && line.budget > 2.2 * height;  // a budget far above the chart is only named
   const top = 1.12 * Math.max(height, above ? 0 : line.budget || 0);
 
-  // -- words -----------------------------------------------------------------------------------
+  // -- texts -----------------------------------------------------------------------------------
   const { make, size } = page;
   const node = (k) => graph.nodes[k];
   const isReserved = (what) => what < -graph.nodes.length;
@@ -44,7 +44,7 @@ page.define("timeline", (chart, line) => {
     if (band.givenAt >= 0) return `${node(line.of[band.givenAt])} writes over it at ${when(band.givenAt)}`;
     return `${band.stored ? "paged out, goes" : "goes"} at ${when(band.end)}`;
   };
-  const told = (band) => {  // a copy from its begin to its end
+  const describeCopy = (band) => {  // text about a copy from its begin to its end
     const { reads } = band, last = reads[reads.length - 1];
     const read = reads.length > 1 ? `, read ${reads.length} times until ${node(line.of[last])}` : reads.length ? `, read by ${node(line.of[last])}` : "";
     return `${arrival(band)}${read}${reads.length ? ` at ${when(last)}` : ""}; ${goes(band)}`;
@@ -62,7 +62,7 @@ page.define("timeline", (chart, line) => {
     return found;
   };
 
-  // -- the panel: what is alive at a level -------------------------------------------------------
+  // -- the panel: contents of RAM at a level -----------------------------------------------------
   const colourOf = (band) => parts[band.part][page.skin.colour];
   const kindColour = (key) => page.data.kinds.find((kind) => kind.key === key)[page.skin.colour];
   const stripe = (band) => ({ [RECOMPUTED]: kindColour("recomputed"), [PAGED_IN]: kindColour("paged_in") }[band.origin]);
@@ -89,7 +89,7 @@ page.define("timeline", (chart, line) => {
   };
   const hasSelected = () => page.selected !== null && graph === page.graph;
   const isSelected = (band) => hasSelected() && (band.what === page.selected || band.replaced === page.selected);
-  const story = (l) => {  // the copies of the selected tensor, one after the other
+  const story = (l) => {  // the copies of the selected tensor in order
     const own = bands.filter(isSelected), item = make("div", "chosen");
     const [name, bytes] = graph.tensors[page.selected];
     const head = make("p");
@@ -102,7 +102,7 @@ page.define("timeline", (chart, line) => {
     const list = make("ol");
     own.forEach((band, k) => {
       const now = band.from <= l && l < band.to;
-      const line = make("li", now ? "now-here" : "", told(band));
+      const line = make("li", now ? "now-here" : "", describeCopy(band));
       if (k && own[k - 1].stored) list.append(make("li", "away", "on storage in between"));
       list.append(line);
     });
@@ -150,7 +150,7 @@ page.define("timeline", (chart, line) => {
     panel.classList.toggle("pinned", Boolean(chart.pinned));
   };
 
-  // -- overlay: names on bands, what is lit, and the cursor --------------------------------------
+  // -- overlay: names on bands, highlights, and the cursor ---------------------------------------
   const place = () => {
     const { xaxis, yaxis } = div._fullLayout;
     return {
@@ -177,7 +177,7 @@ page.define("timeline", (chart, line) => {
     if (!best || best.height < 12 || best.width < 6.2 * name.length + 8) return "";
     return `<text x="${best.x.toFixed(1)}" y="${(best.y + 3.5).toFixed(1)}" class="on-${parts[band.part].key}">${page.escaped(name)}</text>`;
   }).join("");
-  const tip = (at) => {  // the band that one points at
+  const tip = (at) => {  // tooltip of the band below the pointer
     if (!chart.under) return "";
     const { band, x, y } = chart.under;
     const words = `${nameOf(band.what)}${band.what < 0 && !isReserved(band.what) ? " workspace" : ""}, ${size(band.bytes)}`;
@@ -214,7 +214,7 @@ page.define("timeline", (chart, line) => {
     }
   };
 
-  // -- where one points --------------------------------------------------------------------------
+  // -- pointer -----------------------------------------------------------------------------------
   const peak = 2 * line.peak;
   const firstOf = (k) => line.of.findIndex((found, p) => found === k && line.ops[p] === "c");
   const lastFirst = (p) => { while (p > 0 && line.ops[p] !== "c") p -= 1; return line.of[p]; };
@@ -240,7 +240,7 @@ page.define("timeline", (chart, line) => {
     const v = first[spot.level];
     return spot.bytes === null ? undefined : bands.find((band) => band.runs.some(([v0, v1, low, high]) => v0 <= v && v < v1 && low <= spot.bytes && spot.bytes < high));
   };
-  const laneAt = (spot) => {  // a transfer that one points at, in the lanes
+  const laneAt = (spot) => {  // the transfer below the pointer, in the lanes
     if (spot.bytes !== null || !timed) return undefined;
     const { yaxis2 } = div._fullLayout;
     const lane = lanes[Math.round(yaxis2.p2l(spot.y - yaxis2._offset))];
@@ -291,7 +291,7 @@ page.define("timeline", (chart, line) => {
     if (div.dataset.timeline) return;
     div.dataset.timeline = "yes";
     let down = null, moved = null;
-    div.addEventListener("pointermove", (event) => {  // at most once a frame
+    div.addEventListener("pointermove", (event) => {  // at most once per frame
       if (!moved) window.requestAnimationFrame(() => { if (moved) div.timeline.move(moved); moved = null; });
       moved = event;
     });
@@ -306,8 +306,8 @@ page.define("timeline", (chart, line) => {
   };
 
   // -- the chart -------------------------------------------------------------------------------
-  const lanes = timed ? ["core", "bus"] : [];  // both, so that nothing jumps where a budget brings the first transfer
-  const bars = () => {  // one trace for all bars of a kind; narrow ones have a rim of their own colour, to be seen
+  const lanes = timed ? ["core", "bus"] : [];  // both, so that the layout is stable when a budget adds the first transfer
+  const bars = () => {  // one trace for all bars of a kind; an outline keeps narrow bars visible
     const least = 0.0015 * (last || 1);
     return page.data.kinds.flatMap((kind, number) => [true, false].flatMap((wide) => {
       const found = line.work.filter(([p, start, end]) => LANES[line.ops[p]][1] === kind.key && (end - start >= least) === wide);
@@ -324,7 +324,7 @@ page.define("timeline", (chart, line) => {
       }];
     }));
   };
-  const areas = () => {  // one trace for all bands of a part and an origin, small ones without a rim
+  const areas = () => {  // one trace for all bands of a part and an origin; small bands have no outline
     const groups = new Map();
     for (const band of bands) {
       if (!band.runs.length) continue;
@@ -383,12 +383,12 @@ page.define("timeline", (chart, line) => {
     over();
     listen();
     keys();
-    if (chart.line !== line && chart.anchor !== undefined) chart.rest = 2 * Math.max(0, firstOf(chart.anchor));  // other values: the same node
+    if (chart.line !== line && chart.anchor !== undefined) chart.rest = 2 * Math.max(0, firstOf(chart.anchor));  // new values: stay at the same node
     chart.line = line;
     show(chart.rest ?? peak);
     paint();
   };
-  const keys = () => {  // the legend names what there is
+  const keys = () => {  // the legend lists only existing items
     const there = new Set(["keep_all"]);
     for (const band of bands) { there.add(parts[band.part].key); if (stripe(band)) there.add(["", "again", "back"][band.origin]); }
     if (timed) for (const [p] of line.work) there.add(LANES[line.ops[p]][1]);

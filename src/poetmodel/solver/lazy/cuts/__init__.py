@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from poetmodel.model.linear import RESOLVED
+from poetmodel.model.linear import LOOSENING
 from poetmodel.problem import LinearRow
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Cut(LinearRow):
         """
         if not self.in_bytes:
             return self.lower
-        return self.lower - RESOLVED * max(1.0, abs(self.lower))
+        return self.lower - LOOSENING * max(1.0, abs(self.lower))
 
 
 class Separator(Protocol):
