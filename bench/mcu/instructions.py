@@ -28,7 +28,7 @@ from mcu.networks import NETWORKS
 from mcu.quantized import INT8, Layers, square
 from poetmodel.device import Device
 from poetmodel.export.measuring import emulated_profile
-from poetmodel.lowered.instructions import OTHER, TABLE, computing, counted
+from poetmodel.lowered.instructions import OTHER, TABLE, computing_calls, count_work
 from poetmodel.tiling.choice import divide_step
 from poetmodel.torch import QuantizedSGD
 from poetmodel.torch import quantized as quantize
@@ -312,8 +312,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if node.is_state:
                 continue
             work: Counter[tuple[str, str]] = Counter()
-            for call in computing(node, calls):
-                kernel, repeated = counted(call)
+            for call in computing_calls(node, calls):
+                kernel, repeated = count_work(call)
                 work.update({(kernel, what): n for what, n in repeated.items()})
             samples.append((work, counts[node.name]))
         logging.info("%s: %d nodes so far", step.graph.name, len(samples))

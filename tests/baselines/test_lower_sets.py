@@ -12,7 +12,7 @@ from poetmodel.baselines import run
 from poetmodel.baselines.lower_sets import LowerSets, lower_sets
 from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, operation
-from poetmodel.heuristics.execution import begin_of_backward, droppable
+from poetmodel.heuristics.execution import evictable_tensors, first_backward_node
 from poetmodel.problem import Problem
 from poetmodel.schedule import checkpoint_all, simulate
 
@@ -21,8 +21,8 @@ class Estimates:
     """The forward pass as the paper has it: nodes, edges, times, sizes, and sets of nodes."""
 
     def __init__(self, graph, times):
-        begin = begin_of_backward(graph)
-        own = {graph.node_of[i] for i in droppable(graph) if graph.node_of[i] < begin}
+        begin = first_backward_node(graph)
+        own = {graph.node_of[i] for i in evictable_tensors(graph) if graph.node_of[i] < begin}
         self.nodes = sorted(own)
         self.edges = {
             (graph.node_of[i], k)

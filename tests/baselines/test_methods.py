@@ -31,7 +31,7 @@ from poetmodel.device import Costs, Device
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.graph.zoo import mlp
-from poetmodel.heuristics.execution import begin_of_backward, droppable
+from poetmodel.heuristics.execution import evictable_tensors, first_backward_node
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
 from poetmodel.schedule import check_schedule, checkpoint_all, simulate
@@ -291,9 +291,9 @@ def test_outputs_that_are_still_read_are_kept_together():
 
 def spares(graph, saved, once):
     """Return whether all that the backward pass reads can be made without the nodes of `once`."""
-    free = droppable(graph)
+    free = evictable_tensors(graph)
     todo = {
-        i for k in range(begin_of_backward(graph), len(graph.nodes)) for i in graph.inputs_of[k]
+        i for k in range(first_backward_node(graph), len(graph.nodes)) for i in graph.inputs_of[k]
     }
     while todo:
         i = todo.pop()
@@ -310,7 +310,7 @@ def test_no_smaller_set_spares_the_same_nodes(seed):
     """Among all sets of tensors, none of fewer bytes spares the nodes that must not run again."""
     rng = seeded(f"cut/{seed}")
     graph = random_training_graph(rng, 6, reads=0.2)
-    free = sorted(droppable(graph))
+    free = sorted(evictable_tensors(graph))
     once = {graph.node_of[i] for i in free if rng.random() < 0.3}
     sizes = graph.tensor_bytes
     every = itertools.chain.from_iterable(

@@ -17,7 +17,7 @@ from poetmodel.baselines.saved_sets import chen_sqrt, keep_all
 from poetmodel.clock import check_time_limit, time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError, TimeLimitError, VerificationError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
-from poetmodel.heuristics.execution import Execution, last_resort, overwrites
+from poetmodel.heuristics.execution import Execution, may_overwrite_inputs, retry_with_overwrites
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
@@ -288,11 +288,11 @@ def test_room_is_made_by_evictions_and_refused_without_a_victim():
     execution.compute(0)
     execution.compute(1)
     assert execution.ram_bytes == 7
-    execution.make_room(2, 2)
+    execution.evict_until_fits(2, 2)
     with pytest.raises(MethodNotApplicableError, match="'f2' takes 3 B more, 7 B of 9 B"):
-        execution.make_room(3, 2)
+        execution.evict_until_fits(3, 2)
     execution.evict(0)
-    execution.make_room(3, 2)
+    execution.evict_until_fits(3, 2)
     assert execution.ram_bytes == 3
 
 
@@ -372,20 +372,20 @@ def test_inputs_are_overwritten_as_a_last_resort():
     answers = []
 
     def attempt(*, asks=True, fails=lambda: not answers[-1]):
-        answers.append(overwrites() if asks else None)
+        answers.append(may_overwrite_inputs() if asks else None)
         if fails():
             raise MethodNotApplicableError("too little room")
         return checkpoint_all(graph)
 
-    assert last_resort(graph, attempt) == checkpoint_all(graph)
+    assert retry_with_overwrites(graph, attempt) == checkpoint_all(graph)
     assert answers == [False, True]
-    assert not overwrites()
-    last_resort(graph, partial(attempt, fails=lambda: False))
+    assert not may_overwrite_inputs()
+    retry_with_overwrites(graph, partial(attempt, fails=lambda: False))
     assert answers == [False, True, False]
     with pytest.raises(MethodNotApplicableError):
-        last_resort(graph, partial(attempt, asks=False))
+        retry_with_overwrites(graph, partial(attempt, asks=False))
     assert answers == [False, True, False, None]
     plain = replace(graph, nodes=(graph.nodes[0], replace(graph.nodes[1], in_place=())))
     with pytest.raises(MethodNotApplicableError):
-        last_resort(plain, attempt)
+        retry_with_overwrites(plain, attempt)
     assert answers == [False, True, False, None, False]

@@ -15,7 +15,7 @@ from kit.rotation import parts
 from kit.traced_models import Through
 from poetmodel.export.board import Target
 from poetmodel.lowered import fusing
-from poetmodel.lowered.fusing import FUSED, parted
+from poetmodel.lowered.fusing import FUSED, split_fused_updates
 from poetmodel.torch.lowering.step import lower
 
 aten = torch.ops.aten
@@ -195,7 +195,7 @@ def test_filters_of_every_layer_have_the_bits_of_two_nodes(part, tmp_path, monke
     step = lower(model, lambda y, t: y * t, inputs, optimizer=optimizer)
     assert sum(c.kernel in FUSED.values() for calls in step.calls for c in calls) >= len(layers) - 2
     data = b"".join(x.numpy().tobytes() for x in inputs)
-    expected = state_after(parted(step), tmp_path / "two", data, 1)
+    expected = state_after(split_fused_updates(step), tmp_path / "two", data, 1)
     assert state_after(step, tmp_path / "one", data, 1, {"ram": "100%"}) == expected
     options = {"ram": "50%", "device": "nano33ble"}
     mapped = state_after(step, tmp_path / "mapped", data, 1, options, ("DRIVER=ram",))

@@ -19,7 +19,7 @@ from poetmodel.export.measuring import emulated_profile
 from poetmodel.export.source import StepSource
 from poetmodel.graph import Graph
 from poetmodel.lowered.calls import ConvolutionSizes, DataType
-from poetmodel.lowered.instructions import call_instructions, counted
+from poetmodel.lowered.instructions import call_instructions, count_work
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.lowered.step import ALIGNMENT, Weights
 from poetmodel.tiling.choice import divide_step
@@ -253,13 +253,13 @@ def test_work_is_counted_as_it_is_done():
     by 5 pairs of pixels, the last of them one pixel. Of 5 x 5 places 3 x 3 see whole windows.
     """
     layers = Layers()
-    found = counted(layers.layer("pm_q8_pointwise", square(11, 5, 3), limits=INT8))[1]
+    found = count_work(layers.layer("pm_q8_pointwise", square(11, 5, 3), limits=INT8))[1]
     assert found == {
         "call": 1, "pair": 2,
         "2x2": 8, "2x2 word": 8 * 2, "2x2 rest": 8 * 3,
         "1x2": 7, "1x2 word": 7 * 2, "1x2 rest": 7 * 3,
     }  # fmt: skip
-    found = counted(layers.layer("pm_q8_depthwise", square(9, 9, 5, 3, 1, 9), limits=(0, 9)))[1]
+    found = count_work(layers.layer("pm_q8_depthwise", square(9, 9, 5, 3, 1, 9), limits=(0, 9)))[1]
     taps = 12 * 6 + 4 * 4
     assert found == {
         "call": 1, "place": 25, "made": 25, "inside": 2, "line": 2 * 3, "3x3": 2 * 9,
@@ -271,15 +271,15 @@ def test_work_is_counted_as_it_is_done():
 def test_pools_are_counted_by_words():
     """Nine channels are two words and a byte; sums of more than 256 elements are taken by bytes."""
     layers = Layers()
-    found = counted(layers.pool("pm_q8_maximum", square(9, 9, 5, 3, 1, 9)))[1]
+    found = count_work(layers.pool("pm_q8_maximum", square(9, 9, 5, 3, 1, 9)))[1]
     assert found == {
         "call": 1, "place": 25,
         "4 element": 2 * 25, "4 row": 2 * 13 * 5, "4 seen": 2 * 13 * 13,
         "1 element": 25, "1 row": 13 * 5, "1 seen": 13 * 13,
     }  # fmt: skip
     wide = pool_sizes(4, (17, 17), (17, 17), 1)
-    assert not counted(layers.pool("pm_q8_average", wide))[1]["4 seen"]
-    assert counted(layers.pool("pm_q8_maximum", wide))[1]["4 seen"] == 289
+    assert not count_work(layers.pool("pm_q8_average", wide))[1]["4 seen"]
+    assert count_work(layers.pool("pm_q8_maximum", wide))[1]["4 seen"] == 289
 
 
 MOST = {Target.M4: 33e6, Target.M3: 138e6}

@@ -189,7 +189,7 @@ def test_loops_go_through_what_kernels_do(name):
     assert np.array_equal(results([whole]), expected, equal_nan=True)
     for d in (k for k, size in enumerate(loops.sizes) if size % 2 == 0 and loops.steps[0][k]):
         for rows in {1, loops.sizes[d] // 2}:
-            parts = [loops.part(d, t, rows=rows, count=2) for t in range(2)]
+            parts = [loops.subset(d, t, rows=rows, count=2) for t in range(2)]
             calls = [part.as_call() for part in parts]
             in_one = name in ("fill", "rows") and loops.steps[0][d] == 1
             assert (None in calls) == (in_one and rows == 1)  # elements one after the other

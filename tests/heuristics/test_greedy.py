@@ -33,7 +33,7 @@ from poetmodel.graph import (
 from poetmodel.graph.catalogue import load_model
 from poetmodel.heuristics import greedy
 from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
-from poetmodel.heuristics.greedy import construct, page_everything, trivial
+from poetmodel.heuristics.greedy import construct, keep_all_if_valid, page_everything
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective
 from poetmodel.heuristics.recoveries import Recoveries
@@ -93,9 +93,9 @@ def test_all_kept_is_returned_where_it_fits():
     At the floor of 12 bytes every tensor goes out, and comes back at each use.
     """
     problem = skip_problem(ram=15)
-    assert trivial(problem) == construct(problem) == checkpoint_all(problem.graph)
-    assert trivial(skip_problem(ram=14)) is None
-    assert trivial(skip_problem(ram=15, deadline=9)) is None
+    assert keep_all_if_valid(problem) == construct(problem) == checkpoint_all(problem.graph)
+    assert keep_all_if_valid(skip_problem(ram=14)) is None
+    assert keep_all_if_valid(skip_problem(ram=15, deadline=9)) is None
     assert construct(skip_problem(recompute=False, paging=False)) is None
     assert page_everything(skip_problem(paging=False)) is None
     problem = skip_problem(ram=12)
@@ -157,7 +157,7 @@ def test_first_schedule_drops_what_is_needless_when_time_is_up(monkeypatch):
     late = []
     for ratio in (0.0, 1e3):
         monkeypatch.setattr(greedy, "DROP_TIME_RATIO", ratio)
-        late.append(construct(problem, most_s=0.0))
+        late.append(construct(problem, max_s=0.0))
     whole = construct(problem)
     values = [value(problem, schedule) for schedule in (*late, whole) if schedule is not None]
     assert values[0] > values[1] == values[2]
@@ -249,10 +249,10 @@ def test_nothing_moves_farther_than_it_may(monkeypatch):
     problem = beside_problem()
     late, early = Restoration(5, 1, RECOMPUTE), Restoration(4, 1, RECOMPUTE)
     for stages, moved in ((0, False), (1, True)):
-        monkeypatch.setattr("poetmodel.heuristics.earlier_recomputation.STAGES", stages)
+        monkeypatch.setattr("poetmodel.heuristics.earlier_recomputation.MAX_STAGES", stages)
         partial = PartialSchedule(problem.graph, [late], working=problem.working_graph)
         earlier = EarlierRecomputation(
-            partial=partial, limit_bytes=problem.usable_ram_bytes, has_room_for=lambda _: True
+            partial=partial, limit_bytes=problem.usable_ram_bytes, fits_limits=lambda _: True
         )
         assert not earlier.relieve(4)
         assert earlier.relieve(5) is moved
@@ -274,7 +274,7 @@ def test_a_move_lowers_the_excess_and_adds_nothing(part):
                 partial.add(Restoration(t, k, RECOMPUTE))
         limit = problem.usable_ram_bytes
         earlier = EarlierRecomputation(
-            partial=partial, limit_bytes=limit, has_room_for=lambda _: True
+            partial=partial, limit_bytes=limit, fits_limits=lambda _: True
         )
         for t in range(n):
             excess = (partial.peaks() - limit).clip(min=0).sum()
@@ -355,9 +355,9 @@ def test_restorations_of_the_worked_example():
     before = int(partial.row_bytes[2])
     partial.add(Restoration(3, 0, RECOMPUTE))
     assert partial.row_bytes[2] == before - partial.sizes[0]
-    assert partial.gaps[0] == []
+    assert partial.intervals[0] == []
     assert (3, 0) in partial.schedule().R
-    assert not partial.enters(0, 3)
+    assert not partial.is_kept_into(0, 3)
     assert partial.is_available(0, 3)
     assert partial.source(0, 3) == Restoration(3, 0, RECOMPUTE)
     partial = PartialSchedule(
@@ -567,7 +567,7 @@ def test_ram_is_that_of_the_simulator(part, state):
         again = PartialSchedule(graph, partial.restorations(), working=problem.working_graph)
         assert again.schedule() == partial.schedule()
         check(again)
-        assert again.gaps == partial.gaps
+        assert again.intervals == partial.intervals
         for restoration in rng.sample(restorations, len(restorations) // 3):
             partial.drop(restoration) if restoration in partial else partial.add(restoration)
             if rng.random() < 0.3:  # what is known of some peaks is taken back, too
@@ -575,7 +575,10 @@ def test_ram_is_that_of_the_simulator(part, state):
         again = PartialSchedule(graph, partial.restorations(), working=problem.working_graph)
         stages = range(len(graph.nodes))
         assert [partial.peak(t) for t in stages] == again.peaks().tolist()
-        assert (partial.row_bytes.tolist(), partial.gaps) == (again.row_bytes.tolist(), again.gaps)
+        assert (partial.row_bytes.tolist(), partial.intervals) == (
+            again.row_bytes.tolist(),
+            again.intervals,
+        )
         partial.undo(mark)
         assert state_of(partial) == before
 
@@ -601,14 +604,14 @@ def test_what_is_at_hand_fits_by_the_simulator(part, state):
                 if node.recomputable and Restoration(t, k, RECOMPUTE) not in partial:
                     inputs = partial.working.inputs_of[k]
                     missing = [i for i in inputs if not partial.is_available(i, t)]
-                    if len(missing) == 1 and recoveries.is_at_hand(missing[0], t):
-                        mark, first = partial.mark(), partial.kept_from(missing[0], t)
+                    if len(missing) == 1 and recoveries.is_readable(missing[0], t):
+                        mark, first = partial.mark(), partial.first_keeping_stage(missing[0], t)
                         partial.add(Restoration(t, k, RECOMPUTE))
                         assert partial.is_available(missing[0], t)
                         assert all(partial.peak(stage) <= limit for stage in range(first, t))
                         partial.undo(mark)
                         kept += 1
-                    assert all(recoveries.is_at_hand(i, t) for i in inputs if i not in missing)
+                    assert all(recoveries.is_readable(i, t) for i in inputs if i not in missing)
     assert kept
 
 

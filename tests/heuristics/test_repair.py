@@ -20,7 +20,7 @@ from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph, floor, operation
 from poetmodel.graph.catalogue import load_model
 from poetmodel.heuristics import neighbourhood
-from poetmodel.heuristics.greedy import construct, refitted
+from poetmodel.heuristics.greedy import construct, refit
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.own_rows import OwnRows
 from poetmodel.heuristics.partial_schedule import PartialSchedule
@@ -68,7 +68,7 @@ def test_what_fits_keeps_budget_and_storage_and_does_only_what_is_allowed():
             continue
         fitting += 1
         before = price(repair.prices, partial)
-        repair.drop_needless()
+        repair.drop_unneeded()
         assert price(repair.prices, partial) <= before + 1e-12
         violations = as_candidate(problem, partial.schedule()).violations
         assert all(v.startswith(("time", "energy")) for v in violations), violations
@@ -102,7 +102,7 @@ def test_room_for_one_large_tensor_goes_to_several_small_ones():
         return Problem(graph, costs, ram=15, recompute=False)
 
     partial = PartialSchedule(graph, pages)
-    repair_of(problem_of(1.06), partial).drop_needless()
+    repair_of(problem_of(1.06), partial).drop_unneeded()
     assert partial.restorations() == pages[:1]
     partial = PartialSchedule(graph)
     assert repair_of(problem_of(99.0), partial).fit()
@@ -116,7 +116,7 @@ def test_what_could_not_be_dropped_is_once_there_is_room():
     for limit_bytes, left in ((14, 1), (14, 1), (15, 0)):
         repair = repair_of(problem, partial, obstacles=obstacles)
         repair.limit_bytes = limit_bytes
-        repair.drop_needless()
+        repair.drop_unneeded()
         assert len(partial.restorations()) == left
 
 
@@ -143,7 +143,7 @@ def test_without_pages_nothing_is_paged_and_long_chains_are_found():
     """The style decides how tensors come back: each way leaves what fits, if anything does."""
     ways = {"pages": 0, "chains": 0}
     for problem in random_instances(60, (6, 14), seed=96, paging=True):
-        for style in (RepairStyle(pages=False), RepairStyle(longest_chain=0)):
+        for style in (RepairStyle(pages=False), RepairStyle(max_chain=0)):
             partial = PartialSchedule(problem.graph)
             if not repair_of(problem, partial, style=style).fit():
                 continue
@@ -276,8 +276,8 @@ def test_without_time_it_finds_nothing(monkeypatch):
     less = shipped("paper/resnet18-cifar", "paper-m4", "50%", paging=False)
     schedule = construct(more)
     assert as_candidate(less, schedule).violations
-    assert not as_candidate(less, refitted(less, schedule)).violations
-    assert refitted(replace(less, ram=less.floor.bytes - 1), schedule) is None
+    assert not as_candidate(less, refit(less, schedule)).violations
+    assert refit(replace(less, ram=less.floor.bytes - 1), schedule) is None
 
 
 def shipped(model, device, ram, **limits):

@@ -30,7 +30,7 @@ from kit.worked import costs_of
 from poetmodel.backends.registry import backend as back_end
 from poetmodel.errors import LicenceError, PoetModelError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
-from poetmodel.heuristics.greedy import page_everything, trivial
+from poetmodel.heuristics.greedy import keep_all_if_valid, page_everything
 from poetmodel.model import build
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
@@ -41,7 +41,7 @@ from poetmodel.solver import solve
 from poetmodel.solver.extended import prove_model
 from poetmodel.solver.lazy import prove
 from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS, LazyParams
-from poetmodel.solver.outcome import accepted, as_candidate, finish
+from poetmodel.solver.outcome import as_candidate, make_result, verified_candidate
 from poetmodel.solver.request import Request
 
 EQUAL = 1e-9
@@ -173,7 +173,7 @@ def random_params(rng):
         tight_ratio=rng.choice((0.0, 0.5, 0.97, 1.0)),
         large_columns=rng.choice((1, 5000)),
         rounds_without_gain=rng.choice((1, 3)),
-        most_sums=rng.choice((1, 16, 1 << 20)),
+        max_sums=rng.choice((1, 16, 1 << 20)),
         easy_growth_ratio=rng.choice((0.0, 0.5, 1.0)),
         single_row_gain_ratio=rng.choice((0.0, 0.02, 1.0)),
         few_rows=rng.choice((1, 2)),
@@ -202,10 +202,12 @@ def _lazily(problem, *, rng, backend, gap):
     request = Request(backend=backend, time_limit_s=LIMIT_S, gap=gap, seed=rng.randint(0, 3))
     start = None
     if rng.random() < 0.4:
-        start = accepted(problem, rng.choice((trivial, page_everything))(problem))
+        start = verified_candidate(
+            problem, rng.choice((keep_all_if_valid, page_everything))(problem)
+        )
     first = random_grouping(rng, len(problem.graph.nodes))
     outcome = prove(problem, request, start=start, first=first, params=random_params(rng))
-    return finish(problem, request, outcome, formulation="lazy")
+    return make_result(problem, request, outcome, formulation="lazy")
 
 
 def answers(problem, rng, most):
@@ -414,7 +416,9 @@ def examine(seed, *, ways=4):
             best = optimum(problem, most_labels=MOST_LABELS)
             schedules = [] if best is None else [best.schedule]
             counts["searched"] += 1
-    values = [made.value for each in schedules if (made := accepted(problem, each)) is not None]
+    values = [
+        made.value for each in schedules if (made := verified_candidate(problem, each)) is not None
+    ]
     least = min(values, default=None)
     for name, gap, result in results:
         what = wrong_claims(problem, result, least, gap)
@@ -459,10 +463,10 @@ def answer(problem, way, *, seed="", **options):
     if way.startswith("bare"):
         model = build(problem, reductions=way == "bare")
         outcome = prove_model(model, request, start=None)
-        return finish(problem, request, outcome, formulation="compact")
+        return make_result(problem, request, outcome, formulation="compact")
     first = rows_to_begin_with(problem, way, seed)
     outcome = prove(problem, request, start=None, first=first)
-    return finish(problem, request, outcome, formulation="lazy")
+    return make_result(problem, request, outcome, formulation="lazy")
 
 
 def rows_to_begin_with(problem, way, seed):

@@ -13,7 +13,7 @@ from kit.rotation import rotating
 from kit.traced_models import Through
 from poetmodel.export.board import Target
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
-from poetmodel.lowered.fusing import fused, parted
+from poetmodel.lowered.fusing import fuse_updates, split_fused_updates
 from poetmodel.tiling.choice import divide_step
 from poetmodel.torch.lowering.step import lower
 
@@ -79,7 +79,7 @@ def captured(model, batch=3, **rule):
 def test_gradients_of_weights_are_no_tensors(model, batch, made):
     """They are gone with their nodes; those of biases stay. The step takes less RAM."""
     joined, _ = captured(model(), batch)
-    two = parted(joined)
+    two = split_fused_updates(joined)
     gone = set(two.graph.tensor_index) - set(joined.graph.tensor_index)
     weights = [p.numel() for p in model().parameters() if p.dim() > 1]
     assert sorted(two.buffers[name].elements for name in gone) == sorted(weights)
@@ -111,10 +111,10 @@ def test_small_gradients_of_large_images_stay():
 def test_parting_is_undone_by_fusing(model, kernel):
     """What is parted so that weights can be split has the same nodes and calls afterwards."""
     joined, _ = captured(model(), batch=1, weight_decay=0.1)
-    again = fused(parted(joined))
+    again = fuse_updates(split_fused_updates(joined))
     assert again.calls == joined.calls
     assert again.graph == joined.graph
-    assert fused(joined) is joined
+    assert fuse_updates(joined) is joined
     tiles = divide_step(joined, 640)
     assert kernels(tiles).count(kernel) > kernels(joined).count(kernel)
 
@@ -132,7 +132,7 @@ def test_gradients_that_something_else_reads_stay(model, rule):
     step, _ = captured(model(), **rule)
     assert "pm_mm" in kernels(step)
     assert "pm_mm_sgd" not in kernels(step)
-    assert parted(step).graph == step.graph
+    assert split_fused_updates(step).graph == step.graph
 
 
 QUICK = {
@@ -156,7 +156,7 @@ def test_state_has_the_bits_of_two_nodes(place, rule, model, batch, tmp_path):
     data = b"".join(x.float().numpy().tobytes() + y.int().numpy().tobytes() for x, y in batches)
     options, settings = PLACES[place]
     states = [
-        state_after(parted(step), tmp_path / "two", data, 3),
+        state_after(split_fused_updates(step), tmp_path / "two", data, 3),
         state_after(step, tmp_path / "one", data, 3, options, settings),
     ]
     source = (tmp_path / "one" / "src" / "pm_step.c").read_text(encoding="utf-8")

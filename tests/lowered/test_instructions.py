@@ -17,7 +17,7 @@ from poetmodel.export.exporting import export_step
 from poetmodel.export.measuring import emulated_profile
 from poetmodel.graph import Graph
 from poetmodel.lowered.calls import Call, Ref
-from poetmodel.lowered.instructions import OTHER, call_instructions, counted, table
+from poetmodel.lowered.instructions import OTHER, call_instructions, count_work, table
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.lowered.kernels import kernel_names
 from poetmodel.plan import Op
@@ -39,7 +39,7 @@ def captured(name, tile=None):
 
 def counts(kernel, *arguments):
     """Return how often a call does what its kernel repeats."""
-    return dict(counted(Call(kernel, arguments))[1])
+    return dict(count_work(Call(kernel, arguments))[1])
 
 
 def test_products_are_counted_in_blocks():
@@ -297,11 +297,11 @@ def test_profiles_take_the_figure_of_the_core(monkeypatch, device, core, built, 
 
     targets = []
 
-    def counted(*given):
+    def count_work(*given):
         targets.append(given[2])
         return dict.fromkeys(node_instructions(given[0]), 1000)
 
-    monkeypatch.setattr(measuring, "_instructions", counted)
+    monkeypatch.setattr(measuring, "_instructions", count_work)
     board = Device.load(device)
     board = replace(board, compute=replace(board.compute, memory_factor=1.25))
     profile = emulated_profile(linear_step(), device=board, core=core)

@@ -23,7 +23,7 @@ from poetmodel.model.linear import scale_and_register_limit
 from poetmodel.problem import LIMITED_SUMS, LinearRow, Problem
 from poetmodel.schedule import simulate
 from poetmodel.solver import monolithic
-from poetmodel.solver.covers import limit_rows, with_covers
+from poetmodel.solver.covers import add_covers, limit_rows
 
 
 def knapsack(sizes, limit, **more):
@@ -45,7 +45,7 @@ def knapsack(sizes, limit, **more):
 )
 def test_a_point_within_its_rows_needs_no_cut(sizes, limit, x, rows):
     """Nothing to exclude."""
-    assert with_covers(knapsack(sizes, limit), np.array(x), rows) is None
+    assert add_covers(knapsack(sizes, limit), np.array(x), rows) is None
 
 
 def test_a_cover_is_excluded_and_no_larger_than_needed():
@@ -53,13 +53,13 @@ def test_a_cover_is_excluded_and_no_larger_than_needed():
 
     In ``3 x + 3 y - 4 peak <= 0`` with ``peak <= 1``, x and y cannot both be 1.
     """
-    form = with_covers(knapsack([1, 3, 2], 4), np.ones(3), [0])
+    form = add_covers(knapsack([1, 3, 2], 4), np.ones(3), [0])
     assert form.matrix.toarray()[1].tolist() == [0.0, 1.0, 1.0]
     assert (form.row_upper[1], form.row_name(1), form.n_rows) == (1.0, "cover", 2)
     form = StandardForm.from_arrays(
         [[3, 3, -4]], np.zeros(3), upper=1.0, integer=[True, True, False], row_upper=[0]
     )
-    found = with_covers(form, np.array([1.0, 1.0, 1.0]), [0])
+    found = add_covers(form, np.array([1.0, 1.0, 1.0]), [0])
     assert found.matrix.toarray()[1].tolist() == [1.0, 1.0, 0.0]
 
 
@@ -110,9 +110,9 @@ def test_bytes_below_a_solver_s_tolerance_count(part, way, monkeypatch):
     def counted(*arguments, **choices):
         nonlocal used
         used += 1
-        return with_covers(*arguments, **choices)
+        return add_covers(*arguments, **choices)
 
-    monkeypatch.setattr(monolithic, "with_covers", counted)
+    monkeypatch.setattr(monolithic, "add_covers", counted)
     for seed in {BELOW_TOLERANCE, *part.of(range(90))}:
         minimize = ("energy", "time", "writes")[seed % 3]
         problem = heavy(seeded(f"heavy/{seed}"), minimize=minimize, zero_bytes=False)
@@ -179,7 +179,7 @@ def test_no_point_that_keeps_a_signed_row_is_lost(part, whole):
         kept = [x for x in points if sum(values * x) <= limit]
         assert all(form.violation(x) == 0.0 for x in kept)
         for x in points:
-            found = with_covers(form, x, limit_rows(form))
+            found = add_covers(form, x, limit_rows(form))
             assert (found is None) == (sum(values * x) <= limit), (values, limit, x)
             if found is not None:
                 excluded += 1
@@ -192,13 +192,13 @@ def test_whole_numbers_of_any_size_are_exact():
     """One unit too many is seen, whatever the numbers; of counts nothing is said."""
     large = 10**30
     form = signed_form([large + 1, large, -large], large)
-    assert with_covers(form, np.array([0.0, 1.0, 0.0]), limit_rows(form)) is None
-    assert with_covers(form, np.array([1.0, 1.0, 1.0]), limit_rows(form)) is not None
+    assert add_covers(form, np.array([0.0, 1.0, 0.0]), limit_rows(form)) is None
+    assert add_covers(form, np.array([1.0, 1.0, 1.0]), limit_rows(form)) is not None
     form = signed_form([2, -1, 1], 1)
     x = np.array([1.0, 0.0, 1.0])
-    assert with_covers(form, x, limit_rows(form)) is not None
+    assert add_covers(form, x, limit_rows(form)) is not None
     counts = replace(form, upper=np.array([2.0, 1.0, 1.0]))
-    assert with_covers(counts, x, limit_rows(counts)) is None
+    assert add_covers(counts, x, limit_rows(counts)) is None
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-12, 1e6])

@@ -30,7 +30,7 @@ def test_the_excess_is_taken_off():
     """A block that fits is that of the first solve.
 
     Keep-all takes 15 B, 4 + 8 + 8 = 20 B in blocks of 4; a must go for 1 J, which is a gap. After
-    `most_solves` the smallest block found is told, and what to do; so it is without time for
+    `max_solves` the smallest block found is told, and what to do; so it is without time for
     another schedule. A wrong alignment costs no time.
     """
     problem = skip_problem(ram=13)
@@ -44,7 +44,7 @@ def test_the_excess_is_taken_off():
     assert found.result.problem is problem
     assert (found.result.status, found.result.bound_j) == (Status.FEASIBLE, 10.0)
     assert (found.result.termination, found.result.gap) == (Termination.STALLED, 1.0)
-    found = fit_arena(skip_problem(ram=16), mode="blocking", alignment=4, most_solves=1)
+    found = fit_arena(skip_problem(ram=16), mode="blocking", alignment=4, max_solves=1)
     assert found.result.status == Status.UNKNOWN
     assert found.result.reason == (
         "no schedule was found whose addresses fit the 16 B that tensors may use: the smallest "
@@ -111,9 +111,9 @@ def test_a_block_that_is_larger_by_chance_takes_no_more_off(monkeypatch):
         results.append(solve(given, **options))
         return results[-1]
 
-    def placing(*given, room_bytes, **options):
-        plan, arena = placed(*given, room_bytes=room_bytes, **options)
-        return plan, replace(arena, bytes=room_bytes + excess.pop(0)) if excess else arena
+    def placing(*given, arena_limit_bytes, **options):
+        plan, arena = placed(*given, arena_limit_bytes=arena_limit_bytes, **options)
+        return plan, replace(arena, bytes=arena_limit_bytes + excess.pop(0)) if excess else arena
 
     monkeypatch.setattr(fitting, "plan_and_place", placing)
     fit_arena(problem, mode="blocking", alignment=1, solve=solving)

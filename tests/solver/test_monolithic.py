@@ -23,7 +23,7 @@ from poetmodel.solver import SolveProgress, monolithic, solve
 from poetmodel.solver.extended import prove_model
 from poetmodel.solver.monolithic import TERMINATIONS, start_values
 from poetmodel.solver.outcome import as_candidate
-from poetmodel.solver.request import MOST_MOMENTS, History, Request
+from poetmodel.solver.request import MAX_MOMENTS, History, Request
 
 RECOMPUTED = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 0), (3, 3)), S_RAM=((1, 0), (2, 1), (3, 2)))
 """The best schedule of the worked example."""
@@ -106,7 +106,7 @@ def test_what_keeps_every_row_and_is_rejected_is_an_error(monkeypatch):
     with pytest.raises(VerificationError, match="peak RAM 15 B"):
         solve(model)
     monkeypatch.setattr(
-        monolithic, "schedule_of", lambda model, _: checkpoint_all(model.problem.graph)
+        monolithic, "schedule_from_columns", lambda model, _: checkpoint_all(model.problem.graph)
     )
     with pytest.raises(VerificationError, match="peak RAM 15 B") as caught:
         solve(skip_problem(), formulation="compact")
@@ -186,8 +186,8 @@ def test_long_histories_are_thinned():
     """First and last moment stay; a worse value or bound than one told before is left out."""
     history = History()
     for at in range(10_000):
-        history.watch(moment(float(at), 20_000.0 - at, float(at)))
-    assert len(history.moments) <= MOST_MOMENTS
+        history.record(moment(float(at), 20_000.0 - at, float(at)))
+    assert len(history.moments) <= MAX_MOMENTS
     assert history.moments[0] == (0.0, 20_000.0, 0.0)
     assert history.moments[-1] == (9999.0, 10_001.0, 9999.0)
     history = History()
@@ -198,7 +198,7 @@ def test_long_histories_are_thinned():
         (4, 9, 3),
         (5, 8, 4),
     ):
-        history.watch(moment(seconds, incumbent, bound))
+        history.record(moment(seconds, incumbent, bound))
     assert history.moments == [(2, None, 3), (3, 9, 3), (5, 8, 4)]
 
 

@@ -12,9 +12,9 @@ from poetmodel.solver.outcome import (
     EQUAL,
     Outcome,
     as_candidate,
-    finish,
     is_refuted,
     is_tight,
+    make_result,
     reported_bound,
 )
 from poetmodel.solver.request import Request
@@ -36,7 +36,7 @@ KEPT = checkpoint_all(skip_graph())
 def finished(problem, *, gap=0.0, **outcome):
     """Finish an outcome that the solver calls proved."""
     given = {"termination": Termination.PROVED, **outcome}
-    return finish(problem, Request(gap=gap), Outcome(**given), formulation="compact")
+    return make_result(problem, Request(gap=gap), Outcome(**given), formulation="compact")
 
 
 # -- values ------------------------------------------------------------------------------------

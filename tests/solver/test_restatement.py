@@ -13,7 +13,7 @@ from poetmodel.model.building import build
 from poetmodel.problem import Problem
 from poetmodel.result import Status
 from poetmodel.solver import solve
-from poetmodel.solver.restatement import restatement
+from poetmodel.solver.restatement import restate_as_call
 
 
 def written(m):
@@ -64,8 +64,8 @@ def test_sums_over_totals_are_said(relation, said):
     """The problem that the words state has the optimum of the unreduced model."""
     problem = skip_problem()
     model = extended(problem, relation)
-    assert restatement(model) == f"problem.subject_to(mine=lambda v: {said})"
-    stated = eval(restatement(model) or "", {"problem": problem})  # noqa: S307 - as users run it
+    assert restate_as_call(model) == f"problem.subject_to(mine=lambda v: {said})"
+    stated = eval(restate_as_call(model) or "", {"problem": problem})  # noqa: S307 - as users run it
     direct, whole = solve(stated, gap=0.0), solve(model, gap=0.0)
     assert direct.status == whole.status
     assert direct.value == whole.value
@@ -75,15 +75,15 @@ def test_rules_of_several_rows_and_objectives_are_said():
     """The first row stands for a rule; a replaced objective is said beside the rules."""
     model = extended(skip_problem(), lambda m: again(m, 0) <= 1, lambda m: again(m, 1) <= 1)
     rule = 'subject_to(block_each=lambda v: [v.recomputations["a"] <= 1, ...])'
-    assert restatement(model) == f"problem.{rule}"
+    assert restate_as_call(model) == f"problem.{rule}"
     model.objective.deactivate()
     model.mine = pyo.Objective(expr=written(model) + 3 * sum(model.M_in.values()))
     minimized = "minimizing(lambda v: v.bytes_written + 3 * sum(v.page_ins.values()))"
-    assert restatement(model) == f"problem.{rule}.{minimized}"
+    assert restate_as_call(model) == f"problem.{rule}.{minimized}"
     model = extended(skip_problem())
     for number in range(6):
         model.add_component(f"r{number}", pyo.Constraint(expr=written(model) <= number))
-    assert (restatement(model) or "").endswith("... 2 more)")
+    assert (restate_as_call(model) or "").endswith("... 2 more)")
 
 
 def test_homes_are_said(tmp_path):
@@ -93,7 +93,7 @@ def test_homes_are_said(tmp_path):
     w1 = graph.tensor_index["w1"]
     words = 'problem.subject_to(mine=lambda v: v.resident["w1"] >= 1)'
     for relation in (lambda m: m.resident[w1] >= 1, lambda m: m.storage_home[w1] <= 0):
-        said = restatement(extended(problem, relation, reductions=True))
+        said = restate_as_call(extended(problem, relation, reductions=True))
         assert (said or "").replace("-v", "v").replace("<= -1", ">= 1") == words
 
 
@@ -116,9 +116,9 @@ def test_other_changes_are_not_said(change):
     """What is in RAM, lower limits of a stage, own variables, and changes to the model itself."""
     model = extended(skip_problem())
     model.few, model.own = pyo.Constraint(expr=written(model) <= 4), pyo.Var()
-    assert restatement(model) is not None
+    assert restate_as_call(model) is not None
     change(model)
-    assert restatement(model) is None
+    assert restate_as_call(model) is None
 
 
 def test_large_models_that_the_problem_can_state_are_logged(caplog):
@@ -138,4 +138,4 @@ def test_reason_of_a_reduced_model_says_the_rules():
     model = extended(skip_problem(), forbidden, reductions=True)
     result = solve(model)
     assert result.status == Status.INFEASIBLE
-    assert (restatement(model) or "no rules") in result.reason
+    assert (restate_as_call(model) or "no rules") in result.reason

@@ -67,7 +67,7 @@ def test_without_options_nothing_is_stated(seen):
 )
 def test_our_own_settings_are_refused_by_name(seen, name, parameter):
     """The error names the parameter to use; nothing is solved."""
-    with pytest.raises(InputError, match=f"'{name}' is what {parameter} sets"):
+    with pytest.raises(InputError, match=f"'{name}' is set by {parameter}"):
         solve(skip_problem(), solver_options={name: 1})
     assert seen == []
 
@@ -110,7 +110,7 @@ def test_the_command_takes_and_records_them(tmp_path, monkeypatch):
     ("given", "words"),
     [
         (("effort=0.2",), "does not know the option 'effort'"),
-        (("threads=2",), "'threads' is what threads sets"),
+        (("threads=2",), "'threads' is set by threads"),
         (("presolve",), "expected NAME=VALUE, got 'presolve'"),
         (("presolve=on", "presolve=off"), "presolve is given twice"),
     ],

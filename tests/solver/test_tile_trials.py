@@ -8,7 +8,7 @@ import pytest
 from kit.worked import comb_problem
 from poetmodel.solver import solve
 from poetmodel.solver.request import Request
-from poetmodel.solver.tile_trials import cheapest_tiles
+from poetmodel.solver.tile_trials import find_cheapest_tiles
 
 SIZES = (4096, 3072, 2048)
 
@@ -20,7 +20,7 @@ def test_the_cheapest_size_is_taken_with_its_schedule():
     assert values[wide] < values[narrow]
     for problems, best in (((narrow, wide, wide), 1), ((wide, narrow, narrow), 0)):
         told = []
-        chosen = cheapest_tiles(
+        chosen = find_cheapest_tiles(
             list(zip(SIZES, problems, strict=True)),
             lambda problem: problem,
             Request(gap=0.0, time_limit_s=60.0, on_progress=told.append),
@@ -41,18 +41,18 @@ def test_a_single_size_is_not_tried():
     """Neither is any where the time is over: the largest is taken then."""
     problem, late = comb_problem(8, 13), Request(started_s=time.monotonic() - 100.0)
     for candidates in ([(None, problem)], [(4096, problem)]):
-        chosen = cheapest_tiles(candidates, lambda problem: problem, Request())
+        chosen = find_cheapest_tiles(candidates, lambda problem: problem, Request())
         assert (chosen.tile_bytes, chosen.step) == candidates[0]
         assert (chosen.trials, chosen.result) == ((), None)
     both = [(4096, problem), (2048, replace(problem))]
-    chosen = cheapest_tiles(both, lambda problem: problem, late)
+    chosen = find_cheapest_tiles(both, lambda problem: problem, late)
     assert (chosen.tile_bytes, chosen.trials) == (4096, ())
 
 
 def test_no_size_follows_once_the_observer_stops():
     """Ctrl-C ends the trials as well; what was found before is kept."""
     problem = comb_problem(8, 13)
-    chosen = cheapest_tiles(
+    chosen = find_cheapest_tiles(
         [(size, problem) for size in SIZES],
         lambda problem: problem,
         Request(gap=0.0, on_progress=lambda progress: progress.overhead is None),

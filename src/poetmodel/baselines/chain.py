@@ -16,8 +16,8 @@ from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase, articulation_points
 from poetmodel.heuristics.execution import (
     FORWARD,
-    begin_of_backward,
-    droppable,
+    evictable_tensors,
+    first_backward_node,
     last_forward_uses,
     retain,
 )
@@ -51,9 +51,9 @@ class Chain:
     """
 
     def __init__(self, graph: Graph) -> None:
-        begin = begin_of_backward(graph)
+        begin = first_backward_node(graph)
         self.graph = graph
-        self.recomputable = droppable(graph)
+        self.recomputable = evictable_tensors(graph)
         """Recomputable tensors of the forward pass."""
         recomputable_nodes = {graph.node_of[i] for i in self.recomputable}
         late_forward = next((node for node in graph.nodes[begin:] if node.phase in FORWARD), None)
@@ -102,7 +102,7 @@ class Chain:
         paged in where they are missing.
         """
         graph, steps, last = self.graph, self.steps, last_forward_uses(self.graph)
-        begin = begin_of_backward(graph)
+        begin = first_backward_node(graph)
         part_of = [len(steps) - 1] * len(graph.nodes)
         for s, step in enumerate(steps):
             for t in step.backward:
@@ -148,7 +148,7 @@ def _split_backward(
     step_of = {k: s for s, nodes in enumerate(ranges) for k in nodes}
     parts: list[list[int]] = [[] for _ in ranges]
     current = len(ranges) - 1
-    for t in range(begin_of_backward(graph), len(graph.nodes)):
+    for t in range(first_backward_node(graph), len(graph.nodes)):
         choices = set(range(current + 1))
         for i in graph.inputs_of[t]:
             if i in recomputable:

@@ -13,7 +13,7 @@ from poetmodel.baselines.homes import all_in_ram, best_homes
 from poetmodel.baselines.paging import StorageSpace, transfer_costs
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
-from poetmodel.heuristics.execution import Execution, StagedExecution, last_needs
+from poetmodel.heuristics.execution import Execution, StagedExecution, last_possible_reads
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.schedule.instructions import Instruction, Op
 from poetmodel.units import format_bytes
@@ -135,7 +135,7 @@ class Runtime(Execution):
         self.locks: Counter[int] = Counter()
         recomputable = {i for i, k in enumerate(graph.node_of) if problem.may_recompute(k)}
         self.pinned = set(range(len(graph.tensors))) - recomputable
-        needs = last_needs(graph, recomputable)
+        needs = last_possible_reads(graph, recomputable)
         self.freed_after: list[list[int]] = [[] for _ in graph.nodes]
         """For each node the tensors that are freed after its first computation."""
         for i, users in enumerate(graph.users_of):
@@ -162,7 +162,7 @@ class Runtime(Execution):
         Raises `MethodNotApplicableError` if the compute time exceeds `MAX_PASSES` single passes.
         """
         node = self.graph.nodes[k]
-        self.make_room(node.output_bytes + node.workspace_bytes, k)
+        self.evict_until_fits(node.output_bytes + node.workspace_bytes, k)
         self.scores.clock_s += self.compute_time_s[k]
         if self.scores.clock_s > self.limit_s:
             raise MethodNotApplicableError(

@@ -15,7 +15,7 @@ from poetmodel.baselines.engine import best_schedule
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
-from poetmodel.heuristics.execution import last_resort
+from poetmodel.heuristics.execution import retry_with_overwrites
 from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
 from poetmodel.problem.working_graph import working_graph
 from poetmodel.schedule import GraphIdentity, Schedule, with_immediate_page_outs
@@ -113,7 +113,7 @@ def best_homes(problem: Problem, rules: Sequence[Callable[[Problem], Schedule]])
         feasible.clear()
         return best_schedule(problem, attempts())
 
-    return last_resort(problem.graph, best_attempt)
+    return retry_with_overwrites(problem.graph, best_attempt)
 
 
 def _by_transfer_energy(problem: Problem) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ def _schedule_state(
     problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
 ) -> Schedule:
     """Return the schedule of `_with_resident`; overwrite inputs only if there is no other one."""
-    return last_resort(problem.graph, partial(_with_resident, problem, resident, method))
+    return retry_with_overwrites(problem.graph, partial(_with_resident, problem, resident, method))
 
 
 def _with_resident(

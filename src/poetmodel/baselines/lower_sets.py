@@ -13,7 +13,7 @@ from poetmodel.baselines.paging import require_within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_peak_bytes
-from poetmodel.heuristics.execution import begin_of_backward, droppable, recompute_once
+from poetmodel.heuristics.execution import evictable_tensors, first_backward_node, recompute_once
 from poetmodel.schedule import checkpoint_all
 
 if TYPE_CHECKING:
@@ -116,9 +116,11 @@ class LowerSets:
     """Lower sets of the recomputable forward pass; costs and peaks of the segments between them."""
 
     def __init__(self, graph: Graph, times_s: Sequence[float], family: str = "") -> None:
-        begin = begin_of_backward(graph)
+        begin = first_backward_node(graph)
         self.graph = graph
-        self.nodes = sorted({k for i in droppable(graph) if (k := graph.node_of[i]) < begin})
+        self.nodes = sorted(
+            {k for i in evictable_tensors(graph) if (k := graph.node_of[i]) < begin}
+        )
         """Recomputable nodes of the forward pass."""
         index_of = {k: p for p, k in enumerate(self.nodes)}
         self.inputs_mask = [

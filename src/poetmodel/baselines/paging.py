@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from poetmodel.baselines.engine import best_schedule
 from poetmodel.baselines.homes import all_on_storage, in_best_homes
 from poetmodel.errors import MethodNotApplicableError
-from poetmodel.heuristics.execution import FORWARD, StagedExecution, overwrites
+from poetmodel.heuristics.execution import FORWARD, StagedExecution, may_overwrite_inputs
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.units import format_bytes
@@ -227,7 +227,7 @@ def idle_intervals(graph: Graph, *, includes_overwritten: bool = False) -> list[
     With `includes_overwritten`, intervals between adjacent stages are included if the first node
     may overwrite the tensor and overwriting is allowed.
     """
-    includes_overwritten = includes_overwritten and overwrites()
+    includes_overwritten = includes_overwritten and may_overwrite_inputs()
     return [
         IdleInterval(i, a, b)
         for i, users in enumerate(graph.users_of)
@@ -241,7 +241,9 @@ def relieved_stages(graph: Graph, interval: IdleInterval) -> slice:
 
     They include the stage before the interval if its node may then overwrite the tensor.
     """
-    is_overwritten = overwrites() and interval.tensor in graph.shared_bytes_of[interval.before]
+    is_overwritten = (
+        may_overwrite_inputs() and interval.tensor in graph.shared_bytes_of[interval.before]
+    )
     return slice(interval.before + (not is_overwritten), interval.after)
 
 

@@ -18,7 +18,7 @@ from poetmodel.baselines.running import checkmate
 from poetmodel.clock import check_time_limit, time_left_s
 from poetmodel.errors import InputError, MethodNotApplicableError, TimeLimitError
 from poetmodel.graph import checkpoint_all_profile
-from poetmodel.heuristics.execution import last_needs
+from poetmodel.heuristics.execution import last_possible_reads
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.grouping import Grouping
 from poetmodel.schedule import (
@@ -28,7 +28,7 @@ from poetmodel.schedule import (
     spans_of_rows,
     with_immediate_page_outs,
 )
-from poetmodel.solver.lazy.linear import add_rows, kept_levels
+from poetmodel.solver.lazy.linear import add_rows, kept_spans
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.request import PATIENCE_S, Request
@@ -180,7 +180,7 @@ def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, in
         raise TimeLimitError("the linear relaxation was not solved within the time limit")
     return [
         (i, begin + 1, end, fraction)
-        for i, spans in kept_levels(relaxation, solution.x)
+        for i, spans in kept_spans(relaxation, solution.x)
         for begin, end, fraction in spans
     ]
 
@@ -190,7 +190,7 @@ def _pin_checkpoints(problem: Problem) -> Checkpoints:
     graph = problem.graph
     recomputable = {i for i, k in enumerate(graph.node_of) if problem.may_recompute(k)}
     pinned = np.zeros((len(graph.nodes), len(graph.tensors)), dtype=bool)
-    for i, last in enumerate(last_needs(graph, recomputable)):
+    for i, last in enumerate(last_possible_reads(graph, recomputable)):
         if i not in recomputable:
             pinned[graph.node_of[i] + 1 : last + 1, i] = True
     return pinned

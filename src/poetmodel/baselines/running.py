@@ -22,7 +22,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.problem.infeasibility import describe_limits, infeasibility_reason
 from poetmodel.result import SolveResult, Status, Termination
-from poetmodel.solver.outcome import Candidate, Outcome, as_candidate, finish
+from poetmodel.solver.outcome import Candidate, Outcome, as_candidate, make_result
 from poetmodel.solver.request import Request, SolveKeywords
 from poetmodel.units import format_seconds
 
@@ -73,7 +73,7 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
     except MethodNotApplicableError as error:
         reason = f"{name}: {error}"
         no_schedule = Outcome(termination=Termination.STALLED, reason=reason)
-        result = finish(problem, request, no_schedule, formulation="")
+        result = make_result(problem, request, no_schedule, formulation="")
         raise MethodNotApplicableError(reason, replace(result, method=name, backend="")) from error
     return replace(result, method=name)
 
@@ -111,7 +111,7 @@ def _solve_by_method(
         outcome, formulation = _solve_restricted(problem, entry.function()(problem), options)
     else:
         outcome = _run_heuristic(problem, entry, request)
-    result = finish(problem, request, outcome, formulation=formulation)
+    result = make_result(problem, request, outcome, formulation=formulation)
     return result if entry.by_solver else replace(result, backend="")
 
 

@@ -12,8 +12,8 @@ from poetmodel.baselines.engine import simulated_within_budget
 from poetmodel.baselines.homes import all_in_ram, forward_only
 from poetmodel.graph import Graph, Phase, articulation_points
 from poetmodel.heuristics.execution import (
-    begin_of_backward,
-    droppable,
+    evictable_tensors,
+    first_backward_node,
     recompute_once,
 )
 from poetmodel.schedule import Schedule, checkpoint_all
@@ -79,9 +79,9 @@ def chen_greedy(problem: Problem) -> Schedule:
 
 def _segment_ends(graph: Graph) -> tuple[Sequence[int], ...]:
     """Return two candidate lists of nodes at which segments may end: cut points, and all nodes."""
-    recomputable = {graph.node_of[i] for i in droppable(graph)}
+    recomputable = {graph.node_of[i] for i in evictable_tensors(graph)}
     points = articulation_points(graph, phases={Phase.FORWARD, Phase.LOSS})
-    forward = [k for k in range(begin_of_backward(graph)) if k in recomputable]
+    forward = [k for k in range(first_backward_node(graph)) if k in recomputable]
     return ([k for k in forward if k in points], forward)
 
 
@@ -92,7 +92,7 @@ def _every_sqrt(nodes: Sequence[int]) -> list[int]:
 
 def _thresholds(graph: Graph) -> Iterator[float]:
     """Yield 0 and thresholds from the largest tensor to all bytes [B]."""
-    sizes = [graph.tensor_bytes[i] for i in droppable(graph)]
+    sizes = [graph.tensor_bytes[i] for i in evictable_tensors(graph)]
     min_bytes, max_bytes = max(sizes, default=0), sum(sizes)
     yield 0.0
     if min_bytes:
@@ -105,7 +105,7 @@ def _close_segments(graph: Graph, nodes: Sequence[int], threshold: float) -> lis
     """Return the candidates that close a segment for a threshold [B]."""
     closing, ends = [], set(nodes)
     segment_bytes = 0
-    for k in range(begin_of_backward(graph)):
+    for k in range(first_backward_node(graph)):
         segment_bytes += graph.nodes[k].output_bytes
         if k in ends and segment_bytes > threshold:
             closing.append(k)
@@ -125,7 +125,7 @@ def _fastest(problem: Problem, schedules: Iterable[Schedule], kind: str) -> Sche
 def _schedules_of_segments(graph: Graph, plans: Iterable[Sequence[int]]) -> Iterator[Schedule]:
     """Yield the schedules that keep the outputs of segment ends and of the last segment."""
     for ends in dict.fromkeys(map(tuple, plans)):
-        starts = [0, *(k + 1 for k in ends), begin_of_backward(graph)]
+        starts = [0, *(k + 1 for k in ends), first_backward_node(graph)]
         groups = [range(*pair) for pair in pairwise(starts)]
         saved = {i for k in (*ends, *groups[-1]) for i in graph.outputs_of[k]}
         yield recompute_once(graph, saved, groups)
@@ -148,7 +148,7 @@ def min_cut(problem: Problem) -> Schedule:
     its first use to its last, so a smaller saved set does not imply a smaller peak.
     """
     graph = problem.graph
-    total_bytes = sum(graph.tensor_bytes[i] for i in droppable(graph))
+    total_bytes = sum(graph.tensor_bytes[i] for i in evictable_tensors(graph))
     knapsacks = (_knapsack(problem, total_bytes * n // N_SIZES) for n in range(N_SIZES, -1, -1))
     cuts = _Cuts(graph)
     saved = dict.fromkeys(cuts.saved_tensors(single_run) for single_run in dict.fromkeys(knapsacks))
@@ -177,7 +177,7 @@ class _Cuts:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.recomputable, begin = sorted(droppable(graph)), begin_of_backward(graph)
+        self.recomputable, begin = sorted(evictable_tensors(graph)), first_backward_node(graph)
         whole = sum(graph.tensor_bytes[i] for i in self.recomputable)
         unit = 1 + 2 * whole // UNCUT
         first = 2 + len(graph.nodes)
@@ -214,8 +214,8 @@ class _Cuts:
 
 def _knapsack(problem: Problem, size_bytes: int) -> tuple[int, ...]:
     """Return the nodes of maximum compute time whose outputs fit a knapsack."""
-    graph, begin = problem.graph, begin_of_backward(problem.graph)
-    recomputable = droppable(graph)
+    graph, begin = problem.graph, first_backward_node(problem.graph)
+    recomputable = evictable_tensors(graph)
     unit = max(1, -(-size_bytes // UNITS))
     capacity = size_bytes // unit
     nodes = [k for k in range(begin) if recomputable.intersection(graph.outputs_of[k])]

@@ -366,10 +366,10 @@ class DecisionSummary:
     @property
     def noise(self) -> float:
         """Largest difference of the minimized quantity that the gap tolerance can hide."""
-        from poetmodel.solver.sensitivity.alternatives import GAP, LEAST_GAIN
+        from poetmodel.solver.sensitivity.alternatives import GAP, MIN_GAIN_RATIO
 
         objective, simulation = self.stated.problem.objective, self.stated.simulation
-        min_gain = LEAST_GAIN * abs(objective.value_of(simulation))
+        min_gain = MIN_GAIN_RATIO * abs(objective.value_of(simulation))
         return max(GAP * objective.overhead_of(simulation), min_gain)
 
 

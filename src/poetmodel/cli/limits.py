@@ -118,7 +118,7 @@ def _evaluation_bytes(step: LoweredStep, problem: Problem) -> int | None:
 
     The state is on storage if the device can page.
     """
-    from poetmodel.lowered.step import reading_state
+    from poetmodel.lowered.step import with_stored_state
     from poetmodel.tiling.choice import needed_bytes
 
     device, paging = problem.costs.device, problem.can_page
@@ -126,7 +126,7 @@ def _evaluation_bytes(step: LoweredStep, problem: Problem) -> int | None:
         return None
     state = [step.graph.tensors[i].name for i in step.graph.state_tensors]
     is_paged = paging and not device.is_memory_mapped
-    evaluation_step = reading_state(step.evaluation, state if is_paged else ())
+    evaluation_step = with_stored_state(step.evaluation, state if is_paged else ())
     needed = needed_bytes(evaluation_step, device, paging=paging)
     return needed if paging else needed + step.graph.state_bytes
 

@@ -135,7 +135,7 @@ def plan(
                 ram_budget_bytes=budget,
                 aux_bytes=None if stated is None else stated.aux_bytes,
                 alignment=(request.alignment or ALIGNMENT) if request.arena else None,
-                may_wait=stated is None or stated.deadline_counts != "overlap",
+                may_delay_transfers=stated is None or stated.deadline_counts != "overlap",
             )
     except (ScheduleError, PlanError) as error:
         raise error.within(str(path)) from None
@@ -268,7 +268,7 @@ class PlanResult:
         ram_budget_bytes: int | None,
         aux_bytes: int | None,
         alignment: int | None = None,
-        may_wait: bool = False,
+        may_delay_transfers: bool = False,
     ) -> PlanResult:
         """Plan a schedule, with addresses if an alignment is given, and verify both."""
         from poetmodel.planner import make_plan
@@ -285,7 +285,7 @@ class PlanResult:
             mode=mode,
             ram_budget_bytes=ram_budget_bytes,
             alignment=alignment,
-            may_wait=may_wait,
+            may_delay_transfers=may_delay_transfers,
         )
         return cls.verify(graph, costs, plan, arena, aux_bytes=aux_bytes)
 

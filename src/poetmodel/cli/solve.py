@@ -154,7 +154,7 @@ def solve(
     if result.reduction:
         print_warnings([result.reduction])
     explanation = _explain(result, threads=search.threads)
-    if files.arena and explanation is not None and explanation.in_the_way:
+    if files.arena and explanation is not None and explanation.working_remedies:
         explanation = replace(explanation, notes=(*explanation.notes, WITHOUT_ADDRESSES))
     job_result = None if job is None else find_job_result(job, result, threads=search.threads)
     _deliver(
@@ -196,7 +196,7 @@ def _choose_tiles(
     """
     from poetmodel.result import Termination
     from poetmodel.solver.request import Request
-    from poetmodel.solver.tile_trials import cheapest_tiles
+    from poetmodel.solver.tile_trials import find_cheapest_tiles
 
     clock = Request(time_limit_s=search.time_limit, gap=search.gap)
 
@@ -205,7 +205,7 @@ def _choose_tiles(
     ) -> SolveResult:
         return _run_method(problem, search, time_limit, shown=shown, watch=on_progress)
 
-    tiles = cheapest_tiles(
+    tiles = find_cheapest_tiles(
         tile_candidates.candidates, lambda step: make_problem(step.graph), clock, solve=solve_trial
     )
     result = tiles.result
@@ -353,9 +353,9 @@ def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
 
     if result.status != Status.INFEASIBLE or result.method != DEFAULT:
         return None
-    from poetmodel.solver.sensitivity.explanation import SHARE, explain_infeasible
+    from poetmodel.solver.sensitivity.explanation import EXPLANATION_FRACTION, explain_infeasible
 
-    limit_s = SHARE * (result.time_limit_s or 1.0)
+    limit_s = EXPLANATION_FRACTION * (result.time_limit_s or 1.0)
     try:
         return explain_infeasible(result, time_limit=limit_s, threads=threads)
     except KeyboardInterrupt:  # the result stays without an explanation

@@ -18,7 +18,7 @@ from poetmodel.clock import time_limit
 from poetmodel.device.ram import find_whole_step
 from poetmodel.explore.choice import Catalogue, ExplorerChoice, Source, fingerprint
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
-from poetmodel.heuristics.greedy import construct, page_everything, trivial
+from poetmodel.heuristics.greedy import construct, keep_all_if_valid, page_everything
 from poetmodel.planner import verify
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.report.charts import graph_chart
@@ -175,7 +175,7 @@ def begin(job: dict[str, Any], context: JobContext) -> Frame:
     if reason is not None:
         return Frame(values={"obstacle": reason})
     best: tuple[Schedule, Simulation] | None = None
-    for make in (trivial, _greedy, page_everything):
+    for make in (keep_all_if_valid, _greedy, page_everything):
         candidate = make(problem)
         verdict = None if candidate is None else verify(problem, candidate)
         if candidate is not None and verdict is not None and verdict.valid:
@@ -191,7 +191,7 @@ def begin(job: dict[str, Any], context: JobContext) -> Frame:
 
 
 def _greedy(problem: Problem) -> Schedule | None:
-    return construct(problem, most_s=FIRST_S)
+    return construct(problem, max_s=FIRST_S)
 
 
 @dataclass(slots=True)

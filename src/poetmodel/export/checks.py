@@ -127,7 +127,7 @@ def min_weight_bytes(step: LoweredStep) -> int:
 
     Weights in flash omit slices of state that contain only zeros.
     """
-    steps = (step, *step.beside)
+    steps = (step, *step.evaluation_steps)
     return sum(
         part.buffers[name].type.itemsize * int(np.count_nonzero(array))
         for part in steps

@@ -10,7 +10,7 @@ import numpy as np
 from poetmodel.graph import Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
 from poetmodel.lowered.kernels import parameter_names
-from poetmodel.lowered.loops import call_refs, columns_of
+from poetmodel.lowered.loops import call_refs, table_columns
 from poetmodel.lowered.tables import CODES, LOOKUP
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int, ...
             continue
         out = call_refs(calls[0])[0].buffer
         readers = [n for n, node in enumerate(graph.nodes) if out in node.inputs]
-        if len(readers) != 1 or out in step.handed_out:
+        if len(readers) != 1 or out in step.returned_buffers:
             continue
         (reader,) = readers
         reader_calls = step.calls[reader]
@@ -74,7 +74,7 @@ def _kernel_numbers(lookup: Call, quantize: Call) -> tuple[int, ...] | None:
     """
     arguments = _arguments_by_name(quantize)
     batch, channels, plane = (arguments[name] for name in ("batch", "channels", "plane"))
-    refs, (sizes, *steps) = call_refs(lookup), columns_of(lookup.arguments[-1])
+    refs, (sizes, *steps) = call_refs(lookup), table_columns(lookup.arguments[-1])
     elements = int(np.prod([batch, channels, plane]))
     if any(ref.offset for ref in refs) or int(np.prod(sizes)) != elements:
         return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import shown
-from poetmodel.lowered.kernels import changed
+from poetmodel.lowered.kernels import written_refs
 from poetmodel.plan import Op
 from poetmodel.plan.alignment import round_up
 from poetmodel.schedule.machine import BEFORE
@@ -218,7 +218,7 @@ class Deployment:
             if op == Op.PAGE_OUT and i in graph.state_of and not self.plan.memory_mapped:
                 yield graph.tensors[graph.state_of[i]].name
             if op == Op.COMPUTE and self.plan.memory_mapped:
-                named = (ref.buffer for call in self.step.calls[i] for ref in changed(call))
+                named = (ref.buffer for call in self.step.calls[i] for ref in written_refs(call))
                 yield from (name for name in named if name not in self.resident_names)
 
     @property

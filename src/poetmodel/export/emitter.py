@@ -19,7 +19,7 @@ from poetmodel.lowered.calls import (
     ScaledLearningRate,
 )
 from poetmodel.lowered.fusing import FUSED, QUANTIZED_FUSED, QUANTIZED_UPDATES
-from poetmodel.lowered.kernels import changed, parameter_names, parameters
+from poetmodel.lowered.kernels import parameter_names, parameters, written_refs
 from poetmodel.lowered.loops import call_refs
 from poetmodel.plan import Op
 from poetmodel.schedule.machine import BEFORE, Content
@@ -313,7 +313,7 @@ class ProgramSource:
         call = calls[call_number]
         for indices in index_operands(call):
             yield from self._index_check(indices)
-        refs = changed(call)
+        refs = written_refs(call)
         written = {ref.buffer for ref in refs} & replaced
         if not written & self._mapped:
             yield from self._call_in_ram(calls[:call_number], call, replaced)
@@ -344,7 +344,7 @@ class ProgramSource:
         recomputes the sum in pieces, and a copy of the sum adds the gradient itself.
         """
         sums = [r.buffer for r in call.arguments if isinstance(r, Ref) and r.buffer in replaced]
-        additions = [c for c in before if any(ref.buffer in sums for ref in changed(c))]
+        additions = [c for c in before if any(ref.buffer in sums for ref in written_refs(c))]
         if not (
             self.deployment.rotating_state and additions and self._written_state.intersection(sums)
         ):
@@ -433,7 +433,7 @@ class ProgramSource:
         Each is recomputed from old values, by all calls of its node on which it depends. State in
         RAM that the call also changes is updated with the last tensor.
         """
-        names = (ref.buffer for ref in changed(calls[call_number]))
+        names = (ref.buffer for ref in written_refs(calls[call_number]))
         targets = [
             name for name in dict.fromkeys(names) if name in self._mapped - self._written_state
         ]
@@ -442,7 +442,7 @@ class ProgramSource:
             live = {target}
             needed_calls: list[Call] = []
             for k, call in reversed([*enumerate(calls)]):
-                changes = {ref.buffer for ref in changed(call)}
+                changes = {ref.buffer for ref in written_refs(call)}
                 if changes & live and (k <= call_number or changes == {target}):
                     needed_calls.insert(0, call)
                     read = {a.buffer for a in call.arguments if isinstance(a, Ref)}
@@ -462,7 +462,10 @@ class ProgramSource:
         """
         buffers = self.step.buffers
         refs = {
-            a.buffer: a for c in calls for a in changed(c) if a.buffer in self._mapped | preserved
+            a.buffer: a
+            for c in calls
+            for a in written_refs(c)
+            if a.buffer in self._mapped | preserved
         }
         pieces = {name: f"piece{k}" for k, name in enumerate(refs)}
         count = max(buffers[name].elements for name in targets or pieces)

@@ -31,7 +31,7 @@ from poetmodel.export.replay import create_replay, order_outputs
 from poetmodel.export.source import StepSource
 from poetmodel.export.values import check_values
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
-from poetmodel.lowered.step import Weights, reading_state
+from poetmodel.lowered.step import Weights, with_stored_state
 from poetmodel.lowered.tables import with_byte_inputs
 from poetmodel.plan import check_plan
 from poetmodel.plan.alignment import align_sizes, device_alignment
@@ -39,7 +39,7 @@ from poetmodel.plan.arena_check import check_arena
 from poetmodel.problem import Problem
 from poetmodel.solver.fitting import fit_arena
 from poetmodel.solver.request import Request
-from poetmodel.solver.tile_trials import cheapest_tiles
+from poetmodel.solver.tile_trials import find_cheapest_tiles
 from poetmodel.tiling.choice import candidate_tiles, choose_tiles, needed_bytes, parse_tile
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         paging=may_page,
         names_nodes=profile is not None,
     )
-    chosen = cheapest_tiles(_drop_oversized(fitting, deploy_tiles), make_problem, request)
+    chosen = find_cheapest_tiles(_drop_oversized(fitting, deploy_tiles), make_problem, request)
     tile_bytes, step = chosen.tile_bytes, chosen.step
     if tile_bytes is not None:
         first_weights = Weights.of(step)
@@ -520,7 +520,7 @@ def _plan_forward_pass(
     mapped = deployment.plan.memory_mapped
     graph, resident = deployment.step.graph, deployment.plan.resident or ()
     stored = {graph.tensors[i].name for i in graph.state_tensors if i not in resident}
-    step = reading_state(captured, () if mapped else stored)
+    step = with_stored_state(captured, () if mapped else stored)
     min_bytes = floor(align_sizes(step.graph, device_alignment(device))).bytes
     free_bytes = problem.usable_ram_bytes - resident_bytes
     if free_bytes < min_bytes:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
-from poetmodel.lowered.loops import columns_of
+from poetmodel.lowered.loops import table_columns
 from poetmodel.lowered.step import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class _Loop:
     @classmethod
     def of(cls, shape: Argument) -> _Loop:
         """Parse the shape argument of a call."""
-        sizes, *steps = columns_of(shape)
+        sizes, *steps = table_columns(shape)
         return cls(sizes=sizes, steps=tuple(steps))
 
     @property

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from poetmodel.lowered.calls import Call, Ref
 from poetmodel.lowered.kernels import parameter_names
-from poetmodel.lowered.loops import columns_of, merged
+from poetmodel.lowered.loops import merge_dimensions, table_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -49,7 +49,7 @@ def index_operands(call: Call) -> Iterator[Indices]:
             yield from _canonical_indices(index, (count,), (1,), (low, high, low))
             yield from _canonical_indices(offset, (offsets,), (1,), (0, count + 1, 0))
         case {"shape": shape}:
-            sizes, *steps = columns_of(shape)
+            sizes, *steps = table_columns(shape)
             ignored = arguments.get("ignored")
             numbers = (low, high, ignored if isinstance(ignored, int) else low)
             yield from _canonical_indices(index, sizes, steps[-1], numbers)
@@ -68,7 +68,9 @@ def _canonical_elements(offset: int, sizes: Numbers, steps: Numbers) -> tuple[in
     """Return (lowest element, canonical shape table) of the elements that loops access."""
     first = offset + sum((n - 1) * step for n, step in zip(sizes, steps, strict=True) if step < 0)
     loops = sorted((abs(step), n) for n, step in zip(sizes, steps, strict=True) if step and n > 1)
-    rows = merged([tuple(n for _, n in loops), tuple(step for step, _ in loops)]) or [[1, 0]]
+    rows = merge_dimensions([tuple(n for _, n in loops), tuple(step for step, _ in loops)]) or [
+        [1, 0]
+    ]
     return first, (len(rows), *(number for row in rows for number in row))
 
 
@@ -81,7 +83,7 @@ def trace_copies(indices: Indices, makers: Mapping[str, Iterable[Call]]) -> Indi
                 kernel="pm_copy_int", arguments=(Ref() as target, Ref() as source, tuple() as shape)
             )
         ]:
-            sizes, new, old = columns_of(shape)
+            sizes, new, old = table_columns(shape)
             if _canonical_elements(target.offset, sizes, new) == (
                 indices.ref.offset,
                 indices.shape,

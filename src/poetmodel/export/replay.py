@@ -196,7 +196,7 @@ def _make_front(
     inputs: dict[str, int],
 ) -> Front:
     graph, front = step.graph, frozenset(nodes)
-    read_later: set[str] = set(step.handed_out)
+    read_later: set[str] = set(step.returned_buffers)
     for k, node in enumerate(graph.nodes):
         if k not in front:
             read_later.update(node.inputs, node_buffers[k])

@@ -16,7 +16,7 @@ import numpy as np
 
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import WORKSPACE, Buffer, Call, DataType, Ref
-from poetmodel.lowered.fusing import fused, parted
+from poetmodel.lowered.fusing import fuse_updates, split_fused_updates
 from poetmodel.lowered.loops import Loops, call_refs, is_by_element, loops_of, shape_table
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def unroll_weight_gradients(step: LoweredStep) -> LoweredStep:
     one per time step if time steps read their results. A product that is added to the gradient of a
     shared weight is summed in the memory of that gradient. Returns `step` itself if unchanged.
     """
-    rewritten = parted(step)
+    rewritten = split_fused_updates(step)
     division = _Division(rewritten)
     if division.pieces:
         rewritten = _Rewriter(division).step()
@@ -40,7 +40,7 @@ def unroll_weight_gradients(step: LoweredStep) -> LoweredStep:
     return (
         step
         if fused_step is step or (not division.pieces and fused_step is rewritten)
-        else fused(fused_step)
+        else fuse_updates(fused_step)
     )
 
 
@@ -68,7 +68,7 @@ class _Pieces:
         if (rows % self.count != piece).any():
             return None
         inside = rows // self.count * self.inner + elements % self.inner
-        moved = loops.moved(number, loops.refs[number].buffer, inside)
+        moved = loops.with_elements(number, loops.refs[number].buffer, inside)
         return None if moved is None else (piece, moved)
 
     def split_loops(self, loops: Loops, number: int) -> Iterator[tuple[int, list[Loops]]]:
@@ -79,7 +79,7 @@ class _Pieces:
             if rows and not rest and size in (rows * self.count, rows * self.count * self.outer):
                 yield (
                     d,
-                    [loops.part(d, t, rows=rows, count=self.count) for t in range(self.count)],
+                    [loops.subset(d, t, rows=rows, count=self.count) for t in range(self.count)],
                 )
 
 
@@ -149,7 +149,7 @@ class _Division:
     def __init__(self, step: LoweredStep) -> None:
         self.step = step
         self.graph = step.graph
-        self._handed_out = step.handed_out
+        self._handed_out = step.returned_buffers
         self.state = {self.graph.tensors[i].name for i in self.graph.state_tensors}
         self._users: dict[str, list[int]] = {}
         for k, calls in enumerate(step.calls):
@@ -732,7 +732,7 @@ def _resolve_alias(loops: Loops | None, name: str, source: tuple[str, np.ndarray
     """Return loops with a piece resolved to its alias; None if the kernel cannot access that."""
     for number, ref in enumerate(loops.refs if loops else ()):
         if loops is not None and ref.buffer == name:
-            loops = loops.moved(number, source[0], source[1][loops.elements(number)])
+            loops = loops.with_elements(number, source[0], source[1][loops.elements(number)])
     return None if loops is None or loops.as_call() is None else loops
 
 
@@ -758,7 +758,7 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
     product, where the other gradient is already computed. Returns `step` itself if unchanged.
     """
     graph = step.graph
-    kept = step.handed_out
+    kept = step.returned_buffers
     nodes: list[tuple[Node, tuple[Call, ...]]] = []
     position_of: dict[str, int] = {}
     removed: set[str] = set()

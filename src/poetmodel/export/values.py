@@ -25,7 +25,7 @@ def check_values(step: LoweredStep) -> None:
     Exceptions: constants may contain minus infinity (attention masks), tables of byte inputs any
     value, and a momentum buffer that has no value yet only NaN.
     """
-    steps = (step, *step.beside)
+    steps = (step, *step.evaluation_steps)
     check_finite(step.graph.name, (name for each in steps for name in _find_not_finite(each)))
 
 

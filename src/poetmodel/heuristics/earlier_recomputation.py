@@ -1,4 +1,4 @@
-"""Recompute earlier what does not fit into its stage beside what the stage reads."""
+"""Move recomputations to earlier stages if they do not fit together with their stage's inputs."""
 
 from __future__ import annotations
 
@@ -15,72 +15,80 @@ if TYPE_CHECKING:
     from poetmodel.heuristics.partial_schedule import PartialSchedule
 
 
-STAGES: Final = 8
-"""How many stages earlier what does not fit may be recomputed."""
-ATTEMPTS: Final = 4
-"""How often that is tried for one recomputation."""
-CHOICES: Final = 16
-"""Most recomputations of a stage of which it is tried: each try updates all stages in between."""
+MAX_STAGES: Final = 8
+"""Maximum number of stages by which a recomputation is moved."""
+MAX_ATTEMPTS: Final = 4
+"""Maximum number of attempts to move one recomputation."""
+MAX_CHOICES: Final = 16
+"""Maximum number of recomputations in a stage that is tried: each attempt updates all stages in
+between."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EarlierRecomputation:
-    """Moves recomputations, with what serves them alone, to stages before; that costs nothing.
+    """Moves recomputations, with the restorations only they need, to earlier stages at no cost.
 
-    A stage may have room for what is recomputed in it, and for its own step, but not for the step
-    of the recomputation beside what its own step reads.
+    A stage may have enough RAM for its recomputed tensors and for its own step, but not for the
+    step of the recomputation together with the inputs of its own step.
     """
 
     partial: PartialSchedule
     limit_bytes: int
-    """RAM that every step keeps within [B]."""
-    has_room_for: Callable[[Restoration], bool]
-    """Whether limits other than RAM let a restoration be added."""
-    _failed: dict[Restoration, int] = field(default_factory=dict)
-    """How often that was in vain."""
+    """RAM limit of every step [B]."""
+    fits_limits: Callable[[Restoration], bool]
+    """Returns whether limits other than RAM permit a restoration."""
+    _n_failures: dict[Restoration, int] = field(default_factory=dict)
+    """Number of failed attempts by recomputation."""
     _moved: set[Restoration] = field(default_factory=set)
-    """Where recomputations were moved to: nowhere twice, so that this ends."""
+    """Targets of earlier moves. No recomputation is moved to a target twice, so the moves end."""
 
     def relieve(self, t: int) -> bool:
         """Move one recomputation of stage `t` if that lowers the excess; return whether it does."""
         partial, before = self.partial, self._excess()
-        if not 0 < len(partial.recomputed[t]) <= CHOICES or not partial.extra_bytes[t]:
+        if not 0 < len(partial.recomputed[t]) <= MAX_CHOICES or not partial.extra_bytes[t]:
             return False
         for k in sorted(partial.recomputed[t], reverse=True):
-            late = Restoration(t, k, RECOMPUTE)
-            if self._failed.get(late, 0) < ATTEMPTS:
+            original = Restoration(t, k, RECOMPUTE)
+            if self._n_failures.get(original, 0) < MAX_ATTEMPTS:
                 mark = partial.mark()
-                if self._move(late, before):
+                if self._move(original, before):
                     return True
                 partial.undo(mark)
-                self._failed[late] = self._failed.get(late, 0) + 1
+                self._n_failures[original] = self._n_failures.get(original, 0) + 1
         return False
 
-    def _move(self, late: Restoration, before: int) -> bool:
-        """Move a recomputation to the last earlier stage where less is exceeded than before."""
-        partial, (t, k, _) = self.partial, late
+    def _move(self, original: Restoration, before: int) -> bool:
+        """Move a recomputation to the last earlier stage where the total excess is below `before`.
+
+        Returns whether there is one.
+        """
+        partial, (t, k, _) = self.partial, original
         peak = partial.peak(t)
-        served = (i for i in partial.graph.outputs_of[k] if partial.serves(i, t))
-        back_bytes = sum(partial.sizes[i] for i in served)
-        moving = partial.remove(late)
+        read_outputs = (i for i in partial.graph.outputs_of[k] if partial.is_read_from(i, t))
+        restored_bytes = sum(partial.sizes[i] for i in read_outputs)
+        removed = partial.remove(original)
         if partial.peak(t) >= peak:
             return False
         mark = partial.mark()
-        for stage in range(t - 1, max(k, t - 1 - STAGES), -1):
-            if stage < t - 1 and int(partial.row_bytes[stage + 1]) + back_bytes > self.limit_bytes:
+        for stage in range(t - 1, max(k, t - 1 - MAX_STAGES), -1):
+            if (
+                stage < t - 1
+                and int(partial.row_bytes[stage + 1]) + restored_bytes > self.limit_bytes
+            ):
                 return False
-            early = late._replace(stage=stage)
-            if early in partial or early in self._moved:
+            candidate = original._replace(stage=stage)
+            if candidate in partial or candidate in self._moved:
                 continue
-            for restoration in moving:
+            for restoration in removed:
                 moved = restoration._replace(stage=min(restoration.stage, stage))
-                if moved not in partial and self.has_room_for(moved):
+                if moved not in partial and self.fits_limits(moved):
                     partial.add(moved)
             if self._excess() < before:
-                self._moved.add(early)
+                self._moved.add(candidate)
                 return True
             partial.undo(mark)
         return False
 
     def _excess(self) -> int:
+        """Return the sum of the excesses of all stages over the limit [B]."""
         return int(np.maximum(self.partial.peaks() - self.limit_bytes, 0).sum())

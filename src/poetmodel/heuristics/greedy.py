@@ -1,6 +1,7 @@
-"""Schedules without a solver: greedy, from keep-all on.
+"""Greedy schedules without a solver, by repair of keep-all.
 
-They start the search, and are what is returned when time runs out before a better one is found.
+They are the first schedules of a search, and its result if time runs out before a better one is
+found.
 """
 
 from __future__ import annotations
@@ -24,93 +25,101 @@ if TYPE_CHECKING:
 
 
 PENALTIES: Final = 3
-"""Penalties tried by bisection, where the limits alone can be kept."""
-LARGEST_PENALTY_LOG2: Final = 10.0
-"""Binary logarithm of the largest of them; its negative is that of the least."""
+"""Number of penalties tried by bisection, if the limits can be met with the objective ignored."""
+MAX_PENALTY_LOG2: Final = 10.0
+"""Binary logarithm of the largest penalty; its negative is that of the smallest."""
 PEAKS: Final = 8
-"""Peaks tried by bisection where the least is requested."""
+"""Number of peaks tried by bisection if RAM is minimized."""
 DROP_TIME_RATIO: Final = 0.1
-"""Time that the first schedule has in any case to drop what it can do without, as a share of the
-time that it took."""
+"""Minimum time in which the first schedule drops unneeded restorations, as a fraction of its own
+time."""
 
 
-def construct(problem: Problem, *, most_s: float = math.inf) -> Schedule | None:
-    """Return a schedule made greedily that keeps every limit, or None if none was found.
+def construct(problem: Problem, *, max_s: float = math.inf) -> Schedule | None:
+    """Construct a greedy schedule that meets every limit; None if none was found.
 
-    After `most_s` it returns what it has [s]. The first schedule is made to its end, and has a
-    share of that time more to drop what it can do without.
+    Returns the best schedule after `max_s` [s]. The first schedule is always completed, and has
+    `DROP_TIME_RATIO` of its time more to drop unneeded restorations.
 
     Notes
     -----
-    Tensors across stages that are too full leave RAM and are brought back at their next need, those
-    first that relieve most for their price. Prices are those of the objective; where that exceeds a
-    limit, a penalty for the use of the limits joins them, as strong as bisection finds needed.
-    Where tensors may be paged, storage is not limiting and there is no deadline, a schedule is
-    found whenever the budget is at least the floor: every tensor can go out and come back at each
-    use, and state lies on storage.
+    Tensors kept across stages above the limit are evicted and restored at their next need, those
+    with the largest relief for their price first. Prices are those of the objective. If the
+    schedule then exceeds a limit, a penalty for the use of the limits is added to the prices, and
+    bisection finds the smallest sufficient penalty. If tensors may be paged, storage does not limit
+    and there is no deadline, a schedule is found whenever the budget is at least the floor: every
+    tensor can be paged out and in for each use, and state has its home on storage.
     """
-    greedy = _Greedy(problem, now_s() + most_s)
+    greedy = _Greedy(problem, now_s() + max_s)
     greedy.run()
     return None if greedy.best is None else greedy.best.schedule()
 
 
-def with_wanted(
-    objective: PenalizedObjective, schedule: Schedule, beside: Iterable[Restoration] = ()
+def add_rewarded(
+    objective: PenalizedObjective, schedule: Schedule, rewarded: Iterable[Restoration] = ()
 ) -> Schedule:
-    """Return a schedule with what own constraints, or the objective, want for its own sake.
+    """Add decisions that user-defined constraints or the objective reward to a schedule.
 
-    What of `beside` has room comes first, then what the constraints still lack.
+    Decisions in `rewarded` come first if they fit, then those that constraints still require.
     """
     problem = objective.problem
     partial = objective.partial(restorations_of(problem.graph, schedule))
     repair = Repair(problem, partial, objective.prices(0.0), problem.usable_ram_bytes)
-    repair.place(beside)
+    repair.place_rewarded(rewarded)
     repair.satisfy()
     return partial.schedule()
 
 
-def refitted(problem: Problem, schedule: Schedule, *, most_s: float = math.inf) -> Schedule | None:
-    """Return a schedule of a problem with more RAM, repaired to keep that of this one, or None.
+def refit(problem: Problem, schedule: Schedule, *, max_s: float = math.inf) -> Schedule | None:
+    """Repair a schedule so that it meets the limits of a problem with less RAM.
 
-    The graphs have the same nodes and tensors; sizes may differ.
+    None without success.
+
+    The graph of the schedule has the same nodes and tensors; sizes may differ.
     """
     objective = PenalizedObjective(problem)
     partial = objective.partial(restorations_of(problem.graph, schedule))
     repair = Repair(problem, partial, objective.prices(0.0), problem.usable_ram_bytes)
-    repair.until_s = now_s() + most_s
+    repair.until_s = now_s() + max_s
     if not repair.fit():
         return None
     repair.satisfy()
-    repair.drop_needless()
+    repair.drop_unneeded()
     return partial.schedule()
 
 
 def page_everything(problem: Problem) -> Schedule | None:
-    """Return the schedule that pages everything out at once and in at each use, if that is allowed.
+    """Return the schedule that pages out every tensor at once and pages it in for each use.
 
-    Every stage then holds its own working set only: valid at the floor, found in no time. All
-    state lies on storage.
+    Every stage has only its own working set in RAM, so the schedule is valid at the floor, and
+    constructed without a search. All state has its home on storage. None if paging is not possible.
     """
     if not problem.can_page:
         return None
     graph = problem.graph
     homes = (Restoration.at_its_node(graph, i, STORAGE_HOME) for i in graph.state_tensors)
     partial = PartialSchedule(graph, homes, working=problem.working_graph)
-    for i, gaps in enumerate(partial.gaps):
-        for _, need in tuple(gaps):
+    for i, intervals in enumerate(partial.intervals):
+        for _, need in tuple(intervals):
             partial.add(Restoration(need, i, PAGE_IN))
     return partial.schedule()
 
 
-def trivial(problem: Problem) -> Schedule | None:
-    """Return keep-all where it keeps RAM, time and energy: only what is wanted can be better."""
+def keep_all_if_valid(problem: Problem) -> Schedule | None:
+    """Return keep-all if it meets RAM, time and energy limits; None otherwise.
+
+    Only a problem that rewards decisions can have a better schedule.
+    """
     if checkpoint_all_peak_bytes(problem.graph) > problem.usable_ram_bytes:
         return None
     return None if infeasibility_reason(problem) is not None else checkpoint_all(problem.graph)
 
 
 class _Greedy:
-    """Tries penalties, and peaks where the least is requested; keeps the best partial schedule."""
+    """The search over penalties, and over peaks if RAM is minimized.
+
+    Keeps the best partial schedule.
+    """
 
     def __init__(self, problem: Problem, until_s: float) -> None:
         self.problem = problem
@@ -120,19 +129,20 @@ class _Greedy:
         self.score = WORST
 
     def run(self) -> None:
+        """Construct schedules to find the smallest sufficient penalty, then the smallest peak."""
         usable = self.problem.usable_ram_bytes
         penalty = 0.0
         if not self._attempt(penalty, usable):
             penalty = math.inf
             if not (self.objective.is_limited and self._attempt(penalty, usable)):
                 return
-            penalty = self._least_penalty(usable)
+            penalty = self._find_min_penalty(usable)
         if not self.problem.objective.is_sum:
-            self._lower_peak(penalty)
+            self._minimize_peak(penalty)
 
-    def _least_penalty(self, limit_bytes: int) -> float:
-        """Look for the least penalty that keeps the limits; return it."""
-        low, high = -LARGEST_PENALTY_LOG2, LARGEST_PENALTY_LOG2
+    def _find_min_penalty(self, limit_bytes: int) -> float:
+        """Bisect for the smallest penalty with which all limits are met; return it."""
+        low, high = -MAX_PENALTY_LOG2, MAX_PENALTY_LOG2
         penalty = math.inf
         for _ in range(PENALTIES):
             if now_s() > self.until_s:
@@ -144,8 +154,8 @@ class _Greedy:
                 low = middle
         return penalty
 
-    def _lower_peak(self, penalty: float) -> None:
-        """Look for the least peak, which is what scores count."""
+    def _minimize_peak(self, penalty: float) -> None:
+        """Bisect for the smallest peak, which is the value of a score if RAM is minimized."""
         low = self.problem.floor.bytes
         for _ in range(PEAKS):
             high = int(self.score.value)
@@ -156,20 +166,20 @@ class _Greedy:
                 low = middle + 1
 
     def _attempt(self, penalty: float, limit_bytes: int) -> bool:
-        """Repair keep-all; return whether the result keeps all limits."""
+        """Repair keep-all within `limit_bytes`; return whether the result meets all limits."""
         partial = self.objective.partial()
         repair = Repair(self.problem, partial, self.objective.prices(penalty), limit_bytes)
         repair.until_s = self.until_s if self.best is not None else math.inf
-        begun_s = now_s()
+        started_s = now_s()
         if not repair.fit():
             return False
         repair.until_s = self.until_s
         if self.best is None:
             fitted_s = now_s()
-            share_s = DROP_TIME_RATIO * (fitted_s - begun_s)
-            repair.until_s = max(self.until_s, fitted_s + share_s)
+            drop_s = DROP_TIME_RATIO * (fitted_s - started_s)
+            repair.until_s = max(self.until_s, fitted_s + drop_s)
         repair.satisfy()
-        repair.drop_needless()
+        repair.drop_unneeded()
         score = self.objective.score(partial)
         if score < self.score and score.excess == 0:
             self.best, self.score = partial, score

@@ -1,4 +1,4 @@
-"""Large neighbourhood search: destroy a part of a partial schedule, repair it, keep the better."""
+"""Large neighbourhood search: destroy some decisions of a partial schedule and repair it."""
 
 from __future__ import annotations
 
@@ -22,44 +22,43 @@ if TYPE_CHECKING:
 
 
 STYLES: Final = (
-    RepairStyle(longest_chain=6),
+    RepairStyle(max_chain=6),
     RepairStyle(choices_per_relief=60),
     RepairStyle(pages=False),
 )
-"""How each trajectory repairs; only the first is followed where a problem lets tensors only be
-paged, or only be recomputed."""
-MOST_DESTROYED: Final = 12
-"""Most restorations destroyed at once."""
-ACCEPTED_RISE: Final = 2e-3
-"""By how much the next partial schedule of a trajectory may be worse than the one before,
-relatively."""
-ACCEPTED_DISTANCE: Final = 1e-2
-"""By how much it may be worse than the best of the trajectory, relatively; a trajectory that is
-farther from the best of all is behind."""
+"""Repair style of each trajectory. Only the first is used if a problem permits only paging or only
+recomputation."""
+MAX_DESTROYED: Final = 12
+"""Maximum number of restorations destroyed in one iteration."""
+MAX_RISE_RATIO: Final = 2e-3
+"""Maximum relative rise of the score from one partial schedule of a trajectory to the next."""
+MAX_DISTANCE_RATIO: Final = 1e-2
+"""Maximum relative distance above the best score of the trajectory. A trajectory whose best score
+is farther above the overall best is behind."""
 IDLE_ITERATIONS: Final = 100
-"""Iterations without gain after which a trajectory that is behind goes on from the best of all. A
-repair that does not fit counts as half of them."""
-MOST_IDLE: Final = 10 * IDLE_ITERATIONS
-"""Iterations without gain after which a search on its own ends."""
+"""Iterations without gain after which a trajectory that is behind restarts from the overall best. A
+failed repair counts as half of them."""
+MAX_IDLE: Final = 10 * IDLE_ITERATIONS
+"""Iterations without gain after which `improve_schedule` ends."""
 PENALTY_FACTOR: Final = 1.1
-"""By how much the penalty rises while limits are exceeded and falls while they are kept."""
+"""Factor by which the penalty rises while limits are exceeded, and falls while they are met."""
 
 
 @dataclass(slots=True)
 class _Trajectory:
-    """Partial schedules, each made of the one before."""
+    """A sequence of partial schedules, each a modification of the one before."""
 
     partial: PartialSchedule
     style: RepairStyle
     obstacles: dict[Restoration, Obstacle] = field(default_factory=dict)
-    """Of its repairs."""
+    """Obstacles of its repairs."""
     current: Score = WORST
     best: Score = WORST
     idle: int = 0
-    """Iterations since the best, failed repairs weighted."""
+    """Iterations since its best score; failed repairs count more."""
 
     def accepts(self, score: Score) -> bool:
-        """Whether to go on from a partial schedule that is not the best of all."""
+        """Return whether to continue from a partial schedule that is not the overall best."""
         if score <= self.current:
             return True
         value, current, best = score.excess, self.current.excess, self.best.excess
@@ -67,44 +66,45 @@ class _Trajectory:
             if value > 0:
                 return False
             value, current, best = score.value, self.current.value, self.best.value
-        return value <= current * (1 + ACCEPTED_RISE) and value <= best * (1 + ACCEPTED_DISTANCE)
+        return value <= current * (1 + MAX_RISE_RATIO) and value <= best * (1 + MAX_DISTANCE_RATIO)
 
     def is_behind(self, best: Score) -> bool:
-        """Whether it has found nothing near the best of all."""
+        """Return whether its best score is far above the overall best."""
         if best.excess > 0 or self.best.excess > 0:
             return self.best.excess > best.excess
-        return self.best.value > best.value * (1 + ACCEPTED_DISTANCE)
+        return self.best.value > best.value * (1 + MAX_DISTANCE_RATIO)
 
 
-def improved(
-    problem: Problem, schedule: Schedule, *, most_s: float, seed: int = 0
+def improve_schedule(
+    problem: Problem, schedule: Schedule, *, max_s: float, seed: int = 0
 ) -> Schedule | None:
-    """Return the best schedule that a search finds from one for as much RAM or more, or None.
+    """Search from a schedule for the same RAM or more, and return the best schedule.
 
-    It ends after `most_s`, or once many iterations have brought nothing [s].
+    None if none fits.
+
+    Ends after `max_s` [s], or after `MAX_IDLE` iterations without gain.
     """
     search, idle = LargeNeighbourhoodSearch(problem, seed=seed), 0
-    search.until_s = now_s() + most_s
+    search.until_s = now_s() + max_s
     search.consider(restorations_of(problem.graph, schedule))
-    while search.best != WORST and idle < MOST_IDLE and now_s() < search.until_s:
+    while search.best != WORST and idle < MAX_IDLE and now_s() < search.until_s:
         idle = 0 if search.iterate() else idle + 1
     return search.schedule()
 
 
 class LargeNeighbourhoodSearch:
-    """A search for schedules; with a seed and no time limit, the course is determined.
+    """A large neighbourhood search for schedules, deterministic for a seed without time limit.
 
     Notes
     -----
-    An iteration destroys up to a dozen restorations that lie close to each other, in stages or in
-    nodes, brings back greedily, at noisy prices, what then does not fit, and drops what there is
-    room to do without (Shaw, 1998; Schrimpf et al., 2000). A result that is a little worse is
-    accepted too. The penalty for the use of limits rises while they are exceeded and falls while
-    they are kept.
+    An iteration destroys up to a dozen restorations that are close to each other, in stages or in
+    nodes. It restores tensors greedily, at noisy prices, until every step fits, and drops unneeded
+    restorations (Shaw, 1998; Schrimpf et al., 2000). A slightly worse result is accepted too. The
+    penalty for the use of limits rises while they are exceeded and falls while they are met.
 
-    Where tensors may be both paged and recomputed there are three trajectories, which take turns:
-    one prefers pages to long chains of recomputations, one takes what costs less, one does not
-    page. One that stays behind goes on from the best partial schedule, in its own way.
+    If tensors may be both paged and recomputed, there are three trajectories in turn: one prefers
+    page-ins to long chains of recomputations, one takes the cheaper of both, one does not page. A
+    trajectory that is behind restarts from the best partial schedule, in its own style.
 
     References
     ----------
@@ -114,13 +114,17 @@ class LargeNeighbourhoodSearch:
     """
 
     def __init__(self, problem: Problem, *, seed: int = 0) -> None:
+        """Begin with keep-all in one trajectory.
+
+        In three if paging and recomputing are possible.
+        """
         self.problem = problem
         self.objective = PenalizedObjective(problem)
-        self.rng = Random(seed)  # noqa: S311 - nothing secret about it
+        self.rng = Random(seed)  # noqa: S311 - no secret depends on it
         self.best = WORST
         """Score of the best partial schedule so far."""
         self.until_s = math.inf
-        """When to give up, on the clock of `now_s` [s]."""
+        """Time at which the search ends, on the clock of `now_s` [s]."""
         both = problem.can_page and any(map(problem.may_recompute, range(len(problem.graph.nodes))))
         self._trajectories = [
             _Trajectory(self.objective.partial(), style)
@@ -133,49 +137,57 @@ class LargeNeighbourhoodSearch:
         self._limit_bytes = problem.usable_ram_bytes
 
     def schedule(self) -> Schedule | None:
-        """Return the best schedule that keeps all limits, if there is one."""
+        """Return the best schedule that meets all limits; None without one."""
         if self.best.excess > 0:
             return None
         return self.objective.partial(self._best_restorations).schedule()
 
     def consider(self, restorations: Iterable[Restoration]) -> bool:
-        """Repair the partial schedule of some restorations; if it is the best, go on from it.
+        """Repair the partial schedule of some restorations; continue from it if it is the best.
 
-        Returns whether it is.
+        Returns whether it is. The first call initializes all trajectories.
         """
         first, *others = self._trajectories
         partial, current = first.partial, first.current
-        given = list(restorations)
-        better = False
+        initial = list(restorations)
+        is_best = False
         for penalty in (self._penalty, math.inf) if self.objective.is_limited else (0.0,):
-            first.partial, first.current = self.objective.partial(given), WORST
-            better = self._accept(first, self._repair(first, penalty))
-            if better or first.current.excess == 0:
+            first.partial, first.current = self.objective.partial(initial), WORST
+            is_best = self._accept_or_undo(first, self._repair(first, penalty))
+            if is_best or first.current.excess == 0:
                 break
-        if current == WORST:  # the first of all: where the other trajectories begin
+        if current == WORST:  # the first call: the other trajectories start here, too
             if self.objective.is_limited:
                 self._penalty = self.objective.balance(first.partial)
             for other in others:
-                better = self._accept(other, self._repair(other, self._penalty)) or better
-        elif not better:
+                is_best = self._accept_or_undo(other, self._repair(other, self._penalty)) or is_best
+        elif not is_best:
             first.partial, first.current = partial, current
-        return better
+        return is_best
 
     def iterate(self) -> bool:
-        """Destroy, repair, accept; return whether that led to the best partial schedule so far."""
-        trajectory = self._next_trajectory()
+        """Destroy, repair and accept once.
+
+        Return whether that led to a new best partial schedule.
+        """
+        trajectory = self._select_trajectory()
         destroyed = self._destroy(trajectory.partial)
-        better = self._accept(trajectory, self._repair(trajectory, self._penalty, self.rng))
+        is_best = self._accept_or_undo(
+            trajectory, self._repair(trajectory, self._penalty, self.rng)
+        )
         if destroyed and self.objective.is_limited:
             self._penalty *= PENALTY_FACTOR if self._exceeded else 1 / PENALTY_FACTOR
-        return better
+        return is_best
 
-    def _next_trajectory(self) -> _Trajectory:
-        """Return the trajectory whose turn it is, from the best of all on if it stays behind."""
+    def _select_trajectory(self) -> _Trajectory:
+        """Return the trajectory of this iteration.
+
+        Restarts it from the overall best if it is behind.
+        """
         trajectory = self._trajectories[self._iterations % len(self._trajectories)]
         self._iterations += 1
-        patient = trajectory.idle <= IDLE_ITERATIONS
-        if not patient and trajectory.is_behind(self.best):
+        may_continue = trajectory.idle <= IDLE_ITERATIONS
+        if not may_continue and trajectory.is_behind(self.best):
             trajectory.partial = self.objective.partial(self._best_restorations)
             trajectory.current = trajectory.best = self.best
             trajectory.idle = 0
@@ -188,12 +200,12 @@ class LargeNeighbourhoodSearch:
             return False
         rng, node_of = self.rng, self.problem.graph.node_of
         centre = rng.choice(restorations)
-        if rng.random() < 0.5:  # noqa: PLR2004 - one way as often as the other
+        if rng.random() < 0.5:  # noqa: PLR2004 - both orders with equal probability
             restorations.sort(key=lambda r: abs(r.stage - centre.stage))
         else:
             node = {r: r.item if r.kind == RECOMPUTE else node_of[r.item] for r in restorations}
             restorations.sort(key=lambda r: abs(node[r] - node[centre]))
-        size = rng.randint(1, MOST_DESTROYED)
+        size = rng.randint(1, MAX_DESTROYED)
         near = restorations[: 2 * size]
         for restoration in rng.sample(near, min(size, len(near))):
             if restoration in partial:
@@ -201,7 +213,10 @@ class LargeNeighbourhoodSearch:
         return True
 
     def _repair(self, trajectory: _Trajectory, penalty: float, rng: Random | None = None) -> Score:
-        """Repair the partial schedule of a trajectory; return its score, `WORST` if none fits."""
+        """Repair the partial schedule of a trajectory.
+
+        Return its score, `WORST` if it does not fit.
+        """
         partial = trajectory.partial
         repair = Repair(
             self.problem,
@@ -215,35 +230,36 @@ class LargeNeighbourhoodSearch:
         )
         fits = repair.fit()
         if not fits and self.objective.rows is not None and trajectory.current.excess > 0:
-            # Nothing is known yet that keeps all limits: go on from what exceeds them.
-            repair.within_rows = False
+            # No schedule of this trajectory meets all limits yet, so rows may be exceeded.
+            repair.respects_rows = False
             fits = repair.fit()
         if not fits:
             trajectory.idle += IDLE_ITERATIONS // 2
             return WORST
         repair.satisfy()
-        repair.drop_needless()
+        repair.drop_unneeded()
         score = self.objective.score(partial)
         self._exceeded = score.excess > 0
         return score
 
-    def _accept(self, trajectory: _Trajectory, score: Score) -> bool:
-        """Go on from a repaired partial schedule, or take it back if it is not worth it.
+    def _accept_or_undo(self, trajectory: _Trajectory, score: Score) -> bool:
+        """Accept a repaired partial schedule, or undo all changes since the last accepted one.
 
-        Returns whether it is the best so far.
+        Returns whether its score is the best so far. A new best peak lowers the RAM limit of
+        further repairs.
         """
-        partial, better = trajectory.partial, score < self.best
+        partial, is_best = trajectory.partial, score < self.best
         trajectory.idle += 1
-        if score == WORST or not (better or trajectory.accepts(score)):
+        if score == WORST or not (is_best or trajectory.accepts(score)):
             partial.undo(START)
             return False
         partial.commit()
         trajectory.current = score
         if score < trajectory.best:
             trajectory.best, trajectory.idle = score, 0
-        if better:
+        if is_best:
             self.best = score
             self._best_restorations = partial.restorations()
             if score.excess == 0 and not self.problem.objective.is_sum:
                 self._limit_bytes = min(self._limit_bytes, int(score.value) - 1)
-        return better
+        return is_best

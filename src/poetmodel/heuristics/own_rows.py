@@ -1,4 +1,4 @@
-"""Own constraints while a partial schedule changes: what each decision uses of them."""
+"""User-defined constraints of a partial schedule: the use of each row by each decision."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 Uses = tuple[tuple[int, float], ...]
-"""Rows by position, and what one decision adds to each."""
+"""Pairs of a row's position and the amount that one decision adds to it."""
 _ROUNDING: Final = 1e-12
-"""Excess that rounding errors may make, in units of a row."""
+"""Maximum excess that counts as rounding error, in units of a row."""
 
 
 class OwnRows:
-    """The rows of a problem's own constraints, by the decisions that they count."""
+    """The rows of a problem's user-defined constraints, by the decisions that they count."""
 
     def __init__(self, problem: Problem, limits: Sequence[LinearRow]) -> None:
+        """Index the terms of `limits` by decision, and collect the rewarded decisions."""
         self.limits = tuple(limits)
         self.slacks = [limit.upper for limit in limits]
         self.units: list[float] = []
-        """Unit of an excess."""
+        """Unit of each row's excess."""
         self.only_adds: list[bool] = []
         self.is_single: list[bool] = []
-        """Whether a row counts no more than one decision."""
+        """Whether a row counts at most one decision."""
         uses: dict[tuple[str, int], list[tuple[int, float]]] = {key: [] for key in problem.totals}
         for row, limit in enumerate(limits):
             amounts = [amount for amount, _ in limit.terms if amount]
@@ -41,56 +42,66 @@ class OwnRows:
             columns[field].append(tuple(rows))
         self.compute, self.page_in, self.page_out, self.storage_home = columns.values()
         """Use of each decision: for nodes, then for tensors."""
-        self.wanted: Coefficients | None = None
-        """How much each decision is wanted, by constraints or the objective; None if none is."""
+        self.rewards: Coefficients | None = None
+        """Reward of each decision by constraints or the objective; None if no decision is
+        rewarded."""
         if any(any(column) for column in problem.rewards):
-            self.wanted = problem.rewards
-        self.nodes = [
-            k for k, want in enumerate(problem.rewards.compute) if want and problem.may_recompute(k)
+            self.rewards = problem.rewards
+        self.rewarded_nodes = [
+            k
+            for k, reward in enumerate(problem.rewards.compute)
+            if reward and problem.may_recompute(k)
         ]
-        """Nodes whose recomputation is wanted."""
-        pages = problem.can_page
-        self.arriving = [i for i, wanted in enumerate(problem.rewards.page_in) if wanted and pages]
-        """Tensors whose page-in is wanted."""
-        self.leaving = [i for i, wanted in enumerate(problem.rewards.page_out) if wanted and pages]
-        """Tensors whose page-out is wanted."""
-        self.leaving_home = [
-            i for i, wanted in enumerate(problem.rewards.storage_home) if wanted and pages
+        """Nodes whose recomputation is rewarded."""
+        can_page = problem.can_page
+        self.rewarded_page_ins = [
+            i for i, reward in enumerate(problem.rewards.page_in) if reward and can_page
         ]
-        """State whose home is wanted on storage."""
+        """Tensors whose page-in is rewarded."""
+        self.rewarded_page_outs = [
+            i for i, reward in enumerate(problem.rewards.page_out) if reward and can_page
+        ]
+        """Tensors whose page-out is rewarded."""
+        self.rewarded_storage_homes = [
+            i for i, reward in enumerate(problem.rewards.storage_home) if reward and can_page
+        ]
+        """State whose home on storage is rewarded."""
 
     @classmethod
     def of(cls, problem: Problem) -> Self | None:
-        """Return those of a problem; None where it has none and its objective wants nothing."""
-        limits = [limit for limit in problem.linear_limits if limit.name == USER_CONSTRAINTS]
-        wants = any(min(column, default=0) < 0 for column in problem.objective.coefficients)
-        return cls(problem, limits) if limits or wants else None
+        """Return the rows of a problem.
 
-    def exceeded(self, row: int, used: float) -> bool:
-        """Whether a row is, rounding errors aside."""
+        None if it has no constraints and its objective rewards no decision.
+        """
+        limits = [limit for limit in problem.linear_limits if limit.name == USER_CONSTRAINTS]
+        has_rewards = any(min(column, default=0) < 0 for column in problem.objective.coefficients)
+        return cls(problem, limits) if limits or has_rewards else None
+
+    def is_exceeded(self, row: int, used: float) -> bool:
+        """Return whether the use of a row exceeds its limit by more than rounding errors."""
         return used - self.slacks[row] > _ROUNDING * self.units[row]
 
     def count(self, used: list[float], exceeded: set[int], uses: Uses, change: int) -> None:
-        """Note that a decision is taken once more (1) or once less (-1)."""
+        """Add (1) or remove (-1) the uses of a decision, and update the set of exceeded rows."""
         for row, amount in uses:
             used[row] += change * amount
-            if self.exceeded(row, used[row]):
+            if self.is_exceeded(row, used[row]):
                 exceeded.add(row)
             else:
                 exceeded.discard(row)
 
     def allows(self, used: Sequence[float], uses: Uses) -> bool:
-        """Whether all rows that only add have room for a decision."""
+        """Return whether all rows with only positive coefficients stay within their limits."""
         return all(
             used[row] + amount <= self.slacks[row] for row, amount in uses if self.only_adds[row]
         )
 
     def excess(self, used: Sequence[float], exceeded: Iterable[int]) -> float:
-        """Return the excess over rows, in their units, summed: 0 where all are kept."""
+        """Return the sum of the excesses over rows in their units: 0 if all rows are met."""
         return math.fsum((used[row] - self.slacks[row]) / self.units[row] for row in exceeded)
 
     def change(self, used: Sequence[float], uses: Iterable[tuple[int, float]]) -> float:
-        """Return the change of the excess when amounts are added to rows."""
+        """Return the change of the excess if amounts are added to rows."""
         total = 0.0
         added: dict[int, float] = {}
         for row, amount in uses:

@@ -1,15 +1,15 @@
-"""A schedule in the making: what is brought back when, and what that leaves in RAM.
+"""Partial schedules: sets of recomputations and page-ins, with the RAM that each step then needs.
 
-A partial schedule is a set of *restorations*: recomputations and page-ins, each in a stage.
-Everything else follows; only page-outs that serve no page-in, which own constraints may ask for,
-are noted beside them. Whoever reads a tensor gets it from its latest restoration, its first
-computation if there is no other, and it stays in RAM from a restoration to the last reader that the
-restoration serves. So every partial schedule keeps the rules of execution; only limits can be
-broken, and RAM is known for every step at any moment, because a change touches a few tensors only.
+A partial schedule is a set of *restorations*: recomputations and page-ins, each in a stage. All
+other decisions follow from them. Only page-outs without page-ins, which user-defined constraints
+may require, are stored separately. A step reads a tensor from its latest restoration, or from its
+first computation. The tensor stays in RAM from a restoration to the last reader before the next
+one. So every partial schedule obeys the rules of execution and may only violate limits. RAM is
+known for every step at any moment, because a change affects few tensors.
 
-A state tensor has its home in RAM until a restoration gives it one on storage, where the step of
-its node reads it first. Resident, it is like a tensor from before the first stage that something
-needs after the last one. It is in RAM in every stage then, and nothing brings it back.
+A state tensor has its home in RAM unless a restoration assigns it a home on storage, where the step
+of its node reads it first. A resident state tensor is like a tensor that is computed before the
+first stage and read after the last one: it is in RAM in every stage, and never restored.
 """
 
 from __future__ import annotations
@@ -42,26 +42,27 @@ if TYPE_CHECKING:
 
 
 class Mark(NamedTuple):
-    """A position in the changes of a partial schedule."""
+    """A position in the change log of a partial schedule."""
 
     changes: int
     peaks: int
 
 
 START: Final = Mark(0, 0)
-"""The position when a partial schedule was made, or committed."""
+"""The position of a new or committed partial schedule."""
 
 
 class PartialSchedule:
-    """A set of restorations with the RAM that it needs; without any it is keep-all.
+    """A set of restorations with the RAM that it needs. The empty set is keep-all.
 
     Notes
     -----
-    RAM changes with the *links* of tensors: a link goes from the last stage that has a tensor at
-    hand, where it is made, brought back or read, to the next one that reads it with nothing brought
-    back. A restoration changes a link or two of each tensor that it supplies or reads. The rows
-    that count a link follow at once. The steps of a stage are gone through again when its peak is
-    read, where its restorations, or the links that begin there, have changed since.
+    RAM changes with the *links* of tensors. A link starts at the last stage that has a tensor in
+    RAM because the stage computes, restores or reads it. It ends at the next stage that reads the
+    tensor without a restoration. A restoration changes one or two links of each tensor that it
+    supplies or reads. The rows that count a link are updated at once. The steps of a stage are
+    evaluated when its peak is read, if its restorations or the links that start there have changed
+    since.
     """
 
     def __init__(
@@ -72,86 +73,88 @@ class PartialSchedule:
         working: Graph | None = None,
         rows: OwnRows | None = None,
     ) -> None:
+        """Begin with keep-all and add `restorations`. Use of `rows` is tracked if given."""
         self.graph = graph
         self.working = working_graph(graph, read_in_place=False) if working is None else working
-        """The working graph of the problem, without state."""
+        """The working graph of the problem, in which state tensors are inputs on storage."""
         self.rows = rows
         self.used: list[float] = [] if rows is None else [0] * len(rows.limits)
-        """Use of each own row."""
+        """Use of each row of user-defined constraints."""
         self.exceeded: set[int] = set()
-        """Own rows of which too much is used."""
+        """Rows of user-defined constraints that are exceeded."""
         if rows is not None:
             self.exceeded.update(
-                row for row, used in enumerate(self.used) if rows.exceeded(row, used)
+                row for row, used in enumerate(self.used) if rows.is_exceeded(row, used)
             )
         self.sizes = graph.tensor_bytes
         n = len(graph.nodes)
         self.recomputed: list[set[int]] = [set() for _ in range(n)]
-        """For each stage the nodes recomputed."""
+        """For each stage, the recomputed nodes."""
         self.paged_in: list[set[int]] = [set() for _ in range(n)]
-        """For each stage the tensors paged in."""
+        """For each stage, the paged-in tensors."""
         self.page_ins = [0] * len(self.sizes)
-        """How often each tensor is paged in."""
+        """Number of page-ins of each tensor."""
         self.stored = graph.starts_on_storage
-        """For each tensor whether it lies on storage from the start, or may as state."""
+        """For each tensor, whether it starts on storage, or is state that may."""
         self.resident = set(graph.state_tensors)
-        """State that has its home in RAM."""
+        """State whose home is RAM."""
         self.paged_out: set[int] = set()
-        """Tensors that are paged out whether they are paged in or not."""
+        """Tensors that are paged out even without page-ins."""
         self.aux_used_bytes = 0
-        """Bytes that page-outs, and state that is not resident, take on storage [B]."""
-        self.gaps: list[list[tuple[int, int]]] = [[] for _ in self.sizes]
-        """For each tensor the stages ``first <= t < need`` whose rows count it though they neither
-        read nor make it; `need` reads it next. The first one may read it where its node could write
-        over it, which it cannot then; its row counts what that would save."""
+        """Storage used by page-outs and by state with a home there [B]."""
+        self.intervals: list[list[tuple[int, int]]] = [[] for _ in self.sizes]
+        """For each tensor, the stages ``first <= t < need`` whose rows count it although they
+        neither read nor compute it; `need` reads it next. The first stage may read it if its node
+        could overwrite it, which it then cannot; its row counts the bytes that overwriting would
+        save."""
         self._needs = [list(users) for users in self.working.users_of]
-        """For each tensor the stages that read it, ascending; one for each node that reads it."""
+        """For each tensor, the stages that read it, ascending; one entry for each node that reads
+        it."""
         self._sources = [[k] for k in graph.node_of]
-        """For each tensor the stages that make it or bring it back, ascending."""
-        self._own = [
+        """For each tensor, the stages that compute or restore it, ascending."""
+        self._always_counting = [
             frozenset((k, *users)) for k, users in zip(graph.node_of, self._needs, strict=True)
         ]
-        """For each tensor the stages whose rows count it in any case."""
-        self._saved: dict[int, dict[int, int]] = {}
-        """For tensors that nodes may write over, what that saves in the stage of each [B]."""
+        """For each tensor, the stages whose rows always count it."""
+        self._overwritable_bytes: dict[int, dict[int, int]] = {}
+        """For tensors that nodes may overwrite, the saving in the stage of each such node [B]."""
         for q, shared in enumerate(self.working.shared_bytes_of):
-            for i, size in shared.items():  # lives on, though its node reads it
-                self._saved.setdefault(i, {})[q] = size
-                self._own[i] -= {q}
+            for i, size in shared.items():  # tensors that the node reads and may overwrite
+                self._overwritable_bytes.setdefault(i, {})[q] = size
+                self._always_counting[i] -= {q}
         for i in graph.state_tensors:
-            # Where the core reads it on storage, nothing else counts it.
+            # If the core reads the state on storage, no step counts it in RAM.
             is_counted = self.working.tensor_bytes[i] == self.sizes[i]
-            own = self._own[i] if is_counted else frozenset[int]()
-            self._own[i] = own | {-1}
+            own = self._always_counting[i] if is_counted else frozenset[int]()
+            self._always_counting[i] = own | {-1}
             self._sources[i] = [-1]
             self._needs[i] = [*sorted(own), n]
         self.row_bytes: NDArray[np.int64] = np.array(self.working.step_bytes, dtype=np.int64)
         """RAM at the last step of each stage, ``(t, t)`` [B]."""
         self._extra_bytes: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
-        """Excess of a stage's highest step beyond that, of all stages but those of `_dirty` [B]."""
-        self._dirty: set[int] = set()
-        self._stays: list[set[int]] = [set() for _ in range(n)]
-        """For each stage the tensors with a link that begins there."""
-        self._touched = [
+        """Excess of each stage's highest step over its last one, except for stale stages [B]."""
+        self._stale_stages: set[int] = set()
+        self._links_from: list[set[int]] = [set() for _ in range(n)]
+        """For each stage, the tensors with a link that starts there."""
+        self._touched_tensors = [
             dict.fromkeys((*self.working.inputs_of[k], *self.working.outputs_of[k]), k)
             for k in range(n)
         ]
-        """For each node the tensors that it reads and makes, each with the node."""
-        self._log: list[tuple[Restoration, bool]] = []
-        self._peak_log: list[tuple[int, int]] = []
-        """Stages with what `_extra_bytes` had of them, when that was found; -1 when they became
-        dirty."""
+        """For each node, a mapping from the tensors that it reads and computes to the node."""
+        self._changes: list[tuple[Restoration, bool]] = []
+        self._peak_changes: list[tuple[int, int]] = []
+        """Stages with their previous `_extra_bytes`; -1 if the stage became stale."""
         self._begin(restorations)
 
     def _begin(self, restorations: Iterable[Restoration]) -> None:
-        """Count all links, and enter the restorations to begin with."""
+        """Count all links, and add the initial restorations."""
         for i in range(len(self.sizes)):
             check_time_limit()
             self._link_all(i, 1)
         for restoration in restorations:
             check_time_limit()
             if restoration not in self:
-                self._enter(restoration, adding=True)
+                self._apply(restoration, adding=True)
         self.commit()
 
     @classmethod
@@ -159,44 +162,45 @@ class PartialSchedule:
         cls,
         graph: Graph,
         schedule: Schedule,
-        wanted: Coefficients | None = None,
+        rewards: Coefficients | None = None,
         *,
         working: Graph | None = None,
     ) -> Self:
-        """Return the restorations of a valid schedule that serve something or are wanted.
+        """Return the restorations of a valid schedule that are read or rewarded.
 
-        The result is valid too, with no more energy, time, writes or RAM at any step; state keeps
-        its homes. `wanted` is that of a problem with constraints or an objective of its own, where
-        it has such, `working` its working graph.
+        The result is valid too, with no more energy, time, writes or RAM at any step; homes of
+        state are unchanged. `rewards` are those of the problem, if it has any, and `working` is its
+        working graph.
 
-        Goes backwards from the last stage, so that what serves only something useless is useless
-        too. A recomputation also goes if all that it serves is in RAM as its stage begins.
+        Stages are visited backwards, so that a restoration that serves only an unneeded one is
+        removed, too. A recomputation is also removed if all of its outputs that are read from it
+        are in RAM when its stage begins.
         """
         partial = cls(graph, restorations_of(graph, schedule), working=working)
-        wants = Coefficients((), (), (), ()) if wanted is None else wanted
+        coefficients = Coefficients((), (), (), ()) if rewards is None else rewards
         for i in sorted({i for _, i in schedule.M_out}.difference(graph.state_of)):
-            partial._settle_page_out(i, wanted=any(wants.page_out[i : i + 1]))
+            partial._set_page_out(i, is_rewarded=any(coefficients.page_out[i : i + 1]))
         for t in range(len(graph.nodes) - 1, -1, -1):
             for k in sorted(partial.recomputed[t], reverse=True):
-                is_free = not any(wants.compute[k : k + 1])
-                if is_free and all(schedule.is_kept(t, i) for i in partial._served(k, t)):
+                is_free = not any(coefficients.compute[k : k + 1])
+                if is_free and all(schedule.is_kept(t, i) for i in partial._outputs_read(k, t)):
                     partial.drop(Restoration(t, k, RECOMPUTE))
             for i in sorted(partial.paged_in[t]):
                 restoration = Restoration(t, i, PAGE_IN)
-                if not any(wants.page_in[i : i + 1]) and partial.is_useless(restoration):
+                if not any(coefficients.page_in[i : i + 1]) and partial.is_useless(restoration):
                     partial.drop(restoration)
         partial.commit()
         return partial
 
-    def _settle_page_out(self, i: int, *, wanted: bool) -> None:
-        """Let tensor `i` be paged out for its own sake exactly where that is wanted."""
+    def _set_page_out(self, i: int, *, is_rewarded: bool) -> None:
+        """Add or drop the page-out without page-ins of tensor `i`: it exists only if rewarded."""
         out = Restoration.at_its_node(self.graph, i, PAGE_OUT)
-        if out in self and not wanted:
+        if out in self and not is_rewarded:
             self.drop(out)
-        elif out not in self and wanted:
+        elif out not in self and is_rewarded:
             self.add(out)
 
-    # -- what it is ----------------------------------------------------------------------------
+    # -- contents ------------------------------------------------------------------------------
 
     def __contains__(self, restoration: Restoration) -> bool:
         if restoration.kind == PAGE_OUT:
@@ -207,7 +211,7 @@ class PartialSchedule:
         return restoration.item in chosen[restoration.stage]
 
     def restorations(self) -> list[Restoration]:
-        """Return all restorations, by stage, then homes on storage, and page-outs noted beside."""
+        """Return all restorations: by stage, homes on storage, then page-outs without page-ins."""
         restorations = [
             Restoration(t, item, kind)
             for t in range(len(self.recomputed))
@@ -220,7 +224,7 @@ class PartialSchedule:
         return restorations
 
     def schedule(self) -> Schedule:
-        """Return the schedule."""
+        """Return all decisions as a schedule."""
         graph = self.graph
         moving = (i for i in range(len(self.sizes)) if i not in self.resident)
         held = (span for i in moving for span in self._spans(i))
@@ -235,7 +239,7 @@ class PartialSchedule:
         )
 
     def _spans(self, i: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the stages, first to last, that begin with tensor `i` in RAM."""
+        """Yield (tensor, first, last) of the stages that begin with tensor `i` in RAM."""
         needs, sources = self._needs[i], self._sources[i]
         for a, supplied in enumerate(sources):
             end = sources[a + 1] if a + 1 < len(sources) else len(self.recomputed)
@@ -243,88 +247,101 @@ class PartialSchedule:
             if served:
                 yield i, supplied + 1, needs[served - 1]
 
-    # -- where tensors are -----------------------------------------------------------------------
+    # -- tensors in RAM --------------------------------------------------------------------------
 
-    def enters(self, i: int, t: int) -> bool:
-        """Whether stage `t` begins with tensor `i` in RAM."""
+    def is_kept_into(self, i: int, t: int) -> bool:
+        """Return whether stage `t` begins with tensor `i` in RAM."""
         sources = self._sources[i]
         before = bisect_left(sources, t)
         return before > 0 and self._next_is_need(i, t, before)
 
-    def serves(self, i: int, t: int) -> bool:
-        """Whether tensor `i`, made or brought back in stage `t`, is read from there."""
+    def is_read_from(self, i: int, t: int) -> bool:
+        """Return whether a later step reads tensor `i` from a source in stage `t`.
+
+        A source is the first computation or a restoration.
+        """
         return self._next_is_need(i, t, bisect_right(self._sources[i], t))
 
     def is_available(self, i: int, t: int) -> bool:
-        """Whether a step of stage `t` may read tensor `i` with nothing changed."""
+        """Return whether a step of stage `t` can read tensor `i` without any change."""
         sources = self._sources[i]
         before = bisect_right(sources, t)
         return sources[before - 1] == t or self._next_is_need(i, t, before)
 
     def _next_is_need(self, i: int, t: int, following: int) -> bool:
+        """Return whether tensor `i` is read from stage `t` on, before source number `following`."""
         needs, sources = self._needs[i], self._sources[i]
         need = bisect_left(needs, t)
         if need == len(needs):
             return False
         return following == len(sources) or needs[need] < sources[following]
 
-    def kept_from(self, i: int, t: int) -> int:
+    def first_keeping_stage(self, i: int, t: int) -> int:
         """Return the first stage whose row counts tensor `i` if it is kept for a step of `t`."""
         sources, needs = self._sources[i], self._needs[i]
         last = sources[bisect_left(sources, t) - 1]
         need = bisect_left(needs, t)
         if need:
             last = max(last, needs[need - 1])
-        return last + (last in self._own[i])
+        return last + (last in self._always_counting[i])
 
     def links_of(self, i: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the stages that supply tensor `i`, and those that read it, both ascending."""
+        """Return the ascending stages that supply tensor `i`, and those that read it.
+
+        A stage supplies a tensor by its first computation or a restoration.
+        """
         return self._sources[i], self._needs[i]
 
     def first_counted(self, i: int, last: int) -> tuple[int, int | None]:
-        """Return the first stage whose row counts tensor `i` if it is kept on from stage `last`.
+        """Return the first stage whose row counts tensor `i` if it is kept from stage `last`.
 
-        With what that row counts of it if that is not the whole, as the tensor could be overwritten
-        there [B]; else None.
+        Also return the bytes that this row counts if the tensor could be overwritten there [B];
+        None if the row counts the whole tensor.
         """
-        first = last + (last in self._own[i])
-        saved = self._saved.get(i)
+        first = last + (last in self._always_counting[i])
+        saved = self._overwritable_bytes.get(i)
         return first, None if saved is None else saved.get(first)
 
     def row_bytes_with(self, i: int, t: int) -> int:
-        """Return the highest of the rows that count tensor `i` if it is kept for a step of `t` [B].
+        """Return the highest row with tensor `i` if it is kept for a step of `t` [B].
 
-        With it; 0 where no row counts it.
+        0 if no row counts the tensor.
         """
-        first, size = self.kept_from(i, t), self.sizes[i]
+        first, size = self.first_keeping_stage(i, t), self.sizes[i]
         rows = self.row_bytes[first:t]
-        if first < t and first in self._saved.get(i, ()):
-            began = int(rows[0]) + self._saved[i][first]
+        if first < t and first in self._overwritable_bytes.get(i, ()):
+            began = int(rows[0]) + self._overwritable_bytes[i][first]
             return max(began, int(rows[1:].max()) + size) if rows.size > 1 else began
         return int(rows.max()) + size if rows.size else 0
 
     def row_bytes_if_resident(self, i: int) -> int:
-        """Return the highest row before and after state `i` on storage is there, with it [B]."""
+        """Return the highest row, with state `i`, of the stages that count it only if resident [B].
+
+        These are the stages before its node and after its last reader.
+        """
         k, needs = self.graph.node_of[i], self._needs[i]
-        last = needs[-1] if needs else k - (k not in self._own[i])
+        last = needs[-1] if needs else k - (k not in self._always_counting[i])
         rows = np.concatenate((self.row_bytes[:k], self.row_bytes[last + 1 :]))
         return int(rows.max()) + self.sizes[i] if rows.size else 0
 
-    def across(self, stage: int) -> list[tuple[int, int, int]]:
-        """Return each tensor with bytes that the row of a stage counts though it could be out.
+    def kept_across(self, stage: int) -> list[tuple[int, int, int]]:
+        """Return (tensor, first, need) of each tensor that a stage's row counts without use.
 
-        With the first stage that counts it so, and the stage that reads it next.
+        `first` is the first stage that counts it so, `need` the stage that reads it next.
         """
         sizes = self.sizes
         return [
-            (i, *gap)
-            for i, gaps in enumerate(self.gaps)
-            for gap in gaps
-            if gap[0] <= stage < gap[1] and sizes[i]
+            (i, *interval)
+            for i, intervals in enumerate(self.intervals)
+            for interval in intervals
+            if interval[0] <= stage < interval[1] and sizes[i]
         ]
 
     def source(self, i: int, t: int) -> Restoration | None:
-        """Return the restoration of tensor `i` in stage `t`; None if it needs none."""
+        """Return the restoration from which stage `t` reads tensor `i`.
+
+        None for a first computation.
+        """
         stage = self._sources[i][bisect_right(self._sources[i], t) - 1]
         if stage < 0:
             return None
@@ -336,22 +353,22 @@ class PartialSchedule:
     # -- changes ---------------------------------------------------------------------------------
 
     def add(self, restoration: Restoration) -> None:
-        """Add a restoration that is not there."""
+        """Add a restoration that is not present."""
         check_time_limit()
-        self._enter(restoration, adding=True)
-        self._log.append((restoration, True))
+        self._apply(restoration, adding=True)
+        self._changes.append((restoration, True))
 
     def drop(self, restoration: Restoration) -> None:
-        """Take a restoration away; what served only it stays."""
-        self._enter(restoration, adding=False)
-        self._log.append((restoration, False))
+        """Remove a restoration, but not those that serve only it."""
+        self._apply(restoration, adding=False)
+        self._changes.append((restoration, False))
 
     def remove(self, restoration: Restoration) -> list[Restoration]:
-        """Take a restoration away, and those that served only it; return all of them.
+        """Remove a restoration and those that serve only it; return all of them.
 
-        State that has its home in RAM again is no longer paged in.
+        With a home on storage, the page-ins of that state are removed, too.
         """
-        mark = len(self._log)
+        mark = len(self._changes)
         if restoration.kind == STORAGE_HOME and self.page_ins[restoration.item]:
             for t, arriving in enumerate(self.paged_in):
                 if restoration.item in arriving:
@@ -361,88 +378,88 @@ class PartialSchedule:
             source = self.source(i, restoration.stage)
             if source is not None and self.is_useless(source):
                 self.remove(source)
-        return [change for change, _ in self._log[mark:]]
+        return [change for change, _ in self._changes[mark:]]
 
     def is_useless(self, restoration: Restoration) -> bool:
-        """Whether a restoration serves no reader."""
+        """Return whether no reader needs a restoration."""
         t, item, kind = restoration
         if kind == RECOMPUTE:
-            return not self._served(item, t)
+            return not self._outputs_read(item, t)
         if kind == PAGE_OUT:
             return True
-        return self.graph.node_of[item] in self.recomputed[t] or not self.serves(item, t)
+        return self.graph.node_of[item] in self.recomputed[t] or not self.is_read_from(item, t)
 
-    def _served(self, k: int, t: int) -> list[int]:
+    def _outputs_read(self, k: int, t: int) -> list[int]:
         """Return the outputs of node `k` that are read from its recomputation in stage `t`."""
         outputs, paged_in = self.graph.outputs_of[k], self.paged_in[t]
-        return [i for i in outputs if i not in paged_in and self.serves(i, t)]
+        return [i for i in outputs if i not in paged_in and self.is_read_from(i, t)]
 
     def mark(self) -> Mark:
-        """Return the current position of the partial schedule, for `undo`."""
-        return Mark(len(self._log), len(self._peak_log))
+        """Return the current position in the change log, for `undo`."""
+        return Mark(len(self._changes), len(self._peak_changes))
 
     def undo(self, mark: Mark) -> None:
-        """Take back all changes since a mark, with what is known of peaks."""
-        while len(self._log) > mark.changes:
-            restoration, added = self._log.pop()
-            self._enter(restoration, adding=not added)
-        while len(self._peak_log) > mark.peaks:
-            t, extra = self._peak_log.pop()
+        """Undo all changes after a mark, and restore the peaks of that time."""
+        while len(self._changes) > mark.changes:
+            restoration, added = self._changes.pop()
+            self._apply(restoration, adding=not added)
+        while len(self._peak_changes) > mark.peaks:
+            t, extra = self._peak_changes.pop()
             if extra < 0:
-                self._dirty.remove(t)
+                self._stale_stages.remove(t)
             else:
-                self._dirty.add(t)
+                self._stale_stages.add(t)
                 self._extra_bytes[t] = extra
 
     def commit(self) -> None:
-        """Forget how the partial schedule came about: marks before this one are void."""
-        self._log.clear()
-        self._peak_log.clear()
+        """Clear the change log. Earlier marks become invalid."""
+        self._changes.clear()
+        self._peak_changes.clear()
 
-    def _enter(self, restoration: Restoration, *, adding: bool) -> None:
-        """Enter a restoration, or take it out, with the links of the tensors it concerns."""
+    def _apply(self, restoration: Restoration, *, adding: bool) -> None:
+        """Add or remove a restoration, and update the links of its tensors."""
         t, item, kind = restoration
-        graph, again = self.working, kind == RECOMPUTE
+        graph, recompute = self.working, kind == RECOMPUTE
         if kind == STORAGE_HOME:
-            self._enter_home(item, adding=adding)
+            self._apply_home(item, adding=adding)
             return
-        if not again and self._enter_transfer(restoration, adding=adding):
+        if not recompute and self._apply_transfer(restoration, adding=adding):
             return
-        if again and self.rows is not None:
+        if recompute and self.rows is not None:
             self.rows.count(self.used, self.exceeded, self.rows.compute[item], 1 if adding else -1)
-        chosen = (self.recomputed if again else self.paged_in)[t]
+        chosen = (self.recomputed if recompute else self.paged_in)[t]
         if adding:
             chosen.add(item)
         else:
             chosen.remove(item)
-        self._note_change(t)
-        for i in graph.outputs_of[item] if again else (item,):
+        self._mark_stale(t)
+        for i in graph.outputs_of[item] if recompute else (item,):
             self._change_source(i, t, adding=adding)
-        for i in graph.inputs_of[item] if again else ():
+        for i in graph.inputs_of[item] if recompute else ():
             self._change_need(i, t, adding=adding)
 
-    def _enter_transfer(self, restoration: Restoration, *, adding: bool) -> bool:
-        """Count a page-in or page-out; return whether it is no more than a page-out."""
+    def _apply_transfer(self, restoration: Restoration, *, adding: bool) -> bool:
+        """Add or remove a page-in or page-out in all counts; return whether it is a page-out."""
         i, rows, change = restoration.item, self.rows, 1 if adding else -1
-        alone = restoration.kind == PAGE_OUT
-        before = self.goes_out(i)
-        if alone:
+        is_page_out = restoration.kind == PAGE_OUT
+        before = self.is_paged_out(i)
+        if is_page_out:
             (self.paged_out.add if adding else self.paged_out.remove)(i)
         else:
             self.page_ins[i] += change
             if rows is not None:
                 rows.count(self.used, self.exceeded, rows.page_in[i], change)
-        moved = self.goes_out(i) - before
+        moved = self.is_paged_out(i) - before
         self.aux_used_bytes += 0 if self.stored[i] else moved * self.sizes[i]
         if moved and rows is not None:
             rows.count(self.used, self.exceeded, rows.page_out[i], moved)
-        return alone
+        return is_page_out
 
-    def _enter_home(self, i: int, *, adding: bool) -> None:
-        """Let state `i` have its home on storage, or in RAM again."""
+    def _apply_home(self, i: int, *, adding: bool) -> None:
+        """Move the home of state `i` to storage if `adding`, otherwise to RAM."""
         k, n = self.graph.node_of[i], len(self.recomputed)
         sources, needs = self._sources[i], self._needs[i]
-        always = (k, n) if k in self._own[i] else (n,)
+        always = (k, n) if k in self._always_counting[i] else (n,)
         self._link_all(i, -1)
         sources.remove(-1 if adding else k)
         insort(sources, k if adding else -1)
@@ -457,28 +474,28 @@ class PartialSchedule:
         self.aux_used_bytes += change * self.sizes[i]
         if self.rows is not None:
             self.rows.count(self.used, self.exceeded, self.rows.storage_home[i], change)
-        self._note_change(k)
+        self._mark_stale(k)
 
-    def goes_out(self, i: int) -> bool:
-        """Whether tensor `i` is paged out."""
+    def is_paged_out(self, i: int) -> bool:
+        """Return whether tensor `i` is paged out."""
         return i in self.paged_out or (self.page_ins[i] > 0 and not self.stored[i])
 
     def changes_page_out(self, restoration: Restoration, *, adding: bool) -> bool:
-        """Whether adding, or dropping, a page-in or page-out makes its tensor go out or not.
+        """Return whether adding or dropping a transfer changes whether its tensor is paged out.
 
-        Dropped is what is there, added what is not.
+        A dropped transfer, a page-in or page-out, is present; an added one is not.
         """
-        i, alone = restoration.item, restoration.kind == PAGE_OUT
+        i, is_page_out = restoration.item, restoration.kind == PAGE_OUT
         if adding:
-            return (alone or not self.stored[i]) and not self.goes_out(i)
-        if alone:
+            return (is_page_out or not self.stored[i]) and not self.is_paged_out(i)
+        if is_page_out:
             return self.stored[i] or not self.page_ins[i]
         return self.page_ins[i] == 1 and not self.stored[i] and i not in self.paged_out
 
     # -- links -----------------------------------------------------------------------------------
 
     def _links(self, i: int) -> Iterator[tuple[int, int]]:
-        """Yield the links of tensor `i`, each with the stages of its beginning and end."""
+        """Yield the links of tensor `i` as (first stage, last stage)."""
         sources = self._sources[i]
         previous = -1
         supplied = following = sources[0]
@@ -495,12 +512,12 @@ class PartialSchedule:
             previous = need
 
     def _link_all(self, i: int, sign: int) -> None:
-        """Count all links of tensor `i` (1) or none any more (-1)."""
+        """Count all links of tensor `i` (sign 1), or remove all of them (-1)."""
         for last, need in self._links(i):
             self._count_link(i, last, need, sign)
 
     def _change_source(self, i: int, t: int, *, adding: bool) -> None:
-        """Let stage `t` bring tensor `i` back once more, or once less."""
+        """Add or remove stage `t` as a source of tensor `i`, and update its links."""
         sources, needs = self._sources[i], self._needs[i]
         at = bisect_left(sources, t)
         if adding:
@@ -509,7 +526,7 @@ class PartialSchedule:
             del sources[at]
         after = at + adding
         if after < len(sources) and sources[after] == t:
-            return  # it does so beside this
+            return  # the stage has another source of the tensor
         need = bisect_left(needs, t)
         last = sources[at - 1]
         if need and needs[need - 1] > last:
@@ -524,7 +541,7 @@ class PartialSchedule:
             self._count_link(i, t if adding else last, end, 1)
 
     def _change_need(self, i: int, t: int, *, adding: bool) -> None:
-        """Let one step more of stage `t` read tensor `i`, or one step less."""
+        """Add or remove a step of stage `t` that reads tensor `i`, and update its links."""
         sources, needs = self._sources[i], self._needs[i]
         at = bisect_left(needs, t)
         if adding:
@@ -546,54 +563,54 @@ class PartialSchedule:
             self._count_link(i, last, t, 1 if adding else -1)
 
     def _count_link(self, i: int, last: int, need: int, sign: int) -> None:
-        """Count a link of tensor `i` (1), or count it no longer (-1)."""
-        first = last + 1 if last in self._own[i] else last
+        """Count a link of tensor `i` (sign 1), or remove it (-1)."""
+        first = last + 1 if last in self._always_counting[i] else last
         if first < need:
             size, rows = sign * self.sizes[i], self.row_bytes
             rows[first:need] += size
-            if i in self._saved and first in self._saved[i]:
-                rows[first] += sign * self._saved[i][first] - size
+            if i in self._overwritable_bytes and first in self._overwritable_bytes[i]:
+                rows[first] += sign * self._overwritable_bytes[i][first] - size
             if sign > 0:
-                insort(self.gaps[i], (first, need))
+                insort(self.intervals[i], (first, need))
             else:
-                self.gaps[i].remove((first, need))
+                self.intervals[i].remove((first, need))
         if last >= 0:
-            (self._stays[last].add if sign > 0 else self._stays[last].remove)(i)
-            self._note_change(last)
+            (self._links_from[last].add if sign > 0 else self._links_from[last].remove)(i)
+            self._mark_stale(last)
 
     def _split_link(self, i: int, link: tuple[int, int], t: int, sign: int) -> None:
-        """Let a link of tensor `i` be two, which meet in stage `t` (1), or be one again (-1)."""
-        own, gaps, (last, need) = self._own[i], self.gaps[i], link
+        """Split a link of tensor `i` at stage `t` (sign 1), or merge its two parts (-1)."""
+        own, intervals, (last, need) = self._always_counting[i], self.intervals[i], link
         first = last + 1 if last in own else last
         second = t + 1 if t in own else t
         whole = (first, need)
-        parts = [gap for gap in ((first, t), (second, need)) if gap[0] < gap[1]]
-        at = bisect_left(gaps, whole if sign > 0 else parts[0] if parts else whole)
+        parts = [interval for interval in ((first, t), (second, need)) if interval[0] < interval[1]]
+        at = bisect_left(intervals, whole if sign > 0 else parts[0] if parts else whole)
         if sign > 0:
-            gaps[at : at + 1] = parts
+            intervals[at : at + 1] = parts
         else:
-            gaps[at : at + len(parts)] = [whole]
+            intervals[at : at + len(parts)] = [whole]
         if second > t:
             self.row_bytes[t] -= sign * self.sizes[i]
-        elif i in self._saved and t in self._saved[i]:
-            self.row_bytes[t] += sign * (self._saved[i][t] - self.sizes[i])
-        (self._stays[t].add if sign > 0 else self._stays[t].remove)(i)
-        self._note_change(t)
+        elif i in self._overwritable_bytes and t in self._overwritable_bytes[i]:
+            self.row_bytes[t] += sign * (self._overwritable_bytes[i][t] - self.sizes[i])
+        (self._links_from[t].add if sign > 0 else self._links_from[t].remove)(i)
+        self._mark_stale(t)
 
-    def _note_change(self, t: int) -> None:
-        """Note that the steps of stage `t` must be gone through for its peak."""
-        if t not in self._dirty:
-            self._dirty.add(t)
-            self._peak_log.append((t, -1))
+    def _mark_stale(self, t: int) -> None:
+        """Mark the peak of stage `t` as stale."""
+        if t not in self._stale_stages:
+            self._stale_stages.add(t)
+            self._peak_changes.append((t, -1))
 
     # -- RAM -------------------------------------------------------------------------------------
 
     @property
     def extra_bytes(self) -> NDArray[np.int64]:
-        """Excess of the highest step of each stage beyond `row_bytes` [B]."""
-        for t in self._dirty:
-            self._find_extra(t)
-        self._dirty.clear()
+        """Excess of the highest step of each stage over `row_bytes` [B]."""
+        for t in self._stale_stages:
+            self._update_extra_bytes(t)
+        self._stale_stages.clear()
         return self._extra_bytes
 
     def peaks(self) -> NDArray[np.int64]:
@@ -602,24 +619,24 @@ class PartialSchedule:
 
     def peak(self, t: int) -> int:
         """Return the highest RAM use in stage `t` [B]."""
-        if t in self._dirty:
-            self._find_extra(t)
-            self._dirty.remove(t)
+        if t in self._stale_stages:
+            self._update_extra_bytes(t)
+            self._stale_stages.remove(t)
         return int(self.row_bytes[t] + self._extra_bytes[t])
 
-    def _find_extra(self, t: int) -> None:
-        """Go through the steps of stage `t` for its entry in `extra_bytes`."""
+    def _update_extra_bytes(self, t: int) -> None:
+        """Evaluate the steps of stage `t`, and log its previous excess."""
         check_time_limit()
-        self._peak_log.append((t, int(self._extra_bytes[t])))
+        self._peak_changes.append((t, int(self._extra_bytes[t])))
         self._extra_bytes[t] = self._step_excess(t)
 
     def _step_excess(self, t: int) -> int:
-        """Return by how much the highest step of stage `t` is above its last one [B].
+        """Return the excess of the highest step of stage `t` over its last one [B].
 
-        Both are counted from what is in RAM as the stage begins.
+        Both are computed from the tensors in RAM when the stage begins.
         """
-        again, pages = self.recomputed[t], self.paged_in[t]
-        if not again and not pages:
+        recomputed, pages = self.recomputed[t], self.paged_in[t]
+        if not recomputed and not pages:
             return 0
         graph, node_of = self.working, self.graph.node_of
         sizes, shared = graph.tensor_bytes, graph.shared_bytes_of
@@ -627,16 +644,16 @@ class PartialSchedule:
         for i in pages:
             k = node_of[i]
             page_bytes[k] = page_bytes.get(k, 0) + sizes[i]
-        steps = sorted({*again, *page_bytes, t})
+        steps = sorted({*recomputed, *page_bytes, t})
         last: dict[int, int] = {}
         for k in steps:
-            if k in again or k == t:
-                last.update(self._touched[k])
+            if k in recomputed or k == t:
+                last.update(self._touched_tensors[k])
         for i in pages:
             last[i] = max(node_of[i], last.get(i, -1))
         freed = dict.fromkeys(steps, 0)
         saved: dict[int, int] = {}
-        for i in last.keys() - self._stays[t]:
+        for i in last.keys() - self._links_from[t]:
             k = last[i]
             freed[k] += sizes[i]
             if i in shared[k]:
@@ -646,7 +663,7 @@ class PartialSchedule:
             arriving = page_bytes.get(k, 0)
             ram += arriving
             highest = max(highest, ram)
-            if k in again or k == t:
+            if k in recomputed or k == t:
                 is_there = not self.resident.isdisjoint(graph.outputs_of[k])
                 output_bytes = 0 if is_there else graph.output_bytes[k]
                 step = ram + output_bytes + graph.nodes[k].workspace_bytes - saved.get(k, 0)
@@ -656,16 +673,19 @@ class PartialSchedule:
         return highest - step
 
     def fits(self, limit_bytes: int) -> bool:
-        """Whether every step keeps within a limit."""
+        """Return whether every step is within a limit."""
         return self.excess(limit_bytes) is None
 
     def excess(self, limit_bytes: int) -> tuple[int, int] | None:
-        """Return a stage that is above a limit, with what it uses at least [B]; None without."""
+        """Return a stage above a limit with its RAM use or a lower bound on it [B].
+
+        None without one.
+        """
         rows = self.row_bytes
         fullest = int(rows.argmax())
         if rows[fullest] > limit_bytes:
             return fullest, int(rows[fullest])
-        for t in list(self._dirty):
+        for t in list(self._stale_stages):
             load = self.peak(t)
             if load > limit_bytes:
                 return t, load

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
     from poetmodel.heuristics.restorations import Restoration
 
-_TIE: Final = 1e-4
-"""Weight of energy beside another objective, so that it decides between equals."""
-_TINY: Final = 1e-9
-"""Slack, as a fraction of the whole, that stands for none in a division."""
+TIE_WEIGHT: Final = 1e-4
+"""Weight of energy added to another objective, which breaks ties."""
+MIN_SLACK_RATIO: Final = 1e-9
+"""Fraction of the whole that replaces a slack of 0 in a division."""
 
 
 def price(coefficients: Coefficients, partial: PartialSchedule) -> float:
-    """Return the price of a partial schedule."""
-    nodes = sum(coefficients.compute[k] for again in partial.recomputed for k in again)
+    """Return the sum of the coefficients of a partial schedule's decisions."""
+    nodes = sum(coefficients.compute[k] for recomputed in partial.recomputed for k in recomputed)
     total = nodes + sum(
         count * coefficients.page_in[i] + (0.0 if partial.stored[i] else coefficients.page_out[i])
         for i, count in enumerate(partial.page_ins)
@@ -32,75 +32,82 @@ def price(coefficients: Coefficients, partial: PartialSchedule) -> float:
         for i in partial.graph.state_tensors
         if i not in partial.resident
     )
-    alone = (i for i in partial.paged_out if partial.stored[i] or not partial.page_ins[i])
-    return total + sum(coefficients.page_out[i] for i in alone)
+    page_outs_only = (i for i in partial.paged_out if partial.stored[i] or not partial.page_ins[i])
+    return total + sum(coefficients.page_out[i] for i in page_outs_only)
 
 
 class Score(NamedTuple):
     """Score of a partial schedule; lower is better."""
 
     excess: float
-    """By how much limits are exceeded, as fractions of what they leave, summed: 0 where all are
-    kept."""
+    """Sum of the excesses over limits, as fractions of their slacks: 0 if all limits are met."""
     value: float
-    """The minimized quantity beyond what every schedule pays, in its own unit."""
+    """The minimized quantity minus its baseline, in its own unit."""
 
 
 WORST: Final = Score(float("inf"), float("inf"))
-"""That of no partial schedule."""
+"""Score in place of that of a missing partial schedule."""
 
 
 class PenalizedObjective:
-    """Limits and objective of a problem for a partial schedule that fits into RAM."""
+    """The objective and the limits of a problem, as prices of decisions and scores."""
 
     def __init__(self, problem: Problem) -> None:
+        """Collect the prices of the objective and of the use of limits."""
         self.problem = problem
         objective, energy = problem.objective, problem.energy
         self.objective = objective.coefficients
-        """The minimized quantity; for RAM nothing."""
+        """Coefficients of the minimized quantity; zeros for RAM."""
         self.rows = OwnRows.of(problem)
-        """Own constraints, and what the objective wants; None without."""
+        """Rows of user-defined constraints and rewards; None without either."""
         self.rewards = 0.0 if objective.user_sum is None else objective.user_sum.rewards
-        """Least possible sum of the objective's negative terms, 0 or less."""
-        greedy = [(self.objective, 1 / (abs(objective.baseline) or objective.scale or 1.0))]
+        """Lower bound on the sum of the objective's negative terms, 0 or less."""
+        objective_terms = [
+            (self.objective, 1 / (abs(objective.baseline) or objective.scale or 1.0))
+        ]
         if objective != energy:
-            tie = energy.coefficients
-            greedy.append((tie, _TIE / (energy.baseline or 1.0)))
+            energy_prices = energy.coefficients
+            objective_terms.append((energy_prices, TIE_WEIGHT / (energy.baseline or 1.0)))
         self.limits: list[tuple[Coefficients, float]] = []
-        """Limited quantities beyond what every schedule pays, and how much of each there may be;
-        those of own constraints are in `rows`."""
+        """Limited quantities with their slacks above the baseline; user-defined constraints are in
+        `rows`."""
         penalty = [(self.objective, 0.0)]
         for limit in problem.linear_limits:
             prices, upper = limit.coefficients, limit.upper
             if limit.name != USER_CONSTRAINTS:
                 self.limits.append((prices, upper))
-                penalty.append((prices, 1 / max(upper, _TINY * limit.baseline, _TINY)))
+                penalty.append(
+                    (prices, 1 / max(upper, MIN_SLACK_RATIO * limit.baseline, MIN_SLACK_RATIO))
+                )
         if self.rows is not None:
             rows = self.rows
             for limit, unit, single in zip(rows.limits, rows.units, rows.is_single, strict=True):
-                if not single:  # a single decision is a question of room alone
+                if not single:  # a single decision is either possible or not, without a price
                     added = (tuple(max(0.0, c) for c in column) for column in limit.coefficients)
                     penalty.append((Coefficients(*added), 1 / unit))
         self.is_limited = len(penalty) > 1
-        """Whether the use of limits can be priced."""
-        self._greedy, self._penalty = weighted_sum(*greedy), weighted_sum(*penalty)
+        """Whether the use of any limit has a price."""
+        self._objective_prices, self._penalty_prices = (
+            weighted_sum(*objective_terms),
+            weighted_sum(*penalty),
+        )
 
     def prices(self, penalty: float) -> Coefficients:
-        """Return the score to be greedy about: the objective, and a chosen share of the limits.
+        """Return the prices of decisions: the objective plus the weighted use of limits.
 
-        `penalty` is how much the use of all that the limits leave counts, beside the whole of the
-        objective (the baseline, for energy); infinite to leave the objective out.
+        `penalty` is the weight of using all slack of the limits, relative to the whole objective
+        (the baseline for energy). If it is infinite, the objective only breaks ties.
         """
         if not self.is_limited or penalty == 0:
-            return self._greedy
+            return self._objective_prices
         if penalty == float("inf"):
-            return weighted_sum((self._penalty, 1.0), (self._greedy, _TIE))
-        return weighted_sum((self._greedy, 1.0), (self._penalty, penalty))
+            return weighted_sum((self._penalty_prices, 1.0), (self._objective_prices, TIE_WEIGHT))
+        return weighted_sum((self._objective_prices, 1.0), (self._penalty_prices, penalty))
 
     def balance(self, partial: PartialSchedule) -> float:
         """Return the penalty at which limits weigh as much as the objective."""
-        used = price(self._penalty, partial)
-        return price(self._greedy, partial) / used if used > 0 else 1.0
+        used = price(self._penalty_prices, partial)
+        return price(self._objective_prices, partial) / used if used > 0 else 1.0
 
     def score(self, partial: PartialSchedule) -> Score:
         """Return the score of a partial schedule."""
@@ -116,7 +123,7 @@ class PenalizedObjective:
         return Score(excess, price(self.objective, partial) - self.rewards)
 
     def partial(self, restorations: Iterable[Restoration] = ()) -> PartialSchedule:
-        """Return a partial schedule that counts what it uses of own constraints."""
+        """Return a partial schedule that tracks its use of user-defined constraints."""
         problem = self.problem
         return PartialSchedule(
             problem.graph, restorations, working=problem.working_graph, rows=self.rows

@@ -1,4 +1,4 @@
-"""The cheapest ways to bring tensors back, while a partial schedule stays as it is."""
+"""Recoveries: the cheapest restorations that return a tensor to RAM, while nothing else changes."""
 
 from __future__ import annotations
 
@@ -15,36 +15,39 @@ if TYPE_CHECKING:
 
     from poetmodel.heuristics.partial_schedule import PartialSchedule
 
-LONGEST_CHAIN: Final = 300
-"""Most recomputations one behind the other that bring a tensor back: the longest chain that calls,
-which nest two deep for each, can follow."""
+MAX_CHAIN: Final = 300
+"""Maximum length of a chain of recomputations for one tensor. Each nests two calls, so longer
+chains would exceed the recursion limit."""
 
 
 class Recovery(NamedTuple):
-    """A way to bring a tensor back."""
+    """Restorations that return a tensor to RAM, with their price."""
 
     price: float
     restorations: tuple[Restoration, ...]
 
 
 class RecoveryRules(Protocol):
-    """Prices of restorations, and what is allowed, while a partial schedule stays as it is."""
+    """Prices and limits of restorations, for a fixed partial schedule."""
 
     partial: PartialSchedule
     limit_bytes: int
-    """RAM that every step keeps within [B]."""
+    """RAM limit of every step [B]."""
     paged_only: set[int]
-    """Stages in which nothing is recomputed."""
+    """Stages without recomputations."""
 
     @property
     def recompute_prices(self) -> Sequence[float]:
-        """The price of computing each node again, infinite where it may not be."""
+        """The price of recomputing each node; infinite if that is forbidden."""
 
     def page_in(self, i: int) -> tuple[float, int]:
-        """Return the price of a page-in of tensor `i`, and the last stage for it; -1 for none."""
+        """Return the price of a page-in of tensor `i` and its last possible stage.
 
-    def has_room_for(self, restoration: Restoration) -> bool:
-        """Return whether own constraints, storage and state have room for a restoration."""
+        -1 if none is possible.
+        """
+
+    def fits_limits(self, restoration: Restoration) -> bool:
+        """Return whether user-defined constraints, storage and state permit a restoration."""
 
 
 class Recoveries:
@@ -53,14 +56,15 @@ class Recoveries:
     Parameters
     ----------
     rules : RecoveryRules
-        Prices, limits and the partial schedule; a `poetmodel.heuristics.repair.Repair` has them.
-    relieved : int
-        The stage that is relieved; what is computed again for it must be so after it. -1 for none.
+        Prices, limits and the partial schedule, such as a `poetmodel.heuristics.repair.Repair`.
+    relieved_stage : int
+        The stage to relieve; recomputations for it happen after it. -1 for none.
     """
 
-    def __init__(self, rules: RecoveryRules, relieved: int = -1) -> None:
+    def __init__(self, rules: RecoveryRules, relieved_stage: int = -1) -> None:
+        """Read the prices and the present peaks; recoveries are computed on demand."""
         self.rules = rules
-        self.relieved = relieved
+        self.relieved_stage = relieved_stage
         self.partial = rules.partial
         self.limit_bytes = rules.limit_bytes
         self._compute_prices = rules.recompute_prices
@@ -69,98 +73,105 @@ class Recoveries:
         self._inputs_of = self.partial.working.inputs_of
         self._has_rows = self.partial.rows is not None
         self._peaks = self.partial.peaks()
-        self._known: dict[tuple[int, int], tuple[Recovery | None, float]] = {}
-        """Cheapest recoveries; without one, below which price there is none."""
+        self._cache: dict[tuple[int, int], tuple[Recovery | None, float]] = {}
+        """By (tensor, stage): the cheapest recovery, or None and the price below which there is
+        none."""
         self._page_ins: dict[int, tuple[float, int]] = {}
-        """Price of a page-in of each tensor, and the last stage that may have it; -1 for none."""
-        self._at_hand: dict[tuple[int, int], bool] = {}
-        self._full: dict[int, list[int]] = {}
-        """For each size the stages that have no room for as much more."""
+        """By tensor: the price of a page-in and its last possible stage; -1 for none."""
+        self._readable: dict[tuple[int, int], bool] = {}
+        self._full_stages: dict[int, list[int]] = {}
+        """By size: the stages in which that many more bytes exceed the limit."""
 
-    def cheapest(self, i: int, t: int, chain: int, most: float) -> Recovery | None:
-        """Return the cheapest way to have tensor `i` in stage `t` again, below a price `most`.
+    def cheapest(self, i: int, t: int, chain: int, max_price: float) -> Recovery | None:
+        """Return the cheapest recovery of tensor `i` for stage `t` below `max_price`.
 
-        None if there is none with at most `chain` recomputations one behind the other.
+        None if there is none with a chain of at most `chain` recomputations.
         """
-        known, floor = self._known.get((i, t), (None, -1.0))
-        if known is None and floor < most:
-            known = self._search(i, t, chain, most)
-            self._known[i, t] = known, most
-        return known if known is not None and known.price < most else None
+        recovery, floor = self._cache.get((i, t), (None, -1.0))
+        if recovery is None and floor < max_price:
+            recovery = self._find_cheapest(i, t, chain, max_price)
+            self._cache[i, t] = recovery, max_price
+        return recovery if recovery is not None and recovery.price < max_price else None
 
     def price_range(self, i: int, t: int) -> tuple[float, float]:
-        """Return the least price of a way to have tensor `i` in stage `t` again, and the most.
+        """Return a lower and an upper bound on the price of tensor `i` in stage `t`.
 
-        The most is that of a page-in. Infinite if there is no way, or no page-in.
+        The upper bound is the price of a page-in. Infinite if there is no recovery, or no page-in.
         """
         page_in, last = self._page_in(i)
-        most = math.inf if t > last else page_in
-        return min(most, self._compute_prices[self._node_of[i]]), most
+        max_price = math.inf if t > last else page_in
+        return min(max_price, self._compute_prices[self._node_of[i]]), max_price
 
     def _page_in(self, i: int) -> tuple[float, int]:
-        """Return the price of a page-in of tensor `i`, and the last stage that may have it."""
+        """Return the cached price of a page-in of tensor `i` and its last possible stage."""
         page_in = self._page_ins.get(i)
         if page_in is None:
             page_in = self._page_ins[i] = self.rules.page_in(i)
         return page_in
 
-    def _search(self, i: int, t: int, chain: int, most: float) -> Recovery | None:
+    def _find_cheapest(self, i: int, t: int, chain: int, max_price: float) -> Recovery | None:
+        """Return the cheaper of a recomputation and a page-in of tensor `i`.
+
+        None if neither is possible.
+        """
         k = self._node_of[i]
         price, last = self._page_in(i)
         if t > last:
             price = math.inf
-        most = min(most, price)
-        again: Recovery | None = None
-        if self._compute_prices[k] < most and chain:
+        max_price = min(max_price, price)
+        recomputation_plan: Recovery | None = None
+        if self._compute_prices[k] < max_price and chain:
             stage = t if t <= self._last_stages[k] else self._last_stage(i, t)
             if stage >= 0 and stage not in self.rules.paged_only:
-                again = self.recomputation(k, stage, chain, most)
-        if again is not None and again.price < price:
-            return again
+                recomputation_plan = self.recomputation(k, stage, chain, max_price)
+        if recomputation_plan is not None and recomputation_plan.price < price:
+            return recomputation_plan
         return Recovery(price, (Restoration(t, i, PAGE_IN),)) if t <= last else None
 
     def _last_stage(self, i: int, t: int) -> int:
-        """Return the stage before `t` in which tensor `i` may be computed again for a step of `t`.
+        """Return the last stage before `t` in which tensor `i` can be recomputed and kept for `t`.
 
-        What its node reads is replaced by then: it is the last stage before, from which there is
-        room to keep it; -1 where there is none.
+        Used if the state that its node reads is replaced before `t`. -1 if there is no such stage.
         """
         partial = self.partial
         last = self._last_stages[self._node_of[i]]
-        if last <= self.relieved or last < partial.kept_from(i, t):
+        if last <= self.relieved_stage or last < partial.first_keeping_stage(i, t):
             return -1
         if partial.is_available(i, t):
-            return last  # kept over the stage that is relieved, so that all after it count it
-        return last if self._has_room(last, t, partial.sizes[i]) else -1
+            return last  # kept across the relieved stage, so later stages count the tensor already
+        return last if self._fits_in_stages(last, t, partial.sizes[i]) else -1
 
-    def recomputation(self, k: int, t: int, chain: int, most: float) -> Recovery | None:
-        """Return the way to recompute node `k` in stage `t`; None if there is none below `most`.
+    def recomputation(self, k: int, t: int, chain: int, max_price: float) -> Recovery | None:
+        """Return the recovery that recomputes node `k` in stage `t`.
 
-        What is missing of its inputs comes back before.
+        None if none is below `max_price`.
+
+        Inputs that are not in RAM are restored first.
         """
-        again = Restoration(t, k, RECOMPUTE)
-        if self._has_rows and not self.rules.has_room_for(again):
+        recomputation_plan = Restoration(t, k, RECOMPUTE)
+        if self._has_rows and not self.rules.fits_limits(recomputation_plan):
             return None
         total = self._compute_prices[k]
-        parts: tuple[Restoration, ...] = ()
+        restorations: tuple[Restoration, ...] = ()
         for p in self._inputs_of[k]:
             key = (p, t)
-            at_hand = self._at_hand.get(key)
-            if at_hand is None:
-                at_hand = self._at_hand[key] = self.is_at_hand(p, t)
-            if at_hand:
+            can_read = self._readable.get(key)
+            if can_read is None:
+                can_read = self._readable[key] = self.is_readable(p, t)
+            if can_read:
                 continue
-            recovery = self.cheapest(p, t, chain - 1, most - total)
+            recovery = self.cheapest(p, t, chain - 1, max_price - total)
             if recovery is None:
                 return None
             total += recovery.price
-            parts += recovery.restorations
-        return Recovery(total, tuple(dict.fromkeys((*parts, again))))
+            restorations += recovery.restorations
+        return Recovery(total, tuple(dict.fromkeys((*restorations, recomputation_plan))))
 
-    def is_at_hand(self, p: int, t: int) -> bool:
+    def is_readable(self, p: int, t: int) -> bool:
         """Return whether a step of stage `t` can read tensor `p` without a restoration.
 
-        It is in RAM, or every stage from the last one that has it has room to keep it.
+        It can if the tensor is in RAM, or if every stage since the last one with the tensor can
+        keep it.
         """
         sources, needs = self.partial.links_of(p)
         before = bisect_right(sources, t)
@@ -177,13 +188,13 @@ class Recoveries:
             if int(self._peaks[first]) + saved > self.limit_bytes:
                 return False
             first += 1
-        return self._has_room(first, t, self.partial.sizes[p])
+        return self._fits_in_stages(first, t, self.partial.sizes[p])
 
-    def _has_room(self, first: int, end: int, size_bytes: int) -> bool:
-        """Return whether all stages from `first` until before `end` have room for so much more."""
-        full = self._full.get(size_bytes)
-        if full is None:
-            full = np.flatnonzero(self._peaks > self.limit_bytes - size_bytes).tolist()
-            self._full[size_bytes] = full
-        at = bisect_left(full, first)
-        return at == len(full) or full[at] >= end
+    def _fits_in_stages(self, first: int, end: int, size_bytes: int) -> bool:
+        """Return whether `size_bytes` more fit in all stages from `first` until before `end`."""
+        full_stages = self._full_stages.get(size_bytes)
+        if full_stages is None:
+            full_stages = np.flatnonzero(self._peaks > self.limit_bytes - size_bytes).tolist()
+            self._full_stages[size_bytes] = full_stages
+        at = bisect_left(full_stages, first)
+        return at == len(full_stages) or full_stages[at] >= end

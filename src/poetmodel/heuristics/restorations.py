@@ -1,4 +1,4 @@
-"""Restorations of a tensor: one recomputation or page-in each."""
+"""Restorations: single decisions to recompute a node or to page a tensor."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ class RestorationKind(StrEnum):
     PAGE_IN = "page_in"
     """The tensor is paged in."""
     PAGE_OUT = "page_out"
-    """The tensor is paged out for its own sake, in the stage that makes it."""
+    """The tensor is paged out after its first computation, without a page-in that needs it."""
     STORAGE_HOME = "storage_home"
-    """The tensor, which is state, has its home on storage; the stage is that of its node."""
+    """The state tensor has its home on storage; the stage is that of its node."""
     RECOMPUTE = "recompute"
     """The node is recomputed."""
 
-    __hash__ = str.__hash__  # restorations are hashed often, and that of members takes a call
+    __hash__ = str.__hash__  # restorations are hashed often, and `Enum.__hash__` is slower
 
 
 PAGE_IN, PAGE_OUT, STORAGE_HOME, RECOMPUTE = RestorationKind
 
 
 class Restoration(NamedTuple):
-    """One recomputation or page-in, a page-out that serves none, or a home on storage for state."""
+    """One recomputation or page-in, a page-out without page-ins, or a home of state on storage."""
 
     stage: int
     item: int
-    """The node that is recomputed, or else the tensor."""
+    """The recomputed node, or the tensor for other kinds."""
     kind: RestorationKind
 
     @classmethod
     def at_its_node(cls, graph: Graph, i: int, kind: RestorationKind) -> Self:
-        """Return the page-out, or the home on storage, of tensor `i`."""
+        """Return the page-out or the home on storage of tensor `i`, in the stage of its node."""
         return cls(graph.node_of[i], i, kind)
 
 
 def restorations_of(graph: Graph, schedule: Schedule) -> list[Restoration]:
-    """Return all recomputations, page-ins, homes on storage and page-outs without page-ins.
+    """Return the restorations of a schedule, page-outs with page-ins excluded.
 
-    What is written back in place of state is part of its home.
+    The page-out of a replacement belongs to the home of its state.
     """
-    out = {i for _, i in schedule.M_out} - {i for _, i in schedule.M_in}
-    out.difference_update(graph.state_of)
+    paged_out_only = {i for _, i in schedule.M_out} - {i for _, i in schedule.M_in}
+    paged_out_only.difference_update(graph.state_of)
     on_storage = sorted(set(graph.state_tensors).difference(schedule.resident))
     return [
         *(Restoration(t, k, RECOMPUTE) for t, k in schedule.R if k < t),
         *(Restoration(t, i, PAGE_IN) for t, i in schedule.M_in),
         *(Restoration.at_its_node(graph, i, STORAGE_HOME) for i in on_storage),
-        *(Restoration.at_its_node(graph, i, PAGE_OUT) for i in sorted(out)),
+        *(Restoration.at_its_node(graph, i, PAGE_OUT) for i in sorted(paged_out_only)),
     ]

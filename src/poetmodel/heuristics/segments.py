@@ -1,9 +1,9 @@
 """Checkpoints between segments of the forward pass, for graphs of thousands of equal steps.
 
-A recurrence that is unrolled over time has a chain of thousands of nodes. Repair, which recomputes
-tensor by tensor, takes long on it and ends far from the least RAM. Here the forward pass is cut
-into segments: what later segments read is kept, and the rest of a segment is recomputed at once
-when the backward pass first reads of it.
+An unrolled recurrence is a chain of thousands of nodes. Repair of such a chain, which recomputes
+tensor by tensor, is slow and ends far above the minimum RAM. Here the forward pass is divided into
+segments. The tensors that later segments read are kept. All other tensors of a segment are
+recomputed together, when the backward pass first reads one of them.
 
 References
 ----------
@@ -33,27 +33,26 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 MIN_NODES: Final = 200
-"""Smallest graph that is cut into segments [nodes]; repair of smaller ones is quick and better."""
+"""Smallest graph that is divided [nodes]; repair of smaller graphs is fast and better."""
 REPAIR_TIME_RATIO: Final = 4.0
-"""Time for repairs of segments, as a multiple of the time that making all segments took."""
+"""Time for repairs, as a multiple of the time for all segmentations."""
 SEARCH_TIME_RATIO: Final = 0.5
-"""Share of the time that is left after which the best segments are taken. The rest is for the
-schedule, which takes as long as several segmentations on graphs of ten thousand nodes."""
+"""Fraction of the remaining time for the search over segmentations. The rest is for the schedule,
+which takes as long as several segmentations on graphs of ten thousand nodes."""
 MAX_PEAKS: Final = 8
-"""Peaks tried by bisection where the least is wanted."""
+"""Number of peaks tried by bisection if RAM is minimized."""
 MAX_SEGMENTS: Final = 256
-"""Highest number of segments that is tried."""
+"""Maximum number of segments."""
 FIRST_SEGMENTS_LOG2: Final = 4
-"""Binary logarithm of the number that is tried first."""
-_REACH: Final = 0.25
-"""How far a cut may lie from equal sizes, in sizes of a segment."""
+"""Binary logarithm of the first number of segments."""
+CUT_RANGE_RATIO: Final = 0.25
+"""Maximum distance of a cut from equal segments, as a fraction of a segment's size."""
 
 
 def checkpoint_segments(problem: Problem) -> Schedule | None:
-    """Return the best schedule by segments that keeps every limit.
+    """Return the best schedule by segments that meets every limit, after repair.
 
     None if there is none, if the graph is small, or if keep-all fits and RAM is not minimized.
-    Repair then brings it below the limit, or recomputes less of it.
     """
     keep_all_bytes = checkpoint_all_peak_bytes(problem.graph)
     fits = keep_all_bytes <= problem.usable_ram_bytes and problem.objective.is_sum
@@ -70,34 +69,36 @@ def checkpoint_segments(problem: Problem) -> Schedule | None:
 
 
 class _SegmentSearch:
-    """Tries numbers of segments, and repairs the best of them."""
+    """The search over numbers of segments, and the repair of the best segmentation."""
 
     def __init__(self, problem: Problem, keep_all_bytes: int) -> None:
+        """Begin without a schedule, with the peak of keep-all as the lowest."""
         self.problem = problem
         self.objective = PenalizedObjective(problem)
         self.best: PartialSchedule | None = None
         self.score = WORST
         self.lowest: list[Restoration] = []
-        """Recomputations of the lowest peak."""
+        """Recomputations with the smallest peak."""
         self.lowest_bytes = keep_all_bytes
         self.until_s = math.inf
 
     def run(self) -> None:
-        begun_s = now_s()
+        """Evaluate all segmentations, and repair the best, or the one with the smallest peak."""
+        started_s = now_s()
         for restorations in _segmentations(self.problem):
-            self._take(self.objective.partial(restorations))
+            self._store_if_best(self.objective.partial(restorations))
         if not self.lowest:
             return
         ended_s = now_s()
-        self.until_s = ended_s + REPAIR_TIME_RATIO * (ended_s - begun_s)
+        self.until_s = ended_s + REPAIR_TIME_RATIO * (ended_s - started_s)
         if not self.problem.objective.is_sum:
-            self._lower_peak()
+            self._minimize_peak()
         else:
             start = self.lowest if self.best is None else self.best.restorations()
             self._repair(start, self.problem.usable_ram_bytes)
 
-    def _take(self, partial: PartialSchedule) -> None:
-        """Keep a schedule if it is the best within all limits, or has the lowest peak."""
+    def _store_if_best(self, partial: PartialSchedule) -> None:
+        """Store a schedule if it is the best within all limits, or has the smallest peak."""
         peak_bytes, score = int(partial.peaks().max()), self.objective.score(partial)
         if peak_bytes < self.lowest_bytes:
             self.lowest, self.lowest_bytes = partial.restorations(), peak_bytes
@@ -106,19 +107,19 @@ class _SegmentSearch:
             self.best, self.score = partial, score
 
     def _repair(self, start: list[Restoration], limit_bytes: int) -> bool:
-        """Bring a schedule within a limit; return whether that was possible in time."""
+        """Repair a schedule to fit within a limit; return whether it fits before the time ends."""
         partial = self.objective.partial(start)
         prices = self.objective.prices(0.0)
         repair = Repair(self.problem, partial, prices, limit_bytes, until_s=self.until_s)
         is_fit = repair.fit()
         if is_fit and self.problem.objective.is_sum:
-            repair.drop_needless()
+            repair.drop_unneeded()
         if is_fit:
-            self._take(partial)
+            self._store_if_best(partial)
         return is_fit
 
-    def _lower_peak(self) -> None:
-        """Bisect for the least peak."""
+    def _minimize_peak(self) -> None:
+        """Bisect for the smallest peak."""
         low = self.problem.floor.bytes
         for _ in range(MAX_PEAKS):
             if low >= self.lowest_bytes or now_s() > self.until_s:
@@ -131,8 +132,8 @@ class _SegmentSearch:
 def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
     """Yield the recomputations of 16, 8, 32, 4, ... segments; none without a backward pass.
 
-    They keep the rules of execution; whether they keep the limits is not checked. The numbers that
-    are best most often come first, in case that time ends.
+    They obey the rules of execution, but may exceed limits. The numbers that are best most often
+    come first.
     """
     graph = problem.graph
     forward_count = next(
@@ -143,17 +144,18 @@ def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
     powers = range(1, min(MAX_SEGMENTS, forward_count).bit_length())
     for power in sorted(powers, key=lambda power: abs(power - FIRST_SEGMENTS_LOG2)):
         check_time_limit()
-        cuts = _cuts(problem, forward_count, 2**power)
-        yield _recomputations(problem, [0, *cuts, forward_count])
+        cuts = _segment_starts(problem, forward_count, 2**power)
+        yield _segment_recomputations(problem, [0, *cuts, forward_count])
 
 
-def _cuts(problem: Problem, forward_count: int, count: int) -> list[int]:
-    """Return the first nodes of all segments but the first one, ascending.
+def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[int]:
+    """Return the first node of each segment except the first one, ascending.
 
-    Segments make nearly equal bytes each; a cut is where the fewest bytes cross it nearby.
+    Segments produce nearly equal bytes. Each cut is where the fewest bytes cross it near an equal
+    division.
     """
     graph = problem.graph
-    made = [0, *accumulate(graph.output_bytes[:forward_count])]
+    produced_bytes = [0, *accumulate(graph.output_bytes[:forward_count])]
     change = [0] * (forward_count + 1)
     for i, size in enumerate(graph.tensor_bytes):
         readers = [k for k in graph.users_of[i] if k < forward_count]
@@ -163,18 +165,23 @@ def _cuts(problem: Problem, forward_count: int, count: int) -> list[int]:
     crossing = list(accumulate(change))
     cuts: list[int] = []
     for number in range(1, count):
-        wanted, reach = made[-1] * number / count, _REACH * made[-1] / count
-        first = bisect_left(made, wanted - reach)
-        last = min(max(bisect_right(made, wanted + reach), first + 1), forward_count)
-        near = [(crossing[k], abs(made[k] - wanted), k) for k in range(first, last)]
+        target_bytes, range_bytes = (
+            produced_bytes[-1] * number / count,
+            CUT_RANGE_RATIO * produced_bytes[-1] / count,
+        )
+        first = bisect_left(produced_bytes, target_bytes - range_bytes)
+        last = min(
+            max(bisect_right(produced_bytes, target_bytes + range_bytes), first + 1), forward_count
+        )
+        near = [(crossing[k], abs(produced_bytes[k] - target_bytes), k) for k in range(first, last)]
         cut = min(near)[2] if near else 0
         if cut > (cuts[-1] if cuts else 0):
             cuts.append(cut)
     return cuts
 
 
-def _recomputations(problem: Problem, bounds: list[int]) -> list[Restoration]:
-    """Return what the backward pass recomputes of segments between `bounds`, but the last one."""
+def _segment_recomputations(problem: Problem, bounds: list[int]) -> list[Restoration]:
+    """Return the recomputations of all segments between `bounds` except the last one."""
     graph = problem.graph
     segment_of = [s for s, (a, b) in enumerate(pairwise(bounds)) for _ in range(a, b)]
     forward_count, last = len(segment_of), len(bounds) - 2
@@ -183,29 +190,29 @@ def _recomputations(problem: Problem, bounds: list[int]) -> list[Restoration]:
         and any(segment_of[u] != segment_of[k] for u in users if u < forward_count)
         for k, users in zip(graph.node_of, graph.users_of, strict=True)
     ]
-    stages: list[int | None] = [None] * last
-    """Where the backward pass first reads what a segment does not keep."""
-    read: list[list[int]] = [[] for _ in range(last)]
+    first_reads: list[int | None] = [None] * last
+    """First stage of the backward pass that reads a tensor which the segment does not keep."""
+    read_nodes: list[list[int]] = [[] for _ in range(last)]
     for t in range(forward_count, len(graph.nodes)):
         for i in graph.inputs_of[t]:
             k = graph.node_of[i]
             if k < bounds[last] and not crosses[i] and problem.may_recompute(k):
                 s = segment_of[k]
-                stages[s] = t if stages[s] is None else stages[s]
-                read[s].append(k)
+                first_reads[s] = t if first_reads[s] is None else first_reads[s]
+                read_nodes[s].append(k)
     found: list[Restoration] = []
-    for stage, pending in zip(stages, read, strict=True):
-        again: set[int] = set()
+    for stage, pending in zip(first_reads, read_nodes, strict=True):
+        recomputed: set[int] = set()
         while stage is not None and pending:
             k = pending.pop()
-            if k in again or stage > graph.last_stages[k]:
+            if k in recomputed or stage > graph.last_stages[k]:
                 continue
-            again.add(k)
+            recomputed.add(k)
             pending += [
                 j
                 for i in graph.inputs_of[k]
                 for j in (graph.node_of[i],)
                 if not crosses[i] and problem.may_recompute(j) and segment_of[j] == segment_of[k]
             ]
-        found += [Restoration(stage, k, RECOMPUTE) for k in sorted(again) if stage is not None]
+        found += [Restoration(stage, k, RECOMPUTE) for k in sorted(recomputed) if stage is not None]
     return found

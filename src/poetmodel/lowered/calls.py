@@ -1,4 +1,4 @@
-"""Calls of kernels: their arguments, and the buffers and tensors that they name."""
+"""Kernel calls: their arguments, and the buffers and tensors that these refer to."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WORKSPACE: Final = "@workspace"
-"""The buffer that stands for the workspace of the node that names it."""
+"""The buffer name that represents the workspace of the calling node."""
 
 
 class DataType(StrEnum):
-    """The types of elements in exported code."""
+    """Element types of exported code."""
 
     REAL = "real"
-    """``pm_real``: float, or double in the build that checks."""
+    """``pm_real``: float, or double in the build for checks."""
     INT32 = "int32"
     UINT8 = "uint8"
-    """Truth values, and bytes."""
+    """Truth values and bytes."""
     INT8 = "int8"
-    """What is quantized: see ``pm_q8.h``."""
+    """Quantized values, as in ``pm_q8.h``."""
 
     @property
     def itemsize(self) -> int:
@@ -32,7 +32,7 @@ class DataType(StrEnum):
 
     @property
     def stored(self) -> str:
-        """How NumPy names it in files: little-endian, in the size of the build for the device."""
+        """NumPy type in files: little-endian, in the size of the build for the device."""
         return {
             DataType.REAL: "<f4",
             DataType.INT32: "<i4",
@@ -42,7 +42,7 @@ class DataType(StrEnum):
 
     @property
     def c_name(self) -> str:
-        """How C names it."""
+        """The type's name in C."""
         return {
             DataType.REAL: "pm_real",
             DataType.INT32: "int32_t",
@@ -53,29 +53,29 @@ class DataType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A pointer into a buffer."""
+    """A pointer to an element of a buffer."""
 
     buffer: str
     offset: int = 0
-    """Which element it points to."""
+    """Index of the element."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledLearningRate:
-    """The learning rate that the step is called with, times a number."""
+    """The learning rate argument of the step, times a factor."""
 
     factor: float = 1.0
 
 
 Argument: TypeAlias = Ref | ScaledLearningRate | int | float | tuple[int, ...]
-"""What a kernel takes: a pointer, a number, or a list of sizes or strides."""
+"""An argument of a kernel: a pointer, a number, or a list of sizes or strides."""
 
 
 class ConvolutionSizes(NamedTuple):
-    """The list of sizes that kernels of convolutions take: ``shape`` of ``pm_conv.h``."""
+    """The list of sizes of a convolution kernel: ``shape`` in ``pm_conv.h``."""
 
     channels: int
-    """Of the input."""
+    """Channels of the input."""
     height: int
     width: int
     results: int
@@ -92,7 +92,8 @@ class ConvolutionSizes(NamedTuple):
     dilation_across: int
     groups: int
     filter: int = 0
-    """Elements of the weights from one output channel to the next; 0 where there are no others."""
+    """Elements of the weights from one output channel to the next; 0 if the weights have a dense
+    layout."""
 
     @property
     def group_channels(self) -> int:
@@ -106,12 +107,12 @@ class ConvolutionSizes(NamedTuple):
 
     @property
     def plane(self) -> int:
-        """Elements of a channel of the input."""
+        """Elements of an input channel."""
         return self.height * self.width
 
     @property
     def out_plane(self) -> int:
-        """Elements of a channel of the output."""
+        """Elements of an output channel."""
         return self.out_height * self.out_width
 
     @property
@@ -121,14 +122,14 @@ class ConvolutionSizes(NamedTuple):
 
     @property
     def directions(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Size, places, window, stride, padding and dilation: down, and across."""
+        """Input size, output size, window, stride, padding, dilation: by axis, vertical first."""
         spatial = self[1:3] + self[4:14]
         return spatial[::2], spatial[1::2]
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """That an integer is a number."""
+    """The condition that an integer counter equals a value."""
 
     counter: Ref
     value: int
@@ -139,22 +140,22 @@ class Call:
     """One call of a kernel."""
 
     kernel: str
-    """The name of a function, and of the file in ``c/kernels`` that has it."""
+    """Name of the C function, and of its file in ``c/kernels``."""
     arguments: tuple[Argument, ...]
     where: Condition | None = None
-    """When it is made; None where it always is."""
+    """The condition of the call; None if it is unconditional."""
     within: tuple[int, int] | None = None
-    """From where on, and below what, the indices must be that it goes by; None where it has none,
-    or where they always are."""
+    """Lower and exclusive upper limit of the indices that the kernel reads; None if it reads none,
+    or if they are always in range."""
 
     @property
     def buffers(self) -> tuple[str, ...]:
-        """The buffers that it names, each once."""
+        """The buffers in the arguments and the condition, each once."""
         named = [a.buffer for a in self.arguments if isinstance(a, Ref)]
         return tuple(dict.fromkeys([*named, *([self.where.counter.buffer] if self.where else [])]))
 
-    def renamed(self, names: Mapping[str, str]) -> Call:
-        """Return the call with pointers to other buffers, which have these names."""
+    def with_buffers(self, names: Mapping[str, str]) -> Call:
+        """Return the call with buffers replaced by `names`, except in its condition."""
         arguments = (
             Ref(names.get(a.buffer, a.buffer), a.offset) if isinstance(a, Ref) else a
             for a in self.arguments
@@ -164,7 +165,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """Elements of one type that lie one after the other."""
+    """Contiguous elements of one type."""
 
     elements: int
     type: DataType
@@ -177,17 +178,17 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedTensor:
-    """A tensor that users see by name: an input, a state tensor, a gradient."""
+    """A tensor that users access by name: an input, a state tensor, a gradient."""
 
     name: str
     shape: tuple[int, ...]
     type: DataType
     pieces: tuple[Ref, ...]
-    """Where it is, in the order of its elements: one buffer, or one for each tile."""
+    """Pointers to its elements in order: one buffer, or one for each tile."""
     strides: tuple[int, ...] | None = None
-    """Steps of its dimensions in its only piece [elements]; None where it lies in order."""
+    """Strides in its only piece [elements]; None for a dense layout."""
 
     @property
     def elements(self) -> int:
-        """Number of its elements."""
+        """Number of elements."""
         return math.prod(self.shape)

@@ -1,7 +1,7 @@
-"""Gradients of weights and their updates in one node, where nothing else reads the gradient.
+"""Fusion of weight gradients with their updates, if no other node reads the gradient.
 
-The gradient is no tensor then: each of its elements is summed in a register and goes into the
-weight, with the bits of two nodes.
+The gradient is then no tensor: each element is summed in a register and applied to the weight. The
+result is bitwise equal to that of two nodes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, Ref
-from poetmodel.lowered.kernels import changed, parameter_names
+from poetmodel.lowered.kernels import parameter_names, written_refs
 from poetmodel.lowered.loops import named_arguments
 
 if TYPE_CHECKING:
@@ -21,62 +21,66 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 UPDATE_FLOPS: Final = 2
-"""Of an element: the product with the rate, and the difference."""
+"""FLOP of an update per element: the product with the rate, and the difference."""
 FUSED: Final = {
     "pm_mm": "pm_mm_sgd",
     "pm_conv2d_dw": "pm_conv2d_dw_sgd",
     "pm_depthwise_dw": "pm_depthwise_dw_sgd",
 }
-"""Kernels that make gradients of weights, and those that update the weights too."""
+"""Kernels of weight gradients, each with the kernel that also updates the weights."""
 QUANTIZED: Final = ("pm_q8_pointwise_dw", "pm_q8_conv2d_dw", "pm_q8_depthwise_dw")
-"""Kernels that make gradients of int8 weights, which lie as these do."""
+"""Kernels of int8 weight gradients, whose gradients have the layout of the weights."""
 QUANTIZED_UPDATES: Final = {"pm_q8_sgd": ("w", "residual"), "pm_q8_stochastic": ("w",)}
-"""Kernels that update int8 weights by a gradient in memory, and the state that they begin with."""
+"""Kernels that update int8 weights by a gradient in memory, with their first parameters, the
+state."""
 QUANTIZED_FUSED: Final = {
     (kernel, update): f"{kernel}_{update.removeprefix('pm_q8_')}"
     for kernel in QUANTIZED
     for update in QUANTIZED_UPDATES
 }
-"""Kernels that do both."""
-_PARTS: Final = {fused: kernel for kernel, fused in FUSED.items()}
-_QUANTIZED_PARTS: Final = {fused: pair for pair, fused in QUANTIZED_FUSED.items()}
+"""Kernels that compute an int8 gradient and update the weights, by the two kernels that they
+replace."""
+_SEPARATE_KERNELS: Final = {fused: kernel for kernel, fused in FUSED.items()}
+_QUANTIZED_SEPARATE_KERNELS: Final = {fused: pair for pair, fused in QUANTIZED_FUSED.items()}
 _NOT_SIZES: Final = 4
-"""Parameters of a kernel of `QUANTIZED` that are not sizes, scales or zeros: pointers, count."""
+"""Number of parameters of a kernel of `QUANTIZED` that are no sizes, scales or zero points:
+pointers and count."""
 
 
-def fused(step: LoweredStep) -> LoweredStep:
-    """Return a step in which the update of a weight by SGD makes its gradient, where it can.
+def fuse_updates(step: LoweredStep) -> LoweredStep:
+    """Return a step in which each SGD update computes its weight gradient, if it can.
 
-    The weight is that of a product of matrices or of a convolution, its gradient one call that
-    only the update reads. The joined node is where the update was: what the gradient is made of
-    stays to then. A convolution's is joined where the gradient takes as much as each tensor that it
-    is made of: a stage less leaves less room for recomputing, which computes a node once a stage.
-    Gradients of int8 weights are four times as large as these: they are always joined.
+    The weight is that of a matrix product or a convolution, and its gradient is one call that only
+    the update reads. The fused node has the position of the update, so the gradient's operands stay
+    in memory until then. For convolutions, this is done only if the gradient is at least as large
+    as each operand. Otherwise it would only remove a stage, and with it an opportunity to
+    recompute, since a stage computes a node once. Gradients of int8 weights are four times as large
+    as the weights and always fused.
     """
-    makers = dict(_pairs(step))
-    if not makers:
+    gradient_nodes = dict(_fusible_pairs(step))
+    if not gradient_nodes:
         return step
-    graph, gone = step.graph, set(makers.values())
+    graph, removed_nodes = step.graph, set(gradient_nodes.values())
     nodes: list[Node] = []
     calls: list[tuple[Call, ...]] = []
     for k, node in enumerate(graph.nodes):
-        if k in gone:
+        if k in removed_nodes:
             continue
-        if k in makers:
-            maker = graph.nodes[makers[k]]
-            gradient = maker.outputs[0].name
-            others = (name for name in node.inputs if name != gradient)
+        if k in gradient_nodes:
+            gradient_node = graph.nodes[gradient_nodes[k]]
+            gradient = gradient_node.outputs[0].name
+            further_inputs = (name for name in node.inputs if name != gradient)
             node = replace(  # noqa: PLW2901 - the node that takes its place
                 node,
-                inputs=tuple(dict.fromkeys((*maker.inputs, *others))),
-                flops=maker.flops + node.flops,
+                inputs=tuple(dict.fromkeys((*gradient_node.inputs, *further_inputs))),
+                flops=gradient_node.flops + node.flops,
                 bytes_moved=None,
             )
-            calls.append((_joined(step, makers[k], k),))
+            calls.append((_fused_call(step, gradient_nodes[k], k),))
         else:
             calls.append(step.calls[k])
         nodes.append(node)
-    gradients = {graph.nodes[k].outputs[0].name for k in gone}
+    gradients = {graph.nodes[k].outputs[0].name for k in removed_nodes}
     return step.with_nodes(
         nodes,
         calls,
@@ -84,70 +88,76 @@ def fused(step: LoweredStep) -> LoweredStep:
     )
 
 
-def parted(step: LoweredStep) -> LoweredStep:
-    """Return a step in which each gradient is a tensor again, made right before its update.
+def split_fused_updates(step: LoweredStep) -> LoweredStep:
+    """Return a step in which each gradient is computed as a tensor right before its update.
 
-    So that weights can be split, with their gradients: what was parted is fused again then.
+    This permits dividing weights together with their gradients. The pieces can be fused again.
     """
     nodes: list[Node] = []
     calls: list[tuple[Call, ...]] = []
     buffers = dict(step.buffers)
     for node, call in zip(step.graph.nodes, step.calls, strict=True):
         match call:
-            case (Call(kernel, (Ref(weight, 0) as w, *given, rate, sign, decay)),) if (
-                kernel in _PARTS
+            case (Call(kernel, (Ref(weight, 0) as w, *operands, rate, sign, decay)),) if (
+                kernel in _SEPARATE_KERNELS
             ):
                 name = f"{node.name}.gradient"
                 buffers[name] = step.buffers[weight]
                 count = buffers[name].elements
-                nodes += _two(node, (weight,), Tensor(name=name, bytes=buffers[name].bytes), count)
-                calls.append((_gradient_call(_PARTS[kernel], Ref(name), given),))
+                nodes += _split_node(
+                    node, (weight,), Tensor(name=name, bytes=buffers[name].bytes), count
+                )
+                calls.append((_gradient_call(_SEPARATE_KERNELS[kernel], Ref(name), operands),))
                 calls.append((Call("pm_sgd", (w, Ref(name), count, rate, sign, decay)),))
-            case (Call(kernel) as joined,) if kernel in _QUANTIZED_PARTS:
+            case (Call(kernel) as fused_call,) if kernel in _QUANTIZED_SEPARATE_KERNELS:
                 name = f"{node.name}.gradient"
-                made, update = _quantized_parts(joined, name)
-                weight, *others = (ref.buffer for ref in changed(joined))
+                gradient_call, update = _split_quantized(fused_call, name)
+                weight, *further_inputs = (ref.buffer for ref in written_refs(fused_call))
                 count = step.buffers[weight].elements
                 buffers[name] = Buffer(elements=count, type=DataType.REAL)
                 gradient = Tensor(name=name, bytes=buffers[name].bytes)
-                nodes += _two(node, (weight, *others), gradient, count)
-                calls += [(made,), (update,)]
+                nodes += _split_node(node, (weight, *further_inputs), gradient, count)
+                calls += [(gradient_call,), (update,)]
             case _:
                 nodes.append(node)
                 calls.append(call)
     return step.with_nodes(nodes, calls, buffers=buffers)
 
 
-def _gradient_call(kernel: str, gradient: Ref, given: Sequence[Argument]) -> Call:
-    """Return the call that makes a gradient, of what a joined one is given beside numbers."""
+def _gradient_call(kernel: str, gradient: Ref, operands: Sequence[Argument]) -> Call:
+    """Return the call of a gradient kernel with the operands of a fused call."""
     if kernel == "pm_mm":
-        return Call(kernel, (gradient, *given, 0))
-    return Call(kernel, (gradient, *given[:-1]))
+        return Call(kernel, (gradient, *operands, 0))
+    return Call(kernel, (gradient, *operands[:-1]))
 
 
-def _quantized_parts(joined: Call, gradient: str) -> tuple[Call, Call]:
-    """Return the call that writes `gradient`, and the update that reads it, of a joined call."""
-    kernel, update = _QUANTIZED_PARTS[joined.kernel]
+def _split_quantized(fused_call: Call, gradient: str) -> tuple[Call, Call]:
+    """Return the call that writes `gradient` and the update that reads it, for a fused call."""
+    kernel, update = _QUANTIZED_SEPARATE_KERNELS[fused_call.kernel]
     size, last = len(QUANTIZED_UPDATES[update]), len(parameter_names(kernel)) - _NOT_SIZES
-    state, (of_result, x, scale, *rest) = joined.arguments[:size], joined.arguments[size:]
-    numbers, others = rest[:last], rest[last:]
-    given = named_arguments(joined)
-    sizes = ConvolutionSizes(*given["shape"]) if "shape" in given else None
+    state, (of_result, x, scale, *rest) = fused_call.arguments[:size], fused_call.arguments[size:]
+    numbers, further_inputs = rest[:last], rest[last:]
+    operands = named_arguments(fused_call)
+    sizes = ConvolutionSizes(*operands["shape"]) if "shape" in operands else None
     if sizes is not None and "depthwise" in kernel:
         inner, results = 1, sizes.channels
         count = results
     else:
-        count = given["count"]
-        inner = given["in"] if sizes is None else sizes.group_channels * sizes.window
+        count = operands["count"]
+        inner = operands["in"] if sizes is None else sizes.group_channels * sizes.window
         results = count // inner
-    made = Call(kernel, (Ref(gradient), of_result, x, *numbers, count))
-    return made, Call(update, (*state, Ref(gradient), scale, results, inner, *others))
+    gradient_call = Call(kernel, (Ref(gradient), of_result, x, *numbers, count))
+    return gradient_call, Call(
+        update, (*state, Ref(gradient), scale, results, inner, *further_inputs)
+    )
 
 
-def _two(node: Node, state: tuple[str, ...], gradient: Tensor, count: int) -> tuple[Node, Node]:
-    """Return the node of a gradient and that of the update of `state`, with some of their FLOP."""
+def _split_node(
+    node: Node, state: tuple[str, ...], gradient: Tensor, count: int
+) -> tuple[Node, Node]:
+    """Return the node of a gradient and the node of the update of `state`. Divides the FLOP."""
     flops = min(node.flops, UPDATE_FLOPS * count)
-    maker = Node(
+    gradient_node = Node(
         name=gradient.name,
         op="mm",
         phase=Phase.BACKWARD,
@@ -155,20 +165,24 @@ def _two(node: Node, state: tuple[str, ...], gradient: Tensor, count: int) -> tu
         outputs=(gradient,),
         flops=node.flops - flops,
     )
-    return maker, replace(node, inputs=(*state, gradient.name), flops=flops)
+    return gradient_node, replace(node, inputs=(*state, gradient.name), flops=flops)
 
 
-def _pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
-    """Yield each update that can make its gradient, with the node that makes it now."""
+def _fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
+    """Yield (update, gradient node) of each update that can compute its gradient."""
     graph = step.graph
-    handed_out = step.handed_out
+    handed_out = step.returned_buffers
     for u, calls in enumerate(step.calls):
         match calls:
             case (Call("pm_sgd", (Ref(weight, 0), Ref(gradient, 0), int(count), *_)),):
                 pass
-            case (Call(kernel, (Ref(weight, 0), *others)),) if kernel in QUANTIZED_UPDATES:
-                made = others[len(QUANTIZED_UPDATES[kernel]) - 1]
-                gradient = made.buffer if isinstance(made, Ref) and not made.offset else ""
+            case (Call(kernel, (Ref(weight, 0), *further_inputs)),) if kernel in QUANTIZED_UPDATES:
+                gradient_call = further_inputs[len(QUANTIZED_UPDATES[kernel]) - 1]
+                gradient = (
+                    gradient_call.buffer
+                    if isinstance(gradient_call, Ref) and not gradient_call.offset
+                    else ""
+                )
                 count = step.buffers[weight].elements
             case _:
                 continue
@@ -176,12 +190,14 @@ def _pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
         if i is None or graph.users_of[i] != (u,) or gradient in handed_out:
             continue
         k = graph.node_of[i]
-        if _makes_alone(step, k, gradient, weight, count) and not _is_stale(step, k, u):
+        if _is_sole_product(step, k, gradient, weight, count) and not _reads_replaced_state(
+            step, k, u
+        ):
             yield u, k
 
 
-def _makes_alone(step: LoweredStep, k: int, gradient: str, weight: str, count: int) -> bool:
-    """Return whether a node is one product that writes a gradient as the weight lies."""
+def _is_sole_product(step: LoweredStep, k: int, gradient: str, weight: str, count: int) -> bool:
+    """Return whether a node only computes a gradient, by one product in the weight's layout."""
     node = step.graph.nodes[k]
     if len(node.outputs) != 1 or node.workspace_bytes or node.in_place:
         return False
@@ -192,44 +208,50 @@ def _makes_alone(step: LoweredStep, k: int, gradient: str, weight: str, count: i
             return out == gradient
         case (Call("pm_mm", (Ref(out, 0), Ref(), Ref(), int(m), int(), int(n), int(row), *_, 0)),):
             return out == gradient and row == n and m * n == count
-        case (Call(kernel, (Ref(out, 0), Ref(), Ref(), tuple(shape), _, _, int(made), _)),):
+        case (
+            Call(kernel, (Ref(out, 0), Ref(), Ref(), tuple(shape), _, _, int(gradient_call), _)),
+        ):
             sizes = ConvolutionSizes(*shape)
-            one = sizes.group_channels * sizes.window
-            whole = kernel in FUSED and out == gradient and made * one == count
-            return whole and saves_memory(step, k)
+            weights_per_result = sizes.group_channels * sizes.window
+            is_whole = (
+                kernel in FUSED and out == gradient and gradient_call * weights_per_result == count
+            )
+            return is_whole and saves_memory(step, k)
     return False
 
 
 def saves_memory(step: LoweredStep, k: int) -> bool:
-    """Return whether a gradient takes as much as each tensor that it is made of."""
+    """Return whether a gradient is at least as large as each of its operands."""
     graph = step.graph
     return graph.nodes[k].output_bytes >= max(graph.tensor_bytes[i] for i in graph.inputs_of[k])
 
 
-def _is_stale(step: LoweredStep, k: int, u: int) -> bool:
-    """Return whether something that a node reads has a new value before an update."""
+def _reads_replaced_state(step: LoweredStep, k: int, u: int) -> bool:
+    """Return whether state that node `k` reads is replaced before or in update `u`."""
     graph = step.graph
-    news = (graph.replacement_of.get(i) for i in graph.inputs_of[k])
-    return any(new is not None and graph.node_of[new] <= u for new in news)
+    replacements = (graph.replacement_of.get(i) for i in graph.inputs_of[k])
+    return any(new is not None and graph.node_of[new] <= u for new in replacements)
 
 
-def _joined(step: LoweredStep, k: int, u: int) -> Call:
-    """Return the call that makes a gradient and updates the weight with it."""
-    (made,), (update,) = step.calls[k], step.calls[u]
-    if made.kernel in QUANTIZED:
+def _fused_call(step: LoweredStep, k: int, u: int) -> Call:
+    """Return the call that computes a gradient and updates the weight."""
+    (gradient_call,), (update,) = step.calls[k], step.calls[u]
+    if gradient_call.kernel in QUANTIZED:
         size = len(QUANTIZED_UPDATES[update.kernel])
-        state, (_, scale, _, _, *others) = update.arguments[:size], update.arguments[size:]
-        _, gradient, x, *rest, _ = made.arguments  # the update has a number of weights, too
-        arguments = (*state, gradient, x, scale, *rest, *others)
-        return Call(QUANTIZED_FUSED[made.kernel, update.kernel], arguments)
+        state, (_, scale, _, _, *further_inputs) = update.arguments[:size], update.arguments[size:]
+        _, gradient, x, *rest, _ = (
+            gradient_call.arguments
+        )  # the update has a number of weights, too
+        arguments = (*state, gradient, x, scale, *rest, *further_inputs)
+        return Call(QUANTIZED_FUSED[gradient_call.kernel, update.kernel], arguments)
     weight, _, _, *numbers = update.arguments
-    _, *given = made.arguments
-    match given:
+    _, *operands = gradient_call.arguments
+    match operands:
         case _, _, tuple(shape), *_:
             sizes = ConvolutionSizes(*shape)
-            given.append(
+            operands.append(
                 sizes.channels * sizes.plane
             )  # the input, from one of the batch to the next
         case _:
-            del given[-1]  # whether it adds to what is there
-    return Call(FUSED[made.kernel], (weight, *given, *numbers))
+            del operands[-1]  # the flag that adds the product to the output
+    return Call(FUSED[gradient_call.kernel], (weight, *operands, *numbers))

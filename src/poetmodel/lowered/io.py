@@ -1,4 +1,4 @@
-"""Step files, ``*.step.json``: a captured step with its weights, to be exported without PyTorch."""
+"""Step files, ``*.step.json``: captured steps with weights, for export without PyTorch."""
 
 from __future__ import annotations
 
@@ -105,17 +105,18 @@ def save_step(step: LoweredStep, path: str | Path) -> None:
 
 
 def _document(step: LoweredStep) -> dict[str, object]:
+    """Return the JSON document of a step, its inference and evaluation included."""
     document: dict[str, object] = {
         "format": STEP_FORMAT,
         "version": VERSION,
         "graph": step.graph.to_dict(),
-        "calls": [list(map(_written_call, calls)) for calls in step.calls],
+        "calls": [list(map(_call_to_json, calls)) for calls in step.calls],
         "buffers": {
             name: {"elements": buffer.elements, "type": str(buffer.type)}
             for name, buffer in step.buffers.items()
         },
-        **{key: [_value(value) for value in getattr(step, key)] for key in _LISTS},
-        "loss": _written(step.loss),
+        **{key: [_value_to_json(value) for value in getattr(step, key)] for key in _LISTS},
+        "loss": _argument_to_json(step.loss),
         "values": {
             name: base64.b64encode(values.astype(step.buffers[name].type.stored).tobytes()).decode()
             for name, values in step.values.items()
@@ -126,7 +127,7 @@ def _document(step: LoweredStep) -> dict[str, object]:
     if step.accumulate > 1:
         document["accumulate"] = step.accumulate
     if step.output is not None:
-        document["output"] = _value(step.output)
+        document["output"] = _value_to_json(step.output)
     for key, part in (("inference", step.inference), ("evaluation", step.evaluation)):
         if part is not None:
             document[key] = _document(part)
@@ -136,20 +137,22 @@ def _document(step: LoweredStep) -> dict[str, object]:
 _LISTS: Final = ("inputs", "states", "gradients")
 
 
-def _written_call(call: Call) -> dict[str, object]:
+def _call_to_json(call: Call) -> dict[str, object]:
+    """Return the JSON entry of a call; unused fields are absent."""
     entry: dict[str, object] = {
         "kernel": call.kernel,
-        "arguments": [_written(a) for a in call.arguments],
+        "arguments": [_argument_to_json(a) for a in call.arguments],
     }
     if call.within is not None:
         entry["within"] = list(call.within)
     if call.where is None:
         return entry
-    where = {"counter": _written(call.where.counter), "value": call.where.value}
+    where = {"counter": _argument_to_json(call.where.counter), "value": call.where.value}
     return entry | {"where": where}
 
 
-def _written(argument: Argument) -> object:
+def _argument_to_json(argument: Argument) -> object:
+    """Return the JSON value of an argument."""
     if isinstance(argument, Ref):
         return {"buffer": argument.buffer, "offset": argument.offset}
     if isinstance(argument, ScaledLearningRate):
@@ -159,65 +162,71 @@ def _written(argument: Argument) -> object:
     return list(argument) if isinstance(argument, tuple) else argument
 
 
-def _value(value: NamedTensor) -> dict[str, object]:
+def _value_to_json(value: NamedTensor) -> dict[str, object]:
+    """Return the JSON entry of a named tensor."""
     entry: dict[str, object] = {
         "name": value.name,
         "shape": list(value.shape),
         "type": str(value.type),
-        "pieces": [_written(ref) for ref in value.pieces],
+        "pieces": [_argument_to_json(ref) for ref in value.pieces],
     }
     return entry if value.strides is None else entry | {"strides": list(value.strides)}
 
 
 def load_step(path: str | Path) -> LoweredStep:
-    """Read a ``*.step.json`` file; `InputError` names every fault found."""
+    """Read a ``*.step.json`` file; `InputError` has every error of the file."""
     text = read_text(path)
     with raised_as(InputError, str(path)):
-        return _step(parse_file(_StepFile, text, kind="step"))
+        return _step_from_json(parse_file(_StepFile, text, kind="step"))
 
 
-def _step(document: _StepFile, outside: Collection[str] = ()) -> LoweredStep:
+def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> LoweredStep:
+    """Convert a parsed document to a step. Raises `InputError` with all errors.
+
+    `outer_values` are names of buffers whose values the enclosing step has.
+    """
     step = LoweredStep(
         graph=Graph.from_dict(document.graph, source="graph"),
-        calls=tuple(tuple(map(_call, calls)) for calls in document.calls),
+        calls=tuple(tuple(map(_call_from_json, calls)) for calls in document.calls),
         buffers={
             name: Buffer(elements=entry.elements, type=DataType(entry.type))
             for name, entry in document.buffers.items()
         },
-        inputs=tuple(map(_read_value, document.inputs)),
-        states=tuple(map(_read_value, document.states)),
-        gradients=tuple(map(_read_value, document.gradients)),
+        inputs=tuple(map(_value_from_json, document.inputs)),
+        states=tuple(map(_value_from_json, document.states)),
+        gradients=tuple(map(_value_from_json, document.gradients)),
         loss=Ref(document.loss.buffer, document.loss.offset),
         values={},
         learning_rate=document.learning_rate,
         accumulate=document.accumulate,
         versions=document.versions,
-        output=None if document.output is None else _read_value(document.output),
+        output=None if document.output is None else _value_from_json(document.output),
     )
-    faults = list(_faults(step, document.values, outside))
-    if faults:
-        raise InputError(faults)
-    values = {name: _array(step, name, coded) for name, coded in document.values.items()}
+    errors = list(_find_errors(step, document.values, outer_values))
+    if errors:
+        raise InputError(errors)
+    values = {name: _decode_values(step, name, coded) for name, coded in document.values.items()}
     beside: dict[str, LoweredStep] = {}
     there = dict(document.values)
     for key, part in (("inference", document.inference), ("evaluation", document.evaluation)):
         if part is not None:
             with raised_as(InputError, key):
-                beside[key] = _step(part, there)
+                beside[key] = _step_from_json(part, there)
             there |= part.values
     return step.with_nodes(step.graph.nodes, step.calls, values=values, **beside)
 
 
-def _call(call: _CallEntry) -> Call:
+def _call_from_json(call: _CallEntry) -> Call:
     where = None
     if call.where is not None:
         counter = call.where.counter
         where = Condition(Ref(counter.buffer, counter.offset), call.where.value)
     within = None if call.within is None else (call.within[0], call.within[1])
-    return Call(call.kernel, tuple(map(_read, call.arguments)), where, within)
+    return Call(call.kernel, tuple(map(_argument_from_json, call.arguments)), where, within)
 
 
-def _read(argument: object) -> Argument:
+def _argument_from_json(argument: object) -> Argument:
+    """Convert a parsed argument; raise `InputError` if it has another type."""
     if isinstance(argument, _Ref):
         return Ref(argument.buffer, argument.offset)
     if isinstance(argument, _Rate):
@@ -231,7 +240,8 @@ def _read(argument: object) -> Argument:
     raise InputError(f"expected an argument of a kernel, got {argument!r}")
 
 
-def _read_value(value: _Value) -> NamedTensor:
+def _value_from_json(value: _Value) -> NamedTensor:
+    """Convert a parsed entry to a named tensor."""
     return NamedTensor(
         name=value.name,
         shape=tuple(value.shape),
@@ -241,76 +251,87 @@ def _read_value(value: _Value) -> NamedTensor:
     )
 
 
-def _faults(step: LoweredStep, values: Collection[str], outside: Collection[str]) -> Iterator[str]:
-    """Yield where parts of a file contradict each other; `outside` has values elsewhere."""
+def _find_errors(
+    step: LoweredStep, values: Collection[str], outer_values: Collection[str]
+) -> Iterator[str]:
+    """Yield contradictions between parts of a file.
+
+    `outer_values` has values of the enclosing step.
+    """
     for tensor in step.graph.tensors:
         name = tensor.replaces or tensor.name
         if name not in step.buffers:
             yield f"buffers: tensor {name!r} of the graph is not there"
         elif step.buffers[name].bytes != tensor.bytes:
             yield f"buffers: {name!r} has {step.buffers[name].bytes} B, its tensor {tensor.bytes} B"
-    yield from _named_faults(step)
+    yield from _find_tensor_errors(step)
     needed = {ref.buffer for value in step.states for ref in value.pieces}
     needed.update(t.name for node in step.graph.nodes if node.is_state for t in node.outputs)
     for name in sorted(needed - set(values)):
         yield f"values: those of state {name!r} are missing"
     for name in sorted(set(values) - step.buffers.keys()):
         yield f"values: {name!r} is no buffer"
-    theirs = {v.pieces[0].buffer for v in step.inputs} | {*values, *outside}
-    theirs.difference_update(tensor.name for tensor in step.graph.tensors)
-    yield from _calls_faults(step, theirs)
+    readable_constants = {v.pieces[0].buffer for v in step.inputs} | {*values, *outer_values}
+    readable_constants.difference_update(tensor.name for tensor in step.graph.tensors)
+    yield from _find_call_errors(step, readable_constants)
 
 
-def _calls_faults(step: LoweredStep, theirs: Collection[str]) -> Iterator[str]:
-    """Yield what is wrong with calls; `theirs` is what they may read besides tensors."""
+def _find_call_errors(step: LoweredStep, readable_constants: Collection[str]) -> Iterator[str]:
+    """Yield errors of all calls.
+
+    `readable_constants` are buffers that they may read besides tensors.
+    """
     if len(step.calls) != len(step.graph.nodes):
         yield f"calls: expected {len(step.graph.nodes)} lists, one a node, got {len(step.calls)}"
     for node, calls in zip(step.graph.nodes, step.calls, strict=False):
-        written = {tensor.replaces or tensor.name for tensor in node.outputs}
-        written.update([] if step.output is None else [step.output.pieces[0].buffer])
+        writable = {tensor.replaces or tensor.name for tensor in node.outputs}
+        writable.update([] if step.output is None else [step.output.pieces[0].buffer])
         for call in calls:
-            for fault in _call_faults(step, call, written, {*theirs, *written, *node.inputs}):
-                yield f"calls: {node.name}: {call.kernel}: {fault}"
+            for error in _call_errors(
+                step, call, writable, {*readable_constants, *writable, *node.inputs}
+            ):
+                yield f"calls: {node.name}: {call.kernel}: {error}"
 
 
-def _named_faults(step: LoweredStep) -> Iterator[str]:
-    """Yield what is wrong with tensors that users see, and with the loss."""
+def _find_tensor_errors(step: LoweredStep) -> Iterator[str]:
+    """Yield errors of inputs, states, gradients, the output and the loss."""
     listed = [(key, value) for key in _LISTS for value in getattr(step, key)]
     for key, value in [*listed, *([] if step.output is None else [("output", step.output)])]:
-        for fault in _value_faults(step, value):
-            yield f"{key}: {value.name!r}: {fault}"
-    for fault in _ref_faults(step, step.loss):
-        yield f"loss: {fault}"
+        for error in _value_errors(step, value):
+            yield f"{key}: {value.name!r}: {error}"
+    for error in _ref_errors(step, step.loss):
+        yield f"loss: {error}"
 
 
-def _value_faults(step: LoweredStep, value: NamedTensor) -> Iterator[str]:
-    """Yield why a tensor that users see cannot be what the buffers hold of it."""
-    faults = [fault for ref in value.pieces for fault in _ref_faults(step, ref)]
-    yield from faults
-    if faults:
+def _value_errors(step: LoweredStep, value: NamedTensor) -> Iterator[str]:
+    """Yield contradictions between a named tensor and its buffers."""
+    errors = [error for ref in value.pieces for error in _ref_errors(step, ref)]
+    yield from errors
+    if errors:
         return
     kinds = {step.buffers[ref.buffer].type for ref in value.pieces}
     if kinds != {value.type}:
         yield f"is of type {value.type}, its buffer of {', '.join(sorted(kinds))}"
-    rooms = [step.buffers[ref.buffer].elements - ref.offset for ref in value.pieces]
+    available_elements = [step.buffers[ref.buffer].elements - ref.offset for ref in value.pieces]
     if value.strides is not None:
         if len(value.strides) != len(value.shape) or len(value.pieces) > 1:
             yield f"expected {len(value.shape)} strides in one piece, got {len(value.strides)}"
-        elif (needed := _reach(value.shape, value.strides)) > rooms[0]:
-            yield f"reaches {needed} elements, its buffer has {rooms[0]}"
-    elif (needed := math.prod(value.shape)) > sum(rooms):
-        yield f"has {needed} elements, its buffers {sum(rooms)}"
-    elif len(value.pieces) > 1 and needed != sum(rooms):
-        yield f"has {needed} elements, its pieces {sum(rooms)}"
+        elif (needed := _span_elements(value.shape, value.strides)) > available_elements[0]:
+            yield f"reaches {needed} elements, its buffer has {available_elements[0]}"
+    elif (needed := math.prod(value.shape)) > sum(available_elements):
+        yield f"has {needed} elements, its buffers {sum(available_elements)}"
+    elif len(value.pieces) > 1 and needed != sum(available_elements):
+        yield f"has {needed} elements, its pieces {sum(available_elements)}"
 
 
-def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Return how many elements lie up to the last one of a tensor."""
+def _span_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Return the distance from the first to the last element of a tensor, both included."""
     last = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
     return last + 1 if math.prod(shape) else 0
 
 
-def _ref_faults(step: LoweredStep, ref: Ref) -> Iterator[str]:
+def _ref_errors(step: LoweredStep, ref: Ref) -> Iterator[str]:
+    """Yield an error if a pointer refers to no element of a buffer."""
     if ref.buffer not in step.buffers:
         yield f"buffer {ref.buffer!r} is not there"
     elif ref.offset > max(0, step.buffers[ref.buffer].elements - 1):
@@ -318,66 +339,78 @@ def _ref_faults(step: LoweredStep, ref: Ref) -> Iterator[str]:
         yield f"element {ref.offset} of {ref.buffer!r}, which has {there}"
 
 
-def _call_faults(
-    step: LoweredStep, call: Call, written: Collection[str], readable: Collection[str]
+def _call_errors(
+    step: LoweredStep, call: Call, writable: Collection[str], readable: Collection[str]
 ) -> Iterator[str]:
-    """Yield why a call is none of its kernel, or not of its node."""
+    """Yield contradictions between a call and its kernel's parameters or its node's tensors."""
     if call.kernel not in kernel_names():
         yield "there is no such kernel"
         return
-    yield from _condition_faults(step, call.where, readable)
+    yield from _condition_errors(step, call.where, readable)
     if call.within is not None and not {"index", "target"} & {*parameter_names(call.kernel)}:
         yield "within: it goes by no indices"
     types = parameters(call.kernel)
     if len(types) != len(call.arguments):
         yield f"expected {len(types)} arguments, got {len(call.arguments)}"
         return
-    for number, (wanted, argument) in enumerate(zip(types, call.arguments, strict=True)):
-        if not _fits(step, wanted, argument):
-            yield f"argument {number}: expected {wanted}, got {_shown(argument)}"
+    for number, (parameter_type, argument) in enumerate(zip(types, call.arguments, strict=True)):
+        if not _is_accepted(step, parameter_type, argument):
+            yield f"argument {number}: expected {parameter_type}, got {_argument_text(argument)}"
         elif isinstance(argument, Ref) and argument.buffer != WORKSPACE:
-            yield from _ref_faults(step, argument)
+            yield from _ref_errors(step, argument)
             if argument.buffer not in readable:
                 yield f"{argument.buffer!r} is neither read nor made by its node"
-            elif "const" not in wanted and argument.buffer not in written:
+            elif "const" not in parameter_type and argument.buffer not in writable:
                 yield f"{argument.buffer!r} is written, and not made by its node"
 
 
-def _condition_faults(
+def _condition_errors(
     step: LoweredStep, where: Condition | None, readable: Collection[str]
 ) -> Iterator[str]:
-    """Yield why a call cannot depend on a counter."""
+    """Yield reasons why a call cannot depend on a counter."""
     if where is None:
         return
     name = where.counter.buffer
-    yield from _ref_faults(step, where.counter)
+    yield from _ref_errors(step, where.counter)
     if name not in readable:
         yield f"where: {name!r} is not read by its node"
     elif step.buffers[name].type is not DataType.INT32:
         yield f"where: expected integers in {name!r}"
 
 
-def _fits(step: LoweredStep, wanted: str, argument: Argument) -> bool:
-    """Return whether a kernel's parameter can take an argument."""
-    is_pointer = wanted.endswith("*")
+def _is_accepted(step: LoweredStep, parameter_type: str, argument: Argument) -> bool:
+    """Return whether a kernel's parameter accepts an argument."""
+    is_pointer = parameter_type.endswith("*")
     if isinstance(argument, Ref):
         buffer = step.buffers.get(argument.buffer)
-        signed = buffer is not None and buffer.type is DataType.INT8 and wanted == "const uint8_t *"
-        return is_pointer and (buffer is None or buffer.type.c_name in wanted.split() or signed)
+        signed = (
+            buffer is not None
+            and buffer.type is DataType.INT8
+            and parameter_type == "const uint8_t *"
+        )
+        return is_pointer and (
+            buffer is None or buffer.type.c_name in parameter_type.split() or signed
+        )
     if isinstance(argument, tuple):
-        return wanted == "const int32_t *" and all(abs(number) < 2**31 for number in argument)
+        return parameter_type == "const int32_t *" and all(
+            abs(number) < 2**31 for number in argument
+        )
     if isinstance(argument, int):
         return argument == 0 if is_pointer else abs(argument) < 2**31
-    return wanted == "pm_real"
+    return parameter_type == "pm_real"
 
 
-def _shown(argument: Argument) -> str:
+def _argument_text(argument: Argument) -> str:
     if isinstance(argument, Ref):
         return f"buffer {argument.buffer!r}"
     return f"{len(argument)} numbers" if isinstance(argument, tuple) else str(argument)
 
 
-def _array(step: LoweredStep, name: str, coded: str) -> np.ndarray:
+def _decode_values(step: LoweredStep, name: str, coded: str) -> np.ndarray:
+    """Return the array of a buffer from base64.
+
+    Raise `InputError` if the text or its size is wrong.
+    """
     buffer = step.buffers[name]
     try:
         data = base64.b64decode(coded, validate=True)
@@ -391,7 +424,7 @@ def _array(step: LoweredStep, name: str, coded: str) -> np.ndarray:
 def load_scores(path: Path) -> dict[str, float]:
     """Read a file of scores, a CSV with the columns ``name`` and ``score``.
 
-    Raises `InputError` if it cannot be read, names something twice, or a score is no number.
+    Raises `InputError` if it cannot be read, has a name twice, or has a score that is no number.
     """
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     with raised_as(InputError, str(path)):

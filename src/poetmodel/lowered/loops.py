@@ -1,7 +1,7 @@
-"""Calls of kernels as loops: how each goes through its tensors, and the call of other loops.
+"""Kernel calls as nested loops over their tensors, and calls from modified loops.
 
-For kernels that can begin, end and step anywhere: products of matrices, sums, copies, and what is
-computed element by element.
+Only for kernels that accept any offsets, sizes and strides: matrix products, sums, copies and
+elementwise operators.
 """
 
 from __future__ import annotations
@@ -22,28 +22,36 @@ if TYPE_CHECKING:
     Numbers: TypeAlias = tuple[int, ...]
 
 RANK: Final = 6
-"""Dimensions that a shape table may have: ``PM_RANK``."""
+"""Maximum number of dimensions of a shape table: ``PM_RANK``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loops:
-    """A call whose tensors are gone through by loops: in each dimension by steps [elements]."""
+    """A call as nested loops over its tensors, with a step in each dimension [elements]."""
 
     call: Call
     sizes: Numbers
+    """Number of iterations of each loop."""
     refs: tuple[Ref, ...]
+    """Pointers to the first element of each tensor."""
     steps: tuple[Numbers, ...]
-    """Of each tensor, in each dimension."""
+    """Steps of each tensor in each dimension."""
 
     def elements(self, number: int) -> np.ndarray:
-        """Return which elements of a tensor each pass reads or writes."""
+        """Return the index of each element that the loops read or write in a tensor.
+
+        Its shape is that of the loops, with 1 in place of sizes whose step is 0.
+        """
         elements = np.array(self.refs[number].offset)
         for size, step in zip(self.sizes, self.steps[number], strict=True):
             elements = elements[..., None] + step * np.arange(size if step else 1)
         return elements
 
-    def moved(self, number: int, buffer: str, elements: np.ndarray) -> Loops | None:
-        """Return loops that go through other elements of a tensor; None where no steps do."""
+    def with_elements(self, number: int, buffer: str, elements: np.ndarray) -> Loops | None:
+        """Return loops over other elements of tensor `number`.
+
+        None if no constant steps reach them.
+        """
         first, steps = int(elements.flat[0]), []
         for dimension, step in enumerate(self.steps[number]):
             line = np.moveaxis(elements, dimension, 0).reshape(elements.shape[dimension], -1)[:, 0]
@@ -53,16 +61,15 @@ class Loops:
         loops = replace(self, refs=refs, steps=all_steps)
         return loops if (loops.elements(number) == elements).all() else None
 
-    def part(self, dimension: int, number: int, *, rows: int, count: int) -> Loops:
-        """Return some of the passes of a dimension: of each `count` times `rows` of them, `rows`.
+    def subset(self, dimension: int, number: int, *, rows: int, count: int) -> Loops:
+        """Return loops over some iterations `i` of a dimension: ``(i // rows) % count == number``.
 
-        `number` says which of the `count`. Rows and the rounds of them are dimensions of their own
-        where both are more than one.
+        The dimension becomes two if each group has several rows and there are several groups.
         """
         rounds = self.sizes[dimension] // (rows * count)
-        new = [(rows, 1)] if rounds == 1 else [(rounds, rows * count)]
+        replaced_dimensions = [(rows, 1)] if rounds == 1 else [(rounds, rows * count)]
         if rows > 1 and rounds > 1:
-            new.insert(0, (rows, 1))
+            replaced_dimensions.insert(0, (rows, 1))
         refs = tuple(
             replace(ref, offset=ref.offset + number * rows * steps[dimension])
             for ref, steps in zip(self.refs, self.steps, strict=True)
@@ -70,33 +77,34 @@ class Loops:
         steps = tuple(
             (
                 *each[:dimension],
-                *(each[dimension] * factor for _, factor in new),
+                *(each[dimension] * factor for _, factor in replaced_dimensions),
                 *each[dimension + 1 :],
             )
             for each in self.steps
         )
-        inside = (size for size, _ in new)
-        sizes = (*self.sizes[:dimension], *inside, *self.sizes[dimension + 1 :])
+        new_sizes = (size for size, _ in replaced_dimensions)
+        sizes = (*self.sizes[:dimension], *new_sizes, *self.sizes[dimension + 1 :])
         return replace(self, sizes=sizes, refs=refs, steps=steps)
 
     def as_call(self) -> Call | None:
-        """Return the call; None where the kernel cannot go so."""
-        return _FORMS[_form(self.call)][1](self)
+        """Return the loops as a call; None if the kernel does not support them."""
+        return _LOOP_KINDS[_loop_kind(self.call)][1](self)
 
 
 def loops_of(call: Call) -> Loops | None:
-    """Return a call as loops; None of a kernel that is none of these."""
-    form = _form(call)
-    return _FORMS[form][0](call) if form in _FORMS and call.where is None else None
+    """Return a call as loops; None if its kernel is not supported or it has a condition."""
+    form = _loop_kind(call)
+    return _LOOP_KINDS[form][0](call) if form in _LOOP_KINDS and call.where is None else None
 
 
 def is_by_element(call: Call) -> bool:
-    """Return whether a kernel computes element by element: its result may be one of its inputs."""
-    return _form(call) == "each"
+    """Return whether a kernel is elementwise, so that its result may overwrite an input."""
+    return _loop_kind(call) == "each"
 
 
-def _form(call: Call) -> str:
-    if call.kernel in _FORMS:
+def _loop_kind(call: Call) -> str:
+    """Return the key in `_LOOP_KINDS` of a call's kernel; empty if there is none."""
+    if call.kernel in _LOOP_KINDS:
         return call.kernel
     refs = [a for a in call.arguments if isinstance(a, Ref)]
     names, rest = parameter_names(call.kernel), call.arguments[len(refs) + 1 :]
@@ -107,23 +115,23 @@ def _form(call: Call) -> str:
     return "each" if fits and all(isinstance(a, float) for a in rest) else ""
 
 
-def _ints(arguments: Iterable[Argument]) -> list[int]:
+def _int_arguments(arguments: Iterable[Argument]) -> list[int]:
     return [a for a in arguments if isinstance(a, int)]
 
 
 def call_refs(call: Call) -> tuple[Ref, ...]:
-    """Return the pointers that a call has, in order."""
+    """Return the pointers of a call, in order."""
     return tuple(a for a in call.arguments if isinstance(a, Ref))
 
 
-def pointers(call: Call) -> list[str]:
-    """Return the names of the pointers of a call, those that are not null."""
+def pointer_names(call: Call) -> list[str]:
+    """Return the parameter names of a call's pointers that are not null."""
     pairs = zip(parameter_names(call.kernel), call.arguments, strict=True)
     return [name for name, a in pairs if isinstance(a, Ref)]
 
 
 def with_arguments(loops: Loops, changes: Mapping[str, Argument]) -> Call:
-    """Return a call with other arguments, by name; its pointers are those of the loops."""
+    """Return the call of loops with their pointers, and other arguments replaced by name."""
     refs = iter(loops.refs)
     names = parameter_names(loops.call.kernel)
     arguments = tuple(
@@ -139,13 +147,13 @@ def named_arguments(call: Call) -> dict[str, Any]:
 
 
 def loops_by_name(call: Call, sizes: Numbers, steps: Mapping[str, Numbers]) -> Loops:
-    """Return loops whose steps are given by the names of pointers."""
-    own = tuple(steps[name] for name in pointers(call))
-    return Loops(call=call, sizes=sizes, refs=call_refs(call), steps=own)
+    """Return loops with the given sizes, and the steps of each pointer by name."""
+    pointer_steps = tuple(steps[name] for name in pointer_names(call))
+    return Loops(call=call, sizes=sizes, refs=call_refs(call), steps=pointer_steps)
 
 
-def columns_of(table: Argument) -> list[Numbers]:
-    """Return sizes, then the steps of each tensor, of a shape table: see ``pm_each.h``."""
+def table_columns(table: Argument) -> list[Numbers]:
+    """Return the sizes, then the steps of each tensor, of a shape table as in ``pm_each.h``."""
     if not isinstance(table, tuple):
         raise TypeError(table)
     rank, *rest = table
@@ -153,10 +161,10 @@ def columns_of(table: Argument) -> list[Numbers]:
     return [tuple(rest[k::width]) for k in range(width)]
 
 
-def merged(columns: Sequence[Numbers]) -> list[list[int]]:
-    """Return the rows of a shape table, without those of size 1.
+def merge_dimensions(columns: Sequence[Numbers]) -> list[list[int]]:
+    """Return the rows of a shape table without dimensions of size 1, contiguous dimensions merged.
 
-    Dimensions are one where the elements of all tensors go on from one to the next.
+    Two dimensions are merged if all tensors continue from one to the other with the same step.
     """
     rows: list[list[int]] = []
     for size, *steps in zip(*columns, strict=True):
@@ -168,14 +176,14 @@ def merged(columns: Sequence[Numbers]) -> list[list[int]]:
 
 
 def shape_table(columns: Sequence[Numbers]) -> Numbers | None:
-    """Return a shape table, without dimensions of size 1; None where it has too many."""
-    rows = merged(columns) or [[1] * len(columns)]
+    """Return a shape table with merged dimensions; None if it has more than `RANK`."""
+    rows = merge_dimensions(columns) or [[1] * len(columns)]
     return (len(rows), *(n for row in rows for n in row)) if len(rows) <= RANK else None
 
 
 def _read_each(call: Call) -> Loops:
     refs = call_refs(call)
-    sizes, *steps = columns_of(call.arguments[len(refs)])
+    sizes, *steps = table_columns(call.arguments[len(refs)])
     return Loops(call=call, sizes=sizes, refs=refs, steps=tuple(steps))
 
 
@@ -186,7 +194,7 @@ def _write_each(loops: Loops) -> Call | None:
 
 
 def _read_product(call: Call) -> Loops:
-    m, k, n, out_row, a_row, a_column, b_row, b_column, _ = _ints(call.arguments)
+    m, k, n, out_row, a_row, a_column, b_row, b_column, _ = _int_arguments(call.arguments)
     steps = (out_row, 0, 1), (a_row, a_column, 0), (0, b_row, b_column)
     return Loops(call=call, sizes=(m, k, n), refs=call_refs(call), steps=steps)
 
@@ -200,13 +208,15 @@ def _write_product(loops: Loops) -> Call | None:
 
 
 def _read_sum(call: Call) -> Loops:
-    sizes, out, x = columns_of(call.arguments[2])
-    summed, inside = columns_of(call.arguments[3])
-    steps = (*out, *(0 for _ in summed)), (*x, *inside)
+    """Return a sum as loops over the outputs and the summed elements."""
+    sizes, out, x = table_columns(call.arguments[2])
+    summed, new_sizes = table_columns(call.arguments[3])
+    steps = (*out, *(0 for _ in summed)), (*x, *new_sizes)
     return Loops(call=call, sizes=(*sizes, *summed), refs=call_refs(call), steps=steps)
 
 
 def _write_sum(loops: Loops) -> Call | None:
+    """Return the loops of a sum as a call; None if a shape table is too large."""
     rows = list(zip(loops.sizes, *loops.steps, strict=True))
     outer = shape_table(tuple(zip(*(row for row in rows if row[1]), strict=True)) or ((1,),) * 3)
     summed = [(size, x) for size, out, x in rows if not out]
@@ -217,7 +227,9 @@ def _write_sum(loops: Loops) -> Call | None:
 
 
 def _read_fill(call: Call) -> Loops:
-    return Loops(call=call, sizes=(_ints(call.arguments)[0],), refs=call_refs(call), steps=((1,),))
+    return Loops(
+        call=call, sizes=(_int_arguments(call.arguments)[0],), refs=call_refs(call), steps=((1,),)
+    )
 
 
 def _write_fill(loops: Loops) -> Call | None:
@@ -228,7 +240,7 @@ def _write_fill(loops: Loops) -> Call | None:
 
 
 def _read_rows(call: Call) -> Loops:
-    m, n, row, step = _ints(call.arguments)
+    m, n, row, step = _int_arguments(call.arguments)
     return Loops(call=call, sizes=(m, n), refs=call_refs(call), steps=((row, 1), (0, step)))
 
 
@@ -240,15 +252,16 @@ def _write_rows(loops: Loops) -> Call | None:
 
 
 _PRODUCT: Final = ("m", "k", "n")
-"""Dimensions of a product."""
+"""Dimensions of a matrix product."""
 _ROWS: Final = ("m", "n")
-"""Dimensions of rows that are filled."""
+"""Dimensions of filled rows."""
 
-_FORMS: Final = {
+_LOOP_KINDS: Final = {
     "each": (_read_each, _write_each),
     "pm_mm": (_read_product, _write_product),
     "pm_sum": (_read_sum, _write_sum),
     "pm_fill": (_read_fill, _write_fill),
     "pm_fill_rows": (_read_rows, _write_rows),
 }
-"""What reads and writes the loops of kernels; ``each`` stands for those with one shape table."""
+"""Functions that convert calls to loops and back, by kernel; ``each`` for kernels with one shape
+table."""

@@ -1,6 +1,6 @@
-"""A step: a training graph with the kernel calls of each node, and the values that it begins with.
+"""A lowered step: a training graph with the kernel calls of each node, and its initial values.
 
-It is what a front end hands over, and all that the exporter knows; no module here imports PyTorch.
+Front ends produce it, and the exporter needs nothing else. No module here imports PyTorch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import DataType, Ref
-from poetmodel.lowered.instructions import counted_nodes
+from poetmodel.lowered.instructions import with_instructions
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,64 +25,67 @@ if TYPE_CHECKING:
 class LoweredStep:
     """A training step that can be exported.
 
-    Tensors of the graph are buffers by their names; a replacement is written where the state that
-    it replaces lies, and calls name that. Inputs belong to the caller. Constants are what no step
-    changes; they are read where they are stored, and like inputs are no tensors of the graph.
+    Tensors of the graph are buffers with the same names. A replacement is written to the buffer of
+    the state that it replaces, and calls refer to that buffer. The caller owns the inputs.
+    Constants are values that no step changes: they are read from the program's storage and, like
+    inputs, are no tensors of the graph.
     """
 
     graph: Graph
     calls: tuple[tuple[Call, ...], ...]
-    """For each node of the graph what computes it; nothing for state."""
+    """The calls of each node; empty for nodes of state."""
     buffers: Mapping[str, Buffer]
-    """All but workspaces."""
+    """All buffers except workspaces."""
     inputs: tuple[NamedTensor, ...]
     states: tuple[NamedTensor, ...]
-    """What the step has when it begins, in the order of the model: parameters and buffers, then
-    what an optimizer keeps; constants among them."""
+    """Values at the start of the step, in the order of the model: parameters and buffers, then
+    optimizer state; constants included."""
     gradients: tuple[NamedTensor, ...]
-    """What it hands out, in the order of the parameters; nothing where it updates them."""
+    """Returned gradients, in the order of the parameters; empty if the step updates them."""
     loss: Ref
-    """Of an inference its output."""
+    """The loss; the output of an inference."""
     values: Mapping[str, np.ndarray] = field(repr=False)
-    """For each state tensor and each constant its elements before the first step."""
+    """Elements of each state tensor and constant before the first step."""
     learning_rate: float | None = None
-    """That of the optimizer's first group of trained parameters now; None without updates."""
+    """Present learning rate of the optimizer's first group of trained parameters; None without
+    updates."""
     accumulate: int = 1
-    """Over how many batches gradients are summed before an update."""
+    """Number of batches over which gradients are summed before an update."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of what captured it."""
+    """Versions of the packages that captured the step."""
     output: NamedTensor | None = None
-    """Of an inference what it writes for the caller; no tensor of the graph, like inputs."""
+    """The tensor that an inference writes for the caller. Like inputs, it is no tensor of the
+    graph."""
     inference: LoweredStep | None = None
-    """The forward pass in evaluation mode, where it was asked for. Its calls read the state of this
-    step, by name; that is no tensor of its graph, and it has no state and no gradients itself."""
+    """The forward pass in evaluation mode, if requested. Its calls read the state of this step by
+    name. That state is no tensor of its graph, and it has no state and no gradients."""
     evaluation: LoweredStep | None = None
-    """The same to the loss; its output is that and, where the labels are classes, how many samples
-    have their label as the highest score."""
+    """The same with the loss. Its output is the loss and, if the labels are classes, the number of
+    samples whose label has the highest score."""
 
     @property
-    def beside(self) -> tuple[LoweredStep, ...]:
-        """The forward passes in evaluation mode that are exported beside the step."""
-        return tuple(part for part in (self.inference, self.evaluation) if part is not None)
+    def evaluation_steps(self) -> tuple[LoweredStep, ...]:
+        """The forward passes in evaluation mode: inference and evaluation, if present."""
+        return tuple(step for step in (self.inference, self.evaluation) if step is not None)
 
     @property
-    def handed_out(self) -> frozenset[str]:
-        """The buffers of the loss and of gradients, which the caller reads after the step."""
+    def returned_buffers(self) -> frozenset[str]:
+        """The buffers of the loss and the gradients, which the caller reads after the step."""
         gradients = (ref.buffer for value in self.gradients for ref in value.pieces)
         return frozenset((self.loss.buffer, *gradients))
 
     def with_nodes(
         self, nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]], **changes: Any
     ) -> LoweredStep:
-        """Return a step with other nodes, their instructions counted, and with other changes.
+        """Return the step with other nodes, their estimated instructions, and other `changes`.
 
-        Nodes that replace state come after the node of the loss, so that a step can return with all
-        state as before if its loss is not finite.
+        Nodes that replace state follow the node of the loss, so that a step whose loss is not
+        finite can return with unchanged state.
         """
         loss = changes.get("loss", self.loss)
         pairs = defer_updates(zip(nodes, calls, strict=True), loss.buffer)
-        ordered = tuple(of_node for _, of_node in pairs)
-        graph = replace(self.graph, nodes=counted_nodes((node for node, _ in pairs), ordered))
+        ordered = tuple(node_calls for _, node_calls in pairs)
+        graph = replace(self.graph, nodes=with_instructions((node for node, _ in pairs), ordered))
         return replace(self, graph=graph, calls=ordered, **changes)
 
 
@@ -93,56 +96,60 @@ def _output_names(node: Node) -> set[str]:
 def defer_updates(
     pairs: Iterable[tuple[Node, tuple[Call, ...]]], loss: str
 ) -> list[tuple[Node, tuple[Call, ...]]]:
-    """Return nodes with their calls, those that replace state moved behind the node of the loss.
+    """Move nodes that replace state behind the node of the loss.
 
-    A node that replaces state stays in front of the loss only if the loss, or a node that stays
-    there, reads another output of it, or if a node that stays there replaces state that it reads.
+    Such a node stays before the loss in two cases. The loss or a node that stays there reads
+    another output of it. Or a node that stays there replaces state that it reads.
     """
     ordered = list(pairs)
-    made = (k for k, (node, _) in enumerate(ordered) if loss in _output_names(node))
-    end = next(made, -1)
-    moved: list[tuple[Node, tuple[Call, ...]]] = []
-    kept: list[tuple[Node, tuple[Call, ...]]] = []
-    read: set[str | None] = {loss}
-    stale: set[str | None] = set()
+    loss_nodes = (k for k, (node, _) in enumerate(ordered) if loss in _output_names(node))
+    end = next(loss_nodes, -1)
+    deferred: list[tuple[Node, tuple[Call, ...]]] = []
+    staying: list[tuple[Node, tuple[Call, ...]]] = []
+    read_names: set[str | None] = {loss}
+    replaced_names: set[str | None] = set()
     for node, calls in reversed(ordered[: end + 1]):
         replaced = {tensor.replaces for tensor in node.outputs if tensor.replaces is not None}
-        if replaced and not read & _output_names(node) and stale.isdisjoint(node.inputs):
-            moved.append((node, calls))
+        if (
+            replaced
+            and not read_names & _output_names(node)
+            and replaced_names.isdisjoint(node.inputs)
+        ):
+            deferred.append((node, calls))
         else:
-            kept.append((node, calls))
-            read.update(node.inputs)
-            stale |= replaced
-    return [*kept[::-1], *moved[::-1], *ordered[end + 1 :]]
+            staying.append((node, calls))
+            read_names.update(node.inputs)
+            replaced_names |= replaced
+    return [*staying[::-1], *deferred[::-1], *ordered[end + 1 :]]
 
 
 ALIGNMENT: Final = 16
-"""Where a buffer begins in the file is a multiple of this [B]."""
+"""Buffers start at multiples of this in the file [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Constants and the first values of state, one after the other; zeros of state are left out.
+    """Constants and initial values of state as one file; state that is all zeros is omitted.
 
-    Reals are little-endian floats, integers 32 bits, truth values bytes. All reals come first, so
-    that one index counts them.
+    Reals are little-endian floats, integers have 32 bits, truth values are bytes. All reals come
+    first, so that one index can address them.
     """
 
     data: bytes = field(repr=False)
     offsets: Mapping[str, int]
-    """Where each buffer begins [B]; state that begins with zeros is nowhere."""
+    """Offset of each buffer [B]; state that is all zeros has none."""
     reals: int
-    """How many elements of reals there are, gaps included."""
+    """Number of real elements, padding included."""
 
     @classmethod
     def of(cls, step: LoweredStep) -> Weights:
-        """Return the file of a step and its forward passes: constants, first values of state."""
-        parts = (step, *step.beside)
-        stored = [(part, name, values) for part in parts for name, values in part.values.items()]
+        """Return the file of a step and its forward passes in evaluation mode."""
+        steps = (step, *step.evaluation_steps)
+        stored = [(owner, name, values) for owner in steps for name, values in owner.values.items()]
         data, offsets, reals = bytearray(), {}, 0
         for kind in DataType:
-            for part, name, values in stored:
-                if part.buffers[name].type is not kind:
+            for owner, name, values in stored:
+                if owner.buffers[name].type is not kind:
                     continue
                 content = values.astype(kind.stored).tobytes()
                 if any(content) or name not in step.graph.tensor_index:
@@ -154,23 +161,23 @@ class Weights:
         return cls(data=bytes(data), offsets=offsets, reals=reals)
 
 
-def reading_state(inference: LoweredStep, stored: Collection[str]) -> LoweredStep:
-    """Return an inference in whose graph some state is a sample on storage.
+def with_stored_state(inference: LoweredStep, stored: Collection[str]) -> LoweredStep:
+    """Return an inference whose graph has some state tensors as samples on storage.
 
-    Each tensor of it has a node in front of its first reader. All other state is read where it is,
-    like constants.
+    Each of the `stored` tensors has a node in front of its first reader. All other state is read
+    from its home, like constants.
     """
     nodes: list[Node] = []
     calls: list[tuple[Call, ...]] = []
-    there: set[str] = set()
-    for node, its_calls in zip(inference.graph.nodes, inference.calls, strict=True):
-        named = (a.buffer for call in its_calls for a in call.arguments if isinstance(a, Ref))
-        read = [name for name in dict.fromkeys(named) if name in stored]
-        nodes += _samples(inference, (name for name in read if name not in there))
+    sampled_names: set[str] = set()
+    for node, node_calls in zip(inference.graph.nodes, inference.calls, strict=True):
+        named = (a.buffer for call in node_calls for a in call.arguments if isinstance(a, Ref))
+        read_names = [name for name in dict.fromkeys(named) if name in stored]
+        nodes += _samples(inference, (name for name in read_names if name not in sampled_names))
         calls += [()] * (len(nodes) - len(calls))
-        there.update(read)
-        nodes.append(replace(node, inputs=(*node.inputs, *read)))
-        calls.append(its_calls)
+        sampled_names.update(read_names)
+        nodes.append(replace(node, inputs=(*node.inputs, *read_names)))
+        calls.append(node_calls)
     return inference.with_nodes(nodes, calls)
 
 

@@ -1,4 +1,4 @@
-"""Inputs of bytes, which tables of real numbers convert where they are read."""
+"""Byte inputs, which the step converts to real numbers by tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from poetmodel.errors import InputError, listed
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref
-from poetmodel.lowered.loops import call_refs, merged
+from poetmodel.lowered.loops import call_refs, merge_dimensions
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 BYTES: Final = 256
-"""How many values a byte has: the entries of a table, or of its row for a channel."""
+"""Number of values of a byte: the entries of a table, or of its row for a channel."""
 LOOKUP: Final = "pm_lookup"
-"""The kernel that converts bytes by a table."""
+"""The kernel that converts bytes to reals by a table."""
 CODES: Final = "pm_q8_lookup"
-"""The same to int8."""
+"""The kernel that converts bytes to int8 by a table."""
 _IMAGE: Final = 3
-"""Dimensions of one image, whose channels come first."""
+"""Number of dimensions of a single image, whose first dimension is the channels."""
 _NUMBERS: Final = 2
-"""A scale and an offset."""
+"""Maximum number of parameters: a scale and an offset."""
 _TYPES: Final = {str(kind): kind for kind in (DataType.UINT8, DataType.INT8)}
-"""Types of bytes that an input may have."""
+"""Possible types of byte inputs."""
 
 
 def tables_of(step: LoweredStep, value: NamedTensor) -> tuple[str, ...]:
-    """Return the tables by which a step reads an input, in the order of their first use."""
+    """Return the tables with which a step converts an input, in the order of their first use."""
     found: dict[str, None] = {}
     for call in (call for calls in step.calls for call in calls):
         if call.kernel in (LOOKUP, CODES):
@@ -47,23 +47,30 @@ def tables_of(step: LoweredStep, value: NamedTensor) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ByteInput:
-    """What bytes mean: each is its integer times a scale, plus an offset, in single precision."""
+    """The meaning of bytes: each integer times a scale, plus an offset, in single precision."""
 
     type: DataType
     scale: tuple[float, ...] = (1.0,)
-    """One for all, or one for each channel."""
+    """One value for all channels, or one for each."""
     offset: tuple[float, ...] = (0.0,)
 
     @classmethod
     def parse(cls, text: str, *, field: str) -> ByteInput:
-        """Read ``TYPE[:SCALE[:OFFSET]]``, each of them a number, or one a channel with commas."""
+        """Parse ``TYPE[:SCALE[:OFFSET]]``.
+
+        Each of both is a number, or one for each channel with commas.
+
+        Raises `InputError` for other texts.
+        """
         kind, *rest = str(text).split(":")
         try:
-            numbers = [tuple(map(float, part.split(","))) for part in rest]
+            numbers = [tuple(map(float, channel_values.split(","))) for channel_values in rest]
         except ValueError:
             numbers = [(math.nan,)]
-        finite = all(math.isfinite(number) for part in numbers for number in part)
-        channels = {len(part) for part in numbers} - {1}
+        finite = all(
+            math.isfinite(number) for channel_values in numbers for number in channel_values
+        )
+        channels = {len(channel_values) for channel_values in numbers} - {1}
         if kind not in _TYPES or len(rest) > _NUMBERS or len(channels) > 1 or not finite:
             raise InputError(
                 f"{field}: expected {' or '.join(_TYPES)}, a scale and an offset, each one number "
@@ -72,71 +79,71 @@ class ByteInput:
         return cls(_TYPES[kind], *numbers)
 
     def rows(self) -> np.ndarray:
-        """Return the table: a row of 256 reals, or one for each channel."""
+        """Return the table: one row of 256 reals, or one for each channel."""
         integers = np.arange(BYTES, dtype="u1").view(self.type.stored).astype(np.float32)
         scale, offset = (np.array(n, np.float32)[:, None] for n in (self.scale, self.offset))
         rows: np.ndarray = integers * scale + offset
         return rows
 
 
-def parse_byte_inputs(given: Mapping[str, str]) -> dict[str, ByteInput]:
-    """Return the meaning of the bytes of each input; raise `InputError` for another form."""
-    if not isinstance(given, Mapping):
-        raise InputError(f"byte_inputs: expected texts by the names of inputs, got {given!r}")
+def parse_byte_inputs(texts: Mapping[str, str]) -> dict[str, ByteInput]:
+    """Parse the meaning of the bytes of each input; raise `InputError` for other texts."""
+    if not isinstance(texts, Mapping):
+        raise InputError(f"byte_inputs: expected texts by the names of inputs, got {texts!r}")
     return {
-        name: ByteInput.parse(text, field=f"byte_inputs: {name}") for name, text in given.items()
+        name: ByteInput.parse(text, field=f"byte_inputs: {name}") for name, text in texts.items()
     }
 
 
-def with_byte_inputs(step: LoweredStep, given: Mapping[str, str]) -> LoweredStep:
-    """Return a step that takes some inputs, by name, as bytes, as do inference and evaluation.
+def with_byte_inputs(step: LoweredStep, texts: Mapping[str, str]) -> LoweredStep:
+    """Return a step whose named inputs are bytes, also in inference and evaluation.
 
     Raises
     ------
     InputError
-        If an input is not there or has no real numbers, or a text is not of the form
+        If an input does not exist or has no real numbers, or a text does not have the format
         ``TYPE[:SCALE[:OFFSET]]``.
     """
-    for name, wanted in parse_byte_inputs(given).items():
+    for name, byte_input in parse_byte_inputs(texts).items():
         field = f"byte_inputs: {name}"
         reals = [value.name for value in step.inputs if value.type is DataType.REAL]
         if name not in reals:
             raise InputError(f"{field}: expected an input of real numbers: {listed(reals)}")
-        rows = wanted.rows()
-        table = _free(f"{name} table", step.buffers)
-        changes = _converted(step, name, wanted.type, table, len(rows))
+        rows = byte_input.rows()
+        table = _free_name(f"{name} table", step.buffers)
+        changes = _add_lookup(step, name, byte_input.type, table, len(rows))
         inference, evaluation = (
-            _converted(part, name, wanted.type, table, len(rows))
-            if part is not None and name in [value.name for value in part.inputs]
-            else part
-            for part in (step.inference, step.evaluation)
+            _add_lookup(forward, name, byte_input.type, table, len(rows))
+            if forward is not None and name in [value.name for value in forward.inputs]
+            else forward
+            for forward in (step.inference, step.evaluation)
         )
         values = {**step.values, table: rows.flatten()}
         step = replace(changes, values=values, inference=inference, evaluation=evaluation)
     return step
 
 
-def _free(name: str, taken: Collection[str]) -> str:
-    """Return a name, with a number where it is taken."""
+def _free_name(name: str, taken: Collection[str]) -> str:
+    """Return a name that is not taken, by appending a number if necessary."""
     names = chain([name], (f"{name}#{number}" for number in count(2)))
     return next(free for free in names if free not in taken)
 
 
-def _converted(
+def _add_lookup(
     step: LoweredStep, name: str, kind: DataType, table: str, channels: int
 ) -> LoweredStep:
-    """Return a step that reads an input of bytes by a table, in front of its first reader."""
+    """Return a step that converts an input of bytes by a table, before its first reader."""
     (value,) = (value for value in step.inputs if value.name == name)
     old = value.pieces[0].buffer
     shape, elements = value.shape, step.buffers[old].elements
-    new = _free("lookup", {*step.buffers, *(node.name for node in step.graph.nodes)})
-    call = Call(LOOKUP, (Ref(new), Ref(old), Ref(table), _shape(name, shape, channels)))
+    new = _free_name("lookup", {*step.buffers, *(node.name for node in step.graph.nodes)})
+    call = Call(LOOKUP, (Ref(new), Ref(old), Ref(table), _lookup_shape(name, shape, channels)))
     nodes: list[Node] = []
     calls: list[tuple[Call, ...]] = []
-    is_there = False
+    has_lookup = False
     for node, of_node in zip(step.graph.nodes, step.calls, strict=True):
         if any(old in made.buffers for made in of_node):
-            if not is_there:
+            if not has_lookup:
                 tensor = Tensor(name=new, bytes=elements * DataType.REAL.itemsize)
                 nodes.append(
                     Node(
@@ -148,10 +155,10 @@ def _converted(
                     )
                 )
                 calls.append((call,))
-                is_there = True
+                has_lookup = True
             node = replace(node, inputs=(*node.inputs, new))  # noqa: PLW2901 - reads that instead
         nodes.append(node)
-        calls.append(tuple(made.renamed({old: new}) for made in of_node))
+        calls.append(tuple(made.with_buffers({old: new}) for made in of_node))
     buffers = {
         **step.buffers,
         old: Buffer(elements=elements, type=kind),
@@ -162,11 +169,11 @@ def _converted(
     return step.with_nodes(nodes, calls, buffers=buffers, inputs=inputs)
 
 
-def _shape(name: str, shape: Numbers, channels: int) -> Numbers:
-    """Return the shape table of a lookup: result, bytes, and where the row of a channel begins."""
+def _lookup_shape(name: str, shape: Numbers, channels: int) -> Numbers:
+    """Return the shape table of a lookup: output, bytes, and the row offset of each channel."""
     places = {1: (0,), _IMAGE: (0, 1)}.get(len(shape), (1,))
-    wanted = (d for d in places if d < len(shape) and channels in (1, shape[d]))
-    dimension = next(wanted, None if channels > 1 else 0)
+    byte_input = (d for d in places if d < len(shape) and channels in (1, shape[d]))
+    dimension = next(byte_input, None if channels > 1 else 0)
     if dimension is None:
         raise InputError(
             f"byte_inputs: {name}: expected one number, or one for each channel, the "
@@ -175,6 +182,6 @@ def _shape(name: str, shape: Numbers, channels: int) -> Numbers:
     inside, outside = math.prod(shape[dimension + 1 :]), math.prod(shape[:dimension])
     sizes = (inside, math.prod(shape[dimension : dimension + 1]), outside)
     steps = (1, inside, math.prod(shape[dimension:]))
-    rows = merged((sizes, steps, steps, (0, BYTES if channels > 1 else 0, 0)))
+    rows = merge_dimensions((sizes, steps, steps, (0, BYTES if channels > 1 else 0, 0)))
     rows = rows or [[1, 0, 0, 0]]
     return (len(rows), *(number for row in rows for number in row))

@@ -1,6 +1,6 @@
-"""The solver: a problem or a model in, a verified schedule with its proof out.
+"""The solver. It takes a problem or a model, and returns a verified schedule with its proof.
 
-What fits addresses loads on first use: a solve needs none of it.
+`fitting` is imported on first use, because a solve does not need it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Cover cuts: exact rows against points that only a solver's tolerance let through.
+"""Cover cuts: exact rows that exclude points which only a solver's tolerance allowed.
 
-No family of `solver.lazy.cuts`: they belong to the proof, whatever the parameters, and to forms of
-any model, ``compact`` and a user's included.
+They are no family of `solver.lazy.cuts`: the proof needs them whatever the parameters, and they fit
+the standard form of any model, ``compact`` and a user's included.
 """
 
 from __future__ import annotations
@@ -22,60 +22,60 @@ if TYPE_CHECKING:
 
     from poetmodel.backends.standard_form import StandardForm
 
-EXCEEDED: Final = Fraction(1, 10**12)
-"""By how much a row must be exceeded, relatively, so that rounding errors of its sum do not
-count."""
+MIN_EXCESS_RATIO: Final = Fraction(1, 10**12)
+"""Minimum relative excess of a row that counts as a violation, above the rounding errors of its
+sum."""
 _HALF: Final = 0.5
 
 
 class _Literal(NamedTuple):
-    """A column that is 0 or 1 as a row counts it: itself, or what it lacks to 1."""
+    """A binary column of a row, or its complement ``1 - column``."""
 
     column: int
     size: Fraction
-    """Need where it holds, 0 or more."""
+    """Amount that the literal adds to the row when it is 1; 0 or more."""
     sign: int
     """1 for the column itself, -1 for ``1 - column``."""
 
     def holds(self, x: NDArray[np.float64]) -> bool:
-        """Return whether it is 1 at a point."""
+        """Return whether the literal is 1 at the point `x`."""
         return bool(x[self.column] > _HALF) == (self.sign > 0)
 
 
 def limit_rows(form: StandardForm) -> list[int]:
-    """Return the rows of a form that state what the verifier looks at: those of exact limits."""
+    """Return the indices of rows that state limits which the verifier checks exactly."""
     limits = {} if form.layout is None else form.layout.limits
     return [r for r, row in enumerate(form.rows) if isinstance(row, Label) and row in limits]
 
 
-def with_covers(
+def add_covers(
     form: StandardForm, x: NDArray[np.float64], rows: Sequence[int], *, rejected: bool = False
 ) -> StandardForm | None:
-    """Return a form that also excludes a 0/1 point wherever it exceeds a row; None if nowhere.
+    """Return a form with a cover cut for each row that a 0/1 point exceeds; None if there is none.
 
-    The rows are ``sum of coefficient * column <= limit``. Columns with positive coefficients are 0
-    or 1 in every solution that matters, those with negative ones have an upper bound. If the point
-    is `rejected`, it is known to exceed a limit: the least excess then counts where no row is
-    exceeded by more.
+    The rows are ``sum of coefficient * column <= limit``. Columns with positive coefficients are
+    binary, those with negative ones have an upper bound. If the verifier `rejected` the point, it
+    exceeds a limit: any excess above 0 then counts if no row is exceeded by more than rounding
+    errors.
 
     Notes
     -----
-    A solver keeps rows to an absolute tolerance. Where a row mixes tensors of 100 MB and of 4 B,
-    ten bytes too many are within it. The columns ``C`` of such a point exceed the limit by
-    themselves, so ``sum of C <= |C| - 1`` holds for every schedule, and no tolerance hides that.
-    Columns that need at least as much as the largest of ``C`` may join the sum. Of limits that a
-    model states in bytes, times or energies these are compared. All sums are exact. A column that
-    takes off such a limit counts as a literal: ``1 - x`` takes what `x` would take off, of a limit
-    that is higher by as much.
+    A solver meets rows to an absolute tolerance. If a row mixes tensors of 100 MB and of 4 B, an
+    excess of ten bytes is within the tolerance. The columns ``C`` that are 1 at such a point exceed
+    the limit, so ``sum of C <= |C| - 1`` holds for every schedule, and no tolerance permits the
+    point again. Columns whose coefficient is at least the largest in ``C`` are added to the sum.
+    Limits that a model states in bytes, times or energies are compared in these units. All sums are
+    exact. A column ``x`` with coefficient ``-c`` counts as the literal ``1 - x`` with coefficient
+    ``c``, and the limit rises by ``c``.
 
     References
     ----------
     E. Balas, Facets of the knapsack polytope, Mathematical Programming 8, 1975.
     """
     covers = []
-    for allowance in (EXCEEDED, Fraction(0)) if rejected else (EXCEEDED,):
-        stated = (_exactly(form, row, allowance) for row in rows)
-        covers = [cut for limit in stated if (cut := _cover(form, x, *limit)) is not None]
+    for allowance in (MIN_EXCESS_RATIO, Fraction(0)) if rejected else (MIN_EXCESS_RATIO,):
+        stated = (_exact_row(form, row, allowance) for row in rows)
+        covers = [cut for limit in stated if (cut := _find_cover(form, x, *limit)) is not None]
         if covers:
             break
     else:
@@ -91,30 +91,36 @@ def with_covers(
     return form.with_rows(cuts, least, most, ["cover"] * len(covers))
 
 
-def _cover(
+def _find_cover(
     form: StandardForm, x: NDArray[np.float64], literals: list[_Literal], limit: Fraction
 ) -> tuple[list[_Literal], int] | None:
-    """Return literals that exceed a limit, and the limit of a row on their columns.
+    """Return literals that exceed a limit, and the right side of the cut on their columns.
 
-    None where `x` keeps it, or where a column may be more than 1.
+    None if the point `x` meets the limit, or if a column can exceed 1.
     """
     ordered = sorted(literals, key=lambda literal: -literal.size)
     chosen = [literal for literal in ordered if literal.holds(x)]
     sums = list(accumulate((literal.size for literal in chosen), initial=Fraction(0)))
-    size = next((u for u, taken in enumerate(sums) if taken > limit), 0)
+    size = next((u for u, total in enumerate(sums) if total > limit), 0)
     if not size or any(form.upper[literal.column] > 1 for literal in literals):
         return None
-    begin = 0  # as many that need less, so that more columns need as much as the largest
+    begin = 0  # first of equally many smaller literals, so that more columns can join the cut
     while begin + size < len(chosen) and sums[begin + 1 + size] - sums[begin + 1] > limit:
         begin += 1
     cover = chosen[begin : begin + size]
     members = {literal for literal in ordered if literal.size >= cover[0].size}.union(cover)
-    lacking = sum(literal.sign < 0 for literal in members)
-    return sorted(members), size - 1 - lacking
+    n_complements = sum(literal.sign < 0 for literal in members)
+    return sorted(members), size - 1 - n_complements
 
 
-def _exactly(form: StandardForm, row: int, allowance: Fraction) -> tuple[list[_Literal], Fraction]:
-    """Return the need of each column of a row, and the limit; in the limit's unit if known."""
+def _exact_row(
+    form: StandardForm, row: int, allowance: Fraction
+) -> tuple[list[_Literal], Fraction]:
+    """Return the literals of a row and its exact limit plus `allowance`.
+
+    Both are in the limit's unit if the layout has the exact limit of the row. Otherwise they have
+    the form's coefficients.
+    """
     label, layout = form.rows[row], form.layout
     exact = layout.limits.get(label) if layout and isinstance(label, Label) else None
     if layout is None or exact is None:

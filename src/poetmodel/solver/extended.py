@@ -1,4 +1,4 @@
-"""A user's model of a problem, with whatever was added to it: it is solved as it is."""
+"""Solve a user's model: one from `build`, with any rows, variables and objective added to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from poetmodel.problem import (
     row_over_totals,
 )
 from poetmodel.result import ModelObjective
-from poetmodel.solver.monolithic import ModelProof, too_late
+from poetmodel.solver.monolithic import ModelProof, late_outcome
 from poetmodel.solver.outcome import (
     EQUAL,
     SOLVER_ERROR,
@@ -39,7 +39,7 @@ from poetmodel.solver.outcome import (
     Outcome,
 )
 from poetmodel.solver.request import GRACE_S, Request
-from poetmodel.solver.restatement import restatement
+from poetmodel.solver.restatement import restate_as_call
 from poetmodel.solver.task import Task
 
 if TYPE_CHECKING:
@@ -53,29 +53,34 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 MANY_NODES: Final = 50
-"""Nodes from which a model takes several times as long as its problem with own constraints: 4 to
-100 times the processor time for networks of 67 to 413 nodes, and a second or less below."""
-MOST_OFFSET: Final = 1e12
-"""Largest constant of a user's objective, in units: numbers have sixteen digits."""
+"""Number of nodes from which a model is much slower than its problem with user-defined constraints:
+4 to 100 times the processor time for networks of 67 to 413 nodes, and a second or less below."""
+MAX_OFFSET: Final = 1e12
+"""Largest constant of a user-defined objective, in units: floats have sixteen digits."""
 PAGE_OUTS: Final = frozenset({"paged_out", "M_out"})
-"""Families of variables that say what is paged out."""
+"""Families of the variables that decide page-outs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTask(Task):
-    """A model that `build` made, with whatever was added to it.
+    """A task stated by a model from `build`, which may be extended.
 
-    Whether a schedule keeps its rows is known only once it is compiled.
+    Only the compiled model shows whether a schedule satisfies its added rows.
     """
 
     model: pyo.ConcreteModel
-    as_rules: str | None = None
-    """What was added to the model as a call of `subject_to` and `minimizing`, where they say it."""
-    restates: ClassVar[bool] = False
+    rules_call: str | None = None
+    """The additions to the model as a call of `subject_to` and `minimizing`; None if these cannot
+    state it."""
+    can_restate: ClassVar[bool] = False
 
     @classmethod
     def of(cls, model: pyo.ConcreteModel, formulation: str | None) -> ModelTask:
-        """Return the task of a model, which is solved as it was built."""
+        """Return the task of a model, which is solved as it was built.
+
+        Warns if the problem with user-defined constraints would be solved faster. Raises
+        `InputError` for any other object, or for another `formulation` than that of the model.
+        """
         problem = getattr(model, "problem", None)
         if not isinstance(problem, Problem):
             raise InputError(
@@ -86,25 +91,29 @@ class ModelTask(Task):
             raise InputError(
                 f"formulation: the model was built as {name!r}; leave it out, or pass the problem"
             )
-        as_rules = restatement(model)
-        if as_rules is not None and len(problem.graph.nodes) >= MANY_NODES:
+        rules_call = restate_as_call(model)
+        if rules_call is not None and len(problem.graph.nodes) >= MANY_NODES:
             _LOG.warning(
                 "model %s: what was added can be stated as %s, which is solved several times "
                 "faster, and over all schedules",
                 model.name,
-                as_rules,
+                rules_call,
             )
-        return cls(problem=problem, formulation=name, model=model, as_rules=as_rules)
+        return cls(problem=problem, formulation=name, model=model, rules_call=rules_call)
 
     @property
     def exact(self) -> bool:
-        """Whether what is proved of it holds for the problem."""
-        return bool(self.model.exact) and states_problem(self.model)
+        """Whether a proof of the model holds for the problem."""
+        return bool(self.model.exact) and has_stated_objective(self.model)
 
     @property
-    def planned(self) -> Problem:
-        """The problem, with page-outs that no page-in needs where something added wants them."""
-        if names_page_outs(self.model):
+    def planned_problem(self) -> Problem:
+        """The problem whose schedules are planned.
+
+        If added rows or the objective name page-outs, plans include page-outs that no page-in
+        needs.
+        """
+        if has_added_page_outs(self.model):
             return self.problem.surrogate(wants_page_outs=True)
         return self.problem
 
@@ -115,8 +124,10 @@ class ModelTask(Task):
         start: Candidate | None,
         bound: float = 0.0,  # noqa: ARG002 - a model is solved as a whole
     ) -> Outcome:
-        """Solve the model, for a surrogate of its problem."""
-        return prove_model(self.model, request, start=start, problem=stated, as_rules=self.as_rules)
+        """Solve the model, restated for a surrogate of its problem."""
+        return prove_model(
+            self.model, request, start=start, problem=stated, rules_call=self.rules_call
+        )
 
 
 def prove_model(
@@ -125,27 +136,28 @@ def prove_model(
     *,
     start: Candidate | None,
     problem: Problem | None = None,
-    as_rules: str | None = None,
+    rules_call: str | None = None,
 ) -> Outcome:
-    """Solve a model from `build`, perhaps extended; verify what comes out.
+    """Solve a model from `build` that may be extended, and verify its solution.
 
-    A valid schedule to begin from is returned if nothing better is found and the model admits it.
-    With a `problem` the model states that, a surrogate of its own. `as_rules` states what was added
-    to the model without it, for the reason of a model that has no schedule.
+    The valid schedule `start` is returned if the solver finds no better one and it satisfies the
+    model. `problem`, if given, is a surrogate of the model's problem, for which the model is
+    restated. `rules_call` is the call that states the model's additions, for the hint of an
+    infeasible model.
 
     Raises `VerificationError` if the verifier rejects the solution of an exact formulation.
     """
     begun_s = time.monotonic()
     problem = problem or model.problem
-    # Whether a start satisfies a user's own constraints is only known of a compiled model.
+    # Only a compiled model shows whether a start satisfies user-defined constraints.
     try:
         with time_limit(request.remaining_s() + GRACE_S):
             form = compile_model(model)
     except TimeLimitError:
-        return too_late(time.monotonic() - begun_s)
-    as_stated = states_problem(model)
-    form = restated(form, problem, as_stated=as_stated)
-    unit = _own_unit(form)
+        return late_outcome(time.monotonic() - begun_s)
+    as_stated = has_stated_objective(model)
+    form = restate_form(form, problem, as_stated=as_stated)
+    unit = _objective_unit(form)
     if as_stated:
         own = problem.objective.is_sum
         unit = problem.objective.unit if own else model.arrays.objective_unit
@@ -158,55 +170,55 @@ def prove_model(
         request=request,
         form=form,
         as_stated=as_stated,
-        hint=_hint(model.formulation, as_rules),
+        hint=_reduction_hint(model.formulation, rules_call),
         unit=unit,
         build_s=time.monotonic() - begun_s,
     ).run(start)
 
 
-def _own_unit(form: StandardForm) -> float:
-    """Return the unit in which a solver gets a user's objective.
+def _objective_unit(form: StandardForm) -> float:
+    """Return the unit in which a solver minimizes a user-defined objective, a power of two.
 
-    Its tolerances are absolute: the smallest cost counts a thousand, as far as the largest is not
-    above a million. A power of two changes no digit.
+    A solver's tolerances are absolute, so the smallest cost becomes a thousand units, unless the
+    largest then exceeds a million. A power of two changes no digit.
     """
     costs = np.abs(form.objective[form.objective != 0])
     if not costs.size:
         return 1.0
     least = max(costs.min() / 1000, sys.float_info.min)
-    unit = max(least, costs.max() / MAX_UNITS, abs(form.offset) / MOST_OFFSET)
+    unit = max(least, costs.max() / MAX_UNITS, abs(form.offset) / MAX_OFFSET)
     return float(2.0 ** math.floor(math.log2(unit)))
 
 
 @dataclass(slots=True, kw_only=True)
 class ExtendedProof(ModelProof):
-    """The proof by a user's model, whose rows may want what the problem does not."""
+    """The proof by a user's model, whose added rows the problem does not have."""
 
     model: pyo.ConcreteModel
-    further: ClassVar[str] = "and the constraints added to the model"
-    trimmed: ClassVar[bool] = False
+    conflict_phrase: ClassVar[str] = "and the constraints added to the model"
+    drops_unneeded: ClassVar[bool] = False
 
     def schedule(self, x: NDArray[np.float64]) -> Schedule:
-        """Return the facts in a solution, whose values the model gets."""
+        """Return the schedule of a solution, and load the solution into the Pyomo model."""
         load_values(self.form, x)
         return read_schedule(self.model)
 
     def own(self, value: float | None, bound: float | None) -> ModelObjective | None:
-        """Return the model's own objective at a value, None where it has the stated one.
+        """Return the user-defined objective at a value; None if the model has the stated objective.
 
-        As everywhere, a bound counts less the solver's error, and one within it of the value is the
-        value with rounding errors. One beyond the value proves nothing.
+        Its bound is that of the solver minus the maximum error. A bound within that error of the
+        value counts as the value. A bound beyond the value proves nothing, so `bound` is then None.
         """
         if self.as_stated or value is None:
             return None
         (objective,) = self.model.component_data_objects(pyo.Objective, active=True)
         proven = None
         if bound is not None and math.isfinite(bound):
-            sense, error = self.form.sense, SOLVER_ERROR * max(1.0, abs(bound) / 1000)
-            missing = sense * (value - bound)
-            if missing > error:
-                proven = (bound - sense * error) * self.unit
-            elif missing >= -EQUAL * max(1.0, abs(value)):
+            sense, tolerance = self.form.sense, SOLVER_ERROR * max(1.0, abs(bound) / 1000)
+            difference = sense * (value - bound)
+            if difference > tolerance:
+                proven = (bound - sense * tolerance) * self.unit
+            elif difference >= -EQUAL * max(1.0, abs(value)):
                 proven = value * self.unit
         return ModelObjective(
             name=objective.name,
@@ -216,8 +228,8 @@ class ExtendedProof(ModelProof):
         )
 
 
-def states_problem(model: pyo.ConcreteModel) -> bool:
-    """Return whether a model still minimizes what `build` stated: nobody replaced or changed it."""
+def has_stated_objective(model: pyo.ConcreteModel) -> bool:
+    """Return whether the objective of a model is active and the one that `build` made."""
     objective = model.component("objective")
     return (
         getattr(objective, "active", False)
@@ -226,14 +238,14 @@ def states_problem(model: pyo.ConcreteModel) -> bool:
     )
 
 
-def names_page_outs(model: pyo.ConcreteModel) -> bool:
-    """Return whether rows, or an objective, that were added to a model name page-outs."""
+def has_added_page_outs(model: pyo.ConcreteModel) -> bool:
+    """Return whether rows or an objective added to a model have variables of page-outs."""
     expressions = [
         row.body
         for row in model.component_data_objects(pyo.Constraint, active=True)
         if row.parent_component().name not in model.stated_rows
     ]
-    if not states_problem(model):
+    if not has_stated_objective(model):
         objectives = model.component_data_objects(pyo.Objective, active=True)
         expressions += [objective.expr for objective in objectives]
     return any(
@@ -243,52 +255,55 @@ def names_page_outs(model: pyo.ConcreteModel) -> bool:
     )
 
 
-def _hint(formulation: Formulation | None, as_rules: str | None) -> str:
-    """Return what to try if a reduced model has no schedule."""
+def _reduction_hint(formulation: Formulation | None, rules_call: str | None) -> str:
+    """Return the hint for a reduced model without a schedule.
+
+    Empty for models without reductions.
+    """
     if formulation != COMPACT:
         return ""
-    remedy = "reductions=False" if as_rules is None else as_rules
+    remedy = "reductions=False" if rules_call is None else rules_call
     return f"; the reductions may drop what they need: try {remedy}"
 
 
 # -- surrogates ----------------------------------------------------------------------------------
 
 
-def restated(form: StandardForm, problem: Problem, *, as_stated: bool) -> StandardForm:
-    """Return the form of a model of a problem for one of that problem's surrogates.
+def restate_form(form: StandardForm, problem: Problem, *, as_stated: bool) -> StandardForm:
+    """Return a model's form, changed to state a surrogate of its problem.
 
-    The surrogate may be measured by a known schedule, or have fewer bytes than one has. A user's
-    own objective stays, where the model is not `as_stated`.
+    The surrogate may have other units of the objective, or fewer bytes as the limit of the
+    objective. The objective is only replaced if the model minimizes its problem's (`as_stated`).
     """
     model = require_layout(form).model
     before, objective = model.problem, problem.objective
     if problem is before:
         return form
-    form = _with_planned_transfers(form, problem)
+    form = _drop_transfer_deadline(form, problem)
     if problem.time_sum != before.time_sum:
         for limit in problem.linear_limits:
             if limit.name == DEADLINE_ROWS[0]:
-                form = _with_limit(form, replace(limit, name=DEADLINE_ROWS[-1]))
+                form = _add_limit_row(form, replace(limit, name=DEADLINE_ROWS[-1]))
     if problem.usable_ram_bytes < before.usable_ram_bytes:
-        form = _with_lower_peak(form, problem)
+        form = _lower_peak_limits(form, problem)
     elif problem.aux_limit_bytes != before.aux_limit_bytes:
-        most = problem.aux_limit_bytes or 0
-        fewer = row_over_totals(problem, objective.coefficients, name=WRITES_ROW, upper=most)
-        form = _with_limit(form, fewer)
+        upper_limit = problem.aux_limit_bytes or 0
+        fewer = row_over_totals(problem, objective.coefficients, name=WRITES_ROW, upper=upper_limit)
+        form = _add_limit_row(form, fewer)
     for limit in problem.linear_limits:
         if limit.key == (WRITTEN_BYTES_CUTOFF, "upper"):
-            form = _with_limit(form, replace(limit, name=WRITES_ROW, key=None))
+            form = _add_limit_row(form, replace(limit, name=WRITES_ROW, key=None))
     if objective.is_sum and objective != before.objective and as_stated:
         costs, offset = objective_terms(model, problem)
-        columns, added = _in_form(form, costs)
+        columns, added = _to_form_columns(form, costs)
         objective_row = np.zeros(form.n_columns)
         objective_row[list(columns)] = list(columns.values())
         form = replace(form, objective=objective_row, offset=offset + added)
     return form
 
 
-def _with_planned_transfers(form: StandardForm, problem: Problem) -> StandardForm:
-    """Return a form without a limit on the time of transfers, where plans do not make all."""
+def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardForm:
+    """Return a form without the rows that limit transfer times, if plans may omit transfers."""
     if problem.plans_all_transfers:
         return form
     kept = [
@@ -305,19 +320,19 @@ def _with_planned_transfers(form: StandardForm, problem: Problem) -> StandardFor
     )
 
 
-def _with_limit(form: StandardForm, limit: LinearRow) -> StandardForm:
-    """Return a form with a limit over totals besides."""
+def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
+    """Return a form with one more row, for a limit on totals. Its layout has the exact limit."""
     model = require_layout(form).model
     needed = reduce_coefficients(model.decisions.row_over_columns(limit), model.upper)
     columns: Mapping[int, float] = {}
     lower, upper = -math.inf, math.inf
     if literal_slack(needed, model.upper) < 0:
-        lower = 1.0  # a row of nothing, which no values satisfy
+        lower = 1.0  # an empty row that no values satisfy
     else:
         row = scale_signed_limit(needed, model.upper)
         if row is None:
             return form
-        columns, constant = _in_form(form, row.terms)
+        columns, constant = _to_form_columns(form, row.terms)
         upper = row.upper - constant
     label = Label(limit.name, limit.key)
     shape = (1, form.n_columns)
@@ -327,8 +342,8 @@ def _with_limit(form: StandardForm, limit: LinearRow) -> StandardForm:
     return replace(form, layout=replace(layout, limits={**layout.limits, label: needed}))
 
 
-def _with_lower_peak(form: StandardForm, problem: Problem) -> StandardForm:
-    """Return a form whose peak is lower, of a model that minimizes it."""
+def _lower_peak_limits(form: StandardForm, problem: Problem) -> StandardForm:
+    """Return a form whose memory rows have the smaller budget of a problem that minimizes RAM."""
     layout = require_layout(form)
     before, peak = layout.model.problem, layout.model.peak
     lower = before.usable_ram_bytes - problem.usable_ram_bytes
@@ -339,15 +354,15 @@ def _with_lower_peak(form: StandardForm, problem: Problem) -> StandardForm:
     upper = form.upper.copy()
     position = -1 if peak is None else layout.positions[peak]
     if position >= 0:
-        most = upper[position] * problem.usable_ram_bytes / before.usable_ram_bytes
-        upper[position] = max(form.lower[position], most)
+        upper_limit = upper[position] * problem.usable_ram_bytes / before.usable_ram_bytes
+        upper[position] = max(form.lower[position], upper_limit)
     return replace(form, upper=upper, layout=replace(layout, limits=limits))
 
 
-def _in_form(
+def _to_form_columns(
     form: StandardForm, terms: Iterable[tuple[float, int]]
 ) -> tuple[dict[int, float], float]:
-    """Return terms over a model as coefficients of columns of a form, and their constant part."""
+    """Convert terms over a model's columns to coefficients of a form's columns, and a constant."""
     layout = require_layout(form)
     columns: dict[int, float] = {}
     constant = 0.0

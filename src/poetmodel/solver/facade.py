@@ -1,4 +1,4 @@
-"""`solve`: the one way in."""
+"""The public function `solve`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import SolveResult, Termination
 from poetmodel.schedule import Schedule, check_identity
-from poetmodel.solver.outcome import Outcome, accepted, better, finish
+from poetmodel.solver.outcome import Outcome, better_candidate, make_result, verified_candidate
 from poetmodel.solver.request import History, Request, SolveProgress
 from poetmodel.solver.task import CUT_SHORT, Task
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT: Final = "lazy"
-"""The formulation by which a problem is solved unless another is requested."""
+"""The formulation that solves a problem unless another one is requested."""
 
 
 def solve(
@@ -42,28 +42,29 @@ def solve(
     on_progress: OnProgress | None = None,
     solver_options: Mapping[str, OptionValue] | None = None,
 ) -> SolveResult:
-    """Find the best schedule, and prove how good it is.
+    """Find the best schedule of a problem or model, and prove a bound on its value.
 
     Parameters
     ----------
     problem_or_model : Problem or ConcreteModel
-        A problem, or a model that `build` made, with whatever was added to it.
+        A problem, or a model from `build`, which may be extended.
     formulation : {'lazy', 'compact', 'paper'}, optional
-        For a problem: how to solve it, by default ``lazy``. A model is solved as it was built.
+        Formulation of a problem, by default ``lazy``. A model is solved as it was built.
     backend : {'highs', 'scip', 'gurobi'}
-        The solver, or another one that `poetmodel.backends.register` has added.
+        The solver, or one that `poetmodel.backends.register` added.
     time_limit : float
-        Wall time for everything, building included [s].
+        Wall time for the whole call, building included [s].
     gap : float
-        Stop when the gap of what can be decided (the overhead, for energy) is at most this.
+        Stop when the gap of the overhead is at most this.
     threads : int
-        Threads that may be used: from two on a process searches for schedules beside the proof.
+        Maximum number of threads. With two or more, a second process searches for schedules during
+        the proof.
     seed : int
         Seed of the solver.
     start : Schedule, optional
-        A schedule to begin from, valid for the problem; a greedy one is tried beside it.
+        A first schedule, valid for the problem. The best of it and the built-in heuristics is used.
     on_progress : callable, optional
-        Called with a `SolveProgress` now and then; returning False stops the solve.
+        Called with a `SolveProgress` at irregular intervals; returning False stops the solve.
     solver_options : mapping of str to bool, int, float or str, optional
         Options of the solver by its own names, for each of its solves, such as
         ``{"mip_heuristic_effort": 0.2}`` for HiGHS. Time limit, threads, seed, gap and log are
@@ -72,7 +73,7 @@ def solve(
     Returns
     -------
     SolveResult
-        The schedule, verified, with its bound; without one, why.
+        The verified schedule with its bound, or the reason why there is none.
 
     Raises
     ------
@@ -96,7 +97,7 @@ def solve(
         gap=gap,
         threads=threads,
         seed=seed,
-        on_progress=history.watch,
+        on_progress=history.record,
         solver_options=dict(solver_options or {}),
     )
     solver = find_backend(backend)
@@ -104,7 +105,7 @@ def solve(
     _check_capabilities(solver)
     solver.check_options(request.solver_options)
     with infrequent_gc():
-        task = _state(problem_or_model, formulation)
+        task = _make_task(problem_or_model, formulation)
         problem, reason = task.problem, infeasibility_reason(task.problem)
         history.baseline = problem.objective.baseline
         if start is not None:
@@ -118,11 +119,11 @@ def solve(
 
             outcome = ShareSearch(task, request, start).run()
         else:
-            outcome = task.answer(problem, request, start)
-        if task.restates and task.exact:
-            outcome = _with_reported(problem, outcome, history.best)
-        result = finish(problem, request, outcome, formulation=task.formulation)
-        return replace(result, reduction=task.reduction, history=history.of(result))
+            outcome = task.solve_stated(problem, request, start)
+        if task.can_restate and task.exact:
+            outcome = _add_reported_schedule(problem, outcome, history.best)
+        result = make_result(problem, request, outcome, formulation=task.formulation)
+        return replace(result, reduction=task.reduction, history=history.completed_by(result))
 
 
 def _check_capabilities(solver: Solver) -> None:
@@ -132,8 +133,8 @@ def _check_capabilities(solver: Solver) -> None:
         )
 
 
-def _state(given: Problem | pyo.ConcreteModel, formulation: str | None) -> Task:
-    """Return what the arguments of `solve` state."""
+def _make_task(given: Problem | pyo.ConcreteModel, formulation: str | None) -> Task:
+    """Return the task of solving a problem by a formulation, or a model as it was built."""
     if not isinstance(given, Problem):
         from poetmodel.solver.extended import ModelTask
 
@@ -144,6 +145,7 @@ def _state(given: Problem | pyo.ConcreteModel, formulation: str | None) -> Task:
 
 
 def _check_formulation(problem: Problem, formulation: str) -> None:
+    """Raise `InputError` if a formulation is unknown, or cannot state the problem."""
     if formulation == DEFAULT:
         return
     from poetmodel.model import FORMULATIONS
@@ -157,10 +159,14 @@ def _check_formulation(problem: Problem, formulation: str) -> None:
         check_fits(problem)
 
 
-def _with_reported(problem: Problem, outcome: Outcome, best: SolveProgress | None) -> Outcome:
-    """Return an outcome that was cut short with the best schedule that was reported on the way."""
+def _add_reported_schedule(
+    problem: Problem, outcome: Outcome, best: SolveProgress | None
+) -> Outcome:
+    """Return an outcome that was cut short with the best reported schedule if that is better."""
     candidate, schedule = outcome.candidate, None if best is None else best.schedule
     known = candidate is not None and candidate.schedule is schedule
     if schedule is None or known or outcome.termination not in CUT_SHORT:
         return outcome
-    return replace(outcome, candidate=better(candidate, accepted(problem, schedule)))
+    return replace(
+        outcome, candidate=better_candidate(candidate, verified_candidate(problem, schedule))
+    )

@@ -1,4 +1,4 @@
-"""Schedules whose addresses fit: solved again with less RAM where the block is above the budget."""
+"""Find a schedule whose plan fits in an arena within the budget, with less RAM if necessary."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 from poetmodel.clock import time_limit as limited
 from poetmodel.device import Costs, StorageMode
 from poetmodel.errors import InputError, TimeLimitError
-from poetmodel.heuristics.greedy import construct, page_everything, refitted
-from poetmodel.heuristics.neighbourhood import improved
+from poetmodel.heuristics.greedy import construct, page_everything, refit
+from poetmodel.heuristics.neighbourhood import improve_schedule
 from poetmodel.placement import place
 from poetmodel.plan.alignment import ALIGNMENT, align_sizes, check_alignment
 from poetmodel.planner import make_plan, verify
@@ -21,7 +21,7 @@ from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule, simulate
 from poetmodel.solver.facade import solve as solve_by_default
 from poetmodel.solver.lazy.params import LazyParams
-from poetmodel.solver.outcome import accepted
+from poetmodel.solver.outcome import verified_candidate
 from poetmodel.solver.request import Request, SearchKeywords
 from poetmodel.units import format_bytes
 
@@ -33,30 +33,30 @@ if TYPE_CHECKING:
     from poetmodel.plan.arena import Arena
     from poetmodel.problem import Problem
 
-FIRST_RATIO: Final = 0.6
-"""Share of the time limit for the first solve; the rest is for its plan, its addresses, and more
-solves where these do not fit, each with half of what is left."""
+FIRST_SOLVE_RATIO: Final = 0.6
+"""Fraction of the time limit for the first solve. The rest is for its plan and arena, and for
+further solves if the arena is too large, each with half of the remaining time."""
 QUICK_S: Final = 5.0
-"""Most time for a greedy schedule where the addresses of none that was found fit in time [s]."""
-QUICK: Final = (48, 12)
-"""The parts of the RAM that are taken off: where the best schedule so far is repaired, and where
-another is built."""
-MARGIN: Final = 256
-"""Where there was no time to prove the best schedule, a part like this of the RAM is taken off
-beside the excess: one solve more would cost more."""
-LONGEST_PLACING_S: Final = 10.0
-"""Most time for the addresses of one plan [s]."""
+"""Maximum time for a greedy schedule if no arena fits before the time limit [s]."""
+QUICK_DIVISORS: Final = (48, 12)
+"""Divisors of the RAM that is removed: for repairing the best schedule so far, and for building
+another."""
+MARGIN_DIVISOR: Final = 256
+"""Divisor of the RAM that is removed in addition to the excess if the first solve was cut short,
+since another solve would cost more than the margin."""
+MAX_PLACING_S: Final = 10.0
+"""Maximum time to place one plan in an arena [s]."""
 
 
 class Fitted(NamedTuple):
-    """A result with the plan of its schedule and addresses for it, within the budget."""
+    """A result with the plan of its schedule and an arena within the budget."""
 
     result: SolveResult
     """Result for the problem as stated; without a schedule, the reason."""
     plan: Plan | None
     """The plan; None without a schedule."""
     arena: Arena | None
-    """Its addresses, a block no larger than the budget; None without a schedule."""
+    """The arena of the plan, no larger than the budget; None without a schedule."""
 
 
 def fit_arena(
@@ -65,62 +65,61 @@ def fit_arena(
     mode: StorageMode | str,
     alignment: int = ALIGNMENT,
     solve: Callable[..., SolveResult] = solve_by_default,
-    most_solves: int = 12,
+    max_solves: int = 12,
     time_limit: float = 60.0,
     available_bytes: int | None = None,
     **options: Unpack[SearchKeywords],
 ) -> Fitted:
-    """Solve a problem, plan its schedule and place all copies in a block within the RAM budget.
+    """Solve a problem, plan its schedule and place all copies in an arena within the RAM budget.
 
-    Where the block exceeds the budget, the problem is solved again with the excess taken off, until
-    it fits or no less RAM is left to try.
+    If the arena exceeds the budget, the problem is solved again with the budget reduced by the
+    excess, until the arena fits or no smaller budget is left.
 
     Parameters
     ----------
     problem : Problem
-        The problem. The block is at most its `usable_ram_bytes`.
+        The problem. The arena has at most its `usable_ram_bytes`.
     mode : {'blocking', 'dma'}
         How the device's storage moves tensors.
     alignment : int
         Offsets are multiples of this power of two [B].
     solve : callable
-        What solves a problem, with a ``time_limit`` and `options`.
+        The function that solves a problem, with a ``time_limit`` and `options`.
     most_solves : int
-        How often the problem is solved at most.
+        Maximum number of solves.
     time_limit : float
-        Wall time for everything: all solves, plans and addresses [s].
+        Wall time for all solves, plans and arenas [s].
     available_bytes : int, optional
-        RAM for tensors that there is at most [B]: no more is advised where no addresses fit.
-        Default: the RAM of the device.
+        Maximum RAM for tensors that the reason of a failure may recommend [B]. Default: the RAM of
+        the device without resident bytes.
     **options
         Other keyword arguments of `solve`.
 
     Returns
     -------
     Fitted
-        Result, plan and arena. The bound of the result is that of the problem as stated, so that
-        its gap includes what the addresses cost. Without a schedule plan and arena are None, and
-        the result says why: ``infeasible`` where it is proved that no addresses fit.
+        Result, plan and arena. The bound of the result is that of the problem as stated, so its gap
+        includes the cost of the arena. Without a schedule, plan and arena are None, and the result
+        has the reason and the status ``infeasible`` if it is proved that no arena fits.
 
     Raises
     ------
     InputError
-        If transfers may overlap computation in the time that counts, but not in the plan.
+        If the deadline counts overlapping transfers, but the plan has none (mode ``blocking``).
 
     Notes
     -----
-    From the second solve on, sizes are rounded up to the alignment, as they are in the block: where
-    that is infeasible no addresses fit. Blocks differ between schedules, and less RAM may have a
-    larger one. Once a budget is too small for any schedule, budgets between it and the least that
-    gave a block too large are tried by halves.
+    From the second solve on, sizes are rounded up to the alignment, as in the arena: if that
+    problem is infeasible, no arena fits. Arenas differ between schedules, and a smaller budget may
+    yield a larger arena. Once a budget is too small for any schedule, the search bisects between it
+    and the smallest budget whose arena was too large. The budget is reduced by the smallest excess
+    of all arenas so far, because a single arena may be large by chance.
 
-    Taken off is the least excess of all blocks so far, as one may be larger by chance.
-
-    The first solve gets three fifths of the time. If its block fits, what is left goes into a
-    better schedule; if not, each further solve gets half of what is left, and is a search alone
-    where the first one was cut short with a wide gap. A plan and its addresses are made in any
-    case; they are improved as long as there is time. If none fits by then, a greedy schedule with
-    clearly less RAM is the answer.
+    The first solve has three fifths of the time. If its arena fits, the remaining time is used to
+    improve the schedule. Otherwise each further solve has half of the remaining time, and only
+    searches for a schedule, without a bound, if the first was cut short with a wide gap. A plan and
+    its arena are made in any case, and improved while time remains. If none fits at the end, a
+    greedy schedule with clearly less RAM is tried.
     """
     check_alignment(alignment)
     mode, clock = StorageMode(mode), Request(time_limit_s=time_limit)
@@ -134,7 +133,7 @@ def fit_arena(
         available_bytes = device.ram_bytes - problem.resident_bytes
     search = _FittingSearch(problem, mode, alignment, solve, options, clock)
     search.available_bytes = available_bytes
-    return search.run(most_solves)
+    return search.run(max_solves)
 
 
 def plan_and_place(
@@ -144,13 +143,13 @@ def plan_and_place(
     *,
     mode: StorageMode,
     ram_budget_bytes: int | None,
-    room_bytes: int | None = None,
+    arena_limit_bytes: int | None = None,
     alignment: int = ALIGNMENT,
     seed: int = 0,
-    may_wait: bool = True,
+    may_delay_transfers: bool = True,
     time_limit: float | None = None,
 ) -> tuple[Plan, Arena]:
-    """Plan a schedule and place all that the plan has in RAM.
+    """Plan a schedule and place all copies of the plan in an arena.
 
     Parameters
     ----------
@@ -158,17 +157,23 @@ def plan_and_place(
         As in `make_plan`.
     ram_budget_bytes : int or None
         RAM that the plan may use [B].
-    room_bytes : int, optional
-        RAM for the block, and the budget that the plan states [B]. Default: that of the plan.
+    arena_limit_bytes : int, optional
+        Limit on the arena, and the budget that the plan states [B]. Default: that of the plan.
     alignment, seed : int
         As in `place`.
-    may_wait : bool
-        Whether transfers beside the computing may begin later where the block fits only so.
+    may_delay_transfers : bool
+        Whether to plan with a smaller budget, so that overlapping transfers start later, if the
+        arena exceeds its limit.
     time_limit : float, optional
-        Wall time after which nothing is improved any more [s].
+        Wall time after which plan and arena are not improved any more [s].
+
+    Returns
+    -------
+    tuple of Plan and Arena
+        The arena may exceed its limit.
     """
     until_s = time.monotonic() + (math.inf if time_limit is None else time_limit)
-    room = ram_budget_bytes if room_bytes is None else room_bytes
+    limit_bytes = ram_budget_bytes if arena_limit_bytes is None else arena_limit_bytes
     peak_bytes = simulate(graph, costs, schedule).peak_ram_bytes
     budget = ram_budget_bytes
     while True:
@@ -180,19 +185,19 @@ def plan_and_place(
             ram_budget_bytes=budget,
             time_limit=until_s - time.monotonic(),
         )
-        placing_s = min(LONGEST_PLACING_S, until_s - time.monotonic())
-        arena = place(graph, plan, alignment=alignment, seed=seed, time_limit=placing_s)
-        if room is None or budget is None:
+        planning_s = min(MAX_PLACING_S, until_s - time.monotonic())
+        arena = place(graph, plan, alignment=alignment, seed=seed, time_limit=planning_s)
+        if limit_bytes is None or budget is None:
             return plan, arena
-        fits = arena.bytes <= room
-        if fits or budget <= peak_bytes or mode != StorageMode.DMA or not may_wait:
-            return replace(plan, ram_budget_bytes=room), arena
-        excess = arena.bytes - room if time.monotonic() < until_s else budget
+        fits = arena.bytes <= limit_bytes
+        if fits or budget <= peak_bytes or mode != StorageMode.DMA or not may_delay_transfers:
+            return replace(plan, ram_budget_bytes=limit_bytes), arena
+        excess = arena.bytes - limit_bytes if time.monotonic() < until_s else budget
         budget = max(peak_bytes, budget - excess)
 
 
 class _FittingSearch:
-    """The search for a schedule whose addresses fit."""
+    """The search for a schedule whose plan fits in an arena of the usable RAM."""
 
     def __init__(
         self,
@@ -203,74 +208,82 @@ class _FittingSearch:
         options: SearchKeywords,
         clock: Request,
     ) -> None:
+        """Begin without a schedule; `clock` has the time limit of all solves."""
         self.problem, self.mode, self.alignment = problem, mode, alignment
         self.solve, self.clock = solve, clock
         self.start = options.get("start")
-        """Where the first solve begins; later ones may have other sizes."""
+        """First schedule of the first solve; later solves may have other sizes."""
         self.options = options.copy()
         self.options.pop("start", None)
         self.usable_bytes = problem.usable_ram_bytes
         self.available_bytes: int | None = None
-        """RAM for tensors that there is at most; None where that is not known."""
-        self.smallest_bytes: int | None = None
-        """The size of the smallest block found."""
-        self.placing_s = 0.0
-        """How long the last plan with its addresses took [s]."""
+        """Maximum RAM for tensors that a hint may recommend; None if unknown."""
+        self.smallest_arena_bytes: int | None = None
+        """Size of the smallest arena so far; None before the first."""
+        self.planning_s = 0.0
+        """Time to plan and place the last schedule [s]."""
 
-    def run(self, most_solves: int) -> Fitted:
-        """Solve until the addresses fit, or nothing is left to try."""
-        first = self._solve_within(self.problem, FIRST_RATIO, self.start)
+    def run(self, max_solves: int) -> Fitted:
+        """Solve with smaller RAM budgets until the arena fits, or until solves or time run out."""
+        first = self._solve_within(self.problem, FIRST_SOLVE_RATIO, self.start)
         if first.schedule is None or first.violations:
             return Fitted(first, None, None)
-        plan, arena = self._placed(first.schedule, self.usable_bytes)
+        plan, arena = self._plan_and_place(first.schedule, self.usable_bytes)
         if arena.bytes <= self.usable_bytes:
-            return self._improved(first, plan, arena)
-        return self._again(first, arena.bytes - self.usable_bytes, most_solves - 1)
+            return self._improve_fitting(first, plan, arena)
+        return self._solve_with_less_ram(first, arena.bytes - self.usable_bytes, max_solves - 1)
 
-    def _again(self, first: SolveResult, excess: int, most_solves: int) -> Fitted:
-        """Solve with less RAM, since the block of the first schedule is larger by an excess."""
+    def _solve_with_less_ram(self, first: SolveResult, excess: int, max_solves: int) -> Fitted:
+        """Solve with smaller RAM budgets, because the first arena is `excess` bytes too large.
+
+        Returns a result without a schedule if no arena fits within `max_solves` and the time limit.
+        """
         result = first
         peak = 0 if first.simulation is None else first.simulation.peak_ram_bytes
         rounded = rounded_problem(self.problem, self.alignment)
-        hurried = first.termination == Termination.TIME_LIMIT
-        margin = self.usable_bytes // MARGIN if hurried else 0
+        is_unproved = first.termination == Termination.TIME_LIMIT
+        margin = self.usable_bytes // MARGIN_DIVISOR if is_unproved else 0
         low, high, budget = 0, self.usable_bytes + 1, self.usable_bytes - margin
         if rounded.graph == self.problem.graph:
             high = min(self.usable_bytes, peak)
             budget = high - excess - margin
-        for _ in range(most_solves):
+        for _ in range(max_solves):
             if budget <= low:
                 budget = (low + high) // 2
             if high - low <= 1 or result.termination == Termination.INTERRUPTED:
                 break
-            if self.clock.remaining_s() <= 2 * self.placing_s:
-                quick = self._quickly(first, rounded, high)
-                return quick or Fitted(self._failed(first), None, None)
-            result = self._from(first, _with_ram(rounded, budget))
+            if self.clock.remaining_s() <= 2 * self.planning_s:
+                quick = self._fit_quickly(first, rounded, high)
+                return quick or Fitted(self._no_fit_result(first), None, None)
+            result = self._solve_from_first(first, _with_ram(rounded, budget))
             if result.schedule is None or result.violations:
                 if result.status == Status.INFEASIBLE and budget == self.usable_bytes:
-                    return Fitted(self._infeasible(result), None, None)
+                    return Fitted(self._infeasible_result(result), None, None)
                 low = budget
                 continue
-            plan, arena = self._placed(result.schedule, budget)
+            plan, arena = self._plan_and_place(result.schedule, budget)
             if arena.bytes <= self.usable_bytes:
-                fitted = self._fitted(first, result, plan, arena)
+                fitted = self._make_fitted(first, result, plan, arena)
                 if not fitted.result.violations:
                     return fitted
-                low = budget  # such as a deadline that the plan misses in less RAM
+                low = budget  # for example, the plan misses the deadline with less RAM
                 continue
             peak = 0 if result.simulation is None else result.simulation.peak_ram_bytes
             high = min(budget, peak)
-            budget = high - self._least_excess() - margin
-        return Fitted(self._failed(first), None, None)
+            budget = high - self._min_excess_bytes() - margin
+        return Fitted(self._no_fit_result(first), None, None)
 
-    def _improved(self, first: SolveResult, plan: Plan, arena: Arena) -> Fitted:
-        """Spend what is left of the time on a better schedule, from one whose addresses fit."""
+    def _improve_fitting(self, first: SolveResult, plan: Plan, arena: Arena) -> Fitted:
+        """Solve for the remaining time, from a first schedule whose arena fits.
+
+        Returns the better schedule whose arena fits, with the better bound and the time of both
+        solves.
+        """
         cut_short = first.method == "optimal" and first.termination == Termination.TIME_LIMIT
-        if not cut_short or self.clock.remaining_s() <= 2 * self.placing_s:
+        if not cut_short or self.clock.remaining_s() <= 2 * self.planning_s:
             return Fitted(first, plan, arena)
         result = self._solve_within(self.problem, 1.0, start=first.schedule)
-        first = _judged(
+        first = _with_status(
             replace(
                 first,
                 objective_bound=max(first.proven_bound, result.proven_bound),
@@ -279,34 +292,44 @@ class _FittingSearch:
                 solve_s=first.solve_s + result.solve_s,
             )
         )
-        value, known = result.value, first.value
-        if value is not None and known is not None and value < known and not result.violations:
-            placed = self._placed(result.require_schedule(), self.usable_bytes)
+        value, candidate = result.value, first.value
+        if (
+            value is not None
+            and candidate is not None
+            and value < candidate
+            and not result.violations
+        ):
+            placed = self._plan_and_place(result.require_schedule(), self.usable_bytes)
             if placed[1].bytes <= self.usable_bytes:
                 result = replace(result, build_s=0.0, solve_s=0.0)
-                fitted = self._fitted(first, result, *placed)
+                fitted = self._make_fitted(first, result, *placed)
                 if not fitted.result.violations:
                     return fitted
         return Fitted(first, plan, arena)
 
-    def _quickly(self, first: SolveResult, rounded: Problem, high: int) -> Fitted | None:
-        """Return a schedule made in no time with clearly less RAM, if its addresses fit."""
-        if first.method != "optimal":  # the answer of a baseline would not be its own
+    def _fit_quickly(self, first: SolveResult, rounded: Problem, high: int) -> Fitted | None:
+        """Return a schedule from a fast heuristic with less RAM whose arena fits.
+
+        None if none fits.
+
+        None for the methods of baselines, whose schedules no other heuristic may replace.
+        """
+        if first.method != "optimal":  # a baseline's schedule must come from its own method
             return None
-        slightly, clearly = (_with_ram(rounded, high - high // part) for part in QUICK)
-        ways: tuple[tuple[Callable[[Problem], Schedule | None], Problem], ...] = (
-            (partial(_refitted, schedule=first.require_schedule()), slightly),
-            (_greedy, clearly),
+        slightly, clearly = (_with_ram(rounded, high - high // part) for part in QUICK_DIVISORS)
+        attempts: tuple[tuple[Callable[[Problem], Schedule | None], Problem], ...] = (
+            (partial(_refit_quickly, schedule=first.require_schedule()), slightly),
+            (_construct_quickly, clearly),
             (page_everything, slightly),
         )
-        for make, less in ways:
-            schedule = make(less)
+        for make, smaller in attempts:
+            schedule = make(smaller)
             if schedule is None:
                 continue
-            plan, arena = self._placed(schedule, less.usable_ram_bytes)
+            plan, arena = self._plan_and_place(schedule, smaller.usable_ram_bytes)
             if arena.bytes <= self.usable_bytes:
                 result = replace(first, schedule=schedule, build_s=0.0, solve_s=0.0)
-                fitted = self._fitted(first, result, plan, arena)
+                fitted = self._make_fitted(first, result, plan, arena)
                 if not fitted.result.violations:
                     return fitted
         return None
@@ -314,39 +337,39 @@ class _FittingSearch:
     def _solve_within(
         self, stated: Problem, ratio: float, start: Schedule | None = None
     ) -> SolveResult:
-        """Solve a problem within a share of the time that is left, but for that of a plan."""
-        limit_s = max(ratio * (self.clock.remaining_s() - self.placing_s), 1e-3)
+        """Solve within a fraction of the remaining time, minus the time to plan and place."""
+        limit_s = max(ratio * (self.clock.remaining_s() - self.planning_s), 1e-3)
         more: SearchKeywords = {} if start is None else {"start": start}
         result = self.solve(stated, time_limit=limit_s, **{**self.options, **more})
         return replace(result, time_limit_s=self.clock.time_limit_s)
 
-    def _from(self, first: SolveResult, less: Problem) -> SolveResult:
-        """Solve with less RAM, from what the first solve has reached if it was cut short."""
+    def _solve_from_first(self, first: SolveResult, smaller: Problem) -> SolveResult:
+        """Solve with less RAM, from the first solve's schedule if that solve was cut short."""
         if first.method != "optimal" or first.termination != Termination.TIME_LIMIT:
-            return self._solve_within(less, 1 / 2)
-        if (first.gap or 0.0) > LazyParams().wide_gap_ratio and not less.is_overlapping:
-            return self._searched(first, less)
-        most_s = min(QUICK_S, self.clock.remaining_s() / 4)
-        start = _refitted(less, first.require_schedule(), most_s=most_s)
-        return self._solve_within(less, 1 / 2, start)
+            return self._solve_within(smaller, 1 / 2)
+        if (first.gap or 0.0) > LazyParams().wide_gap_ratio and not smaller.is_overlapping:
+            return self._search_from_first(first, smaller)
+        max_s = min(QUICK_S, self.clock.remaining_s() / 4)
+        start = _refit_quickly(smaller, first.require_schedule(), max_s=max_s)
+        return self._solve_within(smaller, 1 / 2, start)
 
-    def _searched(self, first: SolveResult, less: Problem) -> SolveResult:
-        """Search with less RAM, from what the first solve has reached, for half of the time left.
+    def _search_from_first(self, first: SolveResult, smaller: Problem) -> SolveResult:
+        """Search for a schedule with less RAM near the first one, for half of the remaining time.
 
-        A bound would be that of less RAM, which is of no use.
+        No bound is computed, because a bound for less RAM does not hold for the problem.
         """
-        most_s = max((self.clock.remaining_s() - self.placing_s) / 2, 1e-3)
+        max_s = max((self.clock.remaining_s() - self.planning_s) / 2, 1e-3)
         schedule, seed = None, self.options.get("seed", 0)
-        with limited(most_s + QUICK_S), suppress(TimeLimitError):
-            schedule = improved(less, first.require_schedule(), most_s=most_s, seed=seed)
-        known = accepted(less, schedule)
-        result = replace(first, problem=less, build_s=0.0, solve_s=0.0)
-        if known is None:
+        with limited(max_s + QUICK_S), suppress(TimeLimitError):
+            schedule = improve_schedule(smaller, first.require_schedule(), max_s=max_s, seed=seed)
+        candidate = verified_candidate(smaller, schedule)
+        result = replace(first, problem=smaller, build_s=0.0, solve_s=0.0)
+        if candidate is None:
             return replace(result, status=Status.UNKNOWN, schedule=None, simulation=None)
-        return replace(result, schedule=known.schedule, simulation=known.simulation)
+        return replace(result, schedule=candidate.schedule, simulation=candidate.simulation)
 
-    def _placed(self, schedule: Schedule, budget: int) -> tuple[Plan, Arena]:
-        """Plan a schedule within a budget, and place it."""
+    def _plan_and_place(self, schedule: Schedule, budget: int) -> tuple[Plan, Arena]:
+        """Plan a schedule within a budget and place it. Records the time and the smallest arena."""
         graph, begun_s = self.problem.graph, self.clock.elapsed_s()
         plan, arena = plan_and_place(
             graph,
@@ -354,19 +377,21 @@ class _FittingSearch:
             replace(schedule, identity=GraphIdentity.of(graph)),
             mode=self.mode,
             ram_budget_bytes=budget,
-            room_bytes=self.usable_bytes,
+            arena_limit_bytes=self.usable_bytes,
             alignment=self.alignment,
             seed=self.options.get("seed", 0),
-            may_wait=not self.problem.is_overlapping,
+            may_delay_transfers=not self.problem.is_overlapping,
             time_limit=self.clock.remaining_s() / 2,
         )
-        self.placing_s = self.clock.elapsed_s() - begun_s
-        if self.smallest_bytes is None or arena.bytes < self.smallest_bytes:
-            self.smallest_bytes = arena.bytes
+        self.planning_s = self.clock.elapsed_s() - begun_s
+        if self.smallest_arena_bytes is None or arena.bytes < self.smallest_arena_bytes:
+            self.smallest_arena_bytes = arena.bytes
         return plan, arena
 
-    def _fitted(self, first: SolveResult, result: SolveResult, plan: Plan, arena: Arena) -> Fitted:
-        """Return the result with less RAM as a result of the problem as stated."""
+    def _make_fitted(
+        self, first: SolveResult, result: SolveResult, plan: Plan, arena: Arena
+    ) -> Fitted:
+        """Convert a result with less RAM to one of the stated problem, verified with its plan."""
         schedule = replace(result.require_schedule(), identity=plan.identity)
         verdict = verify(self.problem, schedule, plan=plan)
         fitted = replace(
@@ -380,34 +405,35 @@ class _FittingSearch:
             build_s=first.build_s + result.build_s,
             solve_s=first.solve_s + result.solve_s,
         )
-        return Fitted(_judged(fitted), plan, arena)
+        return Fitted(_with_status(fitted), plan, arena)
 
-    def _infeasible(self, result: SolveResult) -> SolveResult:
-        """Return the proof, a result of the problem with sizes rounded up, in its words."""
+    def _infeasible_result(self, result: SolveResult) -> SolveResult:
+        """Convert the infeasibility proof for rounded sizes to a result of the stated problem."""
         reason = (
-            f"no addresses fit {self._room()}: tensors at multiples of {self.alignment} B need "
-            f"more; {result.reason}"
+            f"no addresses fit {self._usable_ram_text()}: tensors at multiples of "
+            f"{self.alignment} B need more; {result.reason}"
         )
-        # Own constraints on bytes are not the same for sizes that are rounded up.
+        # User-defined constraints on bytes change when sizes are rounded up: this proves nothing.
         status = Status.UNKNOWN if self.problem.constraints else Status.INFEASIBLE
         return replace(result, status=status, reason=reason)
 
-    def _least_excess(self) -> int:
-        """Return by how much the smallest block found is larger than the room for it [B]."""
-        return (self.smallest_bytes or 0) - self.usable_bytes
+    def _min_excess_bytes(self) -> int:
+        """Return the excess of the smallest arena so far over the usable RAM [B]."""
+        return (self.smallest_arena_bytes or 0) - self.usable_bytes
 
-    def _failed(self, first: SolveResult) -> SolveResult:
-        excess = self._least_excess()
-        late = self.clock.remaining_s() <= 2 * self.placing_s
-        reason = f"no schedule was found{' in time' if late else ''} whose addresses fit "
-        reason += f"{self._room()}: "
-        remedies = ["raise the time limit"] if late else []
-        most_bytes = math.inf if self.available_bytes is None else self.available_bytes
-        if self.usable_bytes + excess <= most_bytes:
-            remedies.insert(0, "add as much to ram")
+    def _no_fit_result(self, first: SolveResult) -> SolveResult:
+        """Return the first result without its schedule, with the reason and hints."""
+        excess = self._min_excess_bytes()
+        is_late = self.clock.remaining_s() <= 2 * self.planning_s
+        reason = f"no schedule was found{' in time' if is_late else ''} whose addresses fit "
+        reason += f"{self._usable_ram_text()}: "
+        hints = ["raise the time limit"] if is_late else []
+        max_bytes = math.inf if self.available_bytes is None else self.available_bytes
+        if self.usable_bytes + excess <= max_bytes:
+            hints.insert(0, "add as much to ram")
         if excess > 0:
             reason += f"the smallest block found takes {format_bytes(excess)} more; "
-            reason += ", or ".join(remedies or ["the device has no more RAM: take a smaller step"])
+            reason += ", or ".join(hints or ["the device has no more RAM: take a smaller step"])
         else:
             reason += "raise the time limit"
         return replace(
@@ -419,12 +445,12 @@ class _FittingSearch:
             reason=reason,
         )
 
-    def _room(self) -> str:
+    def _usable_ram_text(self) -> str:
         return f"the {format_bytes(self.usable_bytes)} that tensors may use"
 
 
-def _judged(result: SolveResult) -> SolveResult:
-    """Return a result with the status that its value and bound give it."""
+def _with_status(result: SolveResult) -> SolveResult:
+    """Return a result with the status and termination that its gap implies."""
     proved = (result.gap or 0.0) <= result.requested_gap
     ended = result.termination
     if proved or ended == Termination.PROVED:
@@ -436,27 +462,31 @@ def _with_ram(problem: Problem, usable_bytes: int) -> Problem:
     return replace(problem, ram=usable_bytes + problem.resident_bytes)
 
 
-def _refitted(problem: Problem, schedule: Schedule, *, most_s: float = QUICK_S) -> Schedule | None:
-    with limited(most_s), suppress(TimeLimitError):
-        return refitted(problem, schedule, most_s=most_s / 2)
+def _refit_quickly(
+    problem: Problem, schedule: Schedule, *, max_s: float = QUICK_S
+) -> Schedule | None:
+    """Repair a schedule for a problem with less RAM; None if `max_s` do not suffice."""
+    with limited(max_s), suppress(TimeLimitError):
+        return refit(problem, schedule, max_s=max_s / 2)
     return None
 
 
-def _greedy(problem: Problem) -> Schedule | None:
+def _construct_quickly(problem: Problem) -> Schedule | None:
+    """Construct a greedy schedule within `QUICK_S`; None if that is not enough time."""
     with limited(QUICK_S), suppress(TimeLimitError):
-        return construct(problem, most_s=QUICK_S / 2)
+        return construct(problem, max_s=QUICK_S / 2)
     return None
 
 
 def rounded_problem(problem: Problem, alignment: int) -> Problem:
-    """Return the problem with numbers for its limits and sizes as they are in a block.
+    """Return the problem with sizes rounded up to the alignment, and its limits as numbers.
 
-    Storage is larger by as much as the rounding may take there.
+    The storage limit rises by the maximum rounding.
     """
     graph, stated = problem.graph, problem.resolved()
-    room = stated.aux_limit_bytes
+    limit_bytes = stated.aux_limit_bytes
     return replace(
         stated,
         graph=align_sizes(graph, alignment),
-        aux_bytes=None if room is None else room + alignment * len(graph.tensors),
+        aux_bytes=None if limit_bytes is None else limit_bytes + alignment * len(graph.tensors),
     )

@@ -1,9 +1,10 @@
-"""Problems whose time is the makespan of a plan: solved through surrogates, sums that bound it.
+"""Solve problems whose time is the makespan of a plan, through surrogates whose time is a sum.
 
-No row over stages states a makespan exactly. Two sums bound it from below, whatever the plan: core
-and bus are each busy for the whole of their work. The surrogate of both is a relaxation and gives
-the bound. ``compute + share * transfer`` moves from there (share 0) to the time of a plan without
-any overlap (share 1), which is enough. The schedule of each is planned, and the plan is timed.
+No row over stages states a makespan exactly. Two sums bound it from below for every plan: the time
+of the core and that of the bus. The surrogate that limits both sums is a relaxation and proves the
+bound. The surrogate ``compute + share * transfer`` is the core's time at share 0, and the time of a
+plan without any overlap at share 1, which is always sufficient. The schedule of each surrogate is
+planned, and the makespan of its plan is checked.
 """
 
 from __future__ import annotations
@@ -27,121 +28,129 @@ if TYPE_CHECKING:
 
 
 RELAXATION_RATIO: Final = 0.5
-"""Share of the time limit for the relaxation, where its schedule may miss the deadline."""
+"""Fraction of the time limit for the relaxation, if its schedule may miss the deadline."""
 SURROGATE_RATIO: Final = 0.5
-"""Share of the time that is left for each further surrogate."""
-LEAST_STEP: Final = 1 / 64
-"""Transfer shares closer than this are not told apart."""
+"""Fraction of the remaining time for each further surrogate."""
+MIN_SHARE_STEP: Final = 1 / 64
+"""Smallest difference between two transfer shares that the bisection distinguishes."""
 TIME_SHARES: Final = (1 / 1024, 1 / 256, 1 / 64, 1 / 8, 1.0)
-"""Transfer shares that are tried in turn where the makespan is minimized: first those in which
-transfers hardly count, since most of them can be hidden."""
+"""Transfer shares in the order in which they are tried if the makespan is minimized. Small ones are
+first because most transfers can be hidden behind computations."""
 
 
 @dataclass(slots=True)
 class ShareSearch:
-    """The search for a transfer share whose plan keeps every limit, best of all.
+    """The search for the transfer share whose surrogate yields the best plan within all limits.
 
-    The outcome of `run` has the best schedule whose plan does, verified with its plan, and a bound
-    on all of them. It is infeasible only where the relaxation is.
+    `run` returns the best schedule whose plan meets all limits, verified with the plan, and a bound
+    for all plans. The outcome is infeasible only if the relaxation is.
     """
 
     task: Task
-    """Answers surrogates of the problem."""
+    """Solves surrogates of the problem."""
     request: Request
     start: Schedule | None
     problem: Problem = field(init=False)
     best: Candidate | None = None
     bound: float = 0.0
     own_bound: float | None = None
-    """Bound of the relaxation on the model's own objective."""
+    """Bound of the relaxation on the user-defined objective of a model."""
     nearest_s: float | None = None
-    """Least makespan seen of a schedule that breaks no other limit [s]."""
+    """Smallest makespan of a schedule that violates only the deadline [s]; None without one."""
     solved: list[tuple[float, Outcome]] = field(default_factory=list)
-    """The shares tried, with how each ended."""
+    """The tried shares with their outcomes."""
 
     def __post_init__(self) -> None:
-        self.problem = self.task.planned
+        self.problem = self.task.planned_problem
 
     def run(self) -> Outcome:
-        """Try shares until one is proved to be the best, or no time is left."""
-        first = RELAXATION_RATIO if self._timed else 1.0
+        """Try transfer shares until the best plan is proved optimal or the time limit passes."""
+        first = RELAXATION_RATIO if self._is_timed else 1.0
         try:
             if self.start is not None:
-                self._take(self.start)
+                self._verify_plan(self.start)
             relaxed, _ = self._try_share(0.0, ratio=first)
             if relaxed.infeasible:
                 return relaxed
-            if self._timed and self.problem.minimize == Quantity.TIME:
-                self._makespan_shares()
-            elif self._timed:
-                self._bisect()
-                if self.best is None and self.task.restates:
-                    self._makespan_shares()
-        except TimeLimitError:  # while a schedule is planned, which may take long, too
-            return replace(self._outcome(), termination=Termination.TIME_LIMIT)
-        except KeyboardInterrupt:  # between two solves, which take care of it themselves
-            return replace(self._outcome(), termination=Termination.INTERRUPTED)
-        return self._outcome()
+            if self._is_timed and self.problem.minimize == Quantity.TIME:
+                self._minimize_times()
+            elif self._is_timed:
+                self._bisect_share()
+                if self.best is None and self.task.can_restate:
+                    self._minimize_times()
+        except TimeLimitError:  # raised while a schedule was planned
+            return replace(self._make_outcome(), termination=Termination.TIME_LIMIT)
+        except KeyboardInterrupt:  # raised between two solves, which handle it themselves
+            return replace(self._make_outcome(), termination=Termination.INTERRUPTED)
+        return self._make_outcome()
 
     @property
-    def _timed(self) -> bool:
-        """Whether the makespan decides on anything."""
+    def _is_timed(self) -> bool:
+        """Whether the makespan matters: it is limited, minimized, or its idle energy is limited."""
         problem = self.problem
-        of_energy = problem.energy_budget_j is not None or any(
+        limits_energy = problem.energy_budget_j is not None or any(
             Total.ENERGY in row.terms for row in problem.constraints
         )
-        idles = problem.idle_power_w > 0 and of_energy
+        idles = problem.idle_power_w > 0 and limits_energy
         return problem.deadline_s is not None or problem.minimize == Quantity.TIME or idles
 
-    def _makespan_shares(self) -> None:
-        """Minimize sums of times, without the deadline: a plan may keep one that the sum misses.
+    def _minimize_times(self) -> None:
+        """Solve surrogates that minimize time, with growing shares, without the deadline.
 
-        Where something else is minimized, any schedule whose plan keeps the limits will do.
+        A plan may meet a deadline that the surrogate's sum misses. If another quantity is
+        minimized, the first schedule whose plan meets all limits ends the loop.
         """
         problem, timed = self.problem, self.problem.minimize == Quantity.TIME
-        if self.task.restates:
+        if self.task.can_restate:
             problem = problem.without(Quantity.TIME, minimize=Quantity.TIME, own_objective=())
         for share in TIME_SHARES:
-            if self._done() or not (timed or self.best is None):
+            if self._is_done() or not (timed or self.best is None):
                 return
             self._try_share(share, problem=problem)
 
-    def _bisect(self) -> None:
-        """Look for the least share whose plan keeps the limits."""
-        missed, kept = 0.0, None
-        while not self._done() and (kept is None or kept - missed > LEAST_STEP):
-            share = 1.0 if kept is None else (missed + kept) / 2
+    def _bisect_share(self) -> None:
+        """Bisect for the smallest transfer share whose plan meets all limits."""
+        too_small, large_enough = 0.0, None
+        while not self._is_done() and (
+            large_enough is None or large_enough - too_small > MIN_SHARE_STEP
+        ):
+            share = 1.0 if large_enough is None else (too_small + large_enough) / 2
             outcome, keeps = self._try_share(share)
-            if keeps or outcome.candidate is None or kept is None:
-                kept = share
+            if keeps or outcome.candidate is None or large_enough is None:
+                large_enough = share
             else:
-                missed = share
+                too_small = share
 
     def _try_share(
         self, share: float, *, ratio: float | None = None, problem: Problem | None = None
     ) -> tuple[Outcome, bool]:
-        """Have one surrogate solved, of the stated problem or of one with other limits.
+        """Solve the surrogate of one transfer share, for the problem or for one with other limits.
 
-        Return how it ended, and whether its plan keeps every limit.
+        Return its outcome, and whether the plan of its schedule meets all limits. Raises the bound.
         """
         request = self.request
         ratio = SURROGATE_RATIO if ratio is None else ratio
         limit_s = request.elapsed_s() + ratio * request.remaining_s()
-        within = replace(request, time_limit_s=max(limit_s, 1e-3), on_progress=self._report(share))
+        within = replace(
+            request, time_limit_s=max(limit_s, 1e-3), on_progress=self._progress_callback(share)
+        )
         begin = self.start if self.best is None else self.best.schedule
         stated = problem or self.problem
-        outcome = self.task.answer(stated.surrogate(transfer_share=share), within, begin)
+        outcome = self.task.solve_stated(stated.surrogate(transfer_share=share), within, begin)
         self.solved.append((share, outcome))
         self._raise_bound(share, outcome.bound)
         candidate = outcome.candidate
-        keeps = candidate is not None and self._take(candidate.schedule, candidate.own, share=share)
+        keeps = candidate is not None and self._verify_plan(
+            candidate.schedule, candidate.own, share=share
+        )
         return outcome, keeps
 
     def _raise_bound(self, share: float, bound: float) -> None:
-        """Take over what a surrogate proves of every plan.
+        """Raise the bound on all plans by that of a surrogate.
 
-        The relaxation's bound holds as it is. Of the others only that of a time does: no makespan
-        is below the mean of compute and transfer time with weights 1 and `share`.
+        The bound of the relaxation holds directly. Bounds of other surrogates hold only if time is
+        minimized: no makespan is below the mean of compute and transfer time with weights 1 and
+        `share`.
         """
         if share == 0:
             self.bound = max(self.bound, bound)
@@ -149,36 +158,42 @@ class ShareSearch:
             whole_s = self.problem.surrogate(transfer_share=share).objective.baseline + bound
             self.bound = max(self.bound, whole_s / (1 + share) - self.problem.pass_time_s)
 
-    def _take(
+    def _verify_plan(
         self, schedule: Schedule, own: ModelObjective | None = None, *, share: float = 0.0
     ) -> bool:
-        """Verify a schedule with its plan; return whether it keeps every limit.
+        """Verify a schedule with its plan, and store it if it is the best.
 
-        What the relaxation proves of the model's own objective holds for every plan.
+        Return whether it is valid.
+
+        The relaxation's bound on the user-defined objective holds for every plan.
         """
         if own is not None:
             self.own_bound = own.bound if share == 0 else self.own_bound
             own = replace(own, bound=self.own_bound)
-        candidate = replace(self._verified(schedule), own=own)
+        candidate = replace(self._make_candidate(schedule), own=own)
         makespan_s = candidate.simulation.planned_s
         if candidate.violations:
             if makespan_s is not None and candidate.simulation.valid:
                 nearest_s = self.nearest_s
                 self.nearest_s = makespan_s if nearest_s is None else min(nearest_s, makespan_s)
             return False
-        # A start without the model's own objective says nothing of it.
+        # A start has no value of the user-defined objective, so any solution replaces it.
         if self.best is None or (own and not self.best.own) or candidate.is_better(self.best):
             self.best = candidate
-            if self._timed:  # one who wants it to stop says so again, during the next solve
+            if self._is_timed:  # the result may be ignored: the next solve reports again
                 self.request.report(candidate.value, self.bound, schedule)
         return True
 
-    def _verified(self, schedule: Schedule) -> Candidate:
-        """Verify a schedule with its plan; where no time is left for that, without any overlap."""
+    def _make_candidate(self, schedule: Schedule) -> Candidate:
+        """Verify a schedule with its plan.
+
+        Without overlapping transfers if no time is left to plan.
+        """
         planning_s = self.request.remaining_s() + GRACE_S
         return as_candidate(self.problem, schedule, planning_s=planning_s)
 
-    def _done(self) -> bool:
+    def _is_done(self) -> bool:
+        """Return whether the gap is closed, a solve was interrupted or no time remains."""
         interrupted = any(
             outcome.termination == Termination.INTERRUPTED for _, outcome in self.solved
         )
@@ -190,14 +205,20 @@ class ShareSearch:
             return self.best.own.gap <= self.request.gap
         return is_closed(self.problem, self.best.value, self.bound, self.request.gap)
 
-    def _report(self, share: float) -> Callable[[SolveProgress], bool | None]:
-        """Return the observer of a surrogate's solve; it reports facts about the problem."""
+    def _progress_callback(self, share: float) -> Callable[[SolveProgress], bool | None]:
+        """Return the progress callback of a surrogate's solve.
+
+        It forwards values of the stated problem.
+
+        The surrogate's bound is forwarded only for share 0, where the surrogate is a relaxation.
+        """
 
         def report(progress: SolveProgress) -> bool | None:
+            """Report the best schedule and the bound of the stated problem."""
             bound = self.bound
             if share == 0 and progress.overhead_bound is not None:
                 bound = max(bound, progress.overhead_bound)
-            if not self._timed:
+            if not self._is_timed:
                 return self.request.report(progress.overhead, bound, progress.schedule)
             best = self.best
             if best is None:
@@ -206,7 +227,8 @@ class ShareSearch:
 
         return report
 
-    def _outcome(self) -> Outcome:
+    def _make_outcome(self) -> Outcome:
+        """Return the outcome of all solves so far, with their shares in the statistics."""
         if not self.solved:
             return Outcome(termination=Termination.STALLED, candidate=self.best)
         outcomes = [outcome for _, outcome in self.solved]
@@ -215,7 +237,7 @@ class ShareSearch:
             termination = Termination.INTERRUPTED
         elif self.request.remaining_s() <= 0:
             termination = Termination.TIME_LIMIT
-        elif self.best is not None and self._done():
+        elif self.best is not None and self._is_done():
             termination = Termination.PROVED
         elif Termination.TIME_LIMIT in ended:
             termination = Termination.TIME_LIMIT
@@ -226,16 +248,17 @@ class ShareSearch:
             termination=termination,
             candidate=self.best,
             bound=self.bound,
-            reason=self._reason(outcomes[-1]),
+            reason=self._no_schedule_reason(outcomes[-1]),
             versions=outcomes[0].versions,
             statistics={**outcomes[0].statistics, "shares": shares},
-        ).with_parts(outcomes)
+        ).with_solves(outcomes)
 
-    def _reason(self, last: Outcome) -> str:
+    def _no_schedule_reason(self, last: Outcome) -> str:
+        """Return why no schedule was found, with the smallest makespan if there is a deadline."""
         if self.nearest_s is None or self.problem.deadline_s is None:
             return last.reason
         return (
-            "no schedule was found whose plan keeps the deadline of "
+            "no schedule was found whose plan meets the deadline of "
             f"{format_seconds(self.problem.deadline_s)} and the other limits; the best makespan "
             f"found is {format_seconds(self.nearest_s)}"
         )

@@ -1,4 +1,7 @@
-"""Solve one model as a whole: solve, read, verify. `ExtendedProof` is that of a user's model."""
+"""Solve one model as a whole and verify its solution.
+
+`ExtendedProof` is the variant for users' models.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.problem.infeasibility import infeasibility_proof
 from poetmodel.result import ModelObjective, Termination
-from poetmodel.solver.covers import limit_rows, with_covers
+from poetmodel.solver.covers import add_covers, limit_rows
 from poetmodel.solver.outcome import (
     Candidate,
     Outcome,
@@ -52,25 +55,26 @@ TERMINATIONS: Final[Mapping[SolverStatus, Termination]] = {
     SolverStatus.OTHER_LIMIT: Termination.STALLED,
     SolverStatus.UNBOUNDED: Termination.STALLED,
 }
-"""Meaning of each reason of a back end to stop."""
+"""Termination of a solve by the status of the back end."""
 
-GAP_SHARE: Final = 0.99
-"""Part of the gap tolerance that a solver may leave; its bound is reduced by up to the rest."""
+GAP_FRACTION: Final = 0.99
+"""Fraction of the gap tolerance for the solver. The rest covers the safe reduction of its bound."""
 
-TOO_LATE: Final = "the time limit passed while the model was built"
+BUILD_TIMED_OUT: Final = "the time limit passed while the model was built"
 
-ACCEPTED: Final = 1e-6
-"""Largest violation of a scaled row by a start that may stand for a model's solution."""
+MAX_START_VIOLATION: Final = 1e-6
+"""Maximum violation of a scaled row by a first schedule that is accepted as a solution of the
+model."""
 HALF: Final = 0.5
-"""A rounded decision above this is taken."""
+"""Threshold above which a binary decision counts as 1."""
 
 
 def prove_formulation(
     problem: Problem, request: Request, formulation: str, *, start: Candidate | None
 ) -> Outcome:
-    """Build the model of a formulation, and solve it; verify what comes out.
+    """Build and solve the model of a formulation, and verify its solution.
 
-    A valid schedule to begin from is returned if nothing better is found.
+    The valid schedule `start` is returned if the solver finds no better one.
 
     Raises `VerificationError` if the verifier rejects the solution of an exact formulation.
     """
@@ -93,7 +97,7 @@ def prove_formulation(
         with time_limit(request.remaining_s()):
             form = to_standard_form(model)
     except TimeLimitError:
-        return too_late(time.monotonic() - begun)
+        return late_outcome(time.monotonic() - begun)
     objective = problem.objective
     return ModelProof(
         problem=problem,
@@ -105,13 +109,13 @@ def prove_formulation(
     ).run(start)
 
 
-def too_late(build_s: float) -> Outcome:
-    """Return the outcome of a model that was not ready in time."""
-    return Outcome(termination=Termination.TIME_LIMIT, reason=TOO_LATE, build_s=build_s)
+def late_outcome(build_s: float) -> Outcome:
+    """Return the outcome of a model that was not built within the time limit."""
+    return Outcome(termination=Termination.TIME_LIMIT, reason=BUILD_TIMED_OUT, build_s=build_s)
 
 
 def start_values(form: StandardForm, schedule: Schedule) -> NDArray[np.float64] | None:
-    """Return the columns of a schedule, NaN for those it says nothing of; None for ``paper``."""
+    """Return the columns of a schedule, NaN where it does not decide them; None for ``paper``."""
     layout = require_layout(form)
     if layout.model.formulation == PAPER:
         return None
@@ -123,33 +127,36 @@ class ModelProof:
     """The proof by one compiled model."""
 
     problem: Problem
-    """Statement of the row."""
+    """The problem that the model states."""
     arrays: Model
     request: Request
     form: StandardForm
     """The model as the solver gets it, cuts included."""
     unit: float
-    """How much one unit of the form's objective is."""
+    """Amount of the minimized quantity in one unit of the form's objective."""
     build_s: float
     """Time to build and compile the model [s]."""
     as_stated: bool = True
-    """Whether the model minimizes what its problem does."""
+    """Whether the model minimizes its problem's objective."""
     hint: str = ""
-    """What to try where there is no schedule, in words."""
-    further: ClassVar[str] = "together"
-    """What a schedule must keep besides each limit, in words."""
-    trimmed: ClassVar[bool] = True
-    """Whether entries that nothing needs may be dropped from the solution: all its rows are those
-    of the problem."""
+    """Hint for a model without a schedule, as text."""
+    conflict_phrase: ClassVar[str] = "together"
+    """How the limits conflict if each can be met alone, as text for the reason of infeasibility."""
+    drops_unneeded: ClassVar[bool] = True
+    """Whether unneeded decisions may be removed from the solution; not if the model has rows of a
+    user."""
     log: list[str] = field(default_factory=list)
-    """The solver's log, in pieces."""
+    """The solver's log, in the pieces that it wrote."""
     latest: BackendProgress | None = None
-    """The solver's reports, with its best solution."""
-    is_late: bool = False
-    """Whether the solver was left behind."""
+    """The solver's last report, with its best solution."""
+    is_abandoned: bool = False
+    """Whether the solver exceeded the limit and its reports are ignored."""
 
     def run(self, start: Candidate | None) -> Outcome:
-        """Solve from a start, which is the answer if it is the best and satisfies the model."""
+        """Solve, and return the better of the solution and the first schedule.
+
+        The first schedule counts only if it satisfies the rows of the model.
+        """
         form = self.form
         values = None if start is None else start_values(form, start.schedule)
         raw, candidate = self._search(values)
@@ -157,42 +164,44 @@ class ModelProof:
         if (
             start is not None
             and values is not None
-            and (candidate is None or (self.trimmed and start.value < candidate.value))
+            and (candidate is None or (self.drops_unneeded and start.value < candidate.value))
             and not np.isnan(values).any()
-            and form.violation(values) <= ACCEPTED
+            and form.violation(values) <= MAX_START_VIOLATION
         ):
             candidate, value = start, form.value(values)
         if candidate is not None:
             candidate = replace(candidate, own=self.own(value, bound))
-        return self._conclude(raw, candidate)
+        return self._make_outcome(raw, candidate)
 
     def _search(
         self, values: NDArray[np.float64] | None
     ) -> tuple[RawSolution | None, Candidate | None]:
-        """Solve until the verifier accepts what comes out.
+        """Solve, and exclude rejected solutions by cover cuts until the verifier accepts one.
 
-        A solver's tolerance can let a point through that exceeds a limit. It is excluded by cuts
-        that every schedule keeps, so that bounds and infeasibility proved with them hold.
+        A solver's tolerance may permit a point that exceeds a limit. Every schedule satisfies the
+        cover cuts that exclude the point, so bounds and infeasibility proved with them hold.
+
+        Raises `VerificationError` if no cover cut excludes a rejected solution.
         """
         formulation = self.arrays.formulation
-        raw = self._ask(values)
+        raw = self._call_solver(values)
         while raw is not None and raw.x is not None:
-            try:  # A solver may be late: what it has found is verified all the same.
+            try:  # The solution of a late solver is verified as well, within GRACE_S.
                 with time_limit(self.request.remaining_s() + GRACE_S):
-                    candidate = self._read(raw.x)
+                    candidate = self._extract_candidate(raw.x)
             except TimeLimitError:
-                return _cut_short(raw), None
+                return _without_solution(raw), None
             if not candidate.violations or formulation == PAPER:
                 return raw, candidate
             form = None
             if formulation in (COMPACT, UNREDUCED):
-                form = with_covers(self.form, raw.x, limit_rows(self.form), rejected=True)
+                form = add_covers(self.form, raw.x, limit_rows(self.form), rejected=True)
             if form is None:
                 raise VerificationError(candidate.violations)
             self.form = form
-            after = self._ask(values)
+            after = self._call_solver(values)
             if after is None:
-                return _cut_short(raw), None
+                return _without_solution(raw), None
             bounds = [solution.bound for solution in (raw, after) if solution.bound is not None]
             raw = replace(
                 after,
@@ -202,15 +211,18 @@ class ModelProof:
             )
         return raw, None
 
-    def _ask(self, values: NDArray[np.float64] | None) -> RawSolution | None:
-        """Give the form to the solver; None if no time is left."""
+    def _call_solver(self, values: NDArray[np.float64] | None) -> RawSolution | None:
+        """Solve the form within the remaining time. Return None if none remains.
+
+        If the solver exceeds the limit, it is abandoned and its last report is returned.
+        """
         request, remaining = self.request, self.request.remaining_s()
         if remaining <= 0:
             return None
         solver = backend(request.backend)
         limits = Limits(
             time_s=remaining,
-            rel_gap=GAP_SHARE * request.gap,
+            rel_gap=GAP_FRACTION * request.gap,
             threads=request.threads,
             seed=request.seed,
             presolve=request.presolve,
@@ -224,22 +236,28 @@ class ModelProof:
         try:
             return run_interruptibly(solve, stop, max_s=remaining + PATIENCE_S)
         except TimeLimitError:
-            return self._left_behind(request.elapsed_s() - (request.time_limit_s - remaining))
+            return self._abandoned_solution(
+                request.elapsed_s() - (request.time_limit_s - remaining)
+            )
 
-    def _left_behind(self, solve_s: float) -> RawSolution:
-        """Return the results that a solver had reported before it was abandoned."""
-        self.is_late, told = True, self.latest
-        x = None if told is None else told.x
+    def _abandoned_solution(self, solve_s: float) -> RawSolution:
+        """Return the last report of a solver as its solution, and mark the solver as abandoned."""
+        self.is_abandoned, last_report = True, self.latest
+        x = None if last_report is None else last_report.x
         return RawSolution(
             status=SolverStatus.TIME_LIMIT,
             x=x,
             objective=None if x is None else self.form.value(x),
-            bound=None if told is None else told.bound,
+            bound=None if last_report is None else last_report.bound,
             solve_s=solve_s,
         )
 
     def _report(self, progress: BackendProgress) -> bool | None:
-        if self.is_late:
+        """Forward a report of the solver as bounds on the problem.
+
+        Returns False to stop an abandoned solver.
+        """
+        if self.is_abandoned:
             return False
         before, self.latest = self.latest, progress
         if progress.x is None and before is not None:
@@ -247,38 +265,43 @@ class ModelProof:
         incumbent = None
         if self.as_stated and progress.incumbent is not None:
             incumbent = max(0.0, progress.incumbent * self.unit)
-        return self.request.report(incumbent, self._proven(progress.bound))
+        return self.request.report(incumbent, self._problem_bound(progress.bound))
 
-    def _read(self, x: NDArray[np.float64]) -> Candidate:
+    def _extract_candidate(self, x: NDArray[np.float64]) -> Candidate:
+        """Verify the schedule of a solution, without unneeded decisions if `drops_unneeded`."""
         problem, schedule = self.problem, self.schedule(x)
         candidate = as_candidate(problem, schedule)
-        if self.trimmed and not candidate.violations:
+        if self.drops_unneeded and not candidate.violations:
             needed = PartialSchedule.of(
                 problem.graph, schedule, problem.rewards, working=problem.working_graph
             )
-            tidy = as_candidate(problem, needed.schedule())
-            if not tidy.violations and tidy.value <= candidate.value:
-                return tidy
+            cleaned = as_candidate(problem, needed.schedule())
+            if not cleaned.violations and cleaned.value <= candidate.value:
+                return cleaned
         return candidate
 
     def schedule(self, x: NDArray[np.float64]) -> Schedule:
-        """Return the facts in a solution."""
+        """Return the schedule of a solution."""
         rounded = round_binaries(x, self.form)
         values = require_layout(self.form).values(rounded)
         return schedule_from_columns(self.arrays, lambda column: bool(values[column] > HALF))
 
-    def _proven(self, bound: float | None) -> float | None:
-        """Return the bound on the problem, in its unit, from one of the model; None for none."""
+    def _problem_bound(self, bound: float | None) -> float | None:
+        """Convert the model's bound to one on the problem, in its unit.
+
+        None if the model is not exact, or minimizes another objective.
+        """
         if bound is None or not (self.arrays.exact and self.as_stated):
             return None
         least = float(self.problem.objective.known_bound)
         return max(least, safe_bound(self.problem, bound) * self.unit)
 
     def own(self, value: float | None, bound: float | None) -> ModelObjective | None:  # noqa: ARG002
-        """Return the model's own objective at a value, None where it has the stated one."""
+        """Return the user-defined objective at a value: None, as only `ExtendedProof` has one."""
         return None
 
-    def _conclude(self, raw: RawSolution | None, candidate: Candidate | None) -> Outcome:
+    def _make_outcome(self, raw: RawSolution | None, candidate: Candidate | None) -> Outcome:
+        """Return the outcome with the candidate, and bound and statistics of the raw solution."""
         form = self.form
         statistics: dict[str, Any] = {
             "columns": form.n_columns,
@@ -290,28 +313,28 @@ class ModelProof:
             return Outcome(
                 termination=Termination.TIME_LIMIT,
                 candidate=candidate,
-                reason=TOO_LATE,
+                reason=BUILD_TIMED_OUT,
                 build_s=self.build_s,
                 statistics=statistics,
             )
-        figures = (("model_value", raw.objective), ("model_bound", raw.bound))
-        for name, value in (*figures, ("root_bound", raw.root_bound)):
+        metrics = (("model_value", raw.objective), ("model_bound", raw.bound))
+        for name, value in (*metrics, ("root_bound", raw.root_bound)):
             if value is not None:
                 statistics[name] = value * self.unit
         return Outcome(
             termination=TERMINATIONS[raw.status],
             candidate=candidate,
-            bound=self._proven(raw.bound) or 0.0,
+            bound=self._problem_bound(raw.bound) or 0.0,
             infeasible=raw.infeasible and self.arrays.exact,
-            reason=self._reason(raw),
+            reason=self._no_schedule_reason(raw),
             build_s=self.build_s + raw.build_s,
             versions=backend(self.request.backend).versions(),
             statistics=statistics,
             log="".join(self.log),
         )
 
-    def _reason(self, raw: RawSolution) -> str:
-        """Return in words why there is no schedule."""
+    def _no_schedule_reason(self, raw: RawSolution) -> str:
+        """Return why no schedule was found, as text."""
         formulation = self.arrays.formulation
         if raw.status == SolverStatus.UNBOUNDED:
             return "the objective of the model is unbounded: give the variables in it bounds"
@@ -325,9 +348,9 @@ class ModelProof:
         contradiction = self.form.contradiction()
         if contradiction is not None:
             return f"proved: {contradiction}{self.hint}"
-        return infeasibility_proof(self.problem, self.further) + self.hint
+        return infeasibility_proof(self.problem, self.conflict_phrase) + self.hint
 
 
-def _cut_short(raw: RawSolution) -> RawSolution:
-    """Return the bound proved by a solution that is not taken."""
+def _without_solution(raw: RawSolution) -> RawSolution:
+    """Return a raw solution without its point, with its bound and the status of a time limit."""
     return replace(raw, status=SolverStatus.TIME_LIMIT, x=None, objective=None)

@@ -1,4 +1,4 @@
-"""From what a search found to the result that people get: nothing leaves without the verifier."""
+"""Convert the outcome of a search to a result. The verifier checks every schedule first."""
 
 from __future__ import annotations
 
@@ -20,36 +20,41 @@ if TYPE_CHECKING:
 REFUTED: Final = (
     "a verified schedule refutes what the solver proved, and no other proof was found in time"
 )
-"""Why a result has a schedule and no proof."""
+"""Reason of a result that has a schedule and no proof."""
 EQUAL: Final = 1e-6
-"""A bound and a value closer than this, relatively, are the same number with rounding errors."""
+"""Maximum relative difference between a bound and a value that count as equal, for rounding
+errors."""
 EQUAL_IN_ALL: Final = 1e-9
-"""The same, relative to all energy or time, baseline included: the contract's tolerance."""
+"""The same, relative to the whole energy or time, baseline included: the tolerance of limits."""
 EQUAL_BYTES: Final = 0.5
-"""The same for bytes, which are whole: a bound within less than one of the value reaches it."""
+"""The same in bytes. Bytes are whole numbers, so a bound less than one below the value reaches
+it."""
 SOLVER_ERROR: Final = 5e-7
-"""By how much a solver's bound may be wrong, in units of the objective, and relative to a thousand
-of them: five times its tolerance. Solvers look only for what is better by a tolerance than what
-they have, and at the end call the value of that their bound."""
+"""Maximum error of a solver's bound, in units of the objective, and relative to a thousand of them:
+five times its tolerance. Solvers search only for solutions that improve the incumbent by more than
+a tolerance, and report the incumbent's value as the bound at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A schedule that the verifier has seen."""
+    """A schedule with the verifier's verdict."""
 
     schedule: Schedule
     simulation: Simulation
     violations: tuple[str, ...]
-    """The verifier's objections."""
+    """Violations that the verifier found."""
     value: float
-    """The minimized quantity beyond what every schedule pays, in its own unit."""
+    """The minimized quantity minus its baseline, in its own unit."""
     own: ModelObjective | None = None
-    """The model's own objective, where it optimises another than its problem's."""
+    """The user-defined objective of a model that replaced its problem's; None otherwise."""
     verify_s: float = 0.0
     """Time to verify it [s]."""
 
     def is_better(self, other: Candidate) -> bool:
-        """Return whether this one is preferred to another, by the model's own objective if any."""
+        """Return whether this candidate has the better value.
+
+        Compares the user-defined objectives if both candidates have one.
+        """
         if self.own is None or other.own is None:
             return self.value < other.value
         if self.own.sense == "minimize":
@@ -59,7 +64,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a search ended."""
+    """The termination, best schedule and bound of a search."""
 
     termination: Termination
     candidate: Candidate | None = None
@@ -67,9 +72,9 @@ class Outcome:
     bound: float = 0.0
     """Proven lower bound on the value of every candidate, in its own unit."""
     infeasible: bool = False
-    """Whether it is proved that there is no schedule."""
+    """Whether it is proved that no schedule exists."""
     reason: str = ""
-    """In words why there is no schedule."""
+    """Why no schedule was found, as text."""
     build_s: float = 0.0
     """Time to build and compile [s]."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -78,18 +83,19 @@ class Outcome:
     """Size of the solved model: columns, rows, ..."""
     log: str = ""
 
-    def with_parts(self, parts: Sequence[Outcome]) -> Outcome:
-        """Return this outcome with the building time and the log of several solves."""
-        build_s = sum(part.build_s for part in parts)
-        return replace(self, build_s=build_s, log="".join(part.log for part in parts))
+    def with_solves(self, solves: Sequence[Outcome]) -> Outcome:
+        """Return this outcome with the sum of the build times and the joined logs of `solves`."""
+        build_s = sum(solve.build_s for solve in solves)
+        return replace(self, build_s=build_s, log="".join(solve.log for solve in solves))
 
 
 def as_candidate(
     problem: Problem, schedule: Schedule, *, planning_s: float | None = None
 ) -> Candidate:
-    """Give a schedule to the verifier, with its plan where time is a makespan.
+    """Verify a schedule, with its plan if time is a makespan.
 
-    Where so many seconds do not suffice for the plan, transfers and computing take turns.
+    If the plan is not found within `planning_s`, the verifier uses a plan without overlapping
+    transfers.
     """
     begun_s = time.monotonic()
     verdict = verify(problem, schedule, planning_s=planning_s)
@@ -102,32 +108,35 @@ def as_candidate(
     )
 
 
-def accepted(problem: Problem, schedule: Schedule | None) -> Candidate | None:
-    """Return a schedule as a candidate; None where there is none or the verifier objects."""
+def verified_candidate(problem: Problem, schedule: Schedule | None) -> Candidate | None:
+    """Verify a schedule. Return None for None, or if the verifier finds a violation."""
     if schedule is None:
         return None
     candidate = as_candidate(problem, schedule)
     return None if candidate.violations else candidate
 
 
-def better(first: Candidate | None, other: Candidate | None) -> Candidate | None:
-    """Return the candidate of less value, the first one of equals; None where there is none."""
+def better_candidate(first: Candidate | None, other: Candidate | None) -> Candidate | None:
+    """Return the candidate with the smaller value; `first` if both are equal.
+
+    None if both are None.
+    """
     if first is None or other is None:
         return first or other
     return first if first.value <= other.value else other
 
 
 def safe_bound(problem: Problem, bound: float) -> float:
-    """Return the part of a solver's bound that its tolerances leave certain, in the same units.
+    """Return a solver's bound minus its maximum error, in units of the objective.
 
-    For the peak it is that of the rows that state it, which count a thousand times.
+    For a peak, the error is that of the memory rows, whose unit is a thousand times smaller.
     """
     units = max(1.0, abs(bound) / 1000) if problem.objective.is_sum else 1000.0
     return bound - SOLVER_ERROR * units
 
 
 def is_tight(problem: Problem, value: float, bound: float) -> bool:
-    """Return whether a bound reaches a value, rounding errors aside."""
+    """Return whether a bound reaches a value within rounding errors."""
     if bound >= value:
         return True
     missing = value - bound
@@ -138,14 +147,14 @@ def is_tight(problem: Problem, value: float, bound: float) -> bool:
 
 
 def is_closed(problem: Problem, value: float, bound: float, gap: float) -> bool:
-    """Return whether a value is proved within a gap tolerance."""
+    """Return whether the gap between a value and a bound is at most `gap`."""
     return is_tight(problem, value, bound) or relative_gap(value, bound) <= gap
 
 
 def is_refuted(problem: Problem, outcome: Outcome) -> bool:
-    """Return whether a valid schedule disproves what a solver proved: its bound, or that none is.
+    """Return whether the valid schedule of an outcome contradicts its bound or infeasibility.
 
-    Rounding errors apart; bytes have none.
+    Differences within rounding errors are no contradiction.
     """
     candidate = outcome.candidate
     if candidate is None or candidate.violations or candidate.own is not None:
@@ -157,7 +166,7 @@ def is_refuted(problem: Problem, outcome: Outcome) -> bool:
 
 
 def without_proof(problem: Problem, outcome: Outcome) -> Outcome:
-    """Return an outcome of which only the schedule holds."""
+    """Return an outcome with its schedule, but with the known bound of the problem only."""
     proved = outcome.termination == Termination.PROVED
     return replace(
         outcome,
@@ -169,15 +178,15 @@ def without_proof(problem: Problem, outcome: Outcome) -> Outcome:
 
 
 def reported_bound(problem: Problem, candidate: Candidate, bound: float) -> float:
-    """Return the bound to report for a candidate: never above its value."""
+    """Return the bound to report for a candidate. It never exceeds the candidate's value."""
     bound = max(bound, problem.objective.known_bound)
     return candidate.value if is_tight(problem, candidate.value, bound) else bound
 
 
-def finish(
+def make_result(
     problem: Problem, request: Request, outcome: Outcome, *, formulation: str
 ) -> SolveResult:
-    """Turn an outcome into a result."""
+    """Convert an outcome to a result. Discards a proof that the outcome's schedule refutes."""
     blank = SolveResult(
         problem=problem,
         status=Status.INFEASIBLE if outcome.infeasible else Status.UNKNOWN,
@@ -198,7 +207,11 @@ def finish(
         outcome = without_proof(problem, outcome)
     candidate = outcome.candidate
     if candidate is None:
-        return blank if outcome.infeasible else replace(blank, termination=_unproved(outcome))
+        return (
+            blank
+            if outcome.infeasible
+            else replace(blank, termination=_unproved_termination(outcome))
+        )
     own, bound = candidate.own, 0.0
     if not candidate.violations and own is None:
         bound = reported_bound(problem, candidate, outcome.bound)
@@ -209,7 +222,7 @@ def finish(
     return replace(
         blank,
         status=Status.OPTIMAL if proved else Status.FEASIBLE,
-        termination=Termination.PROVED if proved else _unproved(outcome),
+        termination=Termination.PROVED if proved else _unproved_termination(outcome),
         schedule=candidate.schedule,
         simulation=candidate.simulation,
         violations=candidate.violations,
@@ -221,10 +234,11 @@ def finish(
     )
 
 
-def _unproved(outcome: Outcome) -> Termination:
-    """Return why a search stopped that proved less than requested: its solver's proof was another.
+def _unproved_termination(outcome: Outcome) -> Termination:
+    """Return the termination of an outcome with too large a gap: STALLED in place of PROVED.
 
-    A solver may prove the optimum of a restriction of the problem, or of a user's own objective.
+    A solver may have proved the optimum of a restriction of the problem, or of a user-defined
+    objective.
     """
     proved = outcome.termination == Termination.PROVED
     return Termination.STALLED if proved else outcome.termination

@@ -1,4 +1,4 @@
-"""How to solve, within which limits, and what is reported on the way, kept for later."""
+"""The request of a solve, its progress reports, and the history of these reports."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ if TYPE_CHECKING:
     OnProgress = Callable[["SolveProgress"], bool | None]
 
 GRACE_S: Final = 1.0
-"""Time beyond the limit in which a schedule that is being made may still be finished [s]."""
+"""Time after the limit in which a schedule under construction may still be completed [s]."""
 PATIENCE_S: Final = 0.7
-"""How late a solver may be before it is left behind [s]: HiGHS looks at no clock in parts of its
-root, which take seconds with ten thousand columns and more."""
-MOST_MOMENTS: Final = 100
-"""Moments that a history keeps; of more every second one goes."""
+"""Time after the limit at which a solver is abandoned [s]. HiGHS checks no clock in some phases of
+its root node, which take seconds from ten thousand columns on."""
+MAX_MOMENTS: Final = 100
+"""Maximum length of a history. When it is exceeded, every second moment is deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveProgress:
-    """The state of a solve at one moment, in the unit of what is minimized."""
+    """The state of a solve at one moment, in the unit of the minimized quantity."""
 
     seconds: float
-    """Since the solve was requested, building included [s]."""
+    """Time since the solve was requested, building included [s]."""
     overhead: float | None
-    """Least overhead of a schedule so far, the part above `baseline`; None before the first."""
+    """Smallest overhead of a schedule so far, in addition to `baseline`; None before the first."""
     overhead_bound: float | None
     """Best proven lower bound on the overhead so far; None before the first."""
     baseline: float = 0.0
-    """What every schedule pays: of energies and times those of a single pass."""
+    """The cost of every schedule: for energies and times, that of a single pass."""
     schedule: Schedule | None = None
-    """The verified schedule of that overhead; None where a solver reports the overhead alone."""
+    """The verified schedule with that overhead; None if the solver reports the overhead alone."""
 
     @property
     def value(self) -> float | None:
-        """Least value of a schedule so far, as `SolveResult.value`; None before the first."""
+        """Smallest value of a schedule so far, as `SolveResult.value`; None before the first."""
         return None if self.overhead is None else self.baseline + self.overhead
 
     @property
@@ -56,14 +56,14 @@ class SolveProgress:
 
     @property
     def gap(self) -> float | None:
-        """Gap between both overheads, as a fraction of the first; None while one is missing."""
+        """Gap between overhead and bound, as a fraction of the overhead; None if one is missing."""
         if self.overhead is None or self.overhead_bound is None:
             return None
         return relative_gap(self.overhead, self.overhead_bound)
 
 
 class SearchKeywords(TypedDict, total=False):
-    """Keywords of `poetmodel.solve` that functions above pass on, without its time limit."""
+    """Keywords of `poetmodel.solve` except its time limit, for functions that pass them on."""
 
     formulation: str | None
     backend: str
@@ -83,16 +83,16 @@ class SolveKeywords(SearchKeywords, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Request of a solve; begins to count time when made."""
+    """The parameters of a solve. The time limit counts from the creation of this object."""
 
     backend: str = "highs"
     time_limit_s: float = 60.0
     """Wall time for everything, building included [s]."""
     gap: float = 1e-4
-    """Stop at this gap of what can be decided (the overhead, for energy)."""
+    """Gap tolerance of the overhead, at which the solve stops."""
     threads: int = 1
     seed: int = 0
-    """Seed of everything random."""
+    """Seed of every random choice."""
     on_progress: OnProgress | None = None
     """Called with every better schedule and bound; returning False stops the solve."""
     solver_options: Mapping[str, OptionValue] = field(default_factory=dict)
@@ -100,27 +100,31 @@ class Request:
     presolve: bool = True
     """Whether the solver may reduce a model before it solves it."""
     started_s: float = field(default_factory=now_s)
-    """When the solve was requested, on the clock that its limit counts [s]."""
+    """Time of the request, on the clock that counts against the limit [s]."""
     wall_end_s: float | None = field(default_factory=wall_end_s)
-    """When it ends in any case, on the monotonic clock, if its limit is of processor time [s]."""
+    """Latest end on the monotonic clock if the limit is processor time [s]; None otherwise."""
 
     def __post_init__(self) -> None:
-        faults = []
+        """Raise `InputError` with all errors of time limit, gap, threads and seed."""
+        errors = []
         if not _is_real(self.time_limit_s) or self.time_limit_s <= 0:
-            faults.append(f"time limit: expected seconds above 0, got {self.time_limit_s!r}")
+            errors.append(f"time limit: expected seconds above 0, got {self.time_limit_s!r}")
         if not _is_real(self.gap) or self.gap < 0:
-            faults.append(f"gap: expected a finite fraction of 0 or more, got {self.gap!r}")
-        for name, least in (("threads", 1), ("seed", 0)):
+            errors.append(f"gap: expected a finite fraction of 0 or more, got {self.gap!r}")
+        for name, minimum in (("threads", 1), ("seed", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                faults.append(f"{name}: expected a whole number from {least}, got {value!r}")
-        if faults:
-            raise InputError(faults)
+            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+                errors.append(f"{name}: expected a whole number from {minimum}, got {value!r}")
+        if errors:
+            raise InputError(errors)
 
     def report(
         self, overhead: float | None, bound: float | None, schedule: Schedule | None = None
     ) -> bool | None:
-        """Report overhead and its bound so far; return what the watcher answers, False to stop."""
+        """Call `on_progress` with the overhead and bound so far; return its result.
+
+        False stops the solve.
+        """
         if self.on_progress is None:
             return None
         return self.on_progress(
@@ -137,12 +141,12 @@ class Request:
         return now_s(of_processor=self.wall_end_s is not None) - self.started_s
 
     def remaining_s(self) -> float:
-        """Return the time that is left [s], 0 or more."""
+        """Return the time until the limit [s], 0 or more."""
         left_s = max(0.0, self.time_limit_s - self.elapsed_s())
         return left_s if self.wall_end_s is None else min(left_s, self.remaining_wall_s())
 
     def remaining_wall_s(self) -> float:
-        """Return the wall time that is left [s], 0 or more."""
+        """Return the wall time until the limit [s], 0 or more."""
         if self.wall_end_s is None:
             return self.remaining_s()
         return max(0.0, self.wall_end_s - now_s(of_processor=False))
@@ -154,33 +158,38 @@ def _is_real(value: object) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """Reports of a solve, as far as they changed something."""
+    """Progress reports of a solve that improved the overhead or the bound."""
 
     on_progress: OnProgress | None = None
-    """Further observers."""
+    """The user's callback, to which each report is forwarded."""
     baseline: float = 0.0
-    """What is added to the overheads for these."""
+    """Baseline for the forwarded reports."""
     moments: list[Moment] = field(default_factory=list)
     best: SolveProgress | None = None
-    """The report of the best schedule."""
+    """The report with the best schedule."""
 
-    def watch(self, progress: SolveProgress) -> bool | None:
-        """Take note of a report, pass it on, and return the answer."""
+    def record(self, progress: SolveProgress) -> bool | None:
+        """Add a report to the history and forward it to `on_progress`.
+
+        Return the result of that call.
+        """
         values = (progress.overhead, progress.overhead_bound)
-        figures = [figure for figure in values if figure is not None]
-        if figures and all(map(math.isfinite, figures)):
-            self._add((progress.seconds, *values))
+        known = [value for value in values if value is not None]
+        if known and all(map(math.isfinite, known)):
+            self._add_moment((progress.seconds, *values))
         if progress.schedule is not None and progress.overhead is not None:
-            known = None if self.best is None else self.best.overhead
-            self.best = progress if known is None or progress.overhead < known else self.best
+            best = None if self.best is None else self.best.overhead
+            self.best = progress if best is None or progress.overhead < best else self.best
         if self.on_progress is None:
             return None
         return self.on_progress(replace(progress, baseline=self.baseline))
 
-    def of(self, result: SolveResult) -> tuple[Moment, ...]:
-        """Return the history of a solve that ended with a result, which is its last moment.
+    def completed_by(self, result: SolveResult) -> tuple[Moment, ...]:
+        """Return the moments before a solve's end, and the result as the last moment.
 
-        No moment is ahead of the result: a solver may take back what it told on its way.
+        Earlier values are corrected to be no better than the result, because a solver may revise
+        its reports. Empty for a user-defined objective; without the last moment if there is no
+        schedule.
         """
         own, simulation = result.own_objective, result.simulation
         if own is not None or simulation is None:
@@ -200,21 +209,22 @@ class History:
         ]
         return (*before, (result.wall_s, value, bound))
 
-    def _add(self, moment: Moment) -> None:
+    def _add_moment(self, moment: Moment) -> None:
+        """Append a moment with the best values so far, unless it improves none of them."""
         moments = self.moments
         if moments:
             _, incumbent, bound = moments[-1]
-            moment = (moment[0], _least(moment[1], incumbent), _most(moment[2], bound))
+            moment = (moment[0], _min_known(moment[1], incumbent), _max_known(moment[2], bound))
             if moment[1:] == moments[-1][1:]:
                 return
         moments.append(moment)
-        if len(moments) > MOST_MOMENTS:
+        if len(moments) > MAX_MOMENTS:
             del moments[1:-1:2]
 
 
-def _least(first: float | None, other: float | None) -> float | None:
-    return min((value for value in (first, other) if value is not None), default=None)
+def _min_known(first: float | None, second: float | None) -> float | None:
+    return min((value for value in (first, second) if value is not None), default=None)
 
 
-def _most(first: float | None, other: float | None) -> float | None:
-    return max((value for value in (first, other) if value is not None), default=None)
+def _max_known(first: float | None, second: float | None) -> float | None:
+    return max((value for value in (first, second) if value is not None), default=None)

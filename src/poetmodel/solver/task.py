@@ -1,4 +1,4 @@
-"""A task: from a schedule to begin with, in units that a solver resolves, to the proof."""
+"""Solve one task: find a first schedule, scale the objective's units for the solver, and prove."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from poetmodel.clock import time_limit
 from poetmodel.errors import TimeLimitError, TooLargeError
-from poetmodel.heuristics.greedy import construct, page_everything, trivial
+from poetmodel.heuristics.greedy import construct, keep_all_if_valid, page_everything
 from poetmodel.heuristics.segments import checkpoint_segments
 from poetmodel.result import Termination
 from poetmodel.solver.outcome import (
     Candidate,
     Outcome,
-    accepted,
-    better,
+    better_candidate,
     is_closed,
     is_refuted,
     is_tight,
+    verified_candidate,
     without_proof,
 )
 from poetmodel.solver.request import GRACE_S, Request, SolveProgress
@@ -29,88 +29,96 @@ if TYPE_CHECKING:
 
 
 CUT_SHORT: Final = frozenset({Termination.TIME_LIMIT, Termination.INTERRUPTED})
-"""After these the schedule to begin from is the answer if the solver has found none."""
-AGAIN: Final = (
+"""Terminations after which the first schedule is returned if the solver found none."""
+RETRY_NOTE: Final = (
     "a verified schedule refutes what the solver proved; the problem is solved again without "
     "presolve"
 )
 GREEDY_TIME_RATIO: Final = 0.1
-"""Share of the time limit after which greedy returns its best schedule."""
-LONGEST_GREEDY_TIME_RATIO: Final = 0.5
-"""Share of the time that is left after which greedy ends without one."""
-LEAST_UNITS: Final = 1.0
+"""Fraction of the time limit after which greedy returns its best schedule."""
+MAX_GREEDY_TIME_RATIO: Final = 0.5
+"""Fraction of the remaining time after which greedy ends without a schedule."""
+MIN_UNITS: Final = 1.0
 """Smallest value of a known schedule, in units of the objective, that a solver resolves to a
-millionth; below it the problem is stated in finer units."""
-MOST_UNITS: Final = 1e5
+millionth. Below it the problem is restated in finer units."""
+MAX_UNITS: Final = 1e5
 """Largest such value."""
 SETTLED: Final = frozenset({Termination.PROVED, Termination.STALLED})
-"""After these what is open is below a solver's tolerances."""
+"""Terminations after which the open gap is below a solver's tolerances."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A problem, to be solved by a formulation; `ModelTask` is one that a model states.
+    """A problem with the formulation that solves it; `ModelTask` is that of a user's model.
 
-    `answer` searches for a schedule to begin from, scales the statement to what a solver resolves,
-    and has it proved. It takes the problem, or a surrogate where time is a makespan.
+    `solve_stated` finds a first schedule, scales the objective's units for the solver, and proves.
+    Its problem is that of the task, or a surrogate if time is a makespan.
     """
 
     problem: Problem
     formulation: str
-    """Its name; of a model the one that it was built by."""
-    restates: ClassVar[bool] = True
-    """Whether it states any limits and objective anew; a model keeps the rows that it has."""
+    """Name of the formulation; for a model, the one that it was built by."""
+    can_restate: ClassVar[bool] = True
+    """Whether limits and objective can be replaced; a model keeps its rows."""
 
     @property
     def exact(self) -> bool:
-        """Whether what is proved of it holds for the problem."""
+        """Whether a proof of the formulation holds for the problem."""
         return self.formulation != "paper"
 
     @property
-    def planned(self) -> Problem:
-        """The problem, with what plans must serve."""
+    def planned_problem(self) -> Problem:
+        """The problem whose schedules are planned: that of the task."""
         return self.problem
 
     @property
     def reduction(self) -> str:
-        """In words how the formulation reduced a graph that it could not state as it is."""
+        """How the formulation reduced a graph that it could not represent; empty if it did not."""
         if self.formulation != "paper":
             return ""
         from poetmodel.model.paper import describe_reduction
 
         return describe_reduction(self.problem.graph) or ""
 
-    def answer(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
-        """Solve the problem or a surrogate of it, from a schedule if given.
+    def solve_stated(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
+        """Solve the problem or a surrogate of it, from a first schedule if given.
 
-        What a verified schedule refutes is solved again without presolve, and holds as far as that
-        proves it.
+        If a verified schedule refutes the proof, the problem is solved again without presolve. The
+        second proof is returned unless a schedule refutes it too.
         """
-        outcome = self._search(problem, request, start)
+        outcome = self._solve_once(problem, request, start)
         if not is_refuted(problem, outcome):
             return outcome
         known = without_proof(problem, outcome)
         if request.remaining_s() <= 0 or known.candidate is None:
             return known
-        start, told = known.candidate.schedule, f"{outcome.log}poetmodel: {AGAIN}\n"
-        again = self._search(problem, replace(request, presolve=False), start)
-        again = replace(again, candidate=better(again.candidate, known.candidate))
-        if is_refuted(problem, again):
-            again = without_proof(problem, again)
-        return again.with_parts([replace(known, log=told), again])
+        start, log = known.candidate.schedule, f"{outcome.log}poetmodel: {RETRY_NOTE}\n"
+        retried = self._solve_once(problem, replace(request, presolve=False), start)
+        retried = replace(retried, candidate=better_candidate(retried.candidate, known.candidate))
+        if is_refuted(problem, retried):
+            retried = without_proof(problem, retried)
+        return retried.with_solves([replace(known, log=log), retried])
 
-    def _search(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
-        """Search for a schedule to begin from, and have the rest proved."""
+    def _solve_once(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
+        """Build first schedules by heuristics, and prove from the best.
+
+        After a time limit, Ctrl-C or a model that is too large, the best first schedule is
+        returned.
+        """
         best: Candidate | None = None
         try:
             with time_limit(request.remaining_s() + GRACE_S):
-                best = better(accepted(problem, start), _by_segments(problem, request))
-                best = better(best, _greedy(problem, request))
+                best = better_candidate(
+                    verified_candidate(problem, start), _segment_candidate(problem, request)
+                )
+                best = better_candidate(best, _greedy_candidate(problem, request))
                 if best is None or not problem.objective.is_sum:  # its peak is the floor
-                    best = better(best, accepted(problem, page_everything(problem)))
-                best = best or self._from_fewer_choices(problem, request)
-            prove = self._scale if self.exact else self.prove
-            outcome = self._settle(problem, request, best) or prove(problem, request, best)
+                    best = better_candidate(
+                        best, verified_candidate(problem, page_everything(problem))
+                    )
+                best = best or self._construct_restricted(problem, request)
+            prove = self._prove_in_fine_units if self.exact else self.prove
+            outcome = self._check_start(problem, request, best) or prove(problem, request, best)
         except KeyboardInterrupt:
             outcome = Outcome(termination=Termination.INTERRUPTED)
         except TimeLimitError:
@@ -121,29 +129,37 @@ class Task:
             )
             outcome = Outcome(termination=Termination.TIME_LIMIT, reason=reason)
         except TooLargeError as error:
-            known = best if self.restates else None
+            known = best if self.can_restate else None
             outcome = Outcome(termination=Termination.STALLED, candidate=known, reason=str(error))
-        if outcome.candidate is None and self.restates and outcome.termination in CUT_SHORT:
+        if outcome.candidate is None and self.can_restate and outcome.termination in CUT_SHORT:
             return replace(outcome, candidate=best)
         return outcome
 
-    def _from_fewer_choices(self, problem: Problem, request: Request) -> Candidate | None:
-        """Return a schedule without paging, or recomputations: these keep many own constraints."""
-        if not (self.restates and problem.constraints):
+    def _construct_restricted(self, problem: Problem, request: Request) -> Candidate | None:
+        """Return a schedule without paging, or without recomputation; None if neither is valid.
+
+        Such schedules meet many user-defined constraints. None if the problem has no constraints.
+        """
+        if not (self.can_restate and problem.constraints):
             return None
-        most_s = GREEDY_TIME_RATIO * request.time_limit_s
+        max_s = GREEDY_TIME_RATIO * request.time_limit_s
         for other in (replace(problem, paging=False), replace(problem, recompute=False)):
-            rival = accepted(problem, construct(other, most_s=most_s))
-            if rival is not None:
-                return rival
+            candidate = verified_candidate(problem, construct(other, max_s=max_s))
+            if candidate is not None:
+                return candidate
         return None
 
-    def _settle(self, problem: Problem, request: Request, best: Candidate | None) -> Outcome | None:
-        """Report the schedule to begin from; return an outcome if it ends the solve.
+    def _check_start(
+        self, problem: Problem, request: Request, best: Candidate | None
+    ) -> Outcome | None:
+        """Report the first schedule.
 
-        That of ``paper`` is its own, and that of a model may break its rows: neither is reported.
+        Return an outcome if it is optimal or the callback stops the solve.
+
+        ``paper`` has another objective and a model may have more rows, so no first schedule is
+        reported.
         """
-        if best is None or not (self.restates and self.exact):
+        if best is None or not (self.can_restate and self.exact):
             return None
         least = problem.objective.known_bound
         if is_tight(problem, best.value, least):
@@ -152,15 +168,17 @@ class Task:
             return Outcome(termination=Termination.INTERRUPTED)
         return None
 
-    def _scale(self, problem: Problem, request: Request, best: Candidate | None) -> Outcome:
-        """Prove, again in units of what was found where those of the model are too coarse.
+    def _prove_in_fine_units(
+        self, problem: Problem, request: Request, best: Candidate | None
+    ) -> Outcome:
+        """Prove, and repeat with finer units of the objective while the gap is open.
 
-        A solver resolves the objective to an absolute tolerance. Where the best value is next to
-        nothing in the units of the objective, or beyond them, the problem is stated anew, measured
-        by that value. What is open of bytes then is decided: can one byte be saved?
+        A solver resolves the objective to an absolute tolerance. If the best value is too small or
+        too large for the units of the objective, the problem is restated with that value as the
+        unit. For bytes, the repeated solve searches for a schedule that saves at least one byte.
         """
         objective, stated = problem.objective, problem
-        if best is not None and self.restates and not _is_resolved(problem, best.value):
+        if best is not None and self.can_restate and not _is_resolvable(problem, best.value):
             stated = problem.surrogate(reference_value=best.value)
         outcome = self.prove(stated, request, best)
         while outcome.termination in SETTLED and request.remaining_s() > 0:
@@ -176,14 +194,14 @@ class Task:
                 stated = stated.with_bytes_below(round(candidate.value))
             else:
                 break
-            before, within = outcome, _never_behind(request, candidate, outcome.bound)
+            before, within = outcome, _with_known_progress(request, candidate, outcome.bound)
             try:
                 after = self.prove(stated, within, start, outcome.bound)
             except KeyboardInterrupt:
                 return replace(outcome, termination=Termination.INTERRUPTED)
             except TimeLimitError:
                 return replace(outcome, termination=Termination.TIME_LIMIT)
-            outcome = _joined(before, after, candidate)
+            outcome = _merge_outcomes(before, after, candidate)
             if start is None and (outcome.bound, outcome.candidate) == (before.bound, candidate):
                 break
         return outcome
@@ -191,35 +209,41 @@ class Task:
     def prove(
         self, stated: Problem, request: Request, start: Candidate | None, bound: float = 0.0
     ) -> Outcome:
-        """Solve a problem as it is stated, from a schedule and with a bound that are known."""
+        """Solve a problem as it is stated, from a known schedule and a known bound."""
         if self.formulation == "lazy":
             from poetmodel.solver import lazy
 
             with time_limit(request.remaining_s() + GRACE_S):
                 outcome = lazy.prove(stated, request, start=start, bound=bound)
-            return _go_on_by_stage(stated, request, outcome)
+            return _fall_back_to_compact(stated, request, outcome)
         from poetmodel.solver.monolithic import prove_formulation
 
         return prove_formulation(stated, request, self.formulation, start=start)
 
 
-def _go_on_by_stage(problem: Problem, request: Request, before: Outcome) -> Outcome:
-    """Go on with ``compact`` where ``lazy`` came to its end with something open.
+def _fall_back_to_compact(problem: Problem, request: Request, before: Outcome) -> Outcome:
+    """Solve with ``compact`` if ``lazy`` stalled and stages are limited or decisions rewarded.
 
-    What own constraints want, for its own sake or by stage, may have no place in a relaxation's
-    groups. Where nothing
-    is left to enforce and it fits into no stage of the answer, only stages can tell.
+    The groups of a relaxation cannot represent some user-defined constraints by stage, nor
+    decisions that are rewarded for themselves. Keeps the better schedule and bound. Returns
+    `before` if the model takes too long to build or is too large.
     """
     candidate = before.candidate
-    wants = bool(problem.stage_limits) or any(any(column) for column in problem.rewards)
-    if before.termination != Termination.STALLED or not wants or request.remaining_s() <= 0:
+    has_stage_terms = bool(problem.stage_limits) or any(any(column) for column in problem.rewards)
+    if (
+        before.termination != Termination.STALLED
+        or not has_stage_terms
+        or request.remaining_s() <= 0
+    ):
         return before
     from poetmodel.model.building import estimate_build_s
     from poetmodel.solver.monolithic import prove_formulation
 
     if estimate_build_s(problem, "compact") > request.remaining_s():
         return before
-    within = request if candidate is None else _never_behind(request, candidate, before.bound)
+    within = (
+        request if candidate is None else _with_known_progress(request, candidate, before.bound)
+    )
     try:
         after = prove_formulation(problem, within, "compact", start=candidate)
     except KeyboardInterrupt:
@@ -228,20 +252,20 @@ def _go_on_by_stage(problem: Problem, request: Request, before: Outcome) -> Outc
         return before
     return replace(
         after,
-        candidate=better(after.candidate, candidate),
+        candidate=better_candidate(after.candidate, candidate),
         bound=max(before.bound, after.bound),
-    ).with_parts([before, after])
+    ).with_solves([before, after])
 
 
-def _is_resolved(problem: Problem, value: float) -> bool:
-    """Return whether a solver resolves a value in the units in which a problem is stated."""
+def _is_resolvable(problem: Problem, value: float) -> bool:
+    """Return whether a solver resolves a value in the units of the problem's objective."""
     if value <= 0 or not problem.objective.is_sum:
         return True
-    return LEAST_UNITS <= value / problem.objective.unit <= MOST_UNITS
+    return MIN_UNITS <= value / problem.objective.unit <= MAX_UNITS
 
 
-def _never_behind(request: Request, known: Candidate, bound: float) -> Request:
-    """Return a request whose progress is never behind what is known already."""
+def _with_known_progress(request: Request, known: Candidate, bound: float) -> Request:
+    """Return a request whose reports are at least as good as the known schedule and bound."""
 
     def report_best(progress: SolveProgress) -> bool | None:
         value, least = progress.overhead, progress.overhead_bound
@@ -253,34 +277,43 @@ def _never_behind(request: Request, known: Candidate, bound: float) -> Request:
     return replace(request, on_progress=report_best)
 
 
-def _joined(before: Outcome, after: Outcome, known: Candidate) -> Outcome:
-    """Return the joint result of two solves, the second of which sought better than `known`."""
+def _merge_outcomes(before: Outcome, after: Outcome, known: Candidate) -> Outcome:
+    """Merge two solves, the second of which searched for a schedule better than `known`.
+
+    An infeasible second solve proves that `known` is optimal.
+    """
     bound = known.value if after.infeasible else min(after.bound, known.value)
     return replace(
         after,
-        candidate=better(after.candidate, known),
+        candidate=better_candidate(after.candidate, known),
         bound=max(before.bound, bound),
         infeasible=False,
-    ).with_parts([before, after])
+    ).with_solves([before, after])
 
 
-def _by_segments(problem: Problem, request: Request) -> Candidate | None:
-    """Return the best schedule by segments; None if there is none, or no time to make it."""
+def _segment_candidate(problem: Problem, request: Request) -> Candidate | None:
+    """Return the best schedule that checkpoints segments.
+
+    None if none is valid or found in time.
+    """
     try:
         with time_limit(request.remaining_s() + GRACE_S):
-            return accepted(problem, checkpoint_segments(problem))
+            return verified_candidate(problem, checkpoint_segments(problem))
     except (TimeLimitError, TooLargeError):
         return None
 
 
-def _greedy(problem: Problem, request: Request) -> Candidate | None:
-    """Return keep-all if it is valid and cannot be beaten, else what is built greedily."""
-    plain = accepted(problem, trivial(problem))
-    if plain is not None and is_tight(problem, plain.value, problem.objective.known_bound):
-        return plain
+def _greedy_candidate(problem: Problem, request: Request) -> Candidate | None:
+    """Return keep-all if it is valid and optimal.
+
+    Otherwise return the better of it and a greedy schedule.
+    """
+    keep_all = verified_candidate(problem, keep_all_if_valid(problem))
+    if keep_all is not None and is_tight(problem, keep_all.value, problem.objective.known_bound):
+        return keep_all
     try:
-        with time_limit(max(request.remaining_s() * LONGEST_GREEDY_TIME_RATIO, GRACE_S)):
-            schedule = construct(problem, most_s=request.time_limit_s * GREEDY_TIME_RATIO)
-            return better(plain, accepted(problem, schedule))
+        with time_limit(max(request.remaining_s() * MAX_GREEDY_TIME_RATIO, GRACE_S)):
+            schedule = construct(problem, max_s=request.time_limit_s * GREEDY_TIME_RATIO)
+            return better_candidate(keep_all, verified_candidate(problem, schedule))
     except (TimeLimitError, TooLargeError):  # on graphs of thousands of nodes
-        return plain
+        return keep_all

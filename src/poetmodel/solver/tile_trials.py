@@ -1,4 +1,4 @@
-"""The size of tiles with the best schedule: each that fits is solved for a share of the time."""
+"""Choose the tile size with the best schedule: solve each size for a fraction of the time limit."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from poetmodel.solver.request import Request, SolveProgress
 
 TRIAL_RATIO: Final = 0.4
-"""Share of the time left that all trials may take together; the rest is for the chosen size."""
+"""Fraction of the remaining time for all trials together. The rest is for the chosen size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileTrial:
-    """Value and bound that a short solve found for a size of tiles."""
+    """Value and bound of a short solve with one tile size."""
 
     tile_bytes: int
-    """The size [B]."""
+    """The tile size [B]."""
     value: float | None
     """The minimized value of the best schedule, in its own unit; None without a schedule."""
     bound: float | None
-    """Proven bound on it; None if no schedule exists."""
+    """Proven bound on the value; None if no schedule exists."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -39,58 +39,60 @@ class TileTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenTiles:
-    """The size of tiles that trials chose."""
+    """The tile size that the trials chose."""
 
     tile_bytes: int | None
-    """The size [B]; None where the step stays whole."""
+    """The tile size [B]; None if the step has no tiles."""
     step: LoweredStep
-    """The step in these tiles."""
+    """The step in tiles of that size."""
     result: SolveResult | None = None
-    """The result of the trial with the best schedule, to begin from; None without a schedule."""
+    """The result of the trial with the best schedule, for the next solve to start from; None
+    without one."""
     trials: tuple[TileTrial, ...] = ()
-    """All trials, the largest size first; empty if there was one size alone."""
+    """All trials in the order of the candidates; empty if there was a single candidate."""
     interrupted: bool = False
-    """Whether Ctrl-C or the observer ended the trials."""
+    """Whether Ctrl-C or the progress callback ended the trials."""
 
 
-def cheapest_tiles(
+def find_cheapest_tiles(
     candidates: Sequence[tuple[int | None, LoweredStep]],
-    state: Callable[[LoweredStep], Problem],
+    make_problem: Callable[[LoweredStep], Problem],
     clock: Request,
     *,
     solve: Callable[..., SolveResult] = solve_by_default,
     time_ratio: float = TRIAL_RATIO,
 ) -> ChosenTiles:
-    """Solve each size of tiles for a share of the time, and return that of the least value.
+    """Solve each tile size for a fraction of the time, and return the size of the smallest value.
 
-    Of equal sizes the largest is returned. A single candidate is returned without a solve.
+    If values are equal, the first candidate wins. A single candidate is returned without a solve.
 
     Parameters
     ----------
     candidates : sequence of (int or None, LoweredStep)
-        Sizes that fit, with the step in tiles of each; if several, none is whole.
-    state : callable
+        Tile sizes that fit, each with its step in tiles. None stands for a step without tiles, and
+        is valid only as the single candidate.
+    make_problem : callable
         Returns the problem of a step.
     clock : Request
-        The request whose time, gap, back end and observer count.
+        The request with the time limit, gap, back end and progress callback.
     solve : callable
         The function that solves a problem, with keyword arguments of `poetmodel.solve`.
     time_ratio : float
-        Share of the time left that the trials may take. Each may take an equal part of what is left
-        of that. A trial ends early where its bound proves that it cannot be the cheapest.
+        Fraction of the remaining time for the trials, divided equally among them. A trial ends
+        early if its bound proves that its size cannot be the cheapest.
     """
     trials: list[TileTrial] = []
     best: tuple[float, int, SolveResult | None] = (math.inf, 0, None)
     interrupted = False
     end_s = clock.remaining_s() * (1 - time_ratio)
     for number, (tile_bytes, step) in enumerate(candidates if len(candidates) > 1 else ()):
-        share_s = (clock.remaining_s() - end_s) / (len(candidates) - number)
-        if share_s <= 0 or tile_bytes is None or interrupted:
+        limit_s = (clock.remaining_s() - end_s) / (len(candidates) - number)
+        if limit_s <= 0 or tile_bytes is None or interrupted:
             break
         cutoff = _Cutoff(clock, best[0])
         result = solve(
-            state(step),
-            time_limit=share_s,
+            make_problem(step),
+            time_limit=limit_s,
             gap=clock.gap,
             backend=clock.backend,
             threads=clock.threads,
@@ -115,15 +117,15 @@ def cheapest_tiles(
 
 
 class _Cutoff:
-    """An observer that ends a trial whose bound reaches the least value of earlier trials."""
+    """A progress callback that ends a trial whose bound reaches the best value so far."""
 
-    def __init__(self, clock: Request, least: float) -> None:
-        self.clock, self.least = clock, least
+    def __init__(self, clock: Request, min_value: float) -> None:
+        self.clock, self.min_value = clock, min_value
         self.is_reached = False
 
     def watch(self, progress: SolveProgress) -> bool:
-        """Pass a report on to the observer of the request; return whether the trial goes on."""
-        wanted = None if self.clock.on_progress is None else self.clock.on_progress(progress)
-        if progress.bound is not None and progress.bound >= self.least:
+        """Forward a report to the callback of the request. Return whether the trial continues."""
+        requested = None if self.clock.on_progress is None else self.clock.on_progress(progress)
+        if progress.bound is not None and progress.bound >= self.min_value:
             self.is_reached = True
-        return wanted is not False and not self.is_reached
+        return requested is not False and not self.is_reached

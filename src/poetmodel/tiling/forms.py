@@ -15,12 +15,12 @@ from poetmodel.lowered.kernels import parameter_names
 from poetmodel.lowered.loops import (
     Loops,
     call_refs,
-    columns_of,
     loops_by_name,
     loops_of,
     named_arguments,
-    pointers,
+    pointer_names,
     shape_table,
+    table_columns,
     with_arguments,
 )  # fmt: skip
 from poetmodel.tiling.int8_forms import INT8_LOOP_FORMATS, INT8_PRODUCTS
@@ -77,7 +77,7 @@ def contiguous_steps(sizes: Sequence[int]) -> list[int]:
 def _read_update(call: Call) -> Loops:
     """Convert an update of state to one loop over all elements."""
     size = named_arguments(call)["n"]
-    names = pointers(call)
+    names = pointer_names(call)
     steps = tuple((int(name not in _SCALARS),) for name in names)
     return Loops(call=call, sizes=(size,), refs=call_refs(call), steps=steps)
 
@@ -89,14 +89,14 @@ def _write_update(loops: Loops) -> Call | None:
 
 def _read_bits(call: Call) -> Loops:
     """Convert a call with a mask to the loops of its shape table; bits follow their order."""
-    sizes, *steps = columns_of(named_arguments(call)["shape"])
-    steps.insert(pointers(call).index("bits"), tuple(contiguous_steps(sizes)))
+    sizes, *steps = table_columns(named_arguments(call)["shape"])
+    steps.insert(pointer_names(call).index("bits"), tuple(contiguous_steps(sizes)))
     return Loops(call=call, sizes=sizes, refs=call_refs(call), steps=tuple(steps))
 
 
 def _write_bits(loops: Loops) -> Call | None:
     """Convert loops to a call with a mask; None without a shape table for them."""
-    pairs = zip(pointers(loops.call), loops.steps, strict=True)
+    pairs = zip(pointer_names(loops.call), loops.steps, strict=True)
     table = shape_table((loops.sizes, *(steps for name, steps in pairs if name != "bits")))
     return None if table is None else with_arguments(loops, {"shape": table})
 
@@ -110,7 +110,7 @@ def _read_planes(call: Call) -> Loops:
     step_list = arguments["steps"]
     width = len(step_list) // len(names)
     steps = {name: step_list[k * width : (k + 1) * width] for k, name in enumerate(names)}
-    other_steps = {name: (0, 1, *[0] * (width - 2)) for name in pointers(call)}
+    other_steps = {name: (0, 1, *[0] * (width - 2)) for name in pointer_names(call)}
     return loops_by_name(
         call, (arguments["batch"], arguments["channels"], *[0] * (width - 2)), other_steps | steps
     )
@@ -120,7 +120,7 @@ def _write_planes(loops: Loops) -> Call | None:
     """Convert loops to a call on planes; None for another number of loops."""
     names, step_list = _PLANES[loops.call.kernel], list(named_arguments(loops.call)["steps"])
     width = len(step_list) // len(names)
-    for name, steps in zip(pointers(loops.call), loops.steps, strict=True):
+    for name, steps in zip(pointer_names(loops.call), loops.steps, strict=True):
         if name in names:
             step_list[names.index(name) * width : (names.index(name) + 1) * width] = steps
     if len(loops.sizes) != width:
@@ -195,10 +195,12 @@ def _write_convolution(loops: Loops) -> Call | None:
         "depthwise" in loops.call.kernel,
     )
     batch, results, channels, *_ = loops.sizes
-    steps = {_ROLES[n]: s for n, s in zip(pointers(call), loops.steps, strict=True) if n in _ROLES}
+    steps = {
+        _ROLES[n]: s for n, s in zip(pointer_names(call), loops.steps, strict=True) if n in _ROLES
+    }
     changes: dict[str, Argument] = {"count": results}
     if "strides" in arguments:
-        names = [name for name in pointers(call) if name in _ROLES]
+        names = [name for name in pointer_names(call) if name in _ROLES]
         changes["strides"] = tuple(
             step
             for name in names

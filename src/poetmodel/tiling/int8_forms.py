@@ -14,9 +14,9 @@ from poetmodel.lowered.loops import (
     Loops,
     call_refs,
     loops_by_name,
-    merged,
+    merge_dimensions,
     named_arguments,
-    pointers,
+    pointer_names,
     with_arguments,
 )  # fmt: skip
 
@@ -159,7 +159,7 @@ def _read_sum(call: Call) -> Loops:
 
 def _write_sum(loops: Loops) -> Call | None:
     """Convert loops to a sum; None if they cannot be merged to one contiguous loop."""
-    rows = merged((loops.sizes, *loops.steps)) or [[1, *(1 for _ in loops.refs)]]
+    rows = merge_dimensions((loops.sizes, *loops.steps)) or [[1, *(1 for _ in loops.refs)]]
     ((size, *steps), *others) = rows
     return None if others or {*steps} != {1} else with_arguments(loops, {"n": size})
 
@@ -371,7 +371,7 @@ def _tap_steps(size: int, step: int) -> Numbers:
 
 def _write_channelwise(loops: Loops) -> Call | None:
     """Convert loops to a gradient of a depthwise layer or a pool; None for unsupported strides."""
-    arguments, names = named_arguments(loops.call), pointers(loops.call)
+    arguments, names = named_arguments(loops.call), pointer_names(loops.call)
     sizes, count = ConvolutionSizes(*arguments["shape"]), loops.sizes[1]
     if len(loops.sizes) != len(_CONVOLUTION):
         return None
@@ -428,7 +428,7 @@ def _read_update(call: Call) -> Loops | None:
 
 def _write_update(loops: Loops) -> Call | None:
     """Convert loops to an update of int8 weights; None if the weights of an output are divided."""
-    arguments, names = named_arguments(loops.call), pointers(loops.call)
+    arguments, names = named_arguments(loops.call), pointer_names(loops.call)
     results, inner = arguments["results"], arguments["inner"]
     steps = {name: step for name, step in zip(names, loops.steps, strict=True) if name != "scale"}
     if len(loops.sizes) != len(_ROWS) or {*steps.values()} != {(inner, 1)}:

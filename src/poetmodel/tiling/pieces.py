@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from poetmodel.graph import Node, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref
-from poetmodel.lowered.kernels import changed
+from poetmodel.lowered.kernels import written_refs
 from poetmodel.tiling.slices import BYTE, ChannelLayout, View
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class _PieceCalls:
 
     @property
     def written(self) -> set[str]:
-        return {ref.buffer for call in self.calls for ref in changed(call)}
+        return {ref.buffer for call in self.calls for ref in written_refs(call)}
 
 
 class Expansion:
@@ -296,7 +296,7 @@ class Expansion:
             for name in call.buffers
             if name in self._result_slices and self._result_slices[name][0].replaces is None
         }
-        calls = [call.renamed(versions) for call in part.calls]
+        calls = [call.with_buffers(versions) for call in part.calls]
         in_place_pairs, outputs = [], []
         for unit in (unit for unit, writers in self._writers.items() if p in writers):
             tensor, name, channel_range = self._result_slices[unit]

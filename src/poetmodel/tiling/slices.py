@@ -7,8 +7,8 @@ from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.lowered.calls import Call, Ref
-from poetmodel.lowered.kernels import changed
-from poetmodel.lowered.loops import Loops, call_refs, pointers
+from poetmodel.lowered.kernels import written_refs
+from poetmodel.lowered.loops import Loops, call_refs, pointer_names
 from poetmodel.tiling.forms import (
     PRODUCTS,
     SUMMED,
@@ -73,7 +73,7 @@ class Channels:
 
     def is_weight(self, number: int, *, is_state: bool) -> bool:
         """Return whether a tensor of a product is its weight, or the gradient of its weight."""
-        pointer_name = pointers(self.loops.call)[number]
+        pointer_name = pointer_names(self.loops.call)[number]
         return self.is_product and (
             is_state if pointer_name in ("a", "b") else is_weight(pointer_name)
         )
@@ -81,7 +81,7 @@ class Channels:
     @property
     def bits(self) -> int | None:
         """Position of the tensor of bits, which has the order of the loops; None without one."""
-        names = pointers(self.loops.call)
+        names = pointer_names(self.loops.call)
         return names.index("bits") if "bits" in names else None
 
     def element_count(self, number: int, elements: int) -> int:
@@ -110,7 +110,7 @@ class Channels:
             if step and layout.step % step == 0 and size * step > layout.span:
                 inner_size = layout.span // step
                 if size % inner_size == 0:
-                    return Channels(loops.part(d, 0, rows=inner_size, count=1))
+                    return Channels(loops.subset(d, 0, rows=inner_size, count=1))
         return self
 
     def can_slice(self, dimension: int) -> bool:
@@ -120,7 +120,7 @@ class Channels:
         """
         if dimension in self.sums:
             return True
-        written = changed(self.loops.call)
+        written = written_refs(self.loops.call)
         return all(
             self.loops.steps[number][dimension]
             for number, ref in enumerate(call_refs(self.loops.call))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import Phase, Tensor
 from poetmodel.lowered.calls import WORKSPACE, Call, Ref
-from poetmodel.lowered.fusing import fused, parted
-from poetmodel.lowered.kernels import changed
+from poetmodel.lowered.fusing import fuse_updates, split_fused_updates
+from poetmodel.lowered.kernels import written_refs
 from poetmodel.lowered.tables import LOOKUP
 from poetmodel.plan.alignment import round_up
 from poetmodel.tiling.pieces import (
@@ -56,17 +56,17 @@ def distinct_tilings(step: LoweredStep, sizes: Iterable[int]) -> Iterator[tuple[
 
     A size with the slices of an earlier size is left out.
     """
-    undivided = parted(step)
+    undivided = split_fused_updates(step)
     seen: list[object] = []
     for tile_bytes in sizes:
-        undivided_buffers = set(step.handed_out)
+        undivided_buffers = set(step.returned_buffers)
         while True:
             try:
                 tiling = _Tiling(undivided, tile_bytes, undivided_buffers)
                 if tiling.identity in seen:
                     break
                 seen.append(tiling.identity)
-                yield tile_bytes, fused(tiling.step()) if tiling.slices else step
+                yield tile_bytes, fuse_updates(tiling.step()) if tiling.slices else step
             except UnsliceableError as error:
                 undivided_buffers |= error.buffers
             else:
@@ -80,7 +80,7 @@ def min_tiled_bytes(step: LoweredStep, *, alignment: int, in_place: bool, reside
     because fused updates have other gradients. State needs no RAM if it is read `in_place` on
     storage; all state is in RAM if it is `resident`. Sizes are rounded up to the alignment.
     """
-    tiling = _Tiling(parted(step), 0, set(step.handed_out))
+    tiling = _Tiling(split_fused_updates(step), 0, set(step.returned_buffers))
     graph = tiling.graph
     state = {graph.tensors[i].name for i in graph.state_tensors}
     excluded = state if in_place or resident else set()
@@ -134,7 +134,7 @@ class _Tiling:
         self._layouts: dict[str, ChannelLayout] = {}
         self._totals: dict[str, int] = {}
         calls = (call for of_node in step.calls for call in of_node if call.kernel == LOOKUP)
-        self._converted = {ref.buffer for call in calls for ref in changed(call)}
+        self._converted = {ref.buffer for call in calls for ref in written_refs(call)}
         """Byte inputs, converted to real numbers."""
         self._find_layouts()
         self._sliceable = self._find_sliceable()
@@ -392,7 +392,7 @@ class _Tiling:
         if channels is None or not self.slices.keys() & {*call.buffers}:
             return None
         split, dimensions = self._dimensions(channels)
-        refs, written = split.loops.refs, changed(call)
+        refs, written = split.loops.refs, written_refs(call)
         views: dict[int, tuple[str, int]] = {}
         axes: dict[int, Axis] = {}
         results = {d for number, d in dimensions.items() if refs[number] in written}

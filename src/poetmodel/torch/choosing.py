@@ -34,7 +34,7 @@ from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity
 from poetmodel.solver import solve
 from poetmodel.solver.request import Request
-from poetmodel.solver.tile_trials import ChosenTiles, TileTrial, cheapest_tiles
+from poetmodel.solver.tile_trials import ChosenTiles, TileTrial, find_cheapest_tiles
 from poetmodel.tiling.choice import candidate_tiles, choose_tiles, needed_bytes, parse_tile
 from poetmodel.torch.capturing.inputs import positional_inputs
 from poetmodel.torch.capturing.joint import LOSS
@@ -362,7 +362,7 @@ def _choose_tiles(
     def problem_of(step: LoweredStep) -> Problem:
         return Problem(step.graph, _step_costs(step, device, profile), **absolute_limits)
 
-    return cheapest_tiles(candidates, problem_of, request), absolute_limits
+    return find_cheapest_tiles(candidates, problem_of, request), absolute_limits
 
 
 def _proof_scope(

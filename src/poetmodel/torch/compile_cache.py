@@ -19,7 +19,7 @@ from poetmodel.result import Termination
 from poetmodel.schedule import Schedule
 from poetmodel.schedule.identity import GraphIdentity
 from poetmodel.solver.facade import DEFAULT
-from poetmodel.solver.outcome import Outcome, accepted, finish
+from poetmodel.solver.outcome import Outcome, make_result, verified_candidate
 from poetmodel.solver.request import Request
 from poetmodel.torch.cache import (
     Cache,
@@ -84,7 +84,7 @@ class CachedSchedules:
                 resident=map(int, content["schedule"]["resident"]),
                 identity=GraphIdentity.of(problem.graph),
             )
-            candidate = accepted(problem, schedule)
+            candidate = verified_candidate(problem, schedule)
             request = Request(time_limit_s=content["time_limit_s"], gap=gap)
             outcome = Outcome(
                 termination=Termination(content["termination"]),
@@ -96,7 +96,7 @@ class CachedSchedules:
             return None
         if candidate is None:
             return None
-        result = finish(problem, request, outcome, formulation=DEFAULT)
+        result = make_result(problem, request, outcome, formulation=DEFAULT)
         if result.termination == Termination.STALLED != outcome.termination:
             # It stopped at a wider gap: solve again for this one.
             return replace(result, termination=Termination.INTERRUPTED)

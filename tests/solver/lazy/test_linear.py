@@ -122,7 +122,7 @@ def test_every_part_of_a_round_ends_with_the_time_limit(what, caplog):
     relaxation.cuts = relaxation.separate(x, 1e-3)
     parts = {
         "build": lambda: session.build(relaxation.grouping),
-        "taken over": lambda: relaxation.take_over(relaxation),
+        "taken over": lambda: relaxation.restate_cuts(relaxation),
         "rounded": lambda: RoundingSeparator(relaxation, 1 << 20).rows(),
         "interval": lambda: relaxation.separators["interval"].separate(x, 1e-3),
         "disaggregated": lambda: relaxation.disaggregate(x),

@@ -81,14 +81,14 @@ def test_a_process_finds_better_schedules(started):
     _, start, session = paged_comb()
     with PrimalWorker(session) as search:
         assert until(lambda: session.bounds.incumbent is not start)
-        assert search.runs.is_set()
+        assert search.is_running.is_set()
         (process,) = started
     search.check()
     assert session.bounds.incumbent.value < start.value
     assert not session.bounds.incumbent.violations
     assert session.bounds.lower == 0.0
     assert not process.is_alive
-    assert not search.runs.is_set()
+    assert not search.is_running.is_set()
     assert not search._thread.is_alive()
 
 
@@ -104,9 +104,9 @@ def test_a_quick_solve_starts_no_process(started):
     problem = comb_problem(6, 9, 5.0)
     best = run_rounds(problem).value
     session = session_of(problem)
-    answer = answer_of(session, Grouping(12, frozenset({5})))
+    solution = answer_of(session, Grouping(12, frozenset({5})))
     with PrimalWorker(session) as search:
-        search.put(answer)
+        search.put(solution)
         assert until(
             lambda: session.bounds.incumbent and session.bounds.incumbent.value <= best + CLOSE
         )
@@ -123,15 +123,15 @@ def test_what_is_new_is_told_once():
     first, last = (answer_of(session, Grouping(28)) for _ in range(2))
     search.put(first)
     search.put(last)
-    update = search._update()
+    update = search._next_state()
     assert update.found == FoundSchedule(start.schedule, start.value)
-    assert update.answer is last
+    assert update.solution is last
     session.raise_bound(2.0)
     session.columns = 7
-    assert search._update() == ProofState(bound=2.0, columns=7, found=None, answer=None)
-    search._known = 0.0  # the search has sent something better in the meantime
+    assert search._next_state() == ProofState(bound=2.0, columns=7, found=None, solution=None)
+    search._best_value = 0.0  # the search has sent something better in the meantime
     session.bounds.incumbent = replace(start, value=1.0)
-    assert search._update().found is None
+    assert search._next_state().found is None
 
 
 # -- in the process ------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Peer:
         self.job = WorkerJob(self.found.append)
         request = Request(**{"gap": 0.0, "time_limit_s": 300.0, "threads": 2, **choices})
         self.search = PrimalSearch(self.job, problem, request, LazyParams())
-        self.search.take(state or ProofState(bound=0.0, columns=0))
+        self.search.update(state or ProofState(bound=0.0, columns=0))
         self._work = threading.Thread(target=self.search.run)
 
     def tell(self, **known):
@@ -199,10 +199,10 @@ def test_a_search_sends_what_is_better_and_takes_the_latest_answer(monkeypatch):
     answers = [answer_of(session_of(problem), Grouping(12, frozenset({row}))) for row in (3, 5)]
     assert answers[0] != answers[1]
     taken = []
-    monkeypatch.setattr(PrimalHeuristic, "repair", lambda _, answer: taken.append(answer))
+    monkeypatch.setattr(PrimalHeuristic, "repair", lambda _, solution: taken.append(solution))
     peer = Peer(problem)
-    for answer in answers:
-        peer.tell(bound=0.5, columns=9, answer=answer)
+    for solution in answers:
+        peer.tell(bound=0.5, columns=9, solution=solution)
     with peer:
         assert until(lambda: taken)
         assert (peer.search.session.bounds.lower, peer.search.session.columns) == (0.5, 9)
@@ -235,7 +235,7 @@ def test_without_a_process_the_proof_goes_on(search_by, caplog, monkeypatch, is_
     with caplog.at_level(logging.WARNING), PrimalWorker(session) as search:
         assert until(lambda: session.log)
         assert not session.done()
-        assert not search.runs.is_set()
+        assert not search.is_running.is_set()
     search.check()
     assert words in session.log[-1]
     assert words.partition(" (")[0] in caplog.text
@@ -258,7 +258,7 @@ def test_a_search_or_a_watcher_that_fails_is_an_error(search_by):
         assert until(session.stop.is_set)
     with pytest.raises(BackendError, match=r"one thread(.|\n)*LookupError: of its own"):
         search.check()
-    assert not search.runs.is_set()
+    assert not search.is_running.is_set()
 
 
 # -- whole solves --------------------------------------------------------------------------------
@@ -274,13 +274,13 @@ from poetmodel.solver.lazy import primal_worker
 print("once", flush=True)  # a script without a main of its own
 params = lazy.LazyParams(worker_start_s=0.0)
 lazy.prove = partial(lazy.prove, params=params)
-tell = primal_worker.PrimalWorker._tell
+tell = primal_worker.PrimalWorker._send_updates
 
 def say_and_tell(self, process, search):
     print("begun", flush=True)
     tell(self, process, search)
 
-primal_worker.PrimalWorker._tell = say_and_tell
+primal_worker.PrimalWorker._send_updates = say_and_tell
 graph = load_model("paper/resnet50")
 costs = Costs.estimate(graph, Device.load("paper-a72"))
 ram = floor(graph).bytes * 102 // 100  # a solve of many minutes

@@ -15,7 +15,7 @@ from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import Termination
 from poetmodel.solver.lazy import LazyParams, proof, prove
 from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS
-from poetmodel.solver.lazy.proof import MARGIN, find_fastest, generate_rows, has_fastest
+from poetmodel.solver.lazy.proof import PROOF_MARGIN, find_fastest, generate_rows, has_fastest
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import as_candidate
 from poetmodel.solver.request import Request, SolveProgress
@@ -212,7 +212,7 @@ def test_a_ceiling_above_the_deadline_proves_no_more_than_it_says():
         verdict = fastest(timed_comb(deadline))
         assert verdict.infeasible == infeasible
         assert (verdict.candidate is None) == infeasible
-    assert MARGIN > 1e-9
+    assert PROOF_MARGIN > 1e-9
     told = []
 
     def stop(progress):

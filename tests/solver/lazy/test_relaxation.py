@@ -28,7 +28,12 @@ from poetmodel.solver.lazy.disaggregation import ROUNDING
 from poetmodel.solver.outcome import as_candidate
 
 ORIGIN = IntervalOrigin(
-    first_stage=0, last_stage=1, reader=1, again=False, chain=(), ends_in_recomputation=False
+    first_stage=0,
+    last_stage=1,
+    reader=1,
+    of_recomputation=False,
+    chain=(),
+    ends_in_recomputation=False,
 )
 
 

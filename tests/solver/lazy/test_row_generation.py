@@ -124,7 +124,7 @@ def test_an_answer_on_the_way_becomes_a_schedule_by_repair(monkeypatch, *, repai
     session = Session(comb_problem(), Request(gap=0.0), None, params=params)
     relaxation = session.build(Grouping(20, frozenset({9})))
     raw = session.relax(relaxation.form)
-    assert row_generation.examine(session, relaxation, raw.x)
+    assert row_generation.offer_solution(session, relaxation, raw.x)
     assert session.bounds.incumbent is None
     progress = BackendProgress(incumbent=raw.objective, bound=None, x=raw.x)
     assert RowGeneration(session, Grouping(20))._watch(relaxation, progress)
@@ -139,14 +139,14 @@ def test_a_solve_that_stays_at_its_root_ends(nodes):
     relaxation = session.build(Grouping(20))
     rounds = RowGeneration(session, Grouping(20))
     still = BackendProgress(incumbent=None, bound=0.0, x=None, nodes=nodes)
-    rounds._moved_s, rounds._idle_root_s = time.monotonic() - 10.0, 20.0
+    rounds._last_gain_s, rounds._max_root_idle_s = time.monotonic() - 10.0, 20.0
     assert rounds._watch(relaxation, still)
-    rounds._moved_s -= 15.0
+    rounds._last_gain_s -= 15.0
     assert rounds._watch(relaxation, replace(still, bound=0.1))  # the bound has risen
     assert rounds._watch(relaxation, still)
-    rounds._moved_s -= 25.0
+    rounds._last_gain_s -= 25.0
     assert rounds._watch(relaxation, still) == (nodes not in (0, 1))
-    rounds._idle_root_s = math.inf  # near the end a solve takes the time it needs
+    rounds._max_root_idle_s = math.inf  # near the end a solve takes the time it needs
     assert rounds._watch(relaxation, still)
 
 

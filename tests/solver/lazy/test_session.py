@@ -14,7 +14,7 @@ from poetmodel.model.grouping import Grouping
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.schedule import Schedule
 from poetmodel.solver.lazy import cuts
-from poetmodel.solver.lazy.primal import IDLE_ITERATIONS_PER_COLUMN, PrimalHeuristic, examine
+from poetmodel.solver.lazy.primal import IDLE_ITERATIONS_PER_COLUMN, PrimalHeuristic, offer_solution
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import as_candidate
 from poetmodel.solver.request import Request
@@ -42,7 +42,7 @@ def test_a_valid_answer_is_offered(limits, enforced, broken, value):
     session = session_of(skip_problem(**limits))
     relaxation = session.build(Grouping(4, frozenset(enforced)))
     x = solved(relaxation).x if relaxation.form.n_columns else np.zeros(0)
-    assert examine(session, relaxation, x) == (broken, [], {})
+    assert offer_solution(session, relaxation, x) == (broken, [], {})
     best = session.bounds.incumbent
     assert (best and best.value) == (value and pytest.approx(value))
 
@@ -53,7 +53,7 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair():
     session = session_of(problem)
     relaxation = session.build(Grouping(12, frozenset({5})))
     x = solved(relaxation).x
-    assert examine(session, relaxation, x).stages
+    assert offer_solution(session, relaxation, x).stages
     assert session.bounds.incumbent is None
     PrimalHeuristic(session).repair(relaxation.disaggregate(x).schedule())
     assert not session.bounds.incumbent.violations
@@ -84,7 +84,7 @@ def test_a_local_search_ends_when_something_better_waits(turns):
         asked += 1
         return asked > turns
 
-    search = PrimalHeuristic(session, is_waited_for=waits)
+    search = PrimalHeuristic(session, has_new_solution=waits)
     search.idle_iterations_per_column = session.columns = 1_000
     search.improve()
     assert asked == turns + 1
@@ -94,7 +94,7 @@ def test_a_local_search_ends_when_something_better_waits(turns):
 def test_the_larger_the_gap_the_more_is_due_to_the_search():
     """Up to a share that leaves some time to relaxations; integer solves get the less."""
     search = PrimalHeuristic(session_that_pages_everything())
-    search.begun_s -= 1_000.0
+    search.started_s -= 1_000.0
     bounds, params = search.session.bounds, search.session.params
     value, due = bounds.incumbent.value, []
     for gap in (0.5, 0.19, 0.15, 0.11, 0.05):
@@ -104,7 +104,7 @@ def test_the_larger_the_gap_the_more_is_due_to_the_search():
     assert due[0] == pytest.approx(1_000 * params.far_search_time_ratio, rel=0.05)
     assert due[-1] == pytest.approx(1_000 * params.search_time_ratio, rel=0.05)
     assert due[0] > 1.1 * due[2] > 1.1 * 1.1 * due[-1]
-    shares = [params.solve_share(gap) for gap in (0.5, 0.19, 0.15, 0.11, 0.05)]
+    shares = [params.solve_time_fraction(gap) for gap in (0.5, 0.19, 0.15, 0.11, 0.05)]
     assert shares == sorted(shares)
     assert shares[0] == params.far_gap_time_ratio < params.wide_gap_time_ratio == shares[-1]
 

@@ -15,12 +15,12 @@ from poetmodel.backends.registry import backend
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.problem import Quantity
 from poetmodel.solver.lazy import symmetry
-from poetmodel.solver.lazy.symmetry import count_equal
+from poetmodel.solver.lazy.symmetry import count_equal_columns
 
 
 def counted_form(form, cutoff):
     """Count the decisions that take more than 2 % of a limit."""
-    return count_equal(form, cutoff, least_part=0.02)
+    return count_equal_columns(form, cutoff, min_use_ratio=0.02)
 
 
 def small_form():
@@ -132,11 +132,11 @@ def test_the_driver_ends_with_the_value_of_compact(begin, monkeypatch):
     counted = []
 
     def watched(form, cutoff, **given):
-        found = count_equal(form, cutoff, **given)
+        found = count_equal_columns(form, cutoff, **given)
         counted.append(found is not None)
         return found
 
-    monkeypatch.setattr(symmetry, "count_equal", watched)
+    monkeypatch.setattr(symmetry, "count_equal_columns", watched)
     for number in range(begin, begin + 10):
         what = fault(alike_problem(f"counted {number}", (9, 16)), "lazy", reference=by_compact)
         assert not what, number

@@ -114,7 +114,7 @@ def test_amounts_as_they_are_printed_have_a_schedule(meaning):
         result = solve(problem)
         if result.status != Status.INFEASIBLE:
             continue
-        for remedy in explain_infeasible(result).in_the_way:
+        for remedy in explain_infeasible(result).working_remedies:
             if remedy.allowed is None:
                 continue
             words = re.search(r"feasible (?:from|with) (\S+) (bytes|s|J)", remedy.sentence())
@@ -201,7 +201,7 @@ def test_smaller_batch_is_tried_where_the_network_can_be_made():
     graph = MODELS["mlp"](batch_size=8)
     problem = Problem(graph, Costs.estimate(graph, device), ram=20_000)
     found = explained(problem)
-    assert [remedy.change for remedy in found.in_the_way] == [Change.RAM, Change.BATCH]
+    assert [remedy.change for remedy in found.working_remedies] == [Change.RAM, Change.BATCH]
     assert "feasible with batch size 1" in found.sentences()
     own = Graph(name="own", nodes=graph.nodes, batch_size=8)
     found = explained(Problem(own, Costs.estimate(own, device), ram=20_000))
@@ -264,7 +264,7 @@ def test_no_added_constraint_is_blamed_where_none_takes_part():
     model.few = pyo.Constraint(expr=sum(model.recomputed.values()) <= 1)
     found = explain_infeasible(solve(model), model=model)
     assert found.constraints == ()
-    assert [remedy.change for remedy in found.in_the_way] == [Change.RAM, Change.TIME]
+    assert [remedy.change for remedy in found.working_remedies] == [Change.RAM, Change.TIME]
 
 
 def test_what_is_not_proved_is_said_to_be_open(monkeypatch):

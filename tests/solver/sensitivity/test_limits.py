@@ -145,7 +145,7 @@ def test_time_is_shared_and_none_goes_without(monkeypatch):
     assert 10 < shares[1] <= 15
     assert 15 < shares[2] <= 30
     calls.clear()
-    solve_variants(three, time_limit=0, least_s=0.5)
+    solve_variants(three, time_limit=0, min_s=0.5)
     assert [call["time_limit"] for call in calls] == [0.5] * 3
 
 

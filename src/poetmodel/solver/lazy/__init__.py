@@ -1,4 +1,4 @@
-"""``lazy``: row generation over groups of stages; see `poetmodel.solver.lazy.row_generation`."""
+"""``lazy``: row generation over groups of stages, as in `poetmodel.solver.lazy.row_generation`."""
 
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.proof import prove

@@ -1,4 +1,4 @@
-"""From decisions per group to a schedule per stage, and the memory rows that it breaks."""
+"""Disaggregation: convert group decisions to a schedule over stages, and find violated rows."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
     from poetmodel.model.grouping import Grouping
 
 ROUNDING: Final = 1e-7
-"""How far above a limit that a solver computed a row must be to count as broken, relatively."""
+"""Relative excess above which a row counts as violated, because the solver computed its limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDecisions:
-    """Decisions in a solution of a grouped relaxation."""
+    """Decisions of a solution of a grouped relaxation."""
 
     kept: frozenset[tuple[int, int]]
-    """(tensor, segment) that stays in RAM."""
+    """(tensor, segment) pairs that stay in RAM."""
     recomputed: frozenset[tuple[int, int]]
-    """(group, node) that is recomputed."""
+    """(group, node) pairs that are recomputed."""
     paged_in: frozenset[tuple[int, int]]
-    """(group, tensor) that is paged in."""
+    """(group, tensor) pairs that are paged in."""
     resident: frozenset[int] = frozenset()
-    """State that has its home in RAM."""
+    """State tensors whose home is RAM."""
 
 
 @dataclass(slots=True)
 class Disaggregation:
-    """A schedule as spans: each tensor in RAM at the beginning of a range of stages."""
+    """A schedule as spans of stages in which tensors are in RAM."""
 
     graph: Graph
     """The working graph of the problem."""
     spans: list[tuple[int, int, int]] = field(default_factory=list)
-    """(tensor, first stage, last stage) at whose beginning it is in RAM."""
+    """(tensor, first stage, last stage) at whose beginning the tensor is in RAM."""
     recomputed: list[tuple[int, int]] = field(default_factory=list)
-    """(stage, node)."""
+    """(stage, node) pairs."""
     paged_in: list[tuple[int, int]] = field(default_factory=list)
-    """(stage, tensor)."""
+    """(stage, tensor) pairs."""
     resident: frozenset[int] = frozenset()
-    """State that has its home in RAM: it has no spans and is not paged in."""
+    """State tensors whose home is RAM. They have no spans and are not paged in."""
     stated: Graph | None = None
-    """The graph of the problem, where it has state."""
+    """The graph of the problem, if it has state."""
 
     def schedule(self) -> Schedule:
         """Return the schedule."""
@@ -65,7 +65,7 @@ class Disaggregation:
         )
 
     def stage_loads(self) -> list[int]:
-        """Return the bytes of every stage row ``(t, t)``."""
+        """Return the bytes of every stage row ``(t, t)`` [B]."""
         graph = self.graph
         sizes = graph.tensor_bytes
         change = [0] * (len(graph.nodes) + 1)
@@ -77,67 +77,81 @@ class Disaggregation:
         for i, begin, end in [*self.spans, *everywhere]:
             for q in (graph.node_of[i], *graph.users_of[i]):
                 if begin - 1 <= q < end:
-                    own = sizes[i] - graph.shared_bytes_of[q].get(i, 0)
-                    change[q] -= own
-                    change[q + 1] += own
+                    unshared_bytes = sizes[i] - graph.shared_bytes_of[q].get(i, 0)
+                    change[q] -= unshared_bytes
+                    change[q + 1] += unshared_bytes
         change[0] += self.resident_bytes
         return list(map(add, accumulate(change), graph.step_bytes))
 
     @property
     def resident_bytes(self) -> int:
-        """RAM of resident state [B]."""
+        """Bytes of state whose home is RAM [B]."""
         sizes = (self.stated or self.graph).tensor_bytes
         return sum(sizes[i] for i in self.resident)
 
     def step_loads(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (stage, step, bytes) of every step before its stage's own that does something."""
-        again: dict[int, list[int]] = {}
-        arrive: dict[int, list[int]] = {}
+        """Yield (stage, step, bytes) of every active step before the last step of its stage.
+
+        A step is active if its node is recomputed or an output of it is paged in.
+        """
+        recomputed_nodes: dict[int, list[int]] = {}
+        paged_tensors: dict[int, list[int]] = {}
         for t, k in self.recomputed:
-            again.setdefault(t, []).append(k)
+            recomputed_nodes.setdefault(t, []).append(k)
         for t, i in self.paged_in:
-            arrive.setdefault(t, []).append(i)
-        stages = sorted(again.keys() | arrive.keys())
-        held = self._loads_at_begin(stages)
+            paged_tensors.setdefault(t, []).append(i)
+        stages = sorted(recomputed_nodes.keys() | paged_tensors.keys())
+        tensors_in_ram = self._loads_at_begin(stages)
         for t in stages:
             check_time_limit()
-            yield from self._stage_steps(t, again.get(t, []), arrive.get(t, []), held[t])
+            yield from self._stage_steps(
+                t, recomputed_nodes.get(t, []), paged_tensors.get(t, []), tensors_in_ram[t]
+            )
 
     def _loads_at_begin(self, stages: list[int]) -> dict[int, tuple[set[int], set[int]]]:
-        """Return for each of some stages what is in RAM when it begins, and when the next does."""
-        wanted = {*stages, *(t + 1 for t in stages)}
+        """Return, by stage, the tensors in RAM when it begins and when the next stage begins."""
+        needed_stages = {*stages, *(t + 1 for t in stages)}
         begins: dict[int, list[int]] = {}
         ends: dict[int, list[int]] = {}
         for i, begin, end in self.spans:
             begins.setdefault(begin, []).append(i)
             ends.setdefault(end + 1, []).append(i)
-        present_at: dict[int, set[int]] = {}
-        present: set[int] = set()
+        tensors_at: dict[int, set[int]] = {}
+        present_tensors: set[int] = set()
         for t in range(len(self.graph.nodes) + 1):
-            present.difference_update(ends.get(t, ()))
-            present.update(begins.get(t, ()))
-            if t in wanted:
-                present_at[t] = set(present)
-        return {t: (present_at[t], present_at[t + 1]) for t in stages}
+            present_tensors.difference_update(ends.get(t, ()))
+            present_tensors.update(begins.get(t, ()))
+            if t in needed_stages:
+                tensors_at[t] = set(present_tensors)
+        return {t: (tensors_at[t], tensors_at[t + 1]) for t in stages}
 
     def _stage_steps(
-        self, t: int, again: list[int], arrive: list[int], held: tuple[set[int], set[int]]
+        self,
+        t: int,
+        recomputed_nodes: list[int],
+        paged_tensors: list[int],
+        tensors_in_ram: tuple[set[int], set[int]],
     ) -> Iterator[tuple[int, int, int]]:
+        """Yield (stage, step, bytes) of the active steps of stage `t`.
+
+        A tensor counts until its last use in the stage, or throughout if the next stage begins with
+        it.
+        """
         graph, sizes = self.graph, self.graph.tensor_bytes
-        before, after = held
-        computed = set(again)
-        outputs = {i for k in again for i in graph.outputs_of[k]}
+        before, after = tensors_in_ram
+        computed = set(recomputed_nodes)
+        outputs = {i for k in recomputed_nodes for i in graph.outputs_of[k]}
         last: dict[int, int] = {}
-        for i in before | outputs | set(arrive):
+        for i in before | outputs | set(paged_tensors):
             uses = [j for j in graph.users_of[i] if j == t or j in computed]
             last[i] = len(graph.nodes) if i in after else max([graph.node_of[i], *uses])
-        for k in sorted({*again, *(graph.node_of[i] for i in arrive)}):
+        for k in sorted({*recomputed_nodes, *(graph.node_of[i] for i in paged_tensors)}):
             total = self.resident_bytes
             for i, end in last.items():
-                maker = graph.node_of[i]
-                copies = (i in before) + (i in arrive and maker <= k)
-                if maker < k:
-                    total += sizes[i] if end >= k and (copies or maker in computed) else 0
+                producer = graph.node_of[i]
+                copies = (i in before) + (i in paged_tensors and producer <= k)
+                if producer < k:
+                    total += sizes[i] if end >= k and (copies or producer in computed) else 0
                 else:
                     total += sizes[i] * copies
             if k in computed:
@@ -155,12 +169,12 @@ def disaggregate(
     *,
     stated: Graph | None = None,
 ) -> Disaggregation:
-    """Put the decisions of groups on stages.
+    """Assign the decisions of groups to stages.
 
-    A recomputation or page-in happens at its earliest need in the group: the first stage of the
-    group that reads it, or the stage of the first recomputation that does, or the group's last
-    stage if it is only kept on. What reads state that is replaced before is recomputed at the
-    replacement. A tensor goes after its last need.
+    A recomputation or page-in happens at the earliest need in the group. That is the first stage
+    that reads the tensor, or the stage of the first recomputation that does. It is the last stage
+    of the group if the tensor is only kept for the next group. A node that reads state is
+    recomputed no later than the replacement of that state. A tensor is evicted after its last need.
     """
     last_stages = (stated or graph).last_stages
     result = _Disaggregator(graph, grouping, events, decisions, last_stages).run()
@@ -169,6 +183,8 @@ def disaggregate(
 
 
 class _Disaggregator:
+    """Assigns the decisions of one solution to stages, group by group."""
+
     def __init__(
         self,
         graph: Graph,
@@ -177,37 +193,40 @@ class _Disaggregator:
         decisions: GroupDecisions,
         last_stages: Sequence[int],
     ) -> None:
+        """Index the decisions by group."""
         self.graph = graph
         self.last_stages = last_stages
         self.grouping = grouping
         self.resident = resident = decisions.resident
         self.result = Disaggregation(graph, resident=resident)
         n_groups = grouping.n_groups
-        self.again: list[list[int]] = [[] for _ in range(n_groups)]
-        self.arrive: list[set[int]] = [set() for _ in range(n_groups)]
-        self.enter: list[set[int]] = [set() for _ in range(n_groups + 1)]
-        """For each group the tensors in RAM when it begins."""
+        self.recomputed_nodes: list[list[int]] = [[] for _ in range(n_groups)]
+        self.paged_tensors: list[set[int]] = [set() for _ in range(n_groups)]
+        self.kept_tensors: list[set[int]] = [set() for _ in range(n_groups + 1)]
+        """For each group, the tensors in RAM when it begins."""
         for group, k in decisions.recomputed:
-            self.again[group].append(k)
+            self.recomputed_nodes[group].append(k)
         for group, i in decisions.paged_in:
             if i not in resident:
-                self.arrive[group].add(i)
+                self.paged_tensors[group].add(i)
         for i, a in decisions.kept:
             if i in resident:
                 continue
             stages = events.events[i]
             begin = grouping.group_of[graph.node_of[i]] if a == 0 else stages[a - 1]
             for group in range(begin + 1, stages[a] + 1):
-                self.enter[group].add(i)
+                self.kept_tensors[group].add(i)
 
     def run(self) -> Disaggregation:
+        """Return the disaggregated schedule."""
         for group in range(self.grouping.n_groups):
             check_time_limit()
-            self._group(group)
-        self._join()
+            self._add_group(group)
+        self._merge_spans()
         return self.result
 
-    def _group(self, group: int) -> None:
+    def _add_group(self, group: int) -> None:
+        """Assign the decisions of one group to its stages, and add the spans of its tensors."""
         graph = self.graph
         stages = range(self.grouping.first_stage[group], self.grouping.last_stage[group] + 1)
         readers: dict[int, list[int]] = {}
@@ -215,37 +234,38 @@ class _Disaggregator:
             for i in graph.inputs_of[t]:
                 readers.setdefault(i, []).append(t)
         stage_of = self._recompute(group, readers)
-        for i in self.arrive[group] - self.enter[group]:
-            stage = self._need(group, i, readers)
+        for i in self.paged_tensors[group] - self.kept_tensors[group]:
+            stage = self._first_need(group, i, readers)
             if stage is not None:
                 self.result.paged_in.append((stage, i))
-                self._hold(group, i, stage, readers)
+                self._add_span(group, i, stage, readers)
         for i, stage in stage_of.items():
-            self._hold(group, i, stage, readers)
-        for i in self.enter[group]:
-            self._hold(group, i, stages[0] - 1, readers)
+            self._add_span(group, i, stage, readers)
+        for i in self.kept_tensors[group]:
+            self._add_span(group, i, stages[0] - 1, readers)
         for t in stages:
             for i in graph.outputs_of[t]:
                 if i not in self.resident:
-                    self._hold(group, i, t, readers)
+                    self._add_span(group, i, t, readers)
 
     def _recompute(self, group: int, readers: dict[int, list[int]]) -> dict[int, int]:
-        """Place the recomputations of a group, last node first; return the stage of what they make.
+        """Assign stages to the recomputations of a group, the last node first.
 
-        Their stages join the readers of their inputs.
+        Return the stage of each recomputed tensor. Adds their stages to the readers of their
+        inputs.
         """
         graph = self.graph
         stage_of: dict[int, int] = {}
-        for k in sorted(self.again[group], reverse=True):
+        for k in sorted(self.recomputed_nodes[group], reverse=True):
             missing = [
                 i
                 for i in graph.outputs_of[k]
-                if i not in self.arrive[group] and i not in self.enter[group]
+                if i not in self.paged_tensors[group] and i not in self.kept_tensors[group]
             ]
-            needs = [self._need(group, i, readers) for i in missing]
+            needs = [self._first_need(group, i, readers) for i in missing]
             stage = min((need for need in needs if need is not None), default=None)
             if stage is None:
-                continue  # nobody needs what it makes
+                continue  # no output is needed
             stage = min(stage, self.last_stages[k])
             self.result.recomputed.append((stage, k))
             stage_of.update((i, stage) for i in missing)
@@ -253,49 +273,49 @@ class _Disaggregator:
                 readers.setdefault(i, []).append(stage)
         return stage_of
 
-    def _need(self, group: int, i: int, readers: dict[int, list[int]]) -> int | None:
-        """Return the stage of the group that needs tensor `i` first, or None."""
+    def _first_need(self, group: int, i: int, readers: dict[int, list[int]]) -> int | None:
+        """Return the first stage of the group that needs tensor `i`; None if none does."""
         if readers.get(i):
             return min(readers[i])
-        return self.grouping.last_stage[group] if i in self.enter[group + 1] else None
+        return self.grouping.last_stage[group] if i in self.kept_tensors[group + 1] else None
 
-    def _hold(self, group: int, i: int, stage: int, readers: dict[int, list[int]]) -> None:
-        """Keep tensor `i`, there in `stage`, to its last reader in the group, or across its end."""
-        if i in self.enter[group + 1]:
+    def _add_span(self, group: int, i: int, stage: int, readers: dict[int, list[int]]) -> None:
+        """Keep tensor `i` from `stage` to its last reader in the group, or into the next group."""
+        if i in self.kept_tensors[group + 1]:
             end = self.grouping.last_stage[group] + 1
         else:
             end = max([stage, *readers.get(i, ())])
         if end > stage:
             self.result.spans.append((i, stage + 1, end))
 
-    def _join(self) -> None:
-        """Join the spans of a tensor that touch."""
+    def _merge_spans(self) -> None:
+        """Merge adjacent spans of the same tensor."""
         spans: list[tuple[int, int, int]] = []
         for i, begin, end in sorted(self.result.spans):
             if spans and spans[-1][0] == i and spans[-1][2] + 1 >= begin:
-                joined = spans.pop()
-                spans.append((i, joined[1], max(end, joined[2])))
+                merged = spans.pop()
+                spans.append((i, merged[1], max(end, merged[2])))
             else:
                 spans.append((i, begin, end))
         self.result.spans = spans
 
 
 def broken_stages(loads: Sequence[float], limit: float) -> list[int]:
-    """Return the worst stage of each run of stages whose row ``(t, t)`` is broken, worst first."""
+    """Return the worst stage of each sequence with violated rows ``(t, t)``, worst first."""
     worst: list[int] = []
-    inside = False
+    in_sequence = False
     for t, load in enumerate(loads):
         broken = load > limit
-        if broken and not inside:
+        if broken and not in_sequence:
             worst.append(t)
         elif broken and load > loads[worst[-1]]:
             worst[-1] = t
-        inside = broken
+        in_sequence = broken
     return sorted(worst, key=lambda t: -loads[t])
 
 
 def broken_steps(result: Disaggregation, limit: float) -> list[tuple[int, int]]:
-    """Return the worst step ``(t, k)``, ``k < t``, of each stage that breaks one."""
+    """Return the worst violated step ``(t, k)``, ``k < t``, of each stage that has one."""
     worst: dict[int, tuple[int, int]] = {}
     for t, k, load in result.step_loads():
         if load > limit and (t not in worst or load > worst[t][0]):

@@ -1,4 +1,4 @@
-"""When which part of the row generation runs: every number that its policy depends on."""
+"""Parameters of the row generation: every number that its policy depends on."""
 
 from __future__ import annotations
 
@@ -6,118 +6,124 @@ from dataclasses import dataclass
 from typing import Final
 
 CUT_FAMILIES: Final = ("rounding", "interval")
-"""Families of cuts, by the names of their modules, in the order in which they are sought."""
+"""Families of cuts, by the names of their modules, in the order of separation."""
 HEURISTICS: Final = frozenset({"repair", "repair_on_the_way", "local_search"})
-"""Parts of the primal heuristic; the second repairs what a solve finds before its last answer."""
+"""Phases of the primal heuristic. ``repair_on_the_way`` repairs incumbents of an unfinished
+solve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LazyParams:
     """Parameters of the row generation.
 
-    None of them can make an answer wrong: they decide only how soon there is one.
-    ``docs/concepts/lazy.md`` says what was tried.
+    No parameter can make a result wrong: they change only the time until it is found.
+    ``docs/concepts/lazy.md`` describes the tried alternatives.
 
-    Names tell units and ranges: ``_ratio`` is a fraction from 0 to 1, ``_s`` seconds from 0 on, and
-    a whole number is at least 1. *Gap* is that between bound and incumbent, or the ceiling.
+    Names have units and ranges: ``_ratio`` is a fraction from 0 to 1, ``_s`` seconds from 0 on, and
+    a whole number is at least 1. The *gap* is that between bound and incumbent, or the ceiling.
     """
 
-    # -- what runs at all --------------------------------------------------------------------------
+    # -- enabled phases ----------------------------------------------------------------------------
     cuts: frozenset[str] = frozenset(CUT_FAMILIES)
     """Families of cuts that are separated."""
     heuristics: frozenset[str] = HEURISTICS
-    """Parts of the primal heuristic that run."""
+    """Enabled phases of the primal heuristic."""
 
-    # -- how far the end is ------------------------------------------------------------------------
+    # -- ranges of the gap -------------------------------------------------------------------------
     small_gap_ratio: float = 0.01
-    """Gap up to which a solve is near its end: there is no local search any more, and equal
-    decisions are not counted, as counters are only more columns then."""
+    """Gap up to which a solve is near its end. There is no local search, and equal decisions are
+    not counted, because counters would only add columns."""
     wide_gap_ratio: float = 0.03
-    """Gap above which it is far from it: relaxations take long there, so few rows are added."""
+    """Gap above which relaxations take long, so few rows are added."""
     far_gap_ratio: float = 0.1
-    """Gap above which the proof will hardly be complete in time: the larger the gap is, the more
-    time goes from integer solves to the search, up to twice this gap."""
+    """Gap above which the proof will probably not end in time. Above it, time moves from integer
+    solves to the heuristic, in proportion to the gap, up to twice this gap."""
 
     # -- linear phase ------------------------------------------------------------------------------
     cut_rounds: int = 30
-    """Most rounds of cuts on one relaxation."""
+    """Maximum number of cut rounds on one relaxation."""
     cuts_per_round: int = 400
-    """Most cuts of a family that are added at once, the most violated ones."""
+    """Maximum number of cuts of a family in one round, the most violated ones."""
     cut_violation: float = 1e-3
-    """Least violation of a cut that is worth adding, 0 or more. A cut that counts decisions has
-    coefficients of 1, one in bytes is in units of the budget."""
+    """Minimum violation of an added cut, 0 or more. A cut that counts decisions has coefficients of
+    1, one in bytes is in units of the budget."""
     cut_gain_ratio: float = 1e-3
-    """Rise of the linear bound that is worth another round of cuts, relative to the bound."""
+    """Minimum rise of the linear bound, relative to the bound, that counts as a gain of a cut
+    round."""
     row_gain_ratio: float = 4e-3
-    """The same for another round of rows; rows cost columns of the integer relaxations."""
+    """The same for a round of rows; rows add columns to the integer relaxations."""
     linear_rows: int = 4
-    """Rows added at once; twice as many after each round without gain. All at once would make the
-    groups of large graphs so fine that their linear relaxations take seconds each."""
+    """Number of rows added at once, doubled after each round without gain. All rows at once would
+    make the groups of large graphs so fine that their linear relaxations take seconds each."""
     linear_growth_ratio: float = 0.5
-    """The same as a part of the groups, where that is more."""
+    """The same as a fraction of the groups, if that is more."""
     tight_ratio: float = 0.97
-    """Part of the RAM above which a stage of the incumbent is tight. With 1 there are none."""
+    """Fraction of the RAM above which a stage of the incumbent is tight. With 1 no stage is
+    tight."""
     large_columns: int = 5000
-    """Columns above which rows that are tight at the incumbent are added, too. Smaller relaxations
-    are solved as integer programs, which more rows make harder."""
+    """Number of columns above which rows that are tight at the incumbent are added, too. Smaller
+    relaxations are solved as integer programs, which more rows make harder."""
     rounds_without_gain: int = 3
-    """Rounds without such a rise after which either loop stops."""
-    most_sums: int = 1 << 20
-    """Most sums of tensor sizes told apart for a rounded row, in greatest common divisors: a bit
-    each."""
+    """Number of rounds without a gain after which the cut loop or the row loop stops."""
+    max_sums: int = 1 << 20
+    """Maximum number of distinct sums of tensor sizes for a rounded row, in multiples of their
+    greatest common divisor: one bit each."""
 
     # -- rows after an integer relaxation ----------------------------------------------------------
     easy_growth_ratio: float = 0.5
-    """Rows that may be added after a relaxation that was solved without branching, as a part of its
-    groups: the next one is hardly larger, and what it takes is building it."""
+    """Maximum number of rows added after a relaxation that was solved without branching, as a
+    fraction of its groups. The next relaxation is hardly larger, and most of its time is for
+    building it."""
     single_row_gain_ratio: float = 0.02
-    """Rise of the bound by the rows added before after which a single one is added: more rows make
-    finer groups, more columns and a weaker linear relaxation."""
+    """Relative rise of the bound by the last rows, above which a single row is added. More rows
+    cause finer groups, more columns and a weaker linear relaxation."""
     few_rows: int = 2
-    """Rows added near the end after half of such a rise. After less, answers only dodge what is
-    enforced, and all rows come at once."""
+    """Number of rows added near the end after half of such a rise. After a smaller rise, all
+    violated rows are added at once, because solutions only move the violation to other stages."""
     wide_gap_rows: int = 3
-    """Rows added far from it after a rise below `single_row_gain_ratio`: with all of them the
-    relaxations would not be solved in their time."""
+    """Number of rows added with a wide gap after a rise below `single_row_gain_ratio`. With all
+    rows, the relaxations would exceed their time."""
 
     # -- integer relaxations -----------------------------------------------------------------------
     wide_gap_time_ratio: float = 0.75
-    """Most of the time left for one integer solve with a wide gap; the primal heuristic has the
-    rest. Near the end a solve may take all of it: one that is cut short begins anew."""
+    """Maximum fraction of the remaining time for one integer solve with a wide gap; the rest is for
+    the primal heuristic. With a small gap a solve may take all of it, because a solve that is cut
+    short starts again."""
     far_gap_time_ratio: float = 0.3
     """The same from twice `far_gap_ratio` on."""
     idle_root_time_ratio: float = 0.1
-    """Part of the time left after which an integer solve with a wide gap ends if it is still at its
-    root, with no better answer and no higher bound in that time: the search is worth more."""
+    """Fraction of the remaining time without a better solution or bound after which an integer
+    solve with a wide gap ends if it is still at its root."""
     search_time_ratio: float = 0.5
-    """Part of the time that the primal heuristic may take of the linear phase with a wide gap: a
-    local search does not wait until relaxations that take seconds each have come to their end."""
+    """Fraction of the time of the linear phase for the primal heuristic with a wide gap. The local
+    search does not wait until all relaxations that take seconds are solved."""
     far_search_time_ratio: float = 0.8
-    """The same from twice `far_gap_ratio` on, as of steps in tiles: rounds take seconds there and
-    prove little. Some time is left to them, as their answers lead the search to other places."""
+    """The same from twice `far_gap_ratio` on, for example for steps in tiles, where rounds take
+    seconds and prove little. The remaining rounds yield solutions in other regions for the
+    search."""
     counted_part_ratio: float = 0.02
-    """Part of the best value, or of a limit, that one decision must take where equal ones are
-    counted; 1 switches counting off."""
+    """Minimum fraction of the best value, or of a limit, that one decision uses if equal decisions
+    are counted; 1 disables counting."""
 
     # -- deadlines ---------------------------------------------------------------------------------
     without_schedule_time_ratio: float = 1 / 6
-    """Part of the time left without a schedule after which the fastest schedule is looked for; 1
-    for never."""
+    """Fraction of the remaining time without any schedule after which the fastest schedule is
+    searched; 1 disables that."""
 
     # -- primal worker -----------------------------------------------------------------------------
     worker_start_s: float = 0.5
-    """After how long the process is started: that takes a second of its core."""
+    """Delay before the worker process starts, which takes a second of its core."""
 
-    def search_share(self, gap: float) -> float:
-        """Return the part of the time that the primal heuristic may take with a wide gap."""
-        return self._by_gap(gap, self.search_time_ratio, self.far_search_time_ratio)
+    def search_time_fraction(self, gap: float) -> float:
+        """Return the fraction of the time for the primal heuristic at a wide gap."""
+        return self._interpolate_by_gap(gap, self.search_time_ratio, self.far_search_time_ratio)
 
-    def solve_share(self, gap: float) -> float:
-        """Return the part of the time left that one integer solve may take with a wide gap."""
-        return self._by_gap(gap, self.wide_gap_time_ratio, self.far_gap_time_ratio)
+    def solve_time_fraction(self, gap: float) -> float:
+        """Return the fraction of the remaining time for one integer solve at a wide gap."""
+        return self._interpolate_by_gap(gap, self.wide_gap_time_ratio, self.far_gap_time_ratio)
 
-    def _by_gap(self, gap: float, near: float, far: float) -> float:
-        """Return a value between two: up to `far_gap_ratio`, and from twice as much on."""
+    def _interpolate_by_gap(self, gap: float, near: float, far: float) -> float:
+        """Return `near` up to `far_gap_ratio`, `far` from twice that on, linear in between."""
         if gap >= 2 * self.far_gap_ratio:
             return far
         return near + (far - near) * max(0.0, gap / self.far_gap_ratio - 1)

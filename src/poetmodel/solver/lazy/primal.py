@@ -1,4 +1,4 @@
-"""The primal heuristic: answers of relaxations repaired, and a local search."""
+"""The primal heuristic: repair of relaxations' solutions, and a local search."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.clock import now_s
-from poetmodel.heuristics.greedy import with_wanted
+from poetmodel.heuristics.greedy import add_rewarded
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import Score
 from poetmodel.heuristics.restorations import restorations_of
@@ -24,36 +24,36 @@ if TYPE_CHECKING:
     from poetmodel.solver.lazy.session import Session
 
 REPAIR_S: Final = 1.0
-"""Longest repair of one answer that the proof waits for, unless more is due to the search [s]."""
+"""Maximum time of one repair in the proof's thread, unless the heuristic is due more [s]."""
 SEARCH_S: Final = 3.0
-"""Longest local search after one answer [s]."""
+"""Maximum time of the local search after one solution [s]."""
 IDLE_ITERATIONS_PER_COLUMN: Final = 0.01
 """Iterations without gain after which the first local search ends, for each column of the largest
-relaxation. The next has twice as many after one that found something, else half as many, but never
-fewer than the first."""
+relaxation. The limit is doubled after a search that found a better schedule, and halved after
+others, but never below this."""
 ITERATIONS_PER_OFFER: Final = 100
-"""After how many iterations of a local search what it has found goes to the verifier."""
+"""Number of iterations of a local search after which its best schedule is verified."""
 
 
 @dataclass(slots=True)
 class PrimalHeuristic:
-    """Looks for schedules: near answers of relaxations, and near the incumbent.
+    """Searches for schedules near the solutions of relaxations and near the incumbent.
 
-    Answers are disaggregated and repaired where they do not fit, and a large neighbourhood search
-    goes on from the incumbent. None of this touches the bound.
+    Solutions are disaggregated and repaired if they violate limits, and a large neighbourhood
+    search continues from the incumbent. The heuristic never changes the bound.
     """
 
     session: Session
-    is_waited_for: Callable[[], bool] = lambda: False
-    """Whether something better than a local search waits: it ends then."""
-    repair_most_s: float = math.inf
-    """Longest repair of one answer [s]."""
+    has_new_solution: Callable[[], bool] = lambda: False
+    """Returns whether a new solution of a relaxation is available, which ends a local search."""
+    max_repair_s: float = math.inf
+    """Maximum time of one repair [s]."""
     neighbourhood: LargeNeighbourhoodSearch = field(init=False)
     idle_iterations_per_column: float = IDLE_ITERATIONS_PER_COLUMN
-    """Turns without gain after which the next local search ends, for each column."""
-    begun_s: float = field(init=False, default_factory=now_s)
+    """Iterations without gain after which the next local search ends, for each column."""
+    started_s: float = field(init=False, default_factory=now_s)
     spent_s: float = field(init=False, default=0.0)
-    """How long it has run [s]."""
+    """Execution time so far [s]."""
 
     def __post_init__(self) -> None:
         session = self.session
@@ -61,39 +61,39 @@ class PrimalHeuristic:
 
     @property
     def due_s(self) -> float:
-        """What is left of its share of the time [s]."""
-        share = self.session.params.search_share(self.session.bounds.gap())
-        return share * (now_s() - self.begun_s) - self.spent_s
+        """Time that is due to the heuristic and not yet spent [s]."""
+        fraction = self.session.params.search_time_fraction(self.session.bounds.gap())
+        return fraction * (now_s() - self.started_s) - self.spent_s
 
-    def repair(self, answer: Schedule, *, locally: bool = True) -> None:
-        """Repair an answer of a relaxation where it does not fit, and offer it.
+    def repair(self, solution: Schedule, *, locally: bool = True) -> None:
+        """Repair the schedule of a relaxation's solution, and offer the result to the session.
 
-        While the gap is far from closed, a local search goes on from there, if `locally`.
+        While the gap is not small, a local search follows if `locally`.
         """
-        neighbourhood, begun_s = self.neighbourhood, now_s()
+        neighbourhood, started_s = self.neighbourhood, now_s()
         if "repair" in self.session.params.heuristics:
-            neighbourhood.until_s = self._end_s(max(self.repair_most_s, self.due_s))
-            neighbourhood.consider(restorations_of(self.session.problem.graph, answer))
+            neighbourhood.until_s = self._deadline_s(max(self.max_repair_s, self.due_s))
+            neighbourhood.consider(restorations_of(self.session.problem.graph, solution))
             self._offer()
-        self.spent_s += now_s() - begun_s
+        self.spent_s += now_s() - started_s
         if locally and self.session.bounds.gap() > self.session.params.small_gap_ratio:
             self.improve()
 
     def improve(self) -> None:
-        """Search locally until nothing is gained for a while, and offer what was found."""
-        session, neighbourhood, begun_s = self.session, self.neighbourhood, now_s()
+        """Search locally until several iterations gain nothing, and offer the best schedule."""
+        session, neighbourhood, started_s = self.session, self.neighbourhood, now_s()
         if "local_search" not in session.params.heuristics:
             return
-        most_s = max(SEARCH_S, self.due_s)
-        until_s = self._end_s(min(most_s, session.request.remaining_s() / 4))
+        max_s = max(SEARCH_S, self.due_s)
+        until_s = self._deadline_s(min(max_s, session.request.remaining_s() / 4))
         neighbourhood.until_s = until_s
         best, before = session.bounds.incumbent, neighbourhood.best
         if best is not None and (0.0, best.value) < before:
             before = Score(0.0, best.value)
             neighbourhood.consider(restorations_of(session.problem.graph, best.schedule))
         iterations = idle = 0
-        most = max(1, int(self.idle_iterations_per_column * session.columns))
-        while idle < most and not (session.done() or self.is_waited_for()):
+        max_idle = max(1, int(self.idle_iterations_per_column * session.columns))
+        while idle < max_idle and not (session.done() or self.has_new_solution()):
             idle = 0 if neighbourhood.iterate() else idle + 1
             iterations += 1
             if iterations % ITERATIONS_PER_OFFER == 0:
@@ -105,15 +105,15 @@ class PrimalHeuristic:
         self.idle_iterations_per_column = max(
             IDLE_ITERATIONS_PER_COLUMN, factor * self.idle_iterations_per_column
         )
-        # What it did not take because nothing was gained is not due later.
-        self.spent_s += max(now_s() - begun_s, most_s if idle >= most else 0.0)
+        # After an idle end, the rest of the due time counts as spent.
+        self.spent_s += max(now_s() - started_s, max_s if idle >= max_idle else 0.0)
 
-    def _end_s(self, most_s: float) -> float:
-        """Return when something ends that may take so long, on the clock of `now_s` [s]."""
-        return now_s() + min(most_s, self.session.request.remaining_s())
+    def _deadline_s(self, max_s: float) -> float:
+        """Return the time on the clock of `now_s` at which a phase of at most `max_s` ends [s]."""
+        return now_s() + min(max_s, self.session.request.remaining_s())
 
     def _offer(self) -> None:
-        """Give the best schedule of the local search to the verifier, if it seems to be better."""
+        """Offer the best schedule of the local search to the session if its value is better."""
         best = self.session.bounds.incumbent
         if best is None or self.neighbourhood.best < (0.0, best.value):
             schedule = self.neighbourhood.schedule()
@@ -122,23 +122,27 @@ class PrimalHeuristic:
 
 
 class BrokenRows(NamedTuple):
-    """The rows that an answer breaks and its relaxation does not enforce."""
+    """The rows that a solution violates and its relaxation does not enforce."""
 
     stages: list[int]
-    """Stages, the worst first."""
+    """Stages, the worst violation first."""
     steps: list[tuple[int, int]]
-    """Steps, if no row of a stage is broken."""
+    """Steps, if no row of a stage is violated."""
     own: dict[int, frozenset[int]]
-    """Over stages, by position among those of the problem, with their cuts."""
+    """User-defined constraints by stage: the position in the problem, with the stages to
+    separate."""
 
     def __bool__(self) -> bool:
         return any(self)
 
 
-def examine(session: Session, relaxation: Relaxation, x: NDArray[Any]) -> BrokenRows:
-    """Disaggregate an answer; offer it where it keeps all rows; return those that it breaks.
+def offer_solution(session: Session, relaxation: Relaxation, x: NDArray[Any]) -> BrokenRows:
+    """Disaggregate a solution and offer the schedule if it meets all rows.
 
-    With the peak minimized, an answer that is above the peak it claims may still be a good one.
+    Return the violated rows.
+
+    If the peak is minimized, the schedule is offered in any case: it may be good although it
+    exceeds the peak that the solution claims.
     """
     result = relaxation.disaggregate(x)
     limit = relaxation.claimed_ram(x)
@@ -147,7 +151,7 @@ def examine(session: Session, relaxation: Relaxation, x: NDArray[Any]) -> Broken
     if not (stages or steps) or not session.problem.objective.is_sum:
         schedule = result.schedule()
         if session.own is not None:
-            schedule = with_wanted(session.own, schedule, relaxation.wanted(x, result))
+            schedule = add_rewarded(session.own, schedule, relaxation.rewarded_decisions(x, result))
         session.offer(schedule)
     grouping = relaxation.grouping
     return BrokenRows(
@@ -158,14 +162,15 @@ def examine(session: Session, relaxation: Relaxation, x: NDArray[Any]) -> Broken
 
 
 def _broken_own_rows(relaxation: Relaxation, result: Disaggregation) -> dict[int, frozenset[int]]:
-    """Return the rows over stages that an answer breaks on stages."""
-    stated = relaxation.problem.stage_limits
-    if not stated:
+    """Return the user-defined constraints by stage that a solution violates, with their stages."""
+    limits = relaxation.problem.stage_limits
+    if not limits:
         return {}
-    chosen = {("recomputed", index) for index in result.recomputed}
-    chosen.update(("paged_in", index) for index in result.paged_in)
+    decisions = {("recomputed", index) for index in result.recomputed}
+    decisions.update(("paged_in", index) for index in result.paged_in)
     return {
         number: change_stages(row)
-        for number, row in enumerate(stated)
-        if number not in relaxation.grouping.own_rows and not row.is_satisfied(chosen.__contains__)
+        for number, row in enumerate(limits)
+        if number not in relaxation.grouping.own_rows
+        and not row.is_satisfied(decisions.__contains__)
     }

@@ -1,7 +1,7 @@
-"""The primal worker: a process that searches for schedules, beside the proof.
+"""The primal worker: a process that searches for schedules during the proof.
 
-Each has a core of its own. What the proof learns goes one way, better schedules come the other.
-Each side has a verifier of its own for what the other side sends.
+Each process uses one core. The proof sends its bounds and solutions, and receives better schedules.
+Each process verifies the schedules that it receives.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from poetmodel.solver.request import Request, SolveProgress
 
 UPDATE_S: Final = 0.1
-"""How often the process gets what is new [s]."""
+"""Interval between two updates of the worker process [s]."""
 LAST_LINES: Final = 5
-"""How much of the traceback of a search that failed is reported."""
+"""Maximum number of lines of a failed search's traceback in the error."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -40,44 +40,47 @@ class FoundSchedule(NamedTuple):
 
     schedule: Schedule
     value: float
-    """Its value beyond what every schedule pays."""
+    """Its value minus the baseline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofState:
-    """Bounds and rows of the proof."""
+    """Bounds and solutions of the proof."""
 
     bound: float
     """Best lower bound."""
     columns: int
-    """Most columns of a relaxation."""
+    """Maximum number of columns of a relaxation."""
     found: FoundSchedule | None = None
-    """The best schedule, unless already sent to the search."""
-    answer: Schedule | None = None
-    """The latest answer of a relaxation, if the search has not had it."""
+    """The best schedule; None if it was already sent."""
+    solution: Schedule | None = None
+    """The schedule of the latest solution of a relaxation; None if it was already sent."""
 
 
 class PrimalWorker:
-    """The primal heuristic in a process of its own, as the proof sees it.
+    """The primal heuristic in a process, as seen by the proof.
 
-    A context: some time after it is entered the process is started, and when it is left the process
-    is no more. Schedules that the process finds are offered to the session.
+    As a context manager, it starts the process some time after entry, and ends it on exit.
+    Schedules that the process finds are offered to the session.
 
-    If the process cannot be started, or is ended from outside (where memory is short, say), that
-    goes into the solve's log, and the solve goes on without it. If its search fails, or the
-    solve's watcher does, the solve is stopped and `check` raises.
+    If the process cannot be started or is killed, for example when memory is short, the solve
+    continues without it and logs the event. If the search or the progress callback fails, the solve
+    is stopped and `check` raises the error.
     """
 
     def __init__(self, session: Session) -> None:
+        """Prepare the thread that supervises the process. Nothing starts before entry."""
         self.session = session
-        self.runs = threading.Event()
-        """Set while there is such a process."""
-        self._answers: deque[Schedule] = deque(maxlen=1)
-        self._known = float("inf")
-        """Least value of the schedules that both sides know."""
+        self.is_running = threading.Event()
+        """Set while the process is running."""
+        self._solutions: deque[Schedule] = deque(maxlen=1)
+        self._best_value = float("inf")
+        """Smallest value of the schedules that both processes have."""
         self._failure: BaseException | None = None
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._attend, name="poetmodel-search", daemon=True)
+        self._thread = threading.Thread(
+            target=self._supervise, name="poetmodel-search", daemon=True
+        )
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -87,52 +90,59 @@ class PrimalWorker:
         self._closing.set()
         self._thread.join()
 
-    def put(self, answer: Schedule) -> None:
-        """Let the process search from this answer, and no longer from one before it."""
-        self._answers.append(answer)
+    def put(self, solution: Schedule) -> None:
+        """Send a solution's schedule with the next update, in place of an earlier one."""
+        self._solutions.append(solution)
 
     def check(self) -> None:
-        """Raise what went wrong, if anything did."""
+        """Raise the error of the worker thread, if there is one."""
         if self._failure is not None:
             raise self._failure
 
-    def _attend(self) -> None:
-        """Start the process, tell it what is new until it has ended or shall end, and end it."""
+    def _supervise(self) -> None:
+        """Start the process and send updates until it ends or the context exits.
+
+        Then end the process.
+        """
         session, params = self.session, self.session.params
         if self._closing.wait(params.worker_start_s):
             return
         try:
             process = WorkerProcess()
         except OSError as error:
-            self._note(f"could not be started ({error})")
+            self._log_failure(f"could not be started ({error})")
             return
         try:
             left_s = max(UPDATE_S, session.request.remaining_s())
             request = replace(session.request, on_progress=None, time_limit_s=left_s)
-            beginning = (session.problem, request, params, self._update())
-            search = process.call(search_schedules, *beginning, on_progress=self._hear)
-            self.runs.set()
-            self._tell(process, search)
+            beginning = (session.problem, request, params, self._next_state())
+            search = process.call(search_schedules, *beginning, on_progress=self._receive)
+            self.is_running.set()
+            self._send_updates(process, search)
         except BaseException as error:  # noqa: BLE001 - raised by `check`
             self._fail(error)
         finally:
-            self.runs.clear()
+            self.is_running.clear()
             process.close()
 
-    def _tell(self, process: WorkerProcess, search: Future[None]) -> None:
-        told = None
+    def _send_updates(self, process: WorkerProcess, search: Future[None]) -> None:
+        """Send changed states of the proof until the search ends.
+
+        Raises `BackendError` if it failed.
+        """
+        sent_state = None
         while not search.done():
             if self._closing.wait(UPDATE_S):
                 return
-            if process.has_sent_all and (update := self._update()) != told:
+            if process.has_sent_all and (update := self._next_state()) != sent_state:
                 process.send(update)
-                told = replace(update, found=None, answer=None)
+                sent_state = replace(update, found=None, solution=None)
         try:
             search.result()
         except ProcessEndedError as error:
-            self.runs.clear()  # before anybody reads the note
+            self.is_running.clear()  # before the log entry becomes visible
             if not self.session.done():
-                self._note(f"failed: {error}")
+                self._log_failure(f"failed: {error}")
         except Exception as error:
             lines = "\n".join(getattr(error, "__notes__", [str(error)])).splitlines()[-LAST_LINES:]
             msg = (
@@ -141,32 +151,35 @@ class PrimalWorker:
             )
             raise BackendError(msg) from error
 
-    def _update(self) -> ProofState:
-        session, best, news = self.session, self.session.bounds.incumbent, None
-        if best is not None and best.value < self._known:
-            self._known = best.value
-            news = FoundSchedule(best.schedule, best.value)
+    def _next_state(self) -> ProofState:
+        """Return the state of the proof; with a schedule or solution only if it was not sent."""
+        session, best, found = self.session, self.session.bounds.incumbent, None
+        if best is not None and best.value < self._best_value:
+            self._best_value = best.value
+            found = FoundSchedule(best.schedule, best.value)
         return ProofState(
             bound=session.bounds.lower,
             columns=session.columns,
-            found=news,
-            answer=self._answers.popleft() if self._answers else None,
+            found=found,
+            solution=self._solutions.popleft() if self._solutions else None,
         )
 
-    def _hear(self, news: FoundSchedule) -> None:
-        """Offer what the search has found."""
-        self._known = min(self._known, news.value)
+    def _receive(self, found: FoundSchedule) -> None:
+        """Offer a schedule that the process found to the session."""
+        self._best_value = min(self._best_value, found.value)
         try:
-            self.session.offer(news.schedule)
+            self.session.offer(found.schedule)
         except BaseException as error:  # noqa: BLE001 - raised by `check`
             self._fail(error)
 
-    def _note(self, what: str) -> None:
-        text = f"the process that searches for schedules {what}; the solve goes on without it"
+    def _log_failure(self, event: str) -> None:
+        """Write an event of the process to the solve's log and as a warning."""
+        text = f"the process that searches for schedules {event}; the solve goes on without it"
         self.session.log.append(f"{text}\n")
         _LOG.warning("%s", text)
 
     def _fail(self, error: BaseException) -> None:
+        """Store the first error for `check`, and stop the solve and the process."""
         self._failure = self._failure or error
         self._closing.set()
         self.session.stop.set()
@@ -176,57 +189,61 @@ class PrimalWorker:
 
 
 class PrimalSearch:
-    """The primal heuristic in its process: messages come with its job, schedules go as news."""
+    """The primal heuristic in the worker process.
+
+    It reads messages of its job and sends schedules.
+    """
 
     def __init__(
         self, job: WorkerJob, problem: Problem, request: Request, params: LazyParams
     ) -> None:
+        """Begin a session in the worker process, which sends its better schedules."""
         self.job = job
         request = replace(request, started_s=time.monotonic(), wall_end_s=None)
         request = replace(request, on_progress=self._report)
         self.session = Session(problem, request, params=params)
-        self.primal = PrimalHeuristic(self.session, is_waited_for=self._is_waited_for)
-        self._answer: Schedule | None = None
-        self._known = float("inf")
+        self.primal = PrimalHeuristic(self.session, has_new_solution=self._is_waited_for)
+        self._solution: Schedule | None = None
+        self._best_value = float("inf")
 
     def run(self) -> None:
-        """Search until the solve ends: with each new answer, else locally."""
+        """Search until the solve ends: from each new solution, and locally in between."""
         while not self.session.done():
-            if self._is_waited_for() and self._answer is not None:
-                answer, self._answer = self._answer, None
-                self.primal.repair(answer)
+            if self._is_waited_for() and self._solution is not None:
+                solution, self._solution = self._solution, None
+                self.primal.repair(solution)
             else:
                 self.primal.improve()
 
-    def take(self, state: ProofState) -> None:
-        """Take note of what the proof knows."""
+    def update(self, state: ProofState) -> None:
+        """Update bound, columns, incumbent and next solution by a state of the proof."""
         session = self.session
         session.columns = max(session.columns, state.columns)
         session.raise_bound(state.bound)
         if state.found is not None:
-            self._known = min(self._known, state.found.value)
+            self._best_value = min(self._best_value, state.found.value)
             session.offer(state.found.schedule)
-        self._answer = state.answer or self._answer
+        self._solution = state.solution or self._solution
 
     def _is_waited_for(self) -> bool:
-        """Take note of what has come; return whether there is an answer to search from."""
+        """Read all messages. Return whether there is a new solution to search from."""
         for state in self.job.messages():
-            self.take(state)
-        return self._answer is not None
+            self.update(state)
+        return self._solution is not None
 
     def _report(self, _: SolveProgress) -> None:
-        """Send the best schedule, if it is news to the proof."""
+        """Send the best schedule if the proof does not have it yet."""
         best = self.session.bounds.incumbent
-        if best is not None and best.value < self._known:
-            self._known = best.value
+        if best is not None and best.value < self._best_value:
+            self._best_value = best.value
             self.job.tell(FoundSchedule(best.schedule, best.value))
 
 
 def search_schedules(
     job: WorkerJob, problem: Problem, request: Request, params: LazyParams, state: ProofState
 ) -> None:
-    """Search for schedules for the solve in another process, until that has enough."""
+    """Search for schedules in the worker process until the job ends or the gap is closed."""
     with infrequent_gc():
         search = PrimalSearch(job, problem, request, params)
-        search.take(state)
+        search.update(state)
         search.run()

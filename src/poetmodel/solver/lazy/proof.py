@@ -1,4 +1,4 @@
-"""``lazy``: the proof, and what is asked first where no schedule keeps the deadline."""
+"""``lazy``: the proof by row generation, and the check whether any schedule meets the deadline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from poetmodel.result import Termination
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.row_generation import RowGeneration
 from poetmodel.solver.lazy.session import Session
-from poetmodel.solver.outcome import Candidate, Outcome, accepted
+from poetmodel.solver.outcome import Candidate, Outcome, verified_candidate
 from poetmodel.solver.request import PATIENCE_S, Request, SolveProgress
 
 if TYPE_CHECKING:
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 
 FASTEST_TIME_RATIO: Final = 0.8
-"""Most of the time that is left for the search for the fastest schedule."""
-MARGIN: Final = 1e-6
-"""How much more than the deadline is proved away, relatively: more than any tolerance."""
+"""Maximum fraction of the remaining time for the search for the fastest schedule."""
+PROOF_MARGIN: Final = 1e-6
+"""Relative margin above the deadline up to which schedules are excluded: more than any
+tolerance."""
 
 
 def prove(
@@ -39,18 +40,16 @@ def prove(
     bound: float = 0.0,
     params: LazyParams | None = None,
 ) -> Outcome:
-    """Solve a problem by row generation over groups of stages, from a valid schedule if given.
+    """Solve a problem by row generation over groups of stages.
 
-    Rows to enforce from the beginning are those of `first`, by default the stage row that
-    keep-all loads most. `bound` is what is proved already, in the unit of the minimized
-    quantity. With two threads or more, a process searches for schedules beside the proof. After
-    Ctrl-C the outcome has the best schedule and bound so far.
+    `first` has the rows that are enforced at the start, by default the stage row with the largest
+    load of keep-all. `bound` is a proven bound, in the unit of the minimized quantity. With two or
+    more threads, a second process searches for schedules during the proof. After Ctrl-C, the
+    outcome has the best schedule and bound so far. If no schedule is found within a fraction of the
+    time, the fastest schedule is searched, which decides whether any schedule meets the deadline.
 
-    Where a part of the time has brought no schedule, it is asked whether any keeps the deadline.
-
-    ``docs/concepts/lazy.md`` has the argument why each reduction is exact. With one thread the
-    course is determined by problem and seed as long as no limit or slice of time has ended a part
-    of it.
+    ``docs/concepts/lazy.md`` proves that each reduction is exact. With one thread, problem and seed
+    determine the result unless a time limit ends a phase.
     """
     params = params or LazyParams()
     give_up_s = math.inf
@@ -61,36 +60,36 @@ def prove(
     outcome = generate_rows(session, first)
     if outcome.termination != Termination.TIME_LIMIT or request.remaining_s() <= 0:
         return outcome
-    parts, begin = [outcome], outcome.candidate  # it may have come just as the time was over
-    if begin is None:
+    outcomes, candidate = [outcome], outcome.candidate  # it may have come just as the time was over
+    if candidate is None:
         fastest = find_fastest(problem, request, outcome.bound, params)
-        parts, begin = [outcome, fastest], fastest.candidate
+        outcomes, candidate = [outcome, fastest], fastest.candidate
         if fastest.infeasible:
             reason = infeasibility_proof(problem)
             outcome = replace(
                 outcome, termination=Termination.PROVED, infeasible=True, reason=reason
             )
-            return _together(outcome, parts)
+            return _merge_statistics(outcome, outcomes)
         if fastest.termination == Termination.INTERRUPTED:
-            outcome = replace(outcome, termination=Termination.INTERRUPTED, candidate=begin)
-            return _together(outcome, parts)
-    session = Session(problem, request, begin, bound=outcome.bound, params=params)
+            outcome = replace(outcome, termination=Termination.INTERRUPTED, candidate=candidate)
+            return _merge_statistics(outcome, outcomes)
+    session = Session(problem, request, candidate, bound=outcome.bound, params=params)
     after = generate_rows(session, first)
-    return _together(after, [*parts, after])
+    return _merge_statistics(after, [*outcomes, after])
 
 
 def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
-    """Run the row generation of one session, and say how it ended."""
+    """Execute the row generation of one session, and return its outcome."""
     if first is None:
         loads = checkpoint_all_profile(session.problem.graph)
         worst = max(range(len(loads)), key=loads.__getitem__)
         first = Grouping(len(loads), frozenset({worst}))
     generation = RowGeneration(session, first)
-    most_s = session.request.remaining_wall_s() + PATIENCE_S
+    max_s = session.request.remaining_wall_s() + PATIENCE_S
     try:
-        infeasible = run_interruptibly(generation.run, session.stop, max_s=most_s)
+        infeasible = run_interruptibly(generation.run, session.stop, max_s=max_s)
     except TimeLimitError:
-        session.leave_behind()
+        session.abandon()
         infeasible = False
     if infeasible:
         reason = infeasibility_proof(session.problem)
@@ -120,21 +119,21 @@ def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
     )
 
 
-def _together(last: Outcome, parts: Sequence[Outcome]) -> Outcome:
-    """Return the last of several sessions with the figures of all."""
-    figures = dict(last.statistics)
+def _merge_statistics(last: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome of the last session with the statistics of all sessions."""
+    statistics = dict(last.statistics)
     for name, combine in (("rounds", sum), ("columns", max), ("rows", max), ("nodes", sum)):
-        values = [part.statistics[name] for part in parts if name in part.statistics]
+        values = [outcome.statistics[name] for outcome in outcomes if name in outcome.statistics]
         if values:
-            figures[name] = combine(values)
-    return replace(last, statistics=figures).with_parts(parts)
+            statistics[name] = combine(values)
+    return replace(last, statistics=statistics).with_solves(outcomes)
 
 
 # -- deadlines -----------------------------------------------------------------------------------
 
 
 def has_fastest(problem: Problem) -> bool:
-    """Return whether the least time decides: there is a deadline, on a sum of times."""
+    """Return whether the smallest time decides feasibility: a deadline limits a sum of times."""
     return (
         problem.deadline_s is not None
         and problem.minimize != Quantity.TIME
@@ -143,38 +142,42 @@ def has_fastest(problem: Problem) -> bool:
 
 
 def find_fastest(problem: Problem, request: Request, bound: float, params: LazyParams) -> Outcome:
-    """Minimize the time within all other limits, until that decides whether the deadline holds.
+    """Minimize time within all other limits until it is decided whether the deadline can be met.
 
-    For problems with `has_fastest`. It takes a part of what is left of the request's time, and
-    tells `bound`, which is proved of the problem so far, meanwhile. The candidate keeps every
-    limit; interrupted is only what the caller has ended.
+    Only for problems with `has_fastest`; others raise `ValueError`. It takes a fraction of the
+    remaining time, and reports `bound`, the proven bound of the problem, during the search. The
+    candidate meets every limit. The outcome is interrupted only if the caller's callback or Ctrl-C
+    ended the search.
     """
     if problem.deadline_s is None:
         msg = "there is no deadline to keep"
         raise ValueError(msg)
-    most = problem.deadline_s - problem.quantity(Quantity.TIME).baseline
-    ceiling = most + MARGIN * problem.deadline_s
+    max_overhead = problem.deadline_s - problem.quantity(Quantity.TIME).baseline
+    ceiling = max_overhead + PROOF_MARGIN * problem.deadline_s
     fastest = problem.without(Quantity.TIME, minimize=Quantity.TIME)
-    kept = False
+    meets_deadline = False
 
     def watch(progress: SolveProgress) -> bool:
-        nonlocal kept
-        kept = kept or (progress.overhead is not None and progress.overhead <= most)
-        tell = request.on_progress
+        """Report the bound; return False once a schedule meets the deadline or the user stops."""
+        nonlocal meets_deadline
+        meets_deadline = meets_deadline or (
+            progress.overhead is not None and progress.overhead <= max_overhead
+        )
+        on_progress = request.on_progress
         known = SolveProgress(seconds=progress.seconds, overhead=None, overhead_bound=bound)
-        return not kept and (tell is None or tell(known) is not False)
+        return not meets_deadline and (on_progress is None or on_progress(known) is not False)
 
     limit_s = request.elapsed_s() + FASTEST_TIME_RATIO * request.remaining_s()
     within = replace(request, time_limit_s=limit_s, on_progress=watch)
-    begin = accepted(fastest, construct(fastest, most_s=within.remaining_s() / 4))
-    if begin is not None and begin.value <= most:
-        outcome = Outcome(termination=Termination.STALLED, candidate=begin)
+    candidate = verified_candidate(fastest, construct(fastest, max_s=within.remaining_s() / 4))
+    if candidate is not None and candidate.value <= max_overhead:
+        outcome = Outcome(termination=Termination.STALLED, candidate=candidate)
     else:
-        outcome = generate_rows(Session(fastest, within, begin, ceiling=ceiling, params=params))
+        outcome = generate_rows(Session(fastest, within, candidate, ceiling=ceiling, params=params))
     best = outcome.candidate
-    start = None if best is None else accepted(problem, best.schedule)
+    start = None if best is None else verified_candidate(problem, best.schedule)
     no_schedule = start is None and (outcome.infeasible or outcome.bound >= ceiling)
     termination = outcome.termination
-    if kept and termination == Termination.INTERRUPTED:
+    if meets_deadline and termination == Termination.INTERRUPTED:
         termination = Termination.STALLED
     return replace(outcome, termination=termination, candidate=start, infeasible=no_schedule)

@@ -1,4 +1,4 @@
-"""One relaxation, compiled: its columns by meaning, its rows and cuts as arrays."""
+"""A compiled relaxation: its columns by decision, its rows and cuts as arrays."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
     from poetmodel.solver.lazy.cuts import Cut, Separator
 
-ADMITTED: Final = 1e-6
-"""Largest violation of a scaled row by a start."""
-TIGHT: Final = 1e-6
-"""Slack up to which a cut counts as tight."""
+MAX_START_VIOLATION: Final = 1e-6
+"""Maximum violation of a scaled row by a start."""
+TIGHT_SLACK: Final = 1e-6
+"""Maximum slack of a tight cut."""
 FAMILIES: Final = (
     "kept",
     "recomputed",
@@ -50,12 +50,12 @@ FAMILIES: Final = (
     "recomputed_beside",
     "paged_in_beside",
 )
-"""The variables of its model whose columns it has."""
+"""Families of the model's variables whose columns a relaxation has as fields."""
 
 
 @dataclass(kw_only=True)
 class Relaxation:
-    """A grouped relaxation, ready to be solved."""
+    """A grouped relaxation in standard form."""
 
     problem: Problem
     grouping: Grouping
@@ -63,13 +63,13 @@ class Relaxation:
     form: StandardForm
     build_s: float
     events: Events
-    """Where its decisions lie."""
+    """Events at which tensors can be read or recomputed."""
     unit: float
-    """How much of the minimized quantity one unit of the objective is."""
+    """Amount of the minimized quantity in one unit of the objective."""
     layout: Layout
-    """Where the columns of its model are in its form."""
+    """Positions of the model's columns in the form."""
     kept: Family
-    """Column in its form of ``kept[i, a]``, of what is not decided; so are the following ones."""
+    """Columns in the form of ``kept[i, a]`` that are not fixed, as for all following families."""
     recomputed: Family
     """Column of ``recomputed[group, k]``."""
     paged_in: Family
@@ -85,7 +85,7 @@ class Relaxation:
     paged_in_beside: Family
     """Column of ``paged_in_beside[i]``."""
     separators: dict[str, Separator] = field(init=False, default_factory=dict)
-    """Separators of its cuts, by family."""
+    """Separators of the cuts, by family."""
     cuts: list[Cut] = field(init=False, default_factory=list)
     """Valid rows found so far, in columns of `form`."""
 
@@ -96,7 +96,7 @@ class Relaxation:
         grouping: Grouping,
         recomputable: Sequence[bool],
     ) -> Relaxation:
-        """State and compile the relaxation that enforces the rows of `grouping`."""
+        """Build and compile the relaxation that enforces the rows of `grouping`."""
         begun = time.monotonic()
         model = build_relaxation(problem, grouping, recomputable)
         form = to_standard_form(model)
@@ -115,24 +115,26 @@ class Relaxation:
 
     @cached_property
     def needed_page_out(self) -> dict[int, int]:
-        """Column of ``paged_out[i]`` where page-ins need it: not what lies on storage anyway.
+        """Columns of page-outs that page-ins need, by tensor.
 
-        Of state it is that of its home on storage.
+        Without tensors that start on storage.
+
+        For state this is the column of a home on storage.
         """
         stored = self.problem.graph.starts_on_storage
         return {i: at for i, at in self.paged_out.items() if not stored[i]} | self.storage_home
 
     @property
     def peak(self) -> int:
-        """Column of the peak, where that is minimized."""
+        """Column of the peak, if that is minimized."""
         return int(self.layout.positions[self.model.families["peak"][None]])
 
     def cut_form(self) -> StandardForm:
-        """Return the form with all cuts found so far as further rows."""
+        """Return the form with all cuts found so far as additional rows."""
         return self.with_cuts(self.cuts)
 
     def with_cuts(self, cuts: Sequence[Cut]) -> StandardForm:
-        """Return the form with cuts as further rows."""
+        """Return the form with the given cuts as additional rows."""
         form = self.form
         if not cuts:
             return form
@@ -155,64 +157,69 @@ class Relaxation:
         return [cut for cuts in families for cut in cuts]
 
     def drop_slack(self, x: NDArray[Any]) -> None:
-        """Drop the cuts that are not tight at a point."""
-        self.cuts = [cut for cut in self.cuts if cut.violation(x) >= -TIGHT]
+        """Remove the cuts that are not tight at a point."""
+        self.cuts = [cut for cut in self.cuts if cut.violation(x) >= -TIGHT_SLACK]
 
-    def take_over(self, coarser: Relaxation) -> None:
-        """State the cuts of a coarser relaxation in the columns of this one."""
+    def restate_cuts(self, coarser: Relaxation) -> None:
+        """Replace the cuts by those of a coarser relaxation, restated in this one's columns."""
         restated: dict[tuple[tuple[float, int], ...], Cut] = {}
         for cut in coarser.cuts:
             check_time_limit()
             if cut.name in self.separators:
-                for again in self.separators[cut.name].restate(cut):
-                    restated.setdefault(tuple(again.terms), again)
+                for recomputations in self.separators[cut.name].restate(cut):
+                    restated.setdefault(tuple(recomputations.terms), recomputations)
         self.cuts = list(restated.values())
 
     def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
-        """Return the decisions of a solution."""
+        """Return the group decisions of a solution."""
         return GroupDecisions(
-            kept=_chosen(self.kept, x) | self.events.kept,
-            recomputed=_chosen(self.recomputed, x),
-            paged_in=_chosen(self.paged_in, x),
-            resident=_chosen(self.resident, x).union(
+            kept=_indices_at_one(self.kept, x) | self.events.kept,
+            recomputed=_indices_at_one(self.recomputed, x),
+            paged_in=_indices_at_one(self.paged_in, x),
+            resident=_indices_at_one(self.resident, x).union(
                 set(self.problem.graph.state_tensors) - self.resident.keys()
             ),
         )
 
     def disaggregate(self, x: NDArray[np.float64]) -> Disaggregation:
-        """Return a solution in terms of stages."""
+        """Convert a solution over groups to a schedule over stages."""
         problem, decisions = self.problem, self.decisions(x)
         graph = problem.working_graph
         return disaggregate(graph, self.grouping, self.events, decisions, stated=problem.graph)
 
-    def wanted(self, x: NDArray[np.float64], result: Disaggregation) -> list[Restoration]:
-        """Return the value that a solution has for its own sake, and its part in no schedule."""
-        graph, wants = self.problem.graph, self.problem.rewards
+    def rewarded_decisions(
+        self, x: NDArray[np.float64], result: Disaggregation
+    ) -> list[Restoration]:
+        """Return rewarded decisions of a solution that its disaggregated schedule does not contain.
+
+        Recomputations and page-ins have stage -1, because the solution does not decide their stage.
+        """
+        graph, rewards = self.problem.graph, self.problem.rewards
         restorations: list[Restoration] = []
         for beside, groups, placed, kind in (
             (self.recomputed_beside, self.recomputed, result.recomputed, RECOMPUTE),
             (self.paged_in_beside, self.paged_in, result.paged_in, PAGE_IN),
         ):
-            wanted = wants.compute if kind == RECOMPUTE else wants.page_in
-            lacking = {item: 0 for item, amount in enumerate(wanted) if amount}
+            rewarded_decisions = rewards.compute if kind == RECOMPUTE else rewards.page_in
+            unplaced = {item: 0 for item, amount in enumerate(rewarded_decisions) if amount}
             for item, column in beside.items():
-                lacking[item] = round(float(x[column]))
+                unplaced[item] = round(float(x[column]))
             for (_, item), column in groups.items():
-                if item in lacking:
-                    lacking[item] += round(float(x[column]))
+                if item in unplaced:
+                    unplaced[item] += round(float(x[column]))
             for _, item in set(placed):
-                if item in lacking:
-                    lacking[item] -= 1
-            for item, times in lacking.items():
+                if item in unplaced:
+                    unplaced[item] -= 1
+            for item, times in unplaced.items():
                 restorations += [Restoration(-1, item, kind)] * times
         return restorations + [
             Restoration.at_its_node(graph, i, PAGE_OUT)
             for i, column in self.paged_out.items()
-            if wants.page_out[i] and x[column] > 0.5  # noqa: PLR2004
+            if rewards.page_out[i] and x[column] > 0.5  # noqa: PLR2004
         ]
 
     def claimed_ram(self, x: NDArray[np.float64]) -> float:
-        """Return the RAM that a point claims to keep within [B]: the budget, or its own peak."""
+        """Return the RAM that a solution claims to need [B]: the budget, or its minimized peak."""
         usable = self.problem.usable_ram_bytes
         if self.model.peak is None:
             return usable
@@ -220,7 +227,7 @@ class Relaxation:
         return min(max(peak, self.problem.floor.bytes) * (1 + ROUNDING), usable)
 
     def start(self, schedule: Schedule) -> NDArray[np.float64] | None:
-        """Return the point of a schedule, or None where the reductions have no room for it."""
+        """Return the point of a schedule; None if the reduced relaxation cannot represent it."""
         events, grouping = self.events, self.grouping
         group_of = grouping.group_of
         node_of = self.problem.graph.node_of
@@ -230,9 +237,9 @@ class Relaxation:
             begin = group_of[node_of[i]] if a == 0 else stages[a - 1]
             crossed = range(begin + 1, stages[a] + 1)
             x[column] = all(schedule.is_kept(grouping.first_stage[group], i) for group in crossed)
-        again = {(group_of[t], k) for t, k in schedule.R}
+        recomputations = {(group_of[t], k) for t, k in schedule.R}
         for index, column in self.recomputed.items():
-            x[column] = index in again
+            x[column] = index in recomputations
         paged = {(group_of[t], i) for t, i in schedule.M_in}
         for index, column in self.paged_in.items():
             x[column] = index in paged
@@ -253,16 +260,17 @@ class Relaxation:
         for column, value in assign_memory(self.model, schedule, values):
             if positions[column] >= 0:
                 x[positions[column]] = value
-        good = not np.isnan(x).any() and self.form.violation(x) <= ADMITTED
-        return x if good else None
+        is_valid = not np.isnan(x).any() and self.form.violation(x) <= MAX_START_VIOLATION
+        return x if is_valid else None
 
     def _assign_homes(self, x: NDArray[np.float64], resident: frozenset[int]) -> None:
+        """Set the columns of homes of state at a point."""
         for i, column in self.resident.items():
             x[column] = i in resident
         for i, column in self.storage_home.items():
             x[column] = i not in resident
 
 
-def _chosen(columns: Family, x: NDArray[np.float64]) -> frozenset[Any]:
-    """Return the entries whose (rounded) value is 1."""
+def _indices_at_one(columns: Family, x: NDArray[np.float64]) -> frozenset[Any]:
+    """Return the indices of the columns whose rounded value is 1."""
     return frozenset(index for index, column in columns.items() if x[column] > 0.5)  # noqa: PLR2004

@@ -1,7 +1,7 @@
-"""Row generation: enforce few memory rows, solve, disaggregate, verify; add rows; repeat.
+"""Row generation: enforce few memory rows, solve, disaggregate, verify, add rows, and repeat.
 
-Every round is a relaxation of the problem, so its proven bound is a lower bound; every
-disaggregated schedule that the verifier accepts is an upper bound.
+Every round solves a relaxation of the problem, so its proven bound is a lower bound of the problem.
+Every disaggregated schedule that the verifier accepts is an upper bound.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ from poetmodel.backends.protocol import BackendProgress, RawSolution, SolverStat
 from poetmodel.clock import time_limit
 from poetmodel.errors import TimeLimitError, TooLargeError
 from poetmodel.result import Termination
-from poetmodel.solver.covers import limit_rows, with_covers
+from poetmodel.solver.covers import add_covers, limit_rows
 from poetmodel.solver.lazy.linear import add_cuts, add_rows
-from poetmodel.solver.lazy.primal import REPAIR_S, SEARCH_S, BrokenRows, PrimalHeuristic, examine
-from poetmodel.solver.lazy.symmetry import relax_counted
+from poetmodel.solver.lazy.primal import (
+    REPAIR_S,
+    SEARCH_S,
+    BrokenRows,
+    PrimalHeuristic,
+    offer_solution,
+)
+from poetmodel.solver.lazy.symmetry import solve_with_counts
 from poetmodel.solver.request import GRACE_S
 
 if TYPE_CHECKING:
@@ -32,70 +38,76 @@ if TYPE_CHECKING:
     from poetmodel.solver.lazy.session import Session
 
 FIRST_SLICE_S: Final = 5.0
-"""Least time of an integer solve; each that ends by its time doubles it [s]."""
-_TO_ITS_END: Final = frozenset({SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP})
-"""After these no better answer of a relaxation is of use."""
+"""Minimum time limit of an integer solve, doubled after each solve that reaches it [s]."""
+_COMPLETED: Final = frozenset({SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP})
+"""Statuses after which no better solution of a relaxation can help."""
 
 
 class RowGeneration:
-    """The rounds of one session, which enforces the rows of a grouping from the beginning."""
+    """The rounds of one session, which starts with the rows of a grouping."""
 
     def __init__(self, session: Session, grouping: Grouping) -> None:
+        """Begin without a relaxation."""
         self.session = session
         self.grouping = grouping
-        self.primal = PrimalHeuristic(session, repair_most_s=REPAIR_S)
+        self.primal = PrimalHeuristic(session, max_repair_s=REPAIR_S)
         self.worker: PrimalWorker | None = None
         self.rounds = 0
-        """Integer relaxations so far."""
-        self._linear_answers = 0
-        self._slice_s = FIRST_SLICE_S
-        """Least time of the next integer solve [s]."""
-        self._moved_s = 0.0
-        """When the running integer solve last raised the bound or found a better answer, on the
+        """Number of integer relaxations so far."""
+        self._n_linear_solutions = 0
+        self._min_solve_s = FIRST_SLICE_S
+        """Minimum time limit of the next integer solve [s]."""
+        self._last_gain_s = 0.0
+        """Time at which the integer solve last raised the bound or found a better solution, on the
         monotonic clock [s]."""
-        self._idle_root_s = math.inf
-        """How long after that it ends if it is still at its root [s]."""
+        self._max_root_idle_s = math.inf
+        """Time without such a gain after which the solve ends if it is still at its root [s]."""
         self._bound_before_rows = float("-inf")
         """The bound when rows were last added."""
 
     def run(self) -> bool:
-        """Relax, disaggregate, search, separate, refine, until nothing is left to do.
+        """Repeat rounds until the gap is closed, time runs out or nothing changes.
 
-        Returns whether it is proved that there is no schedule.
+        A round solves a relaxation, disaggregates its solution, searches for schedules, and adds
+        violated rows and cuts. Returns whether it is proved that no schedule exists.
         """
         session, infeasible = self.session, False
-        with self._within_limits():
-            relaxation = self._linear_phase()
+        with self._limit_execution():
+            relaxation = self._first_relaxation()
             infeasible = relaxation is None
             while relaxation is not None and not session.done():
                 before = session.known()
-                raw = self._relax(relaxation)
+                raw = self._solve_relaxation(relaxation)
                 if raw is None:
-                    break  # the time is over
+                    break  # the time limit has passed
                 if raw.infeasible or raw.status == SolverStatus.CUTOFF:
                     infeasible = self._is_infeasible()
                     break
                 if raw.x is None:
-                    self._slice_s *= 2
+                    self._min_solve_s *= 2
                     if raw.status == SolverStatus.INTERRUPTED and not session.done():
                         self._search_locally()
                     continue
-                broken = examine(session, relaxation, raw.x)
+                broken = offer_solution(session, relaxation, raw.x)
                 if not session.done():
-                    self._search(relaxation, raw.x)
+                    self._repair_and_search(relaxation, raw.x)
                 if broken:
                     relaxation = self._refine(relaxation, raw, broken)
                 elif not self._add_covers(relaxation, raw.x):
-                    self._slice_s *= 2
-                    idle = raw.status in _TO_ITS_END and session.known() == before
+                    self._min_solve_s *= 2
+                    idle = raw.status in _COMPLETED and session.known() == before
                     if idle and not session.done():
-                        # Nothing moved: the rest is below the solver's tolerances.
+                        # Neither bound nor incumbent changed: the open gap is below tolerances.
                         session.stopped = Termination.STALLED
         return infeasible
 
     @contextmanager
-    def _within_limits(self) -> Iterator[None]:
-        """Let rounds run while time is left, beside the primal worker on a second thread."""
+    def _limit_execution(self) -> Iterator[None]:
+        """Context that ends the rounds at the time limit, with the primal worker if threads permit.
+
+        Sets `stopped` if the time limit passes or a model is too large. Raises errors of the
+        worker.
+        """
         session = self.session
         try:
             with time_limit(session.request.remaining_s() + GRACE_S):
@@ -105,7 +117,7 @@ class RowGeneration:
                 from poetmodel.solver.lazy.primal_worker import PrimalWorker
 
                 with PrimalWorker(session) as self.worker:
-                    self.primal.is_waited_for = self.worker.runs.is_set
+                    self.primal.has_new_solution = self.worker.is_running.is_set
                     yield
         except TimeLimitError:
             session.stopped = session.stopped or Termination.TIME_LIMIT
@@ -116,33 +128,41 @@ class RowGeneration:
 
     # -- relaxations -----------------------------------------------------------------------------
 
-    def _linear_phase(self) -> Relaxation | None:
-        """Return the first integer relaxation; None where a linear one has no point."""
-        session = self.session
-        searches = self._search_linear, self._search_if_due
-        relaxation, answer = add_rows(session, self.grouping, *searches)
-        self.grouping = relaxation.grouping
-        if answer.x is not None and not session.done():
-            self._search(relaxation, answer.x)
-        return None if answer.infeasible else relaxation
+    def _first_relaxation(self) -> Relaxation | None:
+        """Return the first integer relaxation, after linear ones that add rows and cuts.
 
-    def _relax(self, relaxation: Relaxation) -> RawSolution | None:
-        """Solve an integer relaxation, for answers below the incumbent's value."""
+        None if a linear relaxation is infeasible. Searches for schedules from the linear solution.
+        """
+        session = self.session
+        searches = self._search_from_linear, self._search_if_due
+        relaxation, solution = add_rows(session, self.grouping, *searches)
+        self.grouping = relaxation.grouping
+        if solution.x is not None and not session.done():
+            self._repair_and_search(relaxation, solution.x)
+        return None if solution.infeasible else relaxation
+
+    def _solve_relaxation(self, relaxation: Relaxation) -> RawSolution | None:
+        """Solve an integer relaxation with the incumbent as cutoff, and raise the session's bound.
+
+        None if no time remains.
+        """
         session, params = self.session, self.session.params
         targets = session.cutoff(relaxation)
         gap = session.request.gap / 2
         if session.bounds.lower > 0 and gap < 1:
             targets["objective_stop"] = session.bounds.lower / (1 - gap) / relaxation.unit
-        left_s, ratio, self._idle_root_s = session.request.remaining_s(), 1.0, math.inf
-        if self._is_wide():
-            ratio = params.solve_share(session.bounds.gap())
-            self._idle_root_s = max(self._slice_s, params.idle_root_time_ratio * left_s)
-        self._moved_s = time.monotonic()
+        remaining_s, ratio, self._max_root_idle_s = session.request.remaining_s(), 1.0, math.inf
+        if self._has_wide_gap():
+            ratio = params.solve_time_fraction(session.bounds.gap())
+            self._max_root_idle_s = max(
+                self._min_solve_s, params.idle_root_time_ratio * remaining_s
+            )
+        self._last_gain_s = time.monotonic()
         self.rounds += 1
-        raw = relax_counted(
+        raw = solve_with_counts(
             session,
             relaxation.cut_form(),
-            most_s=max(self._slice_s, left_s * ratio),
+            max_s=max(self._min_solve_s, remaining_s * ratio),
             targets=targets,
             start=session.start_point(relaxation),
             watch=lambda progress: self._watch(relaxation, progress),
@@ -152,7 +172,10 @@ class RowGeneration:
         return raw
 
     def _watch(self, relaxation: Relaxation, progress: BackendProgress) -> bool:
-        """Follow a running solve, with answers on its way; return whether it should go on."""
+        """Raise the bound, and offer better solutions of a running solve.
+
+        Return whether it continues.
+        """
         session, before = self.session, self.session.known()
         if progress.bound is not None:
             session.raise_bound(session.within_cutoff(relaxation, progress.bound))
@@ -162,23 +185,24 @@ class RowGeneration:
             and progress.incumbent is not None
             and (best is None or progress.incumbent * relaxation.unit < best.value)
         ):
-            examine(session, relaxation, progress.x)
+            offer_solution(session, relaxation, progress.x)
             repairs = "repair_on_the_way" in session.params.heuristics
             if repairs and session.bounds.incumbent is best and not session.done():
-                self._search(relaxation, progress.x, locally=False)
+                self._repair_and_search(relaxation, progress.x, locally=False)
         if progress.x is not None or session.known() != before:
-            self._moved_s = time.monotonic()
+            self._last_gain_s = time.monotonic()
         return not (session.done() or self._is_idle_at_root(progress))
 
     def _is_idle_at_root(self, progress: BackendProgress) -> bool:
-        """Return whether the running solve is still at its root, and has not moved for long."""
-        idle_s = time.monotonic() - self._moved_s
-        return progress.nodes is not None and progress.nodes <= 1 and idle_s > self._idle_root_s
+        """Return whether the running solve is at its root, without a gain for the maximum time."""
+        idle_s = time.monotonic() - self._last_gain_s
+        return progress.nodes is not None and progress.nodes <= 1 and idle_s > self._max_root_idle_s
 
     def _is_infeasible(self) -> bool:
-        """Return whether there is no schedule, after a relaxation without answers.
+        """Return whether an infeasible relaxation proves that the problem has no schedule.
 
-        No answer is below the cutoff: is there none at all?
+        Not if the relaxation had a cutoff, by an incumbent or a ceiling, or if the solve was
+        stopped.
         """
         bounds = self.session.bounds
         nothing = bounds.incumbent is None and self.session.stopped is None
@@ -187,76 +211,81 @@ class RowGeneration:
     # -- rows and cuts ---------------------------------------------------------------------------
 
     def _refine(self, relaxation: Relaxation, raw: RawSolution, broken: BrokenRows) -> Relaxation:
-        """Enforce rows that an answer breaks, as many as are of use, and add cuts."""
+        """Return a relaxation that enforces rows which a solution violates, with cuts."""
         session = self.session
         if session.done():
             return relaxation
-        easy = raw.status in _TO_ITS_END and raw.nodes is not None and raw.nodes <= 1
-        most = self._rows_to_add(relaxation.grouping.n_groups, easy=easy)
+        easy = raw.status in _COMPLETED and raw.nodes is not None and raw.nodes <= 1
+        max_rows = self._max_rows_to_add(relaxation.grouping.n_groups, easy=easy)
         self.grouping = relaxation.grouping.add(
-            broken.stages[:most], broken.steps[:most], broken.own
+            broken.stages[:max_rows], broken.steps[:max_rows], broken.own
         )
-        following = session.build(self.grouping, relaxation)
+        refined = session.build(self.grouping, relaxation)
         if not session.done():
-            add_cuts(session, following)
-        return following
+            add_cuts(session, refined)
+        return refined
 
-    def _rows_to_add(self, groups: int, *, easy: bool) -> int | None:
-        """Return the number of rows to add, by the gain of the last ones; None for all.
+    def _max_rows_to_add(self, groups: int, *, easy: bool) -> int | None:
+        """Return the maximum number of rows to add, by the gain of the last ones; None for all.
 
-        More after a relaxation that was `easy`, of so many groups.
+        `easy` is whether the last relaxation, of `groups` groups, was solved without branching.
         """
         params, bound = self.session.params, self.session.bounds.lower
-        rise, self._bound_before_rows = bound - self._bound_before_rows, bound
-        if rise > params.single_row_gain_ratio * bound:
-            most = 1
-        elif self._is_wide():
-            most = params.wide_gap_rows
-        elif rise > params.single_row_gain_ratio / 2 * bound:
-            most = params.few_rows
+        gain, self._bound_before_rows = bound - self._bound_before_rows, bound
+        if gain > params.single_row_gain_ratio * bound:
+            max_rows = 1
+        elif self._has_wide_gap():
+            max_rows = params.wide_gap_rows
+        elif gain > params.single_row_gain_ratio / 2 * bound:
+            max_rows = params.few_rows
         else:
             return None
-        return max(most, int(params.easy_growth_ratio * groups)) if easy else most
+        return max(max_rows, int(params.easy_growth_ratio * groups)) if easy else max_rows
 
     def _add_covers(self, relaxation: Relaxation, x: NDArray[Any]) -> bool:
-        """Cut off an answer that only the solver's tolerance let through; return whether it was."""
-        tighter = with_covers(relaxation.form, x, limit_rows(relaxation.form))
-        if tighter is not None:
-            relaxation.form = tighter
-        return tighter is not None
+        """Exclude a solution that only the solver's tolerance permitted.
 
-    def _is_wide(self) -> bool:
-        """Return whether the gap is far from closed."""
+        Return whether it was one.
+        """
+        with_covers = add_covers(relaxation.form, x, limit_rows(relaxation.form))
+        if with_covers is not None:
+            relaxation.form = with_covers
+        return with_covers is not None
+
+    def _has_wide_gap(self) -> bool:
+        """Return whether the gap exceeds `wide_gap_ratio`."""
         return self.session.bounds.gap() > self.session.params.wide_gap_ratio
 
     # -- primal heuristic ------------------------------------------------------------------------
 
-    def _search(self, relaxation: Relaxation, x: NDArray[Any], *, locally: bool = True) -> None:
-        """Search for schedules: now, or beside the proof where there is a worker for it.
+    def _repair_and_search(
+        self, relaxation: Relaxation, x: NDArray[Any], *, locally: bool = True
+    ) -> None:
+        """Repair a relaxation's solution and search near it, in the primal worker if that runs.
 
-        Now is a slice of time for the repair of an answer, and one for a local search.
+        Without `locally`, there is no local search in this process.
         """
-        answer = relaxation.disaggregate(x).schedule()
+        schedule = relaxation.disaggregate(x).schedule()
         if self.worker is not None:
-            self.worker.put(answer)
-        if self.worker is None or not self.worker.runs.is_set():
-            self.primal.repair(answer, locally=locally)
+            self.worker.put(schedule)
+        if self.worker is None or not self.worker.is_running.is_set():
+            self.primal.repair(schedule, locally=locally)
 
     def _search_locally(self) -> None:
-        """Search near the incumbent, unless the worker does."""
-        if self.worker is None or not self.worker.runs.is_set():
+        """Search near the incumbent, unless the primal worker does."""
+        if self.worker is None or not self.worker.is_running.is_set():
             self.primal.improve()
 
-    def _search_linear(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
-        """Search from a linear answer: from the first, the second, the fourth, ...
+    def _search_from_linear(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
+        """Repair linear solutions number 1, 2, 4, 8, ... without a local search.
 
-        Not locally: what the next rows tell is worth more.
+        The next rows are more useful than a local search at this point.
         """
-        self._linear_answers += 1
-        if not self._linear_answers & (self._linear_answers - 1):
-            self._search(relaxation, x, locally=False)
+        self._n_linear_solutions += 1
+        if not self._n_linear_solutions & (self._n_linear_solutions - 1):
+            self._repair_and_search(relaxation, x, locally=False)
 
     def _search_if_due(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
-        """Search between linear relaxations where these take long and the gap is wide."""
-        if self._is_wide() and self.primal.due_s > SEARCH_S:
-            self._search(relaxation, x)
+        """Search between linear relaxations if the gap is wide and these take long."""
+        if self._has_wide_gap() and self.primal.due_s > SEARCH_S:
+            self._repair_and_search(relaxation, x)

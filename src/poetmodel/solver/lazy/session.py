@@ -1,4 +1,4 @@
-"""Shared state of a lazy solve: parameters, bounds, the solver, the clock, the figures."""
+"""The shared state of a lazy solve: parameters, bounds, the solver, the clock and statistics."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
     from poetmodel.solver.request import Request
 
-ALLOWANCE: Final = 2 * SOLVER_ERROR
-"""How far a cutoff lies above a value, in units of the objective and relatively: that nothing is
-below the cutoff then proves, whatever the solver's tolerances, that nothing is below the value."""
+CUTOFF_MARGIN: Final = 2 * SOLVER_ERROR
+"""Distance of a cutoff above a value, in units of the objective and relative. If no point is below
+the cutoff, then, whatever the solver's tolerances, no point is below the value."""
 
 
 @dataclass(slots=True)
 class BoundTracker:
-    """Bound, incumbent and gap of one solve; several threads may use it at once.
+    """Bound, incumbent and gap of one solve. It is thread-safe.
 
-    All values are of the minimized quantity beyond what every schedule pays, in its unit.
+    Values are of the minimized quantity minus its baseline, in its unit.
     """
 
     problem: Problem
     tolerance: float
-    """Gap at which the solve is over."""
+    """Gap at which the solve ends."""
     incumbent: Candidate | None = None
-    """Best schedule that the verifier accepts."""
+    """Best schedule that the verifier accepted."""
     ceiling: float = math.inf
-    """Schedules above this value are of no use: that none is below it ends the solve."""
+    """Value above which schedules are useless. The solve ends if no schedule is below it."""
     lower: float = 0.0
     """Best proven bound."""
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
@@ -70,36 +70,33 @@ class BoundTracker:
         self.lower = max(self.lower, self.problem.objective.known_bound)
 
     def raise_to(self, bound: float) -> bool:
-        """Take note of a proven bound; return whether it is the best."""
+        """Raise the bound to `bound` if that is higher. Return whether it is."""
         with self.lock:
-            better = bound > self.lower
+            is_best = bound > self.lower
             self.lower = max(bound, self.lower)
-        return better
+        return is_best
 
     def replace_incumbent(self, candidate: Candidate) -> bool:
-        """Take note of a valid schedule; return whether it is the best."""
+        """Replace the incumbent by a valid schedule if that is better. Return whether it is."""
         with self.lock:
-            better = self.incumbent is None or candidate.value < self.incumbent.value
-            if better:
+            is_best = self.incumbent is None or candidate.value < self.incumbent.value
+            if is_best:
                 self.incumbent = candidate
-        return better
+        return is_best
 
     def upper(self) -> float | None:
-        """Return the value that schedules should be below: that of the incumbent, or the ceiling.
-
-        None where every schedule would do.
-        """
+        """Return the smaller of the incumbent's value and the ceiling; None if both are missing."""
         best = self.incumbent
         upper = self.ceiling if best is None else min(best.value, self.ceiling)
         return None if math.isinf(upper) else upper
 
     def gap(self) -> float:
-        """Return the gap between `lower` and `upper`; infinite where there is no `upper`."""
+        """Return the gap between `lower` and `upper`; infinite if there is no `upper`."""
         upper = self.upper()
         return math.inf if upper is None else relative_gap(upper, self.lower)
 
     def closed(self) -> bool:
-        """Return whether the incumbent is within the tolerance, or nothing below the ceiling."""
+        """Return whether the incumbent is within the gap tolerance, or the bound at the ceiling."""
         with self.lock:
             if self.lower >= self.ceiling:
                 return True
@@ -111,43 +108,44 @@ class BoundTracker:
 
 @dataclass(slots=True)
 class Session:
-    """One lazy solve; several threads may use it at once."""
+    """One lazy solve. It is thread-safe."""
 
     problem: Problem
     request: Request
     best: InitVar[Candidate | None] = None
-    """A valid schedule to begin from."""
+    """A valid first schedule."""
     ceiling: InitVar[float] = math.inf
-    """Schedules above this value are of no use."""
+    """Value above which schedules are useless."""
     bound: InitVar[float] = 0.0
-    """Proved bound so far, in the unit of the minimized quantity."""
+    """Proven bound so far, in the unit of the minimized quantity."""
     params: LazyParams = field(default_factory=LazyParams)
     give_up_s: float = math.inf
-    """How long to go on without any schedule, since the solve was requested [s]."""
+    """Time since the request at which a solve without any schedule ends [s]."""
     stopped: Termination | None = None
-    """Why to stop, once there is a reason."""
+    """Why the solve stops; None while it continues."""
     build_s: float = 0.0
     columns: int = 0
-    """Most columns of a model that was solved, linear or integer."""
+    """Maximum number of columns of a solved model, linear or integer."""
     rows: int = 0
-    """Most rows of one, cuts included."""
+    """Maximum number of rows of a solved model, cuts included."""
     nodes: int = 0
-    """Branch-and-bound nodes of all integer models together."""
+    """Number of branch-and-bound nodes of all integer models."""
     root_bound: float | None = None
-    """Bound proved before the first integer model, in the unit of the minimized quantity."""
+    """Bound before the first integer model, in the unit of the minimized quantity."""
     stop: threading.Event = field(default_factory=threading.Event)
-    """Set to end every solve that runs."""
-    is_late: bool = False
-    """Whether its thread was left behind: what it still finds is not told."""
+    """Set to end every running solve."""
+    is_abandoned: bool = False
+    """Whether the solve's thread exceeded the limit; later results are not reported."""
     log: list[str] = field(default_factory=list)
     bounds: BoundTracker = field(init=False)
     solver: Solver = field(init=False)
     recomputable: tuple[bool, ...] = field(init=False)
     own: PenalizedObjective | None = field(init=False, default=None)
-    """Value that own constraints or the objective have for its own sake; None without such."""
+    """Penalized objective if user-defined constraints or the objective reward decisions; None
+    otherwise."""
     lock: threading.Lock = field(default_factory=threading.Lock)
-    telling: threading.RLock = field(default_factory=threading.RLock)
-    """Held during a report to the watcher, so that it gets one at a time, and nothing stale."""
+    report_lock: threading.RLock = field(default_factory=threading.RLock)
+    """Held during a report, so that reports are sequential and in order."""
 
     def __post_init__(self, best: Candidate | None, ceiling: float, bound: float) -> None:
         gap = self.request.gap
@@ -157,14 +155,19 @@ class Session:
         if any(any(column) for column in self.problem.rewards):
             self.own = PenalizedObjective(self.problem)
 
-    # -- what is known -------------------------------------------------------------------------
+    # -- bounds and schedules ------------------------------------------------------------------
 
     def done(self) -> bool:
-        """Return whether there is nothing left to do, or no time for it."""
+        """Return whether the gap is closed, the solve was stopped or its time is up.
+
+        Sets `stopped` after Ctrl-C, at the time limit, or at `give_up_s` without a schedule.
+        """
         if self.stopped is None and self.stop.is_set():
             self.stopped = Termination.INTERRUPTED
-        late = self.bounds.incumbent is None and self.request.elapsed_s() > self.give_up_s
-        if self.stopped is None and (late or self.request.remaining_s() <= 0):
+        without_schedule = (
+            self.bounds.incumbent is None and self.request.elapsed_s() > self.give_up_s
+        )
+        if self.stopped is None and (without_schedule or self.request.remaining_s() <= 0):
             self.stopped = Termination.TIME_LIMIT
         return self.stopped is not None or self.bounds.closed()
 
@@ -173,31 +176,39 @@ class Session:
         return self.bounds.lower, self.bounds.incumbent
 
     def raise_bound(self, bound: float) -> None:
-        """Take note of a proven lower bound."""
+        """Raise the proven lower bound, and report it if it is the best."""
         if self.bounds.raise_to(bound):
-            self.tell()
+            self.report()
 
     def offer(self, schedule: Schedule) -> bool:
-        """Give a schedule to the verifier and keep it if it is the best; return whether valid."""
+        """Verify a schedule, and make it the incumbent if it is the best.
+
+        Return whether it is valid.
+
+        Unneeded decisions are removed first. A new incumbent is reported.
+        """
         problem, wanted = self.problem, None if self.own is None else self.problem.rewards
         needed = PartialSchedule.of(problem.graph, schedule, wanted, working=problem.working_graph)
-        tidy = as_candidate(problem, needed.schedule())
-        if tidy.violations:
+        cleaned = as_candidate(problem, needed.schedule())
+        if cleaned.violations:
             return False
-        if self.bounds.replace_incumbent(tidy):
-            self.tell()
+        if self.bounds.replace_incumbent(cleaned):
+            self.report()
         return True
 
-    def leave_behind(self) -> None:
-        """End without waiting for the solver, which has not stopped in time."""
-        with self.telling:
-            self.is_late = True
+    def abandon(self) -> None:
+        """Stop the solve and its reports, because the solver exceeded the time limit."""
+        with self.report_lock:
+            self.is_abandoned = True
         self.stopped = self.stopped or Termination.TIME_LIMIT
 
-    def tell(self) -> None:
-        """Report where the solve stands to whoever watches; stop if told to."""
-        with self.telling:
-            if self.is_late:
+    def report(self) -> None:
+        """Report the bound and the incumbent to the progress callback.
+
+        Stop the solve if it returns False.
+        """
+        with self.report_lock:
+            if self.is_abandoned:
                 return
             best = self.bounds.incumbent
             value, schedule = (None, None) if best is None else (best.value, best.schedule)
@@ -207,9 +218,9 @@ class Session:
     # -- models and solver ---------------------------------------------------------------------
 
     def build(self, grouping: Grouping, coarser: Relaxation | None = None) -> Relaxation:
-        """State the relaxation of a grouping, with the cuts of a coarser one.
+        """Build the relaxation of a grouping with separators, and the cuts of a coarser one.
 
-        Raises `TimeLimitError` once the time is over: one that nobody solves is of no use.
+        Raises `TimeLimitError` if the time limit passes.
         """
         with time_limit(self.request.remaining_s()):
             relaxation = Relaxation.build(self.problem, grouping, self.recomputable)
@@ -219,33 +230,37 @@ class Session:
                     separator = module.separator(relaxation, self.params, self.done)
                     relaxation.separators[family] = separator
             if coarser is not None:
-                relaxation.take_over(coarser)
+                relaxation.restate_cuts(coarser)
         with self.lock:
             self.build_s += relaxation.build_s
         return relaxation
 
     def cutoff(self, relaxation: Relaxation) -> dict[str, float]:
-        """Return the limit by which a solve looks only for schedules that are better."""
+        """Return `Limits` with which a solve searches only for schedules better than `upper`."""
         upper = self.bounds.upper()
         if upper is None:
             return {}
         value = upper / relaxation.unit
-        return {"objective_cutoff": value + ALLOWANCE * (1.0 + abs(value))}
+        return {"objective_cutoff": value + CUTOFF_MARGIN * (1.0 + abs(value))}
 
     def within_cutoff(self, relaxation: Relaxation, bound: float) -> float:
-        """Return the bound of an integer solve in the unit of the minimized quantity.
+        """Convert a bound of an integer solve to the unit of the problem, limited to `upper`.
 
-        The solve's cutoff is a little above `upper`; that nothing is below it is proved up to
-        `upper`. A bound beyond the cutoff is left as it is: it contradicts a schedule.
+        The solve's cutoff is slightly above `upper`. If no point is below the cutoff, the proof
+        holds up to `upper` only. A bound clearly above the cutoff is returned unchanged: it
+        contradicts a schedule.
         """
         value = safe_bound(self.problem, bound) * relaxation.unit
         upper = self.bounds.upper()
-        if upper is None or value > upper + 2 * ALLOWANCE * (relaxation.unit + abs(upper)):
+        if upper is None or value > upper + 2 * CUTOFF_MARGIN * (relaxation.unit + abs(upper)):
             return value
         return min(value, upper)
 
     def start_point(self, relaxation: Relaxation) -> NDArray[Any] | None:
-        """Return the incumbent as a point of a relaxation, if there is one and it has room."""
+        """Return the incumbent as a point of a relaxation.
+
+        None if there is none or it cannot represent it.
+        """
         best = self.bounds.incumbent
         return None if best is None else relaxation.start(best.schedule)
 
@@ -253,15 +268,16 @@ class Session:
         self,
         form: StandardForm,
         *,
-        most_s: float | None = None,
+        max_s: float | None = None,
         targets: Mapping[str, Any] | None = None,
         start: NDArray[Any] | None = None,
         basis: Basis | None = None,
         watch: Callable[[BackendProgress], bool] | None = None,
     ) -> RawSolution | None:
-        """Solve a relaxation within the time left, or `most_s` of it; None if there is none.
+        """Solve a relaxation within the remaining time and `max_s`; None if no time remains.
 
-        `targets` are further `Limits`. `watch` gets the progress; False ends this solve only.
+        `targets` are further `Limits`. `watch` is called with the progress; False ends this solve
+        only. Updates the statistics, and reports bound and incumbent.
         """
         remaining = self.request.remaining_s()
         if remaining <= 0 or self.stopped is not None:
@@ -269,7 +285,7 @@ class Session:
             return None
         wall_s = self.request.remaining_wall_s()
         limits = Limits(
-            time_s=wall_s if most_s is None else min(most_s, wall_s),
+            time_s=wall_s if max_s is None else min(max_s, wall_s),
             rel_gap=self.request.gap / 2,
             seed=self.request.seed,
             presolve=self.request.presolve,
@@ -281,7 +297,7 @@ class Session:
         def on_progress(progress: BackendProgress) -> bool:
             if watch is not None and not watch(progress):
                 return False
-            self.tell()
+            self.report()
             return self.stopped is None
 
         with self.lock:
@@ -295,7 +311,7 @@ class Session:
         )
         self.nodes += raw.nodes or 0
         if raw.solved_again:
-            self.bounds.lower = known  # what the first run told on its way may be wrong
+            self.bounds.lower = known  # bounds that the first execution reported may be wrong
         if raw.status == SolverStatus.INTERRUPTED:
-            self.done()  # takes note of the signal, if that is what it was
+            self.done()  # sets `stopped` if Ctrl-C was the reason
         return raw

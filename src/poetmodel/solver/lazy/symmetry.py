@@ -1,4 +1,4 @@
-"""Counting equal decisions: a solver should branch on how many, not on which."""
+"""Symmetry: count interchangeable decisions, so that a solver branches on the number of them."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
     from poetmodel.solver.lazy.session import Session
 
 COUNTED_LIMITS: Final = frozenset({"storage", *LIMITED_SUMS})
-"""Constraints that limit a sum over decisions."""
-ROUNDING: Final = 1e-4
-"""By how much a quotient may miss a whole number through tolerances."""
+"""Families of rows that limit a sum over decisions."""
+QUOTIENT_TOLERANCE: Final = 1e-4
+"""Maximum distance of a quotient below a whole number that is due to tolerances."""
 _HALF: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tally:
-    """Equal columns, and the columns that say how many of them are 1."""
+    """Interchangeable columns, and the columns that count how many of them are 1."""
 
     members: NDArray[np.int64]
-    """Equal columns: same cost, same use of every limit."""
+    """Columns with the same cost and the same coefficients in every limit."""
     counters: range
     """Columns ``at least 1``, ``at least 2``, ... of the counted form."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CountedForm:
-    """A form with further columns that count equal ones, in place of which they pay."""
+    """A form with additional columns that count interchangeable ones and have their costs."""
 
     form: StandardForm
-    """The columns of the form that it was made of come first."""
+    """The form. The columns of the original form come first."""
     n_columns: int
-    """How many those are."""
+    """Number of columns of the original form."""
     tallies: tuple[Tally, ...]
 
     def point(self, x: NDArray[Any] | None) -> NDArray[Any] | None:
-        """Return a point of the form that it was made of as one of this form.
+        """Extend a point of the original form to a point of this form.
 
-        None where there is none, or where it has more equal decisions than any that is looked for.
+        None for None, or if more interchangeable columns are 1 than the cutoff or a limit permits.
         """
         if x is None:
             return None
@@ -62,7 +62,7 @@ class CountedForm:
         return whole
 
 
-def relax_counted(
+def solve_with_counts(
     session: Session,
     form: StandardForm,
     *,
@@ -70,15 +70,15 @@ def relax_counted(
     start: NDArray[Any] | None,
     **settings: Any,
 ) -> RawSolution | None:
-    """Solve a relaxation, with equal decisions counted where that is worth it.
+    """Solve a relaxation, with counters of interchangeable decisions if these help.
 
-    As `Session.relax` otherwise; the answer is one in the columns of `form`. Near the end of a
-    proof counters are only more columns.
+    The solution has the columns of `form`. Other arguments are those of `Session.relax`. At a small
+    gap, counters would only add columns.
     """
     params, counted = session.params, None
     if session.bounds.gap() > params.small_gap_ratio:
         cutoff = targets.get("objective_cutoff")
-        counted = count_equal(form, cutoff, least_part=params.counted_part_ratio)
+        counted = count_equal_columns(form, cutoff, min_use_ratio=params.counted_part_ratio)
     if counted is None:
         return session.relax(form, targets=targets, start=start, **settings)
     raw = session.relax(counted.form, targets=targets, start=counted.point(start), **settings)
@@ -87,54 +87,58 @@ def relax_counted(
     return replace(raw, x=raw.x[: counted.n_columns])
 
 
-def count_equal(
-    form: StandardForm, cutoff: float | None, *, least_part: float
+def count_equal_columns(
+    form: StandardForm, cutoff: float | None, *, min_use_ratio: float
 ) -> CountedForm | None:
-    """Return a form in which equal decisions are counted, or None where that is of no use.
+    """Return a form with counters of interchangeable decisions; None if it has no use for them.
 
-    A relaxation without a limit on time, energy or storage has nothing that counting would tell.
-    Only points below `cutoff` are looked for, in units of the objective. One decision must take
-    more than `least_part` of the best value, or of a limit.
+    A relaxation without a limit on time, energy or storage has none. The counters represent only
+    points below `cutoff`, in units of the objective. Decisions are counted if one of them uses more
+    than `min_use_ratio` of the best value, or of a limit.
 
     Notes
     -----
-    Columns of binaries with the same cost and the same coefficients in the rows of limits are told
-    apart by the memory rows and the graph only. Where two limits must be kept at once, the linear
-    relaxation takes a fraction of an expensive decision, which a solver that branches on single
-    columns moves from one to the next of them. For a class ``C`` of equal columns, with
+    Binary columns with the same cost and the same coefficients in the rows of limits differ only in
+    the memory rows and the graph. If two limits must be met at once, the linear relaxation takes a
+    fraction of an expensive decision. A solver that branches on single columns moves this fraction
+    from one column to the next. For a class ``C`` of equal columns, with
     ``at_least[1] >= at_least[2] >= ...``::
 
         sum(x[j] for j in C)  =  sum(at_least[u] for u = 1, 2, ...)
 
-    and the ``at_least`` stand for the ``x`` in the objective and in the limits. Every 0/1 point has
-    exactly one such extension, of the same value. There are as many ``at_least`` as can be 1 below
-    the cutoff and within each limit.
+    and the ``at_least`` replace the ``x`` in the objective and in the limits. Every 0/1 point has
+    exactly one such extension, of the same value. The number of ``at_least`` is an upper bound on
+    the columns in ``C`` that are 1 below the cutoff and within each limit.
     """
     limits = counted_limits(form)
     if not limits or form.objective.min(initial=0.0) < 0.0:
         return None
-    classes = _classes(form, limits, cutoff, least_part)
+    classes = _symmetry_classes(form, limits, cutoff, min_use_ratio)
     if not classes:
         return None
     n = form.n_columns
-    objective = np.concatenate((form.objective, np.zeros(sum(most for _, most in classes))))
-    swapped = form.matrix[limits].toarray()
-    further = np.zeros((len(limits), objective.size - n))
+    objective = np.concatenate((form.objective, np.zeros(sum(max_ones for _, max_ones in classes))))
+    limit_coefficients = form.matrix[limits].toarray()
+    counter_coefficients = np.zeros((len(limits), objective.size - n))
     tallies = []
     begin = n
-    for members, most in classes:
-        tallies.append(Tally(members, range(begin, begin + most)))
-        objective[begin : begin + most] = objective[members[0]]
+    for members, max_ones in classes:
+        tallies.append(Tally(members, range(begin, begin + max_ones)))
+        objective[begin : begin + max_ones] = objective[members[0]]
         objective[members] = 0.0
-        further[:, begin - n : begin - n + most] = swapped[:, members[:1]]
-        swapped[:, members] = 0.0
-        begin += most
-    counted = _extended(form, objective, (limits, np.hstack((swapped, further))), tallies)
+        counter_coefficients[:, begin - n : begin - n + max_ones] = limit_coefficients[
+            :, members[:1]
+        ]
+        limit_coefficients[:, members] = 0.0
+        begin += max_ones
+    counted = _add_counters(
+        form, objective, (limits, np.hstack((limit_coefficients, counter_coefficients))), tallies
+    )
     return CountedForm(counted, n, tuple(tallies))
 
 
 def counted_limits(form: StandardForm) -> list[int]:
-    """Return the rows that limit a sum over all decisions: time, energy, storage."""
+    """Return the indices of rows that limit a sum over all decisions: time, energy, storage."""
     return [
         r
         for r, row in enumerate(form.rows)
@@ -142,39 +146,57 @@ def counted_limits(form: StandardForm) -> list[int]:
     ]
 
 
-def _classes(
-    form: StandardForm, limits: list[int], cutoff: float | None, least_part: float
+def _symmetry_classes(
+    form: StandardForm, limits: list[int], cutoff: float | None, min_use_ratio: float
 ) -> list[tuple[NDArray[np.int64], int]]:
-    """Return the equal columns worth counting, and the most of them that can be 1."""
+    """Return classes of interchangeable binary columns, with an upper bound on how many are 1.
+
+    Skips columns that use at most `min_use_ratio` of every limit and of the cutoff.
+    """
     uses = form.matrix[limits].toarray()
-    tops = form.row_upper[limits]
-    if (uses < 0.0).any() or not np.isfinite(tops).all():
+    limit_values = form.row_upper[limits]
+    if (uses < 0.0).any() or not np.isfinite(limit_values).all():
         return []
     binary = form.integer & (form.lower == 0.0) & (form.upper == 1.0)
-    alike: dict[tuple[float, ...], list[int]] = {}
+    columns_by_use: dict[tuple[float, ...], list[int]] = {}
     for j in np.flatnonzero(binary & ((form.objective > 0.0) | (uses > 0.0).any(axis=0))):
-        alike.setdefault((form.objective[j], *uses[:, j]), []).append(int(j))
+        columns_by_use.setdefault((form.objective[j], *uses[:, j]), []).append(int(j))
     classes = []
     best = np.inf if cutoff is None else cutoff - form.offset
-    for (cost, *use), members in alike.items():
-        pairs = [(cost, best), *zip(use, tops, strict=True)]
-        share = max((part / top for part, top in pairs if part > 0.0 and top > 0.0), default=0.0)
-        caps = (int(top / part + ROUNDING) for part, top in pairs if part > 0.0 and top < np.inf)
-        most = min(caps, default=len(members))
-        if len(members) > 1 and share > least_part and most > 0:
-            classes.append((np.array(members), min(most, len(members))))
+    for (cost, *use), members in columns_by_use.items():
+        pairs = [(cost, best), *zip(use, limit_values, strict=True)]
+        use_ratio = max(
+            (
+                amount / limit_value
+                for amount, limit_value in pairs
+                if amount > 0.0 and limit_value > 0.0
+            ),
+            default=0.0,
+        )
+        upper_bounds = (
+            int(limit_value / amount + QUOTIENT_TOLERANCE)
+            for amount, limit_value in pairs
+            if amount > 0.0 and limit_value < np.inf
+        )
+        max_ones = min(upper_bounds, default=len(members))
+        if len(members) > 1 and use_ratio > min_use_ratio and max_ones > 0:
+            classes.append((np.array(members), min(max_ones, len(members))))
     return classes
 
 
-def _extended(
+def _add_counters(
     form: StandardForm,
     objective: NDArray[np.float64],
     limits: tuple[list[int], NDArray[np.float64]],
     tallies: list[Tally],
 ) -> StandardForm:
+    """Return the form with counters, the rows that define them, and replaced limits.
+
+    `limits` has the indices of the limit rows and their new coefficients.
+    """
     n, added = form.n_columns, objective.size - form.n_columns
     entries: list[tuple[int, int, float]] = []
-    most, names = [], []
+    row_upper, row_names = [], []
     row = form.n_rows
     for tally in tallies:
         entries += [(row, int(j), 1.0) for j in tally.members]
@@ -184,8 +206,8 @@ def _extended(
             entries += [(row, u, 1.0), (row, u + 1, -1.0)]
             row += 1
         orders = len(tally.counters) - 1
-        most += [0.0, *[np.inf] * orders]
-        names += ["count", *["order of counts"] * orders]
+        row_upper += [0.0, *[np.inf] * orders]
+        row_names += ["count", *["order of counts"] * orders]
     old = form.matrix.tocoo()
     keep = ~np.isin(old.coords[0], limits[0])
     rows, columns = (old.coords[axis][keep] for axis in (0, 1))
@@ -210,8 +232,8 @@ def _extended(
         lower=np.concatenate((form.lower, np.zeros(added))),
         upper=np.concatenate((form.upper, np.ones(added))),
         integer=np.concatenate((form.integer, np.ones(added, dtype=np.bool_))),
-        row_lower=np.concatenate((form.row_lower, np.zeros(len(names)))),
-        row_upper=np.concatenate((form.row_upper, most)),
+        row_lower=np.concatenate((form.row_lower, np.zeros(len(row_names)))),
+        row_upper=np.concatenate((form.row_upper, row_upper)),
         columns=(*form.columns, *(f"count {u}" for u in range(added))),
-        rows=(*form.rows, *names),
+        rows=(*form.rows, *row_names),
     )

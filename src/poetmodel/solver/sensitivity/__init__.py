@@ -1,4 +1,4 @@
-"""Costs of limits and decisions: changed problems, solved in a shared time."""
+"""Effects of limits and decisions: changed problems, solved within a common time limit."""
 
 from poetmodel.solver.sensitivity.alternatives import (
     Alternative,

@@ -1,7 +1,7 @@
-"""The cost of a decision: a problem solved again without it, and with the next step of RAM.
+"""Compute the cost of a decision by solving the problem without it, and the next useful RAM budget.
 
-Decisions are forbidden by constraints on totals, so every formulation and back end solves what is
-left, and its bounds hold. Amounts are of the quantity that the problem minimizes.
+Decisions are forbidden by constraints on totals, so every formulation and back end can solve the
+changed problem, and its bounds hold. Amounts are in the unit of the minimized quantity.
 """
 
 from __future__ import annotations
@@ -18,30 +18,41 @@ from poetmodel.problem.totals import CONSTANT, Count, Total
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule
 from poetmodel.schedule.decisions import Treatment, find_decisions
-from poetmodel.solver.outcome import Candidate, accepted, as_candidate, better, is_closed
-from poetmodel.solver.sensitivity.variants import ChangedProblem, of_graph, solve_variants
+from poetmodel.solver.outcome import (
+    Candidate,
+    as_candidate,
+    better_candidate,
+    is_closed,
+    verified_candidate,
+)
+from poetmodel.solver.sensitivity.variants import (
+    ChangedProblem,
+    solve_variants,
+    with_graph_identity,
+)
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GAP: Final = 1e-4
-"""Gap to which alternatives are solved, and the least gain that counts, of the overhead."""
-LEAST_GAIN: Final = 1e-7
-"""The least gain that counts, of the whole amount: above the tolerance of limits."""
+"""Gap tolerance of alternatives, and the minimum relative improvement of the overhead that
+counts."""
+MIN_GAIN_RATIO: Final = 1e-7
+"""Minimum relative improvement of the whole value that counts, above the tolerance of limits."""
 
 
 class Forbidden(StrEnum):
-    """What an alternative does without."""
+    """Decisions on a tensor that an alternative forbids."""
 
     RECOMPUTATION = "recomputation"
-    """The node of the tensor is not computed again."""
+    """The tensor's node is not recomputed."""
     PAGING = "paging"
     """The tensor is not paged."""
     BOTH = "recomputation and paging"
     """The tensor is kept from its first computation to its last use."""
     KEEPING = "keeping"
-    """The tensor leaves RAM before its last use, and is recomputed or paged in."""
+    """The tensor is evicted before its last use, and recomputed or paged in."""
     STORAGE = "a home on storage"
     """The state tensor has its home in RAM."""
     RESIDENCE = "a home in RAM"
@@ -50,23 +61,25 @@ class Forbidden(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """The best schedule without a decision; amounts are beyond those of the given schedule."""
+    """The best schedule without a decision; amounts are relative to those of the given schedule."""
 
     tensor: int
     forbidden: Forbidden
     status: Status
-    """``optimal``: nothing cheaper does without the decision, within the gap. ``infeasible``: it is
-    proven that nothing does. ``feasible``, ``unknown``: not decided within the time limit."""
+    """``optimal``: proven to be the cheapest schedule without the decision, within the gap.
+    ``infeasible``: proven that no schedule exists without the decision. ``feasible``, ``unknown``:
+    not decided within the time limit."""
     becomes: Treatment | None = None
-    """The decision on the tensor in the schedule found; None without one."""
+    """The decision on the tensor in the found schedule; None without one."""
     extra: float | None = None
-    """What that schedule costs more, in the unit of the minimized quantity; may be negative."""
+    """Extra cost of the found schedule, in the unit of the minimized quantity; may be negative."""
     least_extra: float | None = None
-    """Proven: every schedule without the decision costs this much more; None if infeasible."""
+    """Proven lower bound on the extra cost of every schedule without the decision; None if
+    infeasible."""
     extra_s: float | None = None
-    """What it takes longer, as the deadline counts it [s]."""
+    """Extra time of the found schedule, as the deadline counts it [s]."""
     schedule: Schedule | None = None
-    """The schedule found."""
+    """The found schedule."""
 
     def __repr__(self) -> str:
         extra = "no schedule" if self.extra is None else f"{self.extra:+.6g}"
@@ -74,11 +87,11 @@ class Alternative:
 
     @property
     def proven(self) -> bool:
-        """Whether it is decided what doing without costs."""
+        """Whether the extra cost is proven: optimal or infeasible."""
         return self.status in (Status.OPTIMAL, Status.INFEASIBLE)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values, SI."""
+        """Return the fields except tensor and schedule as plain values in SI units."""
         return {
             "without": str(self.forbidden),
             "status": str(self.status),
@@ -92,36 +105,37 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RamStep:
-    """The least RAM budget that allows a better schedule, and how much better it is."""
+    """The smallest RAM budget that permits a better schedule, and the improvement."""
 
     status: Status
-    """``infeasible``: it is proven that no RAM does. ``unknown``: no better schedule was found."""
+    """``infeasible``: proven that no budget permits a better schedule. ``unknown``: none was
+    found."""
     ram_bytes: int | None = None
-    """The least RAM budget found with a better schedule, that of the problem or more [B]."""
+    """The smallest RAM budget found with a better schedule, that of the problem or more [B]."""
     least_ram_bytes: int | None = None
-    """Proven: within less RAM there is none [B]."""
+    """Proven: no smaller RAM budget permits a better schedule [B]."""
     saved: float | None = None
-    """What the best schedule found within `ram_bytes` saves, in the minimized unit."""
+    """Saving of the best schedule found within `ram_bytes`, in the minimized unit."""
     most_saved: float | None = None
-    """Proven: no schedule within `ram_bytes` saves more."""
+    """Proven maximum saving within `ram_bytes`."""
 
     @property
     def proven(self) -> bool:
-        """Whether it is proven that nothing is gained by less RAM, or by any."""
+        """Whether it is proven that no smaller budget, or no budget at all, permits more."""
         return self.status in (Status.OPTIMAL, Status.INFEASIBLE)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values, SI."""
+        """Return the fields as plain values in SI units."""
         return asdict(self) | {"status": str(self.status), "proven": self.proven}
 
 
-_COUNTED: Final = {
+_FORBIDDEN_COUNTS: Final = {
     Forbidden.RECOMPUTATION: (Count.RECOMPUTATIONS,),
     Forbidden.PAGING: (Count.PAGE_INS, Count.PAGE_OUTS),
     Forbidden.BOTH: (Count.RECOMPUTATIONS, Count.PAGE_INS, Count.PAGE_OUTS),
     Forbidden.KEEPING: (Count.RECOMPUTATIONS, Count.PAGE_INS),
 }
-"""What is counted to forbid a decision on a tensor that is no state."""
+"""Counts that are limited to forbid a decision on a tensor that is no state."""
 
 
 def find_alternatives(
@@ -133,7 +147,7 @@ def find_alternatives(
     time_limit: float = 10.0,
     threads: int = 1,
 ) -> tuple[Alternative, ...]:
-    """Solve a problem again without what a valid schedule decides on a tensor.
+    """Solve a problem again without each decision of a valid schedule on one tensor.
 
     Parameters
     ----------
@@ -154,7 +168,7 @@ def find_alternatives(
     -------
     tuple of Alternative
         One for each decision of the schedule that can be forbidden: recomputation, paging, both
-        (then the tensor is kept), keeping, or the home of state. Empty where there is no choice.
+        (then the tensor is kept), keeping, or the home of state. Empty if no decision is possible.
 
     Raises
     ------
@@ -164,36 +178,36 @@ def find_alternatives(
     ends_s = time.monotonic() + time_limit
     before = as_candidate(problem, schedule)
     known = -math.inf if bound is None else bound - problem.objective.baseline
-    ways = tuple(_ways(problem, find_decisions(problem, schedule)[tensor].choice, tensor))
+    choices = tuple(_forbiddable(problem, find_decisions(problem, schedule)[tensor].choice, tensor))
     found: list[Alternative] = []
-    for number, way in enumerate(ways):
-        same = next((other for other in found if _does_without(other, way)), None)
-        if same is not None:
-            found.append(replace(same, forbidden=way))
+    for number, choice in enumerate(choices):
+        matching = next((other for other in found if _is_alternative_for(other, choice)), None)
+        if matching is not None:
+            found.append(replace(matching, forbidden=choice))
             continue
-        share_s = (ends_s - time.monotonic()) / (len(ways) - number)
-        changed = ChangedProblem(problem=_without(problem, tensor, way), gap=GAP)
-        result = _solved(changed, share_s, threads)
-        found.append(_alternative(problem, before, tensor, way, result, known))
+        limit_s = (ends_s - time.monotonic()) / (len(choices) - number)
+        changed = ChangedProblem(problem=_forbid(problem, tensor, choice), gap=GAP)
+        result = _solve_variant(changed, limit_s, threads)
+        found.append(_make_alternative(problem, before, tensor, choice, result, known))
     return tuple(found)
 
 
-def _does_without(other: Alternative, way: Forbidden) -> bool:
-    """Return whether an alternative, which forbids less, is the best schedule of another one.
+def _is_alternative_for(other: Alternative, choice: Forbidden) -> bool:
+    """Return whether an alternative that forbids less already keeps the tensor, as `BOTH` requires.
 
-    Without recomputation, or without paging, the best schedule may keep the tensor.
+    It is then the best schedule without recomputation and paging, too.
     """
-    return way == Forbidden.BOTH and other.becomes == Treatment.KEPT
+    return choice == Forbidden.BOTH and other.becomes == Treatment.KEPT
 
 
 def find_ram_step(
     problem: Problem, schedule: Schedule, *, time_limit: float = 10.0, threads: int = 1
 ) -> RamStep | None:
-    """Find the least RAM budget within which a schedule is better than a valid one.
+    """Find the smallest RAM budget that permits a better schedule than the given valid one.
 
-    That is the problem of the least RAM whose minimized quantity is below that of the schedule by
-    more than the gap; the problem is then solved again within that budget. `time_limit` is for both
-    [s]. Returns None if RAM itself is minimized.
+    First, RAM is minimized subject to a value below that of the schedule by more than the gap. Then
+    the problem is solved again within that budget. `time_limit` is the time for both solves [s].
+    Returns None if RAM itself is minimized.
 
     Raises
     ------
@@ -206,23 +220,30 @@ def find_ram_step(
     before = as_candidate(problem, schedule)
     objective = problem.objective
     value = objective.value_of(before.simulation)
-    gain = max(GAP * before.value, LEAST_GAIN * abs(value))
+    gain = max(GAP * before.value, MIN_GAIN_RATIO * abs(value))
     if objective.is_in_bytes:
         gain = max(1.0, gain)
     if before.value - objective.known_bound < gain:
         return RamStep(status=Status.INFEASIBLE)
-    cheaper = _limited(problem.without(Quantity.RAM, minimize=Quantity.RAM), value - gain, problem)
-    least = _solved(ChangedProblem(problem=cheaper, gap=0.0), time_limit / 2, threads)
+    cheaper = _limit_objective(
+        problem.without(Quantity.RAM, minimize=Quantity.RAM), value - gain, problem
+    )
+    least = _solve_variant(ChangedProblem(problem=cheaper, gap=0.0), time_limit / 2, threads)
     bound = least.objective_bound
     least_bytes = None if bound is None else int(bound) + problem.resident_bytes
     if least.schedule is None:
         return RamStep(status=least.status, least_ram_bytes=least_bytes)
     needed_bytes = (least.peak_ram_bytes or 0) + problem.resident_bytes
     ram_bytes = max(needed_bytes, problem.ram_budget_bytes)
-    roomier = replace(problem, ram=ram_bytes)
+    with_more_ram = replace(problem, ram=ram_bytes)
     left_s = max(0.1, ends_s - time.monotonic())
-    best = _solved(ChangedProblem(problem=roomier, gap=GAP), left_s, threads, least.schedule)
-    found = better(accepted(roomier, best.schedule), accepted(roomier, least.schedule))
+    best = _solve_variant(
+        ChangedProblem(problem=with_more_ram, gap=GAP), left_s, threads, least.schedule
+    )
+    found = better_candidate(
+        verified_candidate(with_more_ram, best.schedule),
+        verified_candidate(with_more_ram, least.schedule),
+    )
     most_saved = value - best.proven_bound
     return RamStep(
         status=least.status,
@@ -233,41 +254,42 @@ def find_ram_step(
     )
 
 
-def _solved(
+def _solve_variant(
     changed: ChangedProblem, limit_s: float, threads: int, start: Schedule | None = None
 ) -> SolveResult:
+    """Solve a changed problem; raise `KeyboardInterrupt` after Ctrl-C."""
     (result,) = solve_variants([changed], time_limit=limit_s, threads=threads, start=start)
     if result.termination == Termination.INTERRUPTED:
         raise KeyboardInterrupt
     return result
 
 
-def _limited(changed: Problem, most: float, problem: Problem) -> Problem:
-    """Return a changed problem in which what a problem minimizes may be `most`."""
+def _limit_objective(changed: Problem, upper_limit: float, problem: Problem) -> Problem:
+    """Return the `changed` problem with an upper limit on the quantity that `problem` minimizes."""
     if problem.minimize == Quantity.ENERGY:
-        return replace(changed, energy_budget=most)
+        return replace(changed, energy_budget=upper_limit)
     if problem.minimize == Quantity.TIME:
-        return replace(changed, deadline=most)
+        return replace(changed, deadline=upper_limit)
     terms = dict(
         problem.own_objective if problem.minimize == USER_OBJECTIVE else ((Total.BYTES_WRITTEN, 1),)
     )
-    upper = most - terms.pop(CONSTANT, 0)
+    upper = upper_limit - terms.pop(CONSTANT, 0)
     row = Constraint(name=_free_name(changed, "objective"), terms=terms, upper=upper)
     return replace(changed, constraints=(*changed.constraints, row), own_objective=())
 
 
-def _ways(problem: Problem, choice: Treatment, i: int) -> Iterator[Forbidden]:
-    """Yield what can be forbidden of the decision on a tensor."""
-    again = problem.may_recompute(problem.graph.node_of[i])
+def _forbiddable(problem: Problem, choice: Treatment, i: int) -> Iterator[Forbidden]:
+    """Yield the decisions that can be forbidden, given the present treatment of tensor `i`."""
+    can_recompute = problem.may_recompute(problem.graph.node_of[i])
     if choice in (Treatment.RECOMPUTED, Treatment.BOTH):
         yield Forbidden.RECOMPUTATION
     if choice.is_paged:
         yield Forbidden.PAGING
     if choice == Treatment.BOTH or (
-        problem.can_page if choice == Treatment.RECOMPUTED else choice.is_paged and again
+        problem.can_page if choice == Treatment.RECOMPUTED else choice.is_paged and can_recompute
     ):
         yield Forbidden.BOTH
-    if choice == Treatment.KEPT and (again or problem.can_page):
+    if choice == Treatment.KEPT and (can_recompute or problem.can_page):
         yield Forbidden.KEEPING
     if choice == Treatment.ON_STORAGE:
         yield Forbidden.STORAGE
@@ -275,15 +297,15 @@ def _ways(problem: Problem, choice: Treatment, i: int) -> Iterator[Forbidden]:
         yield Forbidden.RESIDENCE
 
 
-def _without(problem: Problem, i: int, way: Forbidden) -> Problem:
+def _forbid(problem: Problem, i: int, choice: Forbidden) -> Problem:
     """Return the problem with a constraint that forbids a decision on a tensor."""
     graph = problem.graph
     names = dict.fromkeys(Count, graph.tensors[i].name)
     names[Count.RECOMPUTATIONS] = graph.nodes[graph.node_of[i]].name
-    counted = _COUNTED.get(way, (Count.RESIDENT,))
-    lower = way in (Forbidden.KEEPING, Forbidden.STORAGE)
+    counted = _FORBIDDEN_COUNTS.get(choice, (Count.RESIDENT,))
+    lower = choice in (Forbidden.KEEPING, Forbidden.STORAGE)
     row = Constraint(
-        name=_free_name(problem, f"without {way}"),
+        name=_free_name(problem, f"without {choice}"),
         terms={f"{count}:{names[count]}": 1 for count in counted},
         lower=1 if lower else None,
         upper=None if lower else 0,
@@ -292,29 +314,38 @@ def _without(problem: Problem, i: int, way: Forbidden) -> Problem:
 
 
 def _free_name(problem: Problem, name: str) -> str:
-    """Return a name that no constraint of the problem has."""
+    """Return a name that no constraint of the problem has: `name` with primes appended."""
     taken = {row.name for row in problem.constraints}
     while name in taken:
         name += "'"
     return name
 
 
-def _alternative(
-    problem: Problem, before: Candidate, i: int, way: Forbidden, result: SolveResult, known: float
+def _make_alternative(
+    problem: Problem,
+    before: Candidate,
+    i: int,
+    choice: Forbidden,
+    result: SolveResult,
+    known: float,
 ) -> Alternative:
-    """Return the result of a solve without a decision, given a proven bound on the overhead."""
-    blank = Alternative(tensor=i, forbidden=way, status=result.status)
+    """Convert the result of a solve without a decision to an alternative.
+
+    `known` is a proven bound on the overhead. For KEEPING, the schedule that evicts the tensor in
+    its longest interval competes with the result.
+    """
+    blank = Alternative(tensor=i, forbidden=choice, status=result.status)
     if result.status == Status.INFEASIBLE:
         return blank
     bound = max(known, result.proven_bound - problem.objective.baseline)
     blank = replace(blank, status=Status.UNKNOWN, least_extra=bound - before.value)
     found = None
     if result.schedule is not None:
-        found = accepted(problem, of_graph(result.schedule, problem.graph))
-    if way == Forbidden.KEEPING:
-        if found is not None and not _returns(problem, found.schedule, i):
-            found = None  # what is computed again after its last use may stay in RAM until then
-        found = better(found, _dropped(problem, before.schedule, i))
+        found = verified_candidate(problem, with_graph_identity(result.schedule, problem.graph))
+    if choice == Forbidden.KEEPING:
+        if found is not None and not _is_read_after_restore(problem, found.schedule, i):
+            found = None  # a recomputation after the last use is no eviction before it
+        found = better_candidate(found, _evict_in_longest_interval(problem, before.schedule, i))
     if found is None:
         return blank
     proven = is_closed(problem, found.value, bound, GAP)
@@ -331,20 +362,20 @@ def _alternative(
     )
 
 
-def _returns(problem: Problem, schedule: Schedule, i: int) -> bool:
-    """Return whether a tensor is read once it was recomputed or paged in."""
+def _is_read_after_restore(problem: Problem, schedule: Schedule, i: int) -> bool:
+    """Return whether a tensor is read after it was recomputed or paged in."""
     graph, k = problem.graph, problem.graph.node_of[i]
-    fetched = [t for t, j in schedule.R if j == k and t > k]
-    fetched += [t for t, j in schedule.M_in if j == i]
+    restores = [t for t, j in schedule.R if j == k and t > k]
+    restores += [t for t, j in schedule.M_in if j == i]
     reads = [t for t, j in schedule.R if j in graph.users_of[i]]
-    return min(fetched, default=len(graph.nodes)) <= max(reads, default=-1)
+    return min(restores, default=len(graph.nodes)) <= max(reads, default=-1)
 
 
-def _dropped(problem: Problem, schedule: Schedule, i: int) -> Candidate | None:
+def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> Candidate | None:
     """Return the best valid schedule in which a kept tensor is absent in its longest interval.
 
-    The rest of the schedule is unchanged; the tensor is paged or recomputed for its next use. None
-    if neither keeps the limits.
+    The tensor is paged or recomputed for its next use; all other decisions are unchanged. None if
+    neither meets the limits.
     """
     graph, k = problem.graph, problem.graph.node_of[i]
     stages = sorted({t for t, j in schedule.R if j in graph.users_of[i]} | {k})
@@ -355,7 +386,7 @@ def _dropped(problem: Problem, schedule: Schedule, i: int) -> Candidate | None:
     kept = [span for span in schedule.kept if span[0] != i]
     for _, begin, end in (span for span in schedule.kept if span[0] == i):
         kept += [(i, begin, min(end, first)), (i, max(begin, after + 1), end)]
-    rest: dict[str, Any] = {
+    unchanged: dict[str, Any] = {
         "kept": kept,
         "resident": schedule.resident,
         "identity": GraphIdentity.of(graph),
@@ -367,16 +398,16 @@ def _dropped(problem: Problem, schedule: Schedule, i: int) -> Candidate | None:
             stored=schedule.stored,
             M_in=schedule.M_in,
             M_out=schedule.M_out,
-            **rest,
+            **unchanged,
         )
-        best = accepted(problem, recomputed)
+        best = verified_candidate(problem, recomputed)
     if problem.can_page:
         paged = Schedule.from_spans(
             R=schedule.R,
             stored=(*schedule.stored, (i, k + 1, after)),
             M_in=(*schedule.M_in, (after, i)),
             M_out=(*schedule.M_out, (k, i)),
-            **rest,
+            **unchanged,
         )
-        best = better(best, accepted(problem, paged))
+        best = better_candidate(best, verified_candidate(problem, paged))
     return best

@@ -1,13 +1,13 @@
-"""Minimal sets of limits and user constraints, or of rows of a model, that conflict.
+"""Find minimal sets of limits and user-defined constraints, or of rows of a model, that conflict.
 
 Notes
 -----
-QuickXplain (Junker, 2004): limits are kept before user constraints, so a user constraint is in the
-set only if the limits alone do not conflict. Halves of the rest are tried, so few of many
-constraints are found in few solves. The constraints of one rule, ``name[...]``, are one member at
-first. A solve that ends by its time limit decides nothing, so QuickXplain may keep a member that is
-not needed. `find_minimal` therefore names a member as needed only if the rest of the set was shown
-to be feasible.
+QuickXplain (Junker, 2004): limits precede user-defined constraints, so the set has a constraint
+only if the limits alone do not conflict. The search halves the members, so it needs few solves if
+few of many constraints conflict. The constraints of one rule, ``name[...]``, are one member at
+first. A solve that reaches its time limit decides nothing, so QuickXplain may retain a member that
+is not needed. `find_minimal` therefore returns a member as needed only if the rest of the set is
+proven feasible.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from poetmodel.problem import USER_CONSTRAINTS, Problem, Quantity
 from poetmodel.result import Status, Termination
 from poetmodel.solver.facade import solve
 from poetmodel.solver.sensitivity.remedies import (
-    LEAST_S,
+    MIN_CHANGE_S,
     Rows,
     Stated,
     stated_limits,
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PART: Final = 0.25
+SOLVE_FRACTION: Final = 0.25
 """Maximum fraction of the time limit for one solve."""
 WALL_RATIO: Final = 4.0
 """Maximum wall time of a solve, as a multiple of its limit on processor time."""
 MAX_ROWS: Final = 5
-"""Maximum number of constraints of rules that are named one by one."""
+"""Maximum number of a rule's constraints that are named individually."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,48 +56,53 @@ class Conflict(Generic[T]):
     """A set of limits that conflict."""
 
     needed: list[T]
-    """Members without which the rest of the set was shown to be feasible."""
+    """Members without which the rest of the set is proven feasible."""
     unchecked: list[T] = field(default_factory=list)
     """Members whose removal was not decided within the time limit."""
 
     @property
     def members(self) -> list[T]:
-        """The whole set."""
+        """Needed and unchecked members."""
         return [*self.needed, *self.unchecked]
 
 
 @dataclass(kw_only=True)
 class _ConflictSearch:
-    """Decides whether a schedule keeps some of the limits of a problem."""
+    """Decides whether some of a problem's limits conflict."""
 
     problem: Problem
     time_limit: float
     threads: int
-    all: list[Stated] = field(default_factory=list)
-    """All limits and user constraints of the problem."""
+    all_limits: list[Stated] = field(default_factory=list)
+    """All limits and user-defined constraints of the problem."""
     begun_s: float = field(default_factory=time.process_time)
-    known: list[Schedule] = field(default_factory=list)
+    schedules: list[Schedule] = field(default_factory=list)
     """Schedules found so far."""
 
     def conflicts(self, kept: list[Stated]) -> bool | None:
-        """Return whether no schedule keeps these limits; None if time ended before a proof."""
-        others = [stated for stated in self.all if stated not in kept]
-        problem = without_limits(self.problem, *others, minimize=Quantity.ENERGY)
-        if any(verify(problem, schedule).valid for schedule in self.known):
+        """Return whether no schedule meets these limits.
+
+        None if the time limit passes before a proof.
+
+        Raises `KeyboardInterrupt` after Ctrl-C.
+        """
+        dropped = [stated for stated in self.all_limits if stated not in kept]
+        problem = without_limits(self.problem, *dropped, minimize=Quantity.ENERGY)
+        if any(verify(problem, schedule).valid for schedule in self.schedules):
             return False
         left_s = self.begun_s + self.time_limit - time.process_time()
-        if left_s < LEAST_S:
+        if left_s < MIN_CHANGE_S:
             return None
-        limit_s = min(left_s, PART * self.time_limit)
+        limit_s = min(left_s, SOLVE_FRACTION * self.time_limit)
         try:
             with processor_clock(WALL_RATIO * limit_s):
                 result = solve(problem, time_limit=limit_s, gap=1.0, threads=self.threads)
-        except TimeLimitError:  # the wall time is over outside of the solver
+        except TimeLimitError:  # the wall-time limit passed outside the solver
             return None
         if result.termination == Termination.INTERRUPTED:
             raise KeyboardInterrupt
         if result.schedule is not None:
-            self.known.append(result.schedule)
+            self.schedules.append(result.schedule)
             return False
         return True if result.status == Status.INFEASIBLE else None
 
@@ -108,9 +113,9 @@ def find_minimal(conflicts: Callable[[list[T]], bool | None], members: list[T]) 
     Parameters
     ----------
     conflicts : callable
-        Returns whether a subset conflicts; None if that is not decided. True for all `members`.
+        Returns whether a subset conflicts, or None if undecided. All `members` together conflict.
     members : list
-        Members in the order in which they are kept: the last ones are tried without first.
+        Members by priority: the set has a member only if the members before it do not conflict.
 
     Returns
     -------
@@ -119,20 +124,20 @@ def find_minimal(conflicts: Callable[[list[T]], bool | None], members: list[T]) 
     """
     feasible: list[set[int]] = []
 
-    def fails(kept: list[int]) -> bool:
+    def is_conflict(kept: list[int]) -> bool:
         verdict = conflicts([members[i] for i in kept])
         if verdict is False:
             feasible.append(set(kept))
         return verdict is True
 
     def is_feasible(kept: list[int]) -> bool:
-        return any(known.issuperset(kept) for known in feasible)
+        return any(schedules.issuperset(kept) for schedules in feasible)
 
-    found = minimal_conflict(fails, [], list(range(len(members))))
+    found = minimal_conflict(is_conflict, [], list(range(len(members))))
     for i in tuple(found):
-        others = [j for j in found if j != i]
-        if not is_feasible(others) and fails(others):
-            found = others
+        remaining = [j for j in found if j != i]
+        if not is_feasible(remaining) and is_conflict(remaining):
+            found = remaining
     needed = [i for i in found if is_feasible([j for j in found if j != i])]
     return Conflict(
         needed=[members[i] for i in needed],
@@ -141,27 +146,34 @@ def find_minimal(conflicts: Callable[[list[T]], bool | None], members: list[T]) 
 
 
 def minimal_conflict(
-    fails: Callable[[list[T]], bool], kept: list[T], more: list[T], *, asked: bool = False
+    is_conflict: Callable[[list[T]], bool],
+    kept: list[T],
+    rest: list[T],
+    *,
+    check_kept: bool = False,
 ) -> list[T]:
-    """Return a minimal part of `more` that conflicts together with `kept`.
+    """Return a minimal subset of `rest` that conflicts together with `kept`.
 
-    `fails` returns whether limits are proven to conflict, and holds for `kept` and `more` together.
-    With `asked`, `kept` alone may conflict: then the part is empty.
+    `is_conflict` returns whether limits are proven to conflict, and holds for `kept` and `rest`
+    together. With `check_kept`, `kept` alone may conflict: then the subset is empty.
     """
-    if asked and fails(kept):
+    if check_kept and is_conflict(kept):
         return []
-    if len(more) == 1:
-        return more
-    first, second = more[: len(more) // 2], more[len(more) // 2 :]
-    needed = minimal_conflict(fails, [*kept, *first], second, asked=True)
-    return [*minimal_conflict(fails, [*kept, *needed], first, asked=bool(needed)), *needed]
+    if len(rest) == 1:
+        return rest
+    first, second = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+    needed = minimal_conflict(is_conflict, [*kept, *first], second, check_kept=True)
+    return [
+        *minimal_conflict(is_conflict, [*kept, *needed], first, check_kept=bool(needed)),
+        *needed,
+    ]
 
 
 def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] | None:
-    """Return the numbers of rows that no point within the columns' bounds satisfies.
+    """Return the indices of rows that no point within the columns' bounds satisfies.
 
-    Added rows are members by themselves, the rows of `build` by constraint family. None if all rows
-    together have a point, or if that was not decided within the time limit [s].
+    Each added row is a member, and so is each constraint family of `build`. None if a point
+    satisfies all rows, or if that was not decided within the time limit [s].
     """
     ends_s = time.monotonic() + time_limit
     groups: dict[Any, list[int]] = {}
@@ -175,11 +187,12 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
         groups.setdefault(key, []).append(number)
 
     def conflicts(kept: list[Any]) -> bool | None:
+        """Solve a form with the rows of some groups only; None if that is undecided in time."""
         rows = sorted(number for key in kept for number in groups[key])
-        left_s = min(ends_s - time.monotonic(), PART * time_limit)
+        left_s = min(ends_s - time.monotonic(), SOLVE_FRACTION * time_limit)
         if left_s <= 0:
             return None
-        part = replace(
+        subset = replace(
             form,
             matrix=form.matrix[rows],
             objective=np.zeros(form.n_columns),
@@ -188,7 +201,7 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
             rows=[form.rows[number] for number in rows],
             layout=None,
         )
-        solution = backend("highs").solve(part, Limits(time_s=left_s))
+        solution = backend("highs").solve(subset, Limits(time_s=left_s))
         if solution.infeasible:
             return True
         return None if solution.x is None else False
@@ -204,14 +217,14 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
 
 
 def find_conflict(problem: Problem, *, time_limit: float, threads: int = 1) -> Conflict[Stated]:
-    """Return limits and user constraints that no schedule keeps together.
+    """Return limits and user-defined constraints that no schedule meets together.
 
     `time_limit` is processor time, so that other work on the machine does not change the set [s].
 
     Raises
     ------
     KeyboardInterrupt
-        After Ctrl-C, since a part of the search proves nothing.
+        After Ctrl-C, because an interrupted search proves nothing.
     """
     rules: dict[str, Rows] = {}
     for row in problem.constraints:
@@ -219,23 +232,23 @@ def find_conflict(problem: Problem, *, time_limit: float, threads: int = 1) -> C
         rules[rule] = (*rules.get(rule, ()), row)
     limits = list(stated_limits(problem))
     search = _ConflictSearch(problem=problem, time_limit=time_limit, threads=threads)
-    search.all = [*limits, *rules.values()]
-    conflict = find_minimal(search.conflicts, search.all)
+    search.all_limits = [*limits, *rules.values()]
+    conflict = find_minimal(search.conflicts, search.all_limits)
     has_rule = any(isinstance(stated, tuple) and len(stated) > 1 for stated in conflict.needed)
     if has_rule and not conflict.unchecked:
-        search.all = [*limits, *((row,) for row in problem.constraints)]
-        parts = [
+        search.all_limits = [*limits, *((row,) for row in problem.constraints)]
+        members = [
             stated
-            for stated in search.all
-            if stated in conflict.needed or _is_of(stated, conflict.needed)
+            for stated in search.all_limits
+            if stated in conflict.needed or _is_in_rules(stated, conflict.needed)
         ]
-        refined = find_minimal(search.conflicts, parts)
+        refined = find_minimal(search.conflicts, members)
         n_rows = sum(stated not in limits for stated in refined.needed)
         if not refined.unchecked and n_rows <= MAX_ROWS:
             return refined
     return conflict
 
 
-def _is_of(row: Stated, conflict: list[Stated]) -> bool:
-    """Return whether a single constraint is one of a rule in the conflict."""
+def _is_in_rules(row: Stated, conflict: list[Stated]) -> bool:
+    """Return whether a single constraint belongs to a rule in the conflict."""
     return any(isinstance(stated, tuple) and row[0] in stated for stated in conflict)

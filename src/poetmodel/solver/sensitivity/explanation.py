@@ -1,7 +1,7 @@
-"""Why a problem has no schedule, in plain words, and the nearest problems that have one.
+"""Explain why a problem has no schedule, and find the nearest problems that have one.
 
-Each limit is changed by itself: the problem is solved for the least RAM, time, energy or storage
-that would do while the other limits stay.
+Each limit is changed by itself: the problem is solved for the smallest RAM, time, energy or storage
+that suffices within the other limits.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from poetmodel.problem.infeasibility import (
 from poetmodel.solver.facade import solve
 from poetmodel.solver.sensitivity.conflict import Conflict, conflicting_rows, find_conflict
 from poetmodel.solver.sensitivity.remedies import (
-    LEAST_S,
     LIMITS,
+    MIN_CHANGE_S,
     Change,
     Remedy,
     Stated,
@@ -40,39 +40,40 @@ if TYPE_CHECKING:
     from poetmodel.result import SolveResult
 
 
-SHARE: Final = 0.2
-"""Part of the time limit that an explanation may take beside the solve."""
+EXPLANATION_FRACTION: Final = 0.2
+"""Maximum time of an explanation, as a fraction of the solve's time limit."""
 MAX_ROWS: Final = 5
-"""Maximum number of user constraints that a sentence names."""
-CONFLICT_SHARE: Final = 0.5
-"""Fraction of the time limit for the search of a conflict of user constraints."""
-_RULES: Final = {
+"""Maximum number of user-defined constraints that a sentence names."""
+CONFLICT_FRACTION: Final = 0.5
+"""Fraction of the time limit for finding a conflict of user-defined constraints."""
+_LIMIT_NAMES: Final = {
     "memory": "the RAM budget",
     "storage": "the storage",
     "energy_budget": "the energy budget",
     **dict.fromkeys(DEADLINE_ROWS, "the deadline"),
 }
-"""The limits that rows of a model state."""
+"""Name of the limit that rows of a family state, for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a problem has no schedule, and which changes would help."""
+    """Why a problem has no schedule, and the changes that permit one."""
 
     reason: str
-    """The reason that the solve gave."""
+    """The reason in the result of the solve."""
     obstacles: tuple[str, ...]
-    """Limits that no schedule keeps whatever the others are, in words."""
+    """Limits that no schedule meets whatever the other limits are, as text."""
     remedies: tuple[Remedy, ...]
     """Result of each change by itself."""
     constraints: tuple[str, ...] = ()
     """Names of constraints added to a model that contradict each other or the limits."""
     rows: tuple[str, ...] = ()
-    """Names of the problem's own constraints that contradict each other or the limits."""
+    """Names of the problem's user-defined constraints that contradict each other or the limits."""
     limits: tuple[str, ...] = ()
-    """Further limits in that, in words."""
+    """Limits that take part in the conflict, as text."""
     unchecked: tuple[str, ...] = ()
-    """Constraints and limits that may take part in that, or not: time ended before a proof."""
+    """Constraints and limits that may take part in the conflict; not decided within the time
+    limit."""
     notes: tuple[str, ...] = ()
     """Further remarks."""
 
@@ -81,47 +82,49 @@ class Explanation:
         return brief(self, f"would do: {' or '.join(works)}" if works else "", self.reason)
 
     @property
-    def in_the_way(self) -> tuple[Remedy, ...]:
-        """The changes each of which is enough."""
+    def working_remedies(self) -> tuple[Remedy, ...]:
+        """The changes each of which is sufficient by itself."""
         return tuple(remedy for remedy in self.remedies if remedy.works)
 
     @property
     def whole_reason(self) -> str:
-        """The reason and all further limits that no schedule keeps, each once."""
+        """The reason and all other limits that no schedule meets, each once."""
         others = [part for part in dict.fromkeys(self.obstacles) if part not in self.reason]
         return "; ".join(part for part in (self.reason, *others) if part)
 
     def sentences(self) -> Iterator[str]:
-        """Yield it in words, beyond the reason, one line each."""
+        """Yield the explanation in sentences for users, the reason excluded."""
         yield from (fault for fault in self.obstacles if fault != self.reason)
         yield from self.hints()
 
     def hints(self) -> Iterator[str]:
-        """Yield in words what would do, and what was found not to."""
-        beside = f" together with {' and '.join(self.limits)}" if self.limits else ""
+        """Yield sentences on the conflict, the changes that suffice, and those that do not."""
+        context = f" together with {' and '.join(self.limits)}" if self.limits else ""
         if self.rows:
-            subject = _enumerated(self.rows, "constraint")
+            subject = _list_names(self.rows, "constraint")
             some = len(self.rows) > 1
-            way = "cannot be kept"
+            predicate = "cannot be kept"
             if self.unchecked:
-                way = "take part in a conflict" if some else "takes part in a conflict"
-            yield f"{subject} {way}{beside}"
+                predicate = "take part in a conflict" if some else "takes part in a conflict"
+            yield f"{subject} {predicate}{context}"
         if self.constraints:
             rows = listed(self.constraints)
-            way = "take part in a conflict" if self.unchecked else "cannot hold"
-            yield f"these added constraints {way}{beside}: {rows}"
+            predicate = "take part in a conflict" if self.unchecked else "cannot hold"
+            yield f"these added constraints {predicate}{context}: {rows}"
         if self.unchecked:
             yield f"not checked in time whether in the conflict: {listed(self.unchecked)}"
-        yield from (remedy.sentence() for remedy in self.in_the_way)
+        yield from (remedy.sentence() for remedy in self.working_remedies)
         others = [remedy for remedy in self.remedies if not remedy.works]
-        if not self.in_the_way and len(others) > 1 and all(r.works is False for r in others):
+        if not self.working_remedies and len(others) > 1 and all(r.works is False for r in others):
             yield "no single limit is enough to change: at least two must give way"
         else:
-            yield from (r.sentence() for r in others if r.works is None or not self.in_the_way)
+            yield from (
+                r.sentence() for r in others if r.works is None or not self.working_remedies
+            )
         yield from self.notes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values, SI."""
+        """Return the explanation as plain values in SI units."""
         return {
             "reason": self.reason,
             "sentences": list(self.sentences()),
@@ -133,8 +136,8 @@ class Explanation:
         }
 
 
-def _enumerated(names: Sequence[str], noun: str) -> str:
-    """Return names with their noun, at most `MAX_ROWS` of them."""
+def _list_names(names: Sequence[str], noun: str) -> str:
+    """Join at most `MAX_ROWS` quoted names with their noun, and the number of the others."""
     *some, last = map(repr, names[:MAX_ROWS])
     more = len(names) - MAX_ROWS
     if more > 0:
@@ -149,36 +152,37 @@ def explain_infeasible(
     time_limit: float = 10.0,
     threads: int = 1,
 ) -> Explanation:
-    """Find out why a problem that was proven infeasible has no schedule.
+    """Find the limits that make a problem infeasible, and the changes that permit a schedule.
 
     Parameters
     ----------
     result : SolveResult
-        With the proof that there is no schedule.
+        The result that proves infeasibility.
     model : ConcreteModel, optional
-        The model that was solved, if one was: if the problem alone has a schedule, the answer is
-        which of the constraints added to it are in conflict.
+        The solved model, if a model was solved: if its problem has a schedule, the explanation has
+        the added constraints that conflict.
     time_limit : float
-        Time for all of it [s]. Processor time for the conflict of user constraints, so that other
-        work on the machine does not change it, and at most four times as much wall time.
+        Time for the whole explanation [s]. For the conflict of user-defined constraints this is
+        processor time, so that other work on the machine does not change the result, and at most
+        four times as much wall time.
     threads : int
         As for `solve`.
 
     Returns
     -------
     Explanation
-        Changes of one limit each, with the least amount that works; every "does not help" is
-        proven, every amount that works has a schedule that the verifier accepts. For problems with
-        user constraints also a minimal set that conflicts, with the nearest limit of each member.
-        A constraint whose part in it is not proven within the time is in `unchecked` alone.
+        Changes of one limit each, with the smallest amount that works. Every "does not help" is
+        proven, and every amount that works has a schedule that the verifier accepts. For problems
+        with user-defined constraints, also a minimal set that conflicts, with the nearest limit of
+        each member. A constraint not proven to belong to the set is in `unchecked` alone.
 
     Raises
     ------
     InputError
-        If a problem is given in place of the result of its solve.
+        If `result` is a problem instead of the result of its solve.
     """
-    given: object = result
-    if isinstance(given, Problem):
+    argument: object = result
+    if isinstance(argument, Problem):
         raise InputError(
             "explain_infeasible: expected the result of a solve, got a Problem; give "
             "pm.solve(problem)"
@@ -186,18 +190,20 @@ def explain_infeasible(
     ends_s = time.process_time() + time_limit
     problem = result.problem
     if model is not None:
-        added = _conflict_of_added_rows(result, model, ends_s=ends_s, threads=threads)
+        added = _explain_added_rows(result, model, ends_s=ends_s, threads=threads)
         if added is not None:
             return added
     conflict: Conflict[Stated] | None = None
     if problem.constraints:
-        conflict = find_conflict(problem, time_limit=CONFLICT_SHARE * time_limit, threads=threads)
+        conflict = find_conflict(
+            problem, time_limit=CONFLICT_FRACTION * time_limit, threads=threads
+        )
     members = None if conflict is None else conflict.members
     needed, unchecked = ((), ()) if conflict is None else (conflict.needed, conflict.unchecked)
     remedies = find_remedies(
         problem,
         conflict=members,
-        time_limit=max(LEAST_S, ends_s - time.process_time()),
+        time_limit=max(MIN_CHANGE_S, ends_s - time.process_time()),
         threads=threads,
     )
     if model is None:
@@ -207,24 +213,25 @@ def explain_infeasible(
     alone = tuple(infeasibility_reasons(problem))
     together = members and result.reason not in alone
     return Explanation(
-        reason=_conflict_in_words(problem, conflict) if together and conflict else result.reason,
+        reason=_describe_conflict(problem, conflict) if together and conflict else result.reason,
         obstacles=alone,
         remedies=remedies,
         rows=tuple(constraint_name(stated) for stated in needed if isinstance(stated, tuple)),
         limits=tuple(LIMITS[limit] for limit in LIMITS if limit in needed),
-        unchecked=tuple(_in_words(stated) for stated in unchecked),
+        unchecked=tuple(_describe_limit(stated) for stated in unchecked),
         notes=tuple(_notes(problem, remedies)),
     )
 
 
-def _in_words(stated: Stated) -> str:
+def _describe_limit(stated: Stated) -> str:
+    """Return the name of a limit or user-defined constraint for messages."""
     if isinstance(stated, tuple):
         return f"constraint {constraint_name(stated)!r}"
     return LIMITS[stated]
 
 
-def _conflict_in_words(problem: Problem, conflict: Conflict[Stated]) -> str:
-    """Return a sentence with the amounts of a conflict, and of no limit beside it.
+def _describe_conflict(problem: Problem, conflict: Conflict[Stated]) -> str:
+    """Return a sentence with the amounts of the conflicting limits only.
 
     With unchecked members, the sentence has the number of all constraints in place of their names.
     """
@@ -242,10 +249,11 @@ def _conflict_in_words(problem: Problem, conflict: Conflict[Stated]) -> str:
 
 
 def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
+    """Yield remarks on the device's RAM, resident bytes, large gradients and the batch size."""
     device = problem.costs.device
     for remedy in remedies:
-        enough = remedy.nearest if remedy.change == Change.RAM else None
-        if device is not None and enough is not None and enough > device.ram_bytes:
+        nearest_bytes = remedy.nearest if remedy.change == Change.RAM else None
+        if device is not None and nearest_bytes is not None and nearest_bytes > device.ram_bytes:
             ram = format_bytes(device.ram_bytes)
             yield f"that is more than the {ram} of RAM that device {device.short_name} has"
     resident = problem.resident_bytes
@@ -254,7 +262,7 @@ def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
             f"{resident:,} bytes ({format_bytes(resident)}) are counted for parameters, gradients "
             "and optimizer state"
         )
-    if _holds_gradient_at_floor(problem):
+    if _has_gradient_at_min_ram(problem):
         yield (
             "that step holds the whole gradient of a parameter; where a graph splits larger "
             "parameters, as --tile 32KiB does for built-in networks, it takes less RAM"
@@ -264,8 +272,8 @@ def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
         yield f"a step trains on a batch of {size}; a graph made for a smaller one takes less RAM"
 
 
-def _holds_gradient_at_floor(problem: Problem) -> bool:
-    """Return whether RAM lacks for a step whose largest tensor is the gradient of a parameter."""
+def _has_gradient_at_min_ram(problem: Problem) -> bool:
+    """Return whether the minimum RAM exceeds the budget because of the gradient of a parameter."""
     graph, floor = problem.graph, problem.floor
     if not graph.replacement_of or floor.bytes <= problem.usable_ram_bytes:
         return False
@@ -275,25 +283,30 @@ def _holds_gradient_at_floor(problem: Problem) -> bool:
     return floor.node in updates or bool(updates.intersection(graph.users_of[largest]))
 
 
-def _conflict_of_added_rows(
+def _explain_added_rows(
     result: SolveResult, model: pyo.ConcreteModel, *, ends_s: float, threads: int
 ) -> Explanation | None:
-    """Explain a model whose problem has a schedule without what was added; None for others."""
+    """Explain a model by the rows that were added to it.
+
+    None if the model's problem has no schedule without them either.
+    """
     from poetmodel.backends.compiler import compile_model
     from poetmodel.model.arrays import Label
 
     left_s = ends_s - time.process_time()
-    without = solve(result.problem, time_limit=max(LEAST_S, left_s / 2), gap=1.0, threads=threads)
+    without = solve(
+        result.problem, time_limit=max(MIN_CHANGE_S, left_s / 2), gap=1.0, threads=threads
+    )
     if without.schedule is None:
         return None
     form = compile_model(model)
-    left_s = max(LEAST_S, ends_s - time.process_time())
+    left_s = max(MIN_CHANGE_S, ends_s - time.process_time())
     conflict = conflicting_rows(form, time_limit=left_s)
     needed, unchecked = ((), ()) if conflict is None else (conflict.needed, conflict.unchecked)
     rows = [form.rows[i] for i in needed]
-    added = [_row_in_words(row) for row in rows if not isinstance(row, Label)]
-    others = [_row_in_words(row) for row in rows if isinstance(row, Label)]
-    suspects = [_row_in_words(form.rows[i]) for i in unchecked]
+    added = [_describe_row(row) for row in rows if not isinstance(row, Label)]
+    others = [_describe_row(row) for row in rows if isinstance(row, Label)]
+    suspects = [_describe_row(form.rows[i]) for i in unchecked]
     notes = ["without what was added to the model there is a schedule"]
     if conflict is None:
         notes.append("which of the added constraints are to blame was not found in time")
@@ -310,12 +323,12 @@ def _conflict_of_added_rows(
     )
 
 
-def _row_in_words(row: Any) -> str:
-    """Return the name of an added row, and of a row of `build` the limit that it states."""
+def _describe_row(row: Any) -> str:
+    """Return the name of an added row, or of the limit that a row of `build` states."""
     from poetmodel.model.arrays import Label
 
     if not isinstance(row, Label):
         return row if isinstance(row, str) else str(row.name)
     if row.family == USER_CONSTRAINTS:
         return f"constraint {row.key[0]!r}"
-    return _RULES.get(row.family, "the rules of execution")
+    return _LIMIT_NAMES.get(row.family, "the rules of execution")

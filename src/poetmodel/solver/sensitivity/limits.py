@@ -1,7 +1,6 @@
-"""How far the limits of a problem can go.
+"""Find the limits of a problem: the smallest RAM, deadline and energy with a schedule.
 
-The smallest RAM, time and energy are optima of the same problem with another quantity minimized: no
-budgets are tried out.
+Each is the optimum of the same problem with another minimized quantity, so no budgets are tried.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """The least amount of something that a problem can do with."""
+    """The smallest amount of RAM, time or energy with which a problem has a schedule."""
 
     name: str
-    """``keep_all``, ``recompute``, ``page``, ``both``, ``stated`` and ``block`` are about RAM;
-    ``time``, ``energy``."""
+    """``keep_all``, ``recompute``, ``page``, ``both``, ``stated`` and ``block`` for RAM, by the
+    permitted decisions; ``time``, ``energy``."""
     result: SolveResult
-    """The schedule with the least amount, and the proof."""
+    """The result with the schedule of the smallest amount, and the proof."""
 
     def __repr__(self) -> str:
         value = "none" if self.value is None else f"{self.value:.6g}"
@@ -45,34 +44,40 @@ class Limit:
 
     @property
     def value(self) -> float | None:
-        """The least amount found; for RAM the budget, with the resident bytes that it counts."""
+        """The smallest amount found; for RAM the budget, resident bytes included.
+
+        None without a schedule.
+        """
         return self._as_budget(self.result.value)
 
     @property
     def bound(self) -> float | None:
-        """Proven: no schedule does with less, counted as `value`; None without a schedule."""
+        """Proven lower bound on the amount of every schedule, counted as `value`.
+
+        None without a schedule.
+        """
         return self._as_budget(self.result.objective_bound)
 
     @property
     def proven(self) -> bool:
-        """Whether it is proven that nothing less will do, or that nothing will."""
+        """Whether it is proven that no smaller amount works, or that no amount works."""
         if self.result.status == Status.INFEASIBLE:
             return True
         return self.value is not None and self.bound is not None and self.bound >= self.value
 
     @property
     def gap(self) -> float | None:
-        """Gap, as a fraction of the least amount less what every schedule pays."""
+        """Gap, as a fraction of the smallest amount minus the baseline."""
         return None if self.bound is None else self.result.gap
 
     @property
     def at_floor(self) -> bool:
-        """Whether the schedule needs the minimum RAM only."""
+        """Whether the schedule's peak equals the minimum RAM."""
         simulation, floor = self.result.simulation, self.result.problem.floor
         return simulation is not None and simulation.peak_ram_bytes == floor.bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the answer as plain values, SI."""
+        """Return the amount, its bound and its peak as plain values in SI units."""
         simulation, graph = self.result.simulation, self.result.problem.graph
         document: dict[str, Any] = {
             "minimize": str(self.quantity),
@@ -93,6 +98,7 @@ class Limit:
         return document
 
     def _as_budget(self, amount: float | None) -> float | None:
+        """Add the resident bytes to an amount of RAM."""
         if amount is None or self.quantity != Quantity.RAM:
             return amount
         return amount + self.result.problem.resident_bytes
@@ -113,28 +119,30 @@ def find_limits(
     Parameters
     ----------
     problem : Problem
-        Graph, costs and limits; what it minimizes does not matter.
+        Graph, costs and limits; its minimized quantity is ignored.
     backend, gap, threads, solver_options
         As for `solve`.
     time_limit : float
-        Wall time for all answers together [s].
+        Wall time for all solves together [s].
     alignment : int, optional
-        Also find the smallest RAM, without other limits, where all that is in RAM begins at
-        multiples of this, as in exported C [B].
+        Also find the smallest RAM, without other limits, if all tensors in RAM start at multiples
+        of this, as in exported C [B].
 
     Returns
     -------
     tuple of Limit
-        The smallest RAM with keep-all, with recomputation, with paging, and with both, as far as
-        the problem allows them, and without its deadline, energy budget and own constraints; with
-        all of its limits, if it has one of these; then the smallest deadline for its RAM and energy
-        budget, and the smallest energy for its RAM and deadline, both with its own constraints.
-        Ctrl-C ends with those found so far.
+        The smallest RAM with keep-all, with recomputation, with paging, and with both, if the
+        problem permits them. These ignore deadline, energy budget and user-defined constraints. If
+        the problem has any of these: the smallest RAM within all of them. Then the smallest
+        deadline for its RAM and energy budget, and the smallest energy for its RAM and deadline,
+        both with user-defined constraints. Ctrl-C returns the limits found so far.
     """
-    named = dict(_variants(problem))
+    named = dict(_limit_problems(problem))
     if alignment is not None:
-        block = rounded_problem(problem, alignment)
-        named["block"] = _least_ram(block, recompute=block.recompute, paging=block.can_page)
+        aligned = rounded_problem(problem, alignment)
+        named["block"] = _min_ram_problem(
+            aligned, recompute=aligned.recompute, paging=aligned.can_page
+        )
     variants = [
         ChangedProblem(problem=changed, gap=gap, paging_first=name == "page")
         for name, changed in named.items()
@@ -151,7 +159,8 @@ def find_limits(
     )
 
 
-def _variants(problem: Problem) -> Iterator[tuple[str, Problem]]:
+def _limit_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """Yield the name and problem of each limit in the order of `find_limits`."""
     for name, recompute, paging in (
         ("keep_all", False, False),
         ("recompute", True, False),
@@ -159,7 +168,7 @@ def _variants(problem: Problem) -> Iterator[tuple[str, Problem]]:
         ("both", True, True),
     ):
         if recompute <= problem.recompute and paging <= problem.can_page:
-            yield name, _least_ram(problem, recompute=recompute, paging=paging)
+            yield name, _min_ram_problem(problem, recompute=recompute, paging=paging)
     limits = (problem.deadline_s, problem.energy_budget_j, problem.constraints or None)
     if any(limit is not None for limit in limits):
         yield "stated", problem.without(Quantity.RAM, minimize=Quantity.RAM)
@@ -167,8 +176,8 @@ def _variants(problem: Problem) -> Iterator[tuple[str, Problem]]:
     yield "energy", problem.without(Quantity.ENERGY, minimize=Quantity.ENERGY)
 
 
-def _least_ram(problem: Problem, *, recompute: bool, paging: bool) -> Problem:
-    """Return the problem of the least RAM, without other limits."""
+def _min_ram_problem(problem: Problem, *, recompute: bool, paging: bool) -> Problem:
+    """Return the problem that minimizes RAM without other limits."""
     return problem.without(
         Quantity.RAM,
         Quantity.TIME,

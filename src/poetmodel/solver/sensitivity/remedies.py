@@ -1,4 +1,4 @@
-"""Results of changing one limit of an infeasible problem, and the least amount that works."""
+"""Change each limit of an infeasible problem by itself, and find the smallest amount that works."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
 
-LEAST_S: Final = 0.05
-"""Least time for one change [s]."""
+MIN_CHANGE_S: Final = 0.05
+"""Minimum time for one change [s]."""
 
-NAMED: Final = 3
-"""Most tensors that a sentence names."""
+MAX_NAMED_TENSORS: Final = 3
+"""Maximum number of tensors that a sentence names."""
 DIGITS: Final = 10
-"""Digits of a time or energy that works; what they leave out is within the tolerance of limits."""
-ROUNDED: Final = 1e-6
+"""Digits of a time or energy that works. The rounding is within the tolerance of limits."""
+BOUND_ERROR_RATIO: Final = 1e-6
 """Relative error of a solver's bound on whole numbers."""
-HALVINGS: Final = 12
-"""How often the range is halved that has the RAM a plan with overlapping transfers needs."""
+MAX_HALVINGS: Final = 12
+"""Iterations of the bisection for the RAM that a plan with overlapping transfers needs."""
 
 
 class Change(StrEnum):
-    """Changeable limits of a problem."""
+    """Changes of a problem, each of one limit."""
 
     RAM = "ram"
     """More RAM."""
@@ -55,17 +55,17 @@ class Change(StrEnum):
     BATCH = "batch"
     """Batches of one sample, for networks of the zoo."""
     CONSTRAINT = "constraint"
-    """An own constraint with another limit, or left out."""
+    """A user-defined constraint with another limit, or removed."""
 
 
 Rows: TypeAlias = "tuple[Constraint, ...]"
-"""A user constraint, or those of one rule."""
+"""A user-defined constraint, or all constraints of one rule."""
 Stated: TypeAlias = "Change | Rows"
-"""A limit, by the change that removes it, or user constraints."""
+"""A limit, represented by the change that removes it, or user-defined constraints."""
 
 
 class _Amount(NamedTuple):
-    """A limit that is an amount: fields of the problem with the stated and the parsed value."""
+    """A limit that is an amount: the names of the problem's stated and parsed field, and texts."""
 
     stated: str
     allowed: str
@@ -90,8 +90,8 @@ LIMITS: Final = {
     Change.PAGING: "no paging",
     Change.RECOMPUTATION: "no recomputation",
 }
-"""The limits that changes remove, in words."""
-_IN_WORDS: Final = {
+"""Name of the limit that each change removes, for messages."""
+_CHANGE_NAMES: Final = {
     Change.RAM: "more RAM",
     Change.TIME: "a later deadline",
     Change.ENERGY: "a larger energy budget",
@@ -105,27 +105,28 @@ _SIDES: Final = {"upper": "at most", "lower": "at least"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Result of one change, with all other limits as they are; amounts in bytes, s or J."""
+    """Result of one change, with all other limits unchanged; amounts in bytes, s or J."""
 
     change: Change
     works: bool | None
-    """True: a schedule was found. False: it is proven that there is none. None: not decided."""
+    """True: a schedule was found. False: none exists, which is proven. None: not decided."""
     allowed: float | None = None
-    """The limit as it is; None for what is not an amount."""
+    """The present limit; None if the changed limit is no amount."""
     nearest: float | None = None
-    """The limit with which a schedule was found."""
+    """The limit nearest to the present one with which a schedule was found."""
     bound: float | None = None
-    """Proven: with less than this there is none."""
+    """Proven: no schedule exists with a limit below this (above it for a lower limit)."""
     node: str | None = None
-    """For RAM above the minimum RAM, the step at which that schedule takes most of it."""
+    """For RAM above the minimum RAM, the node at the peak of that schedule."""
     tensors: tuple[str, ...] = ()
-    """The tensors in RAM at that step."""
+    """The tensors in RAM at the peak."""
     constraint: str | None = None
-    """Name of the own constraint that is changed."""
+    """Name of the changed user-defined constraint."""
     side: str | None = None
-    """Which limit of it: ``upper`` or ``lower``; None where it is left out."""
+    """The changed limit of the constraint: ``upper`` or ``lower``; None if the constraint is
+    removed."""
     unit: str = ""
-    """Unit of its sum, if it has one."""
+    """Unit of the constraint's sum, if it has one."""
 
     def __repr__(self) -> str:
         words = {True: "would do", False: "would not do", None: "not decided"}
@@ -137,7 +138,7 @@ class Remedy:
         return str(self.change) if self.constraint is None else f"constraint {self.constraint!r}"
 
     def beyond_stated(self) -> Remedy:
-        """Return it with what the proof says that no schedule keeps the limit as it is."""
+        """Return the remedy with a bound above the present limit, which is proven infeasible."""
         if self.constraint is not None or None in (self.bound, self.allowed):
             return self
         nearer = (self.allowed or 0) + (AMOUNTS[self.change].unit == "bytes")
@@ -145,7 +146,7 @@ class Remedy:
 
     @property
     def proven(self) -> bool:
-        """Whether it is proven that nothing nearer works."""
+        """Whether it is proven that no limit nearer to the present one works."""
         if self.works is None:
             return False
         if self.nearest is None or self.bound is None:
@@ -153,8 +154,8 @@ class Remedy:
         return self.bound <= self.nearest if self.side == "lower" else self.bound >= self.nearest
 
     def sentence(self) -> str:
-        """Return it in words."""
-        change = _IN_WORDS.get(self.change, f"leaving out {self._name}")
+        """Return the remedy as a sentence for users."""
+        change = _CHANGE_NAMES.get(self.change, f"leaving out {self._name}")
         if self.works is None:
             return f"whether {change} alone would do was not decided in time"
         if not self.works:
@@ -164,38 +165,41 @@ class Remedy:
             return f"feasible {without if self.constraint else f'with {change}'}"
         if self.side is not None:
             amount, unit = f"{self._name} {_SIDES[self.side]} ", self.unit
-            begin, amount = "feasible with", amount + _exact(self.nearest, unit)
+            begin, amount = "feasible with", amount + _format_exact(self.nearest, unit)
         else:
             kind = AMOUNTS[self.change]
-            amount, unit = f"{_exact(self.nearest, kind.unit)} {kind.role}", kind.unit
+            amount, unit = f"{_format_exact(self.nearest, kind.unit)} {kind.role}", kind.unit
             begin = "feasible from" if self.proven else "feasible with"
         if self.node is not None:
-            tensors = listed(self.tensors, max_names=NAMED)
+            tensors = listed(self.tensors, max_names=MAX_NAMED_TENSORS)
             amount += f", which {self.node!r} takes with {tensors} in RAM"
         if self.proven:
             return f"{begin} {amount}"
-        least = _exact(self.bound or 0.0, unit)
+        least = _format_exact(self.bound or 0.0, unit)
         beyond = "more" if self.side == "lower" else "less"
         return f"{begin} {amount}; {beyond} than {least} is proven infeasible, the rest is open"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values, SI."""
+        """Return the fields as plain values in SI units."""
         values = asdict(self) | {"proven": self.proven, "tensors": list(self.tensors)}
         others = () if self.constraint is not None else ("constraint", "side", "unit")
         return {key: value for key, value in values.items() if key not in others}
 
 
 class _Attempt(NamedTuple):
-    """A change, the problem with it, and a function that turns the result into a remedy."""
+    """A change, the problem with that change, and a function from its result to a remedy."""
 
     change: Change
     variant: ChangedProblem | None
-    """None if the change is known not to help."""
-    read: Callable[[SolveResult], Remedy]
+    """The problem; None if the change is known not to help."""
+    to_remedy: Callable[[SolveResult], Remedy]
 
 
 def stated_limits(problem: Problem) -> Iterator[Change]:
-    """Yield what limits a problem, beside own constraints, by the change that frees it."""
+    """Yield the change that removes each limit of a problem, user-defined constraints excluded.
+
+    Storage counts as limited only if it is smaller than all tensors.
+    """
     all_bytes = sum(problem.graph.tensor_bytes)
     for change, kind in AMOUNTS.items():
         allowed = getattr(problem, kind.allowed)
@@ -218,15 +222,15 @@ def find_remedies(
 ) -> tuple[Remedy, ...]:
     """Solve an infeasible problem with each change by itself, within `time_limit` [s].
 
-    `conflict` are limits that no schedule keeps together, or None: a change of any other limit is
-    known not to help.
+    `conflict` has limits that no schedule meets together, or is None. Only changes of its members
+    are tried, because no other change can help. After Ctrl-C, the tuple has the remedies so far.
     """
     attempts = list(_attempts(problem, conflict))
     results = iter(
         solve_variants(
             [attempt.variant for attempt in attempts if attempt.variant is not None],
             time_limit=time_limit,
-            least_s=LEAST_S,
+            min_s=MIN_CHANGE_S,
             threads=threads,
         )
     )
@@ -236,28 +240,33 @@ def find_remedies(
             kind = AMOUNTS.get(attempt.change)
             allowed = None if kind is None else getattr(problem, kind.allowed)
             remedies.append(Remedy(change=attempt.change, works=False, allowed=allowed))
-        elif (result := next(results, None)) is not None:  # all, unless interrupted
-            remedies.append(attempt.read(result))
+        elif (result := next(results, None)) is not None:  # None after Ctrl-C
+            remedies.append(attempt.to_remedy(result))
     return tuple(remedies)
 
 
 def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_Attempt]:
-    """Yield the problem with each limit left out, and minimized if it is an amount."""
+    """Yield the attempt for each change.
+
+    If the removed limit is an amount, the problem minimizes it.
+    """
     for change in stated_limits(problem):
         variant = ChangedProblem(problem=without_limits(problem, change), gap=1.0)
         if change in AMOUNTS:
             minimized = replace(variant.problem, minimize=AMOUNTS[change].quantity)
             if change == Change.STORAGE and problem.graph.state_tensors:
-                terms = tuple(_storage_used(problem.graph))
+                terms = tuple(_storage_terms(problem.graph))
                 minimized = replace(variant.problem, minimize=USER_OBJECTIVE, own_objective=terms)
             paging_first = change == Change.RAM and problem.can_page
             variant = ChangedProblem(problem=minimized, gap=0.0, paging_first=paging_first)
-        helps = conflict is None or change in conflict
-        yield _Attempt(change, variant if helps else None, partial(_remedy, problem, change))
-    small = _of_one_sample(problem)
+        may_help = conflict is None or change in conflict
+        yield _Attempt(
+            change, variant if may_help else None, partial(_make_remedy, problem, change)
+        )
+    small = _with_batch_size_1(problem)
     if small is not None:
-        read = partial(_remedy, problem, Change.BATCH)
-        yield _Attempt(Change.BATCH, ChangedProblem(problem=small, gap=1.0), read)
+        to_remedy = partial(_make_remedy, problem, Change.BATCH)
+        yield _Attempt(Change.BATCH, ChangedProblem(problem=small, gap=1.0), to_remedy)
     for rows in [stated for stated in conflict or () if isinstance(stated, tuple)]:
         without = without_limits(problem, rows, minimize=Quantity.ENERGY)
         variant = ChangedProblem(problem=without, gap=1.0)
@@ -267,13 +276,13 @@ def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_
             terms = tuple((key, sign * weight) for key, weight in row.terms.items())
             least = replace(without, minimize=USER_OBJECTIVE, own_objective=terms)
             variant = ChangedProblem(problem=least, gap=0.0)
-        yield _Attempt(Change.CONSTRAINT, variant, partial(_row_remedy, problem, rows))
+        yield _Attempt(Change.CONSTRAINT, variant, partial(_make_row_remedy, problem, rows))
 
 
-def _storage_used(graph: Graph) -> Iterator[tuple[str, float]]:
-    """Yield the terms of the storage that a schedule uses: homes, and what else is paged out [B].
+def _storage_terms(graph: Graph) -> Iterator[tuple[str, float]]:
+    """Yield the terms of the storage that a schedule uses: homes and paged-out tensors [B].
 
-    Without state that is what it writes: a tensor is paged out once.
+    Without state that equals the bytes written, because a tensor is paged out at most once.
     """
     homes = {*graph.state_tensors, *graph.replacement_of.values()}
     for i, size in enumerate(graph.tensor_bytes):
@@ -286,7 +295,10 @@ def _storage_used(graph: Graph) -> Iterator[tuple[str, float]]:
 
 
 def without_limits(problem: Problem, *limits: Stated, **changes: Any) -> Problem:
-    """Return a problem without some of its limits and user constraints, with other `changes`."""
+    """Return a problem without some of its limits and user-defined constraints.
+
+    Applies other `changes`.
+    """
     quantities = [kind.quantity for change, kind in AMOUNTS.items() if change in limits]
     dropped = {row for stated in limits if isinstance(stated, tuple) for row in stated}
     return problem.without(
@@ -299,21 +311,21 @@ def without_limits(problem: Problem, *limits: Stated, **changes: Any) -> Problem
 
 
 def constraint_name(rows: Rows) -> str:
-    """Return the name of a user constraint, or of those of one rule: ``once[...]``."""
+    """Return the name of a user-defined constraint, or of the rule of several: ``once[...]``."""
     first = rows[0].name
     return first if len(rows) == 1 else f"{first.rpartition('[')[0]}[...]"
 
 
 def _is_one_sided(rows: Rows) -> bool:
-    """Return whether there is one constraint, with one limit, on totals."""
+    """Return whether `rows` is a single constraint on totals with a single limit."""
     one_sided = rows[0].lower is None or rows[0].upper is None
     return len(rows) == 1 and one_sided and not rows[0].is_per_stage
 
 
-def _of_one_sample(problem: Problem) -> Problem | None:
+def _with_batch_size_1(problem: Problem) -> Problem | None:
     """Return the problem with batches of 1, for a built-in network with estimated costs.
 
-    Absolute limits and user constraints stay as they are. None for other graphs and costs.
+    Absolute limits and user-defined constraints are unchanged. None for other graphs and costs.
     """
     from poetmodel.device import Costs
     from poetmodel.graph.zoo import MODELS
@@ -332,7 +344,8 @@ def _of_one_sample(problem: Problem) -> Problem | None:
     return replace(problem.resolved(), graph=small, costs=Costs.estimate(small, device))
 
 
-def _remedy(problem: Problem, change: Change, result: SolveResult) -> Remedy:
+def _make_remedy(problem: Problem, change: Change, result: SolveResult) -> Remedy:
+    """Convert the result of a change of a limit to a remedy."""
     works = result.schedule is not None
     decided = works or result.status == Status.INFEASIBLE
     kind, simulation = AMOUNTS.get(change), result.simulation
@@ -342,7 +355,7 @@ def _remedy(problem: Problem, change: Change, result: SolveResult) -> Remedy:
         return remedy
     limit, graph = Limit(name=change, result=result), problem.graph
     amount = simulation.aux_used_bytes if change == Change.STORAGE else limit.value
-    nearest = _accepted_from(problem, kind, result, amount or 0.0)
+    nearest = _find_accepted_amount(problem, kind, result, amount or 0.0)
     bound = limit.bound if result.problem.minimize != USER_OBJECTIVE else _whole_bound(result)
     above_minimum = change == Change.RAM and infeasibility_reason(problem) is None
     return replace(
@@ -355,7 +368,8 @@ def _remedy(problem: Problem, change: Change, result: SolveResult) -> Remedy:
     )
 
 
-def _row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remedy:
+def _make_row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remedy:
+    """Convert the result of a change of a user-defined constraint to a remedy."""
     row = rows[0]
     works = result.schedule is not None
     decided = works or result.status == Status.INFEASIBLE
@@ -374,7 +388,7 @@ def _row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remedy:
         least = _whole_bound(result)
     elif least >= value - RELATIVE_TOLERANCE * abs(value):
         least = value
-    nearest = _accepted_limit(problem, row, side, sign * value, result)
+    nearest = _find_row_limit(problem, row, side, sign * value, result)
     proven = nearest is not None and least == value
     return replace(
         remedy,
@@ -387,31 +401,35 @@ def _row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remedy:
 
 
 def _whole_bound(result: SolveResult) -> float:
-    """Return the bound of an own objective whose values are whole numbers, rounded up."""
+    """Return the bound of a user-defined objective with whole values, rounded up."""
     value, least = result.value or 0.0, result.bound or 0.0
-    return min(value, math.ceil(least - ROUNDED * max(1.0, abs(least))))
+    return min(value, math.ceil(least - BOUND_ERROR_RATIO * max(1.0, abs(least))))
 
 
-def _accepted_limit(
+def _find_row_limit(
     problem: Problem, row: Constraint, side: str, value: float, result: SolveResult
 ) -> float | None:
-    """Return a limit of a constraint, equal to a value, that the verifier accepts; None without."""
-    others = without_limits(problem, (row,)).constraints
+    """Return `value` or its rounding as a limit of a constraint that the verifier accepts.
+
+    None if the schedule violates both.
+    """
+    remaining = without_limits(problem, (row,)).constraints
     for limit in (value if isinstance(value, int) else float(f"{value:.{DIGITS}g}"), value):
         limits: dict[str, Any] = {side: limit}
-        stated = replace(problem, constraints=(*others, replace(row, **limits)))
+        stated = replace(problem, constraints=(*remaining, replace(row, **limits)))
         if verify(stated, result.require_schedule()).valid:
             return limit
     return None
 
 
-def _accepted_from(
+def _find_accepted_amount(
     problem: Problem, kind: _Amount, result: SolveResult, amount: float
 ) -> float | None:
-    """Return the least amount tried, from `amount`, as whose limit the verifier accepts a schedule.
+    """Return the smallest tried limit from `amount` up that the verifier accepts.
 
-    Transfers that run beside the computing take longer in less RAM: a schedule that was found with
-    plenty of it may miss a deadline in no more than its own peak.
+    None if it accepts none. Only RAM above `amount` is tried: transfers that overlap computation
+    take longer with less RAM, so a schedule found with more RAM may miss a deadline within its own
+    peak.
     """
     schedule = result.require_schedule()
 
@@ -427,13 +445,14 @@ def _accepted_from(
     low, high = int(amount), result.problem.ram_budget_bytes
     if high <= low or not accepts(high):
         return None
-    for _ in range(HALVINGS):
+    for _ in range(MAX_HALVINGS):
         middle = (low + high) // 2
         low, high = (low, middle) if accepts(middle) else (middle, high)
     return high
 
 
-def _exact(amount: float, unit: str) -> str:
+def _format_exact(amount: float, unit: str) -> str:
+    """Format an amount with all its digits, and bytes also with a larger unit."""
     if unit != "bytes":
         return f"{amount:.{DIGITS}g} {unit}".rstrip()
     rounded = format_bytes(amount)

@@ -1,4 +1,4 @@
-"""Which limits of a solved problem bind: the problem is solved again without each of them."""
+"""Find the binding limits of a solved problem by solving it again without each of them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from poetmodel.units import brief
 if TYPE_CHECKING:
     from poetmodel.result import SolveResult
 
-LEAST_S: Final = 0.1
-"""Least time for one limit [s]."""
+MIN_LIMIT_S: Final = 0.1
+"""Minimum time for one limit [s]."""
 
 
 class LimitState(StrEnum):
     """Whether a limit binds."""
 
     BINDS = "binds"
-    """Proven: without the limit there is a better schedule."""
+    """Proven: a better schedule exists without the limit."""
     SLACK = "slack"
-    """Proven: nothing is gained without the limit alone."""
+    """Proven: removing this limit alone permits no better schedule."""
     OPEN = "open"
     """Not decided within the time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsedLimit:
-    """A limit that a schedule keeps; amounts are in bytes, seconds or joules."""
+    """A limit that a schedule meets; amounts are in bytes, seconds or joules."""
 
     quantity: Quantity
     """``ram``, ``time`` (the deadline) or ``energy`` (the energy budget)."""
@@ -39,24 +39,25 @@ class UsedLimit:
     allowed: float
     """The limit."""
     used: float
-    """How much of it the schedule takes."""
+    """Amount that the schedule uses."""
     saved: float | None
-    """How much less of the minimized quantity a schedule needs that was found without the limit."""
+    """Saving of the minimized quantity by the schedule found without the limit; None if none was
+    found."""
     most_saved: float | None
-    """Proven: without the limit alone no schedule saves more."""
+    """Proven maximum saving without this limit alone; None if none was found."""
 
     def __repr__(self) -> str:
         return brief(self, str(self.quantity), str(self.state))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values, SI."""
+        """Return the fields as plain values in SI units."""
         return asdict(self) | {"quantity": str(self.quantity), "state": str(self.state)}
 
 
 def find_used_limits(
     result: SolveResult, *, time_limit: float = 10.0, threads: int = 1
 ) -> tuple[UsedLimit, ...]:
-    """Find out which limits of a solved problem bind: RAM, and deadline and energy if stated.
+    """Find the binding limits of a solved problem: RAM, and deadline and energy budget if stated.
 
     Parameters
     ----------
@@ -70,8 +71,8 @@ def find_used_limits(
     Returns
     -------
     tuple of UsedLimit
-        The problem is solved again without each limit, from the schedule of the result. Empty
-        without a schedule: `explain_infeasible` says which limits are in the way.
+        The problem is solved again without each limit, from the schedule of the result. Empty if
+        the result has no schedule: use `explain_infeasible` for such results.
     """
     problem, simulation = result.problem, result.simulation
     if simulation is None:
@@ -82,33 +83,33 @@ def find_used_limits(
         Quantity.ENERGY: (problem.energy_budget_j, simulation.energy_j),
     }
     limits = [quantity for quantity, (allowed, _) in amounts.items() if allowed is not None]
-    # A limit on the minimized quantity saves nothing: the best schedule is the same without.
-    asked = [quantity for quantity in limits if quantity != problem.minimize]
+    # A limit on the minimized quantity never binds: the best schedule is the same without it.
+    varied = [quantity for quantity in limits if quantity != problem.minimize]
     results = solve_variants(
         [
             ChangedProblem(problem=problem.without(quantity), gap=result.requested_gap)
-            for quantity in asked
+            for quantity in varied
         ],
         time_limit=time_limit,
-        least_s=LEAST_S,
+        min_s=MIN_LIMIT_S,
         threads=threads,
         start=result.schedule,
     )
-    freed = dict(zip(asked, results, strict=False))
+    unlimited = dict(zip(varied, results, strict=False))
     used = []
     for quantity in limits:
         state, saved, most_saved = (
-            _compared(result, freed.get(quantity))
-            if quantity in asked
+            _compare_without(result, unlimited.get(quantity))
+            if quantity in varied
             else (LimitState.SLACK, 0.0, 0.0)
         )
-        allowed, taken = amounts[quantity]
+        allowed, used_amount = amounts[quantity]
         used.append(
             UsedLimit(
                 quantity=quantity,
                 state=state,
                 allowed=allowed or 0.0,
-                used=taken or 0.0,
+                used=used_amount or 0.0,
                 saved=saved,
                 most_saved=most_saved,
             )
@@ -116,16 +117,19 @@ def find_used_limits(
     return tuple(used)
 
 
-def _compared(
-    result: SolveResult, freed: SolveResult | None
+def _compare_without(
+    result: SolveResult, unlimited: SolveResult | None
 ) -> tuple[LimitState, float | None, float | None]:
-    """Return whether a limit binds, and how much is saved without it: found, and proven at most."""
-    if freed is None or freed.value is None:
+    """Return whether a limit binds, and the found and the proven maximum saving without it.
+
+    OPEN and None if the solve without the limit found no schedule.
+    """
+    if unlimited is None or unlimited.value is None:
         return LimitState.OPEN, None, None
     value, bound = result.value or 0.0, result.proven_bound
-    saved, most_saved = max(0.0, value - freed.value), max(0.0, value - freed.proven_bound)
+    saved, most_saved = max(0.0, value - unlimited.value), max(0.0, value - unlimited.proven_bound)
     within_gap = result.requested_gap * (value - result.problem.objective.baseline)
-    if freed.value < bound - EQUAL * abs(bound):
+    if unlimited.value < bound - EQUAL * abs(bound):
         return LimitState.BINDS, saved, most_saved
     if most_saved <= max(EQUAL * abs(value), within_gap):
         return LimitState.SLACK, saved, most_saved

@@ -28,7 +28,14 @@ from poetmodel.model import build
 from poetmodel.result import Termination
 from poetmodel.solver import solve
 from poetmodel.solver.facade import DEFAULT
-from poetmodel.solver.outcome import Candidate, Outcome, accepted, better, finish, is_closed
+from poetmodel.solver.outcome import (
+    Candidate,
+    Outcome,
+    better_candidate,
+    is_closed,
+    make_result,
+    verified_candidate,
+)
 from poetmodel.solver.request import Request
 from poetmodel.units import format_bytes
 
@@ -198,9 +205,9 @@ def solve_within(
         return result
     baseline = problem.objective.baseline
     bound = max(result.proven_bound - baseline, _min_cost(problem, regions))
-    found = accepted(problem, _recompute_excess(problem, regions, first))
+    found = verified_candidate(problem, _recompute_excess(problem, regions, first))
     if found is None or not is_closed(problem, found.value, bound, gap):
-        found = better(found, _search_with_less_ram(problem, regions, first, deadline_s))
+        found = better_candidate(found, _search_with_less_ram(problem, regions, first, deadline_s))
     schedule = None if found is None else found.schedule
     is_open = found is None or not is_closed(problem, found.value, bound, gap)
     if is_open and len(problem.graph.nodes) <= _MAX_NODES:
@@ -219,7 +226,7 @@ def solve_within(
         bound=bound,
     )
     request = Request(time_limit_s=time_limit, gap=gap)
-    return finish(problem, request, outcome, formulation=DEFAULT)
+    return make_result(problem, request, outcome, formulation=DEFAULT)
 
 
 def _min_cost(problem: Problem, regions: Iterable[Region]) -> float:
@@ -306,7 +313,7 @@ def _search_with_less_ram(
         excess_bytes = sum(region.excess_bytes(graph, found) for region in regions)
         left_s = min(_TRIAL_S, deadline_s - monotonic())
         if not excess_bytes or left_s <= 0:
-            return None if excess_bytes else accepted(problem, found)
+            return None if excess_bytes else verified_candidate(problem, found)
         held_bytes = sum(graph.tensor_bytes[i] for i in tensors_at(found, stage))
         reserved_bytes = problem.ram_budget_bytes - held_bytes + excess_bytes
         node = graph.nodes[stage]

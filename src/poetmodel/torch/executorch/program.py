@@ -259,7 +259,7 @@ def _solve_min_ram(
         schedule,
         mode=StorageMode.BLOCKING,
         ram_budget_bytes=None,
-        room_bytes=ram_bytes,
+        arena_limit_bytes=ram_bytes,
     )
     if arena.bytes <= ram_bytes:
         verdict = verify(problem, schedule, plan=plan)

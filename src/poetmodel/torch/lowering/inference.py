@@ -249,7 +249,7 @@ def _without_shared_values(step: LoweredStep, kind: str, forward_pass: LoweredSt
     """
     new_values, new_names = {}, {}
     step_values = dict(step.values)
-    for part in step.beside:
+    for part in step.evaluation_steps:
         step_values.update(part.values)
     for name, values in forward_pass.values.items():
         existing = step_values.get(name)
@@ -262,7 +262,7 @@ def _without_shared_values(step: LoweredStep, kind: str, forward_pass: LoweredSt
     return replace(
         forward_pass,
         calls=tuple(
-            tuple(call.renamed(new_names) for call in calls) for calls in forward_pass.calls
+            tuple(call.with_buffers(new_names) for call in calls) for calls in forward_pass.calls
         ),
         buffers={
             new_names.get(name, name): buffer for name, buffer in forward_pass.buffers.items()

@@ -19,7 +19,7 @@ from poetmodel.lowered.calls import (
     ScaledLearningRate,
 )
 from poetmodel.lowered.kernels import kernel_names, parameters
-from poetmodel.lowered.loops import RANK, merged
+from poetmodel.lowered.loops import RANK, merge_dimensions
 from poetmodel.torch.capturing.joint_graph import location_suffix
 from poetmodel.torch.errors import CaptureError
 
@@ -254,7 +254,9 @@ def shape_table(op: Lowering, *views: StridedView, preserve_order: bool = False)
         dimensions.sort(key=lambda dimension: -abs(dimension[1]))
     if any(size == 0 for size, *_ in dimensions):
         return (1, 0, *(0 for _ in views))
-    rows = merged(list(zip(*reversed(dimensions), strict=True))) or [[1, *(0 for _ in views)]]
+    rows = merge_dimensions(list(zip(*reversed(dimensions), strict=True))) or [
+        [1, *(0 for _ in views)]
+    ]
     if len(rows) > RANK:
         op.refuse(f"expected at most {RANK} dimensions that cannot be merged, got {len(rows)}")
     return (len(rows), *(number for row in rows for number in row))

@@ -18,7 +18,7 @@ from poetmodel.export.unrolled import unroll_weight_gradients
 from poetmodel.export.values import check_finite
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, DataType, NamedTensor
-from poetmodel.lowered.fusing import fused
+from poetmodel.lowered.fusing import fuse_updates
 from poetmodel.lowered.step import LoweredStep
 from poetmodel.torch.capturing.inputs import copy_inputs, empty_input_errors, refuse
 from poetmodel.torch.capturing.joint import capture
@@ -148,7 +148,7 @@ class StepLowering:
             learning_rate=None if rate is None else float(self.joint.value(rate)),
             versions={"torch": torch.__version__},
         )
-        return fused(captured.with_nodes(graph.nodes, calls))
+        return fuse_updates(captured.with_nodes(graph.nodes, calls))
 
     # -- tensors -----------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ def origin_of(first, last, reader, chain, *, ends):
         first_stage=first,
         last_stage=last,
         reader=reader,
-        again=False,
+        of_recomputation=False,
         chain=chain,
         ends_in_recomputation=ends,
     )
@@ -125,7 +125,7 @@ def test_a_cut_is_stated_again_in_finer_groups_unless_it_says_nothing():
     late = replace(origin, first_stage=5, last_stage=6, reader=6)
     assert restate(sure, late) is None
     # A recomputation that the finer grouping has no room for needs nothing.
-    assert restate(sure, replace(late, again=True, reader=3)) is None
+    assert restate(sure, replace(late, of_recomputation=True, reader=3)) is None
 
 
 # -- on random instances -------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_every_point_of_a_relaxation_keeps_its_cuts(numbers, kind, n, own, cuts,
             seen["cuts"] += 1
             seen["tight"] += least <= CLOSE
             seen["stated again"] += again is not None
-            seen["for a recomputation"] += cut.origin.again
+            seen["for a recomputation"] += cut.origin.of_recomputation
             seen["chains"] += len(cut.origin.chain) > 1
             seen["by page-out"] += any(by_page_out for _, by_page_out in cut.origin.chain)
     assert seen["cuts"] > cuts

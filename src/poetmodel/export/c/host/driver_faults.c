@@ -1,5 +1,5 @@
-/* Put before storage (FAULTS=1): storage that goes wrong once, at the call that the last word of pm_run's arguments
-   names, as in fail:3. */
+/* Fault injection in front of storage (FAULTS=1): one fault, at the call in the last argument of pm_run, such as
+   fail:3. */
 #include "pm_faults.h"
 
 #include <string.h>
@@ -36,7 +36,7 @@ int pm_faulty_read(int (*read)(uint32_t, void *, uint32_t), uint32_t address, vo
         const int error = read(address, to, bytes / 2u);
         return error ? error : PM_ERROR_SHORT;
     }
-    if (pm_is_now("empty", pm_reads)) return PM_OK; /* nothing was read, and nobody tells */
+    if (pm_is_now("empty", pm_reads)) return PM_OK; /* no bytes are read, without an error */
     const int error = read(address, to, bytes);
     if (pm_is_now("flip", pm_reads)) ((uint8_t *)to)[bytes / 2u] ^= 0x40u;
     return error;
@@ -50,7 +50,7 @@ int pm_faulty_write(int (*write)(uint32_t, const void *, uint32_t), uint32_t add
         const int error = write(address, from, bytes / 2u);
         return error ? error : PM_ERROR_SHORT;
     }
-    if (pm_is_now("old", pm_writes)) return PM_OK; /* what was there stays, and nobody tells */
+    if (pm_is_now("old", pm_writes)) return PM_OK; /* the old content stays, without an error */
     if (pm_is_now("cut", pm_writes)) {
         (void)write(address, from, bytes / 2u);
         pm_exit(9);

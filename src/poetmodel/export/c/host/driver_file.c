@@ -1,4 +1,4 @@
-/* Storage in a file: of a host, or by semihosting of the machine that emulates a board. */
+/* Storage in a file of the host, by semihosting if on an emulated board. */
 #include <string.h>
 
 #define PM_FLASH_DRIVER
@@ -21,11 +21,11 @@ static int pm_read_file(uint32_t address, void *to, uint32_t bytes)
     const int file = pm_storage_file(address);
     if (file < 0) return PM_ERROR_PAGE;
     const uint32_t there = pm_file_read(file, to, bytes);
-    memset((unsigned char *)to + there, 0xFF, bytes - there); /* what was never written is erased */
+    memset((unsigned char *)to + there, 0xFF, bytes - there); /* bytes never written are erased */
     return PM_OK;
 }
 
-#if PM_MAPPED /* the core reads a copy of the file; each write changes both */
+#if PM_MAPPED /* a copy of the file for reads by the core; each write changes both */
 #ifdef __arm__
 #define PM_EXTERNAL __attribute__((section(".storage")))
 #else

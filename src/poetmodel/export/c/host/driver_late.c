@@ -1,5 +1,5 @@
-/* Put before a page driver (LATE=1): a transfer happens at its wait and not before, as the slowest DMA would do it.
-   Memory to be read into holds NaN until then. A slot that is used while its transfer is under way is an error. */
+/* Delayed transfers in front of a page driver (LATE=1): each is executed at its wait, like the slowest DMA. Until
+   then, memory to be read into contains NaN. Use of a slot during its transfer is an error. */
 #include "../src/pm_runtime.h"
 
 int __real_pm_page_out(uint32_t slot, const void *from, uint32_t bytes);

@@ -1,5 +1,5 @@
-/* Storage like flash, of a host or an emulated board (DRIVER=nor): the first byte that is written of a block erases the
-   block, and what is written must be erased and begin where a unit does. A block endures PM_ENDURANCE erases. */
+/* A model of flash storage, for hosts and emulated boards (DRIVER=nor): a write to the first byte of a block erases
+   the block; all writes must be to erased bytes, and begin at a write unit. A block endures PM_ENDURANCE erases. */
 #include <string.h>
 
 #define PM_FLASH_DRIVER

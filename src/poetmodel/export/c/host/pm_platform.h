@@ -1,4 +1,4 @@
-/* What pm_run and the drivers of files need around them: of a host (pm_host.c) or of an emulated board (board/). */
+/* The platform of pm_run and the file drivers: a host (pm_host.c) or an emulated board (board/). */
 #ifndef PM_PLATFORM_H
 #define PM_PLATFORM_H
 
@@ -6,29 +6,29 @@
 
 #define PM_FILE_READ 0
 #define PM_FILE_WRITE 1 /* empty at first */
-#define PM_FILE_KEEP 2  /* to read and write; made where there is none */
+#define PM_FILE_KEEP 2  /* opens for reads and writes; creates a missing file */
 
-int pm_file_open(const char *name, int mode); /* negative: it cannot be opened */
+int pm_file_open(const char *name, int mode); /* negative if it cannot be opened */
 int pm_file_seek(int file, uint32_t position);
-uint32_t pm_file_read(int file, void *to, uint32_t bytes); /* bytes moved */
+uint32_t pm_file_read(int file, void *to, uint32_t bytes); /* number of bytes transferred */
 uint32_t pm_file_write(int file, const void *from, uint32_t bytes);
 
 void pm_say(const char *text);      /* to standard output */
 void pm_complain(const char *text); /* to standard error */
 _Noreturn void pm_exit(int status);
 
-/* A clock: on the emulated board a tick is PM_TICK instructions, the first one after the start. */
+/* A clock: on the emulated board, a tick is PM_TICK instructions, the first one after the start. */
 #define PM_TICK 40u
 void pm_start_clock(void);
 uint32_t pm_ticks(void);
 
-/* Ends the program with status 9 after a time, wherever it is then: ticks on a board, microseconds on a host. */
+/* Ends the program with status 9 after a time, at any instruction: ticks on a board, microseconds on a host. */
 void pm_stop_after(uint32_t time);
 
-/* Of driver_nor.c: the time that it took, and what it has counted since the start. */
+/* From driver_nor.c: its time, and its counters since the start. */
 extern uint32_t pm_storage_ticks;
 void pm_print_wear(void);
 
-void pm_print_figures(void); /* what a board can say about RAM, stack and flash */
+void pm_print_figures(void); /* metrics of a board: RAM, stack and flash */
 
 #endif

@@ -4,7 +4,7 @@
 #include "pm_text.h"
 
 #ifdef __arm__
-#define PM_ELSEWHERE __attribute__((section(".measure"))) /* does not count to the RAM of the step */
+#define PM_ELSEWHERE __attribute__((section(".measure"))) /* is not counted in the RAM of the step */
 #else
 #define PM_ELSEWHERE
 #endif
@@ -36,7 +36,8 @@ uint32_t pm_profile_node(uint32_t node)
     return before;
 }
 
-/* One line for each node: its number, and its instructions in one step; last what is of no node. */
+/* Prints one line for each node: its number, and its instructions in one step; last, the instructions outside of
+   nodes. */
 void pm_profile_print(uint32_t steps)
 {
     char text[PM_TEXT_BYTES];

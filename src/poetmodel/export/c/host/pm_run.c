@@ -1,15 +1,14 @@
 /* pm_run STEPS LR INPUTS STATE [resume] [state=FILE] [infer=OUTPUTS] [evaluate] [stored]
    [FAULT:CALL]: trains, on a host or on an emulated board.
 
-   Runs that many steps on the batches in the file INPUTS, in which each input's array follows the other, batch after
-   batch, from the first one again at the end. Prints a line "loss STEP VALUE" for each, and writes all state to the
-   file STATE, or the gradients of the last step where there is no optimizer. With "resume" it goes on from what the
-   last whole step left on storage, and says after how many that was. With "state=FILE" it begins with the state in a
-   file, which is as STATE, and has the values of this program where no step changes them. With "infer=OUTPUTS" it
-   writes what pm_infer makes of the first batch after the steps to that file. With "evaluate" it prints a line
-   "evaluation BATCH LOSS CORRECT" for each batch of the file after the steps. With "stored" the first batches are stored
-   as samples before the steps, which are on these. Status: 0; 2 for bad arguments or files;
-   10 + the error number of a step, whose state is written all the same. */
+   Executes STEPS steps on the batches in the file INPUTS, each of them the arrays of all inputs, and starts again at its
+   end. Prints a line "loss STEP VALUE" for each step, and writes all state to the file STATE, or the gradients of the
+   last step without an optimizer. "resume" continues from the last committed state on storage, and prints the number
+   of its steps. "state=FILE" starts with the state in a file with the format of STATE; constant state must have the
+   values of this program. "infer=OUTPUTS" writes the result of pm_infer for the first batch after the steps to a file.
+   "evaluate" prints a line "evaluation BATCH LOSS CORRECT" for each batch of the file after the steps. "stored" stores
+   the first batches as samples before the steps, which then train on these. Status: 0; 2 for invalid arguments or
+   files; 10 + the error number of a failed step, after which state is written too. */
 #include "../src/pm_runtime.h"
 #include "pm_platform.h"
 #include "pm_text.h"
@@ -18,8 +17,8 @@
 #include "pm_faults.h"
 #endif
 
-#define PART 64u /* elements that are written at a time */
-#define WORD (4u * PM_SCALE) /* what each array of a batch begins at a multiple of [bytes] */
+#define PART 64u /* number of elements per write */
+#define WORD (4u * PM_SCALE) /* alignment of each array of a batch [bytes] */
 
 static _Alignas(16) unsigned char pm_batch[PM_INPUT_BYTES * PM_SCALE + 1];
 
@@ -37,7 +36,7 @@ static uint32_t pm_bytes_of_element(const pm_tensor_t *tensor)
     return tensor->integer_bytes ? tensor->integer_bytes : (uint32_t)sizeof(pm_real);
 }
 
-/* Reads the next batch to where the inputs point; 0 at the end of the file. */
+/* Reads the next batch to the input arrays; returns 0 at the end of the file. */
 static int pm_read_batch(int file, const void **inputs)
 {
     unsigned char *next = pm_batch;
@@ -50,7 +49,7 @@ static int pm_read_batch(int file, const void **inputs)
     return 1;
 }
 
-/* Reads the file to its end, and goes back: 0 where it has something else than whole batches, such as floats for a
+/* Reads the file to its end, and rewinds it; returns 0 unless it has complete batches, as for a file of floats in a
    build for double. */
 static int pm_has_batches(int file)
 {
@@ -94,7 +93,7 @@ static void pm_print_error(const char *what, uint32_t step, int error)
                                           : "\n");
 }
 
-/* What is written: all state, or the gradients where nothing updates. */
+/* Writes all state, or the gradients of a step without updates. */
 #if PM_GRADIENTS > 0
 #define PM_RESULTS PM_GRADIENTS
 #define PM_RESULTS_NAME "reading gradients"
@@ -130,7 +129,7 @@ static int pm_write_results(const char *name)
 }
 
 #if PM_OUTPUTS
-static const char *pm_outputs_name; /* where to; 0 where it was not asked for */
+static const char *pm_outputs_name; /* output file; 0 if not requested */
 static pm_real pm_outputs[PM_OUTPUTS];
 
 static int pm_write_outputs(int file)
@@ -153,7 +152,7 @@ static int pm_write_outputs(int file)
 #if PM_REPLAY
 static int pm_stored; /* whether steps are on stored samples */
 
-/* Stores the first batches of the file, as many as there is room for. */
+/* Stores the first batches of the file, up to the number of samples. */
 static int pm_keep_batches(int file)
 {
     const void *inputs[PM_INPUTS];
@@ -169,7 +168,7 @@ static int pm_keep_batches(int file)
 #endif
 
 #if PM_EVALUATES
-static int pm_evaluates; /* whether that was asked for */
+static int pm_evaluates; /* whether requested */
 
 /* Prints loss and correct samples of each batch in the file. */
 static int pm_evaluate_batches(int file)
@@ -215,7 +214,7 @@ static int pm_begin(int resume, uint32_t *done)
 }
 
 #if PM_STATES
-static const char *pm_first_name; /* the file of the state to begin with; 0 where it was not asked for */
+static const char *pm_first_name; /* the initial state file; 0 if not requested */
 
 static int pm_is_state(int k, uint32_t first, uint32_t count, const pm_real *values)
 {
@@ -253,7 +252,7 @@ static int pm_read_first_state(void)
 }
 #endif
 
-/* Understands the words after the four arguments. */
+/* Parses the arguments after the first four. */
 static int pm_read_words(int count, char **words, int *resume)
 {
     *resume = 0;
@@ -328,7 +327,7 @@ static int pm_train(uint32_t steps, pm_real lr, int file, uint32_t done)
         pm_profile_stop();
 #endif
 #ifdef PM_WEAR
-        start += pm_storage_ticks; /* flash takes the time that its device states */
+        start += pm_storage_ticks; /* flash has the timing of its device */
 #endif
         spent = pm_ticks() - start;
         if (error) {

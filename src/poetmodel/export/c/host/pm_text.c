@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A number in base 10^9, before and after the point; so long that no pm_real loses a digit. */
+/* A number in base 10^9, before and after the point, long enough for all digits of a pm_real. */
 #define PM_BASE 1000000000u
 #if PM_IS_DOUBLE
 enum { BEFORE = 35, AFTER = 120, MANTISSA_BITS = 52, EXPONENT_BITS = 11 };
@@ -45,7 +45,7 @@ static uint32_t pm_digit(const uint32_t *limb, int32_t place)
     return rest % 10u;
 }
 
-/* Whether the digits from `place` on are more than half of the digit before, or half of an odd one. */
+/* Returns whether the digits from `place` on round up: more than half of the digit before, or half if that is odd. */
 static int pm_rounds_up(const uint32_t *limb, int32_t place)
 {
     const int32_t end = LIMBS * DIGITS_OF_LIMB;
@@ -151,7 +151,7 @@ int pm_real_of_text(const char *text, pm_real *value)
     return end != text && *end == 0;
 }
 #else
-/* Up to 15 digits and powers of ten up to 22 are exact in double, so that one operation rounds, as in strtod. */
+/* Up to 15 digits and powers of ten up to 22 are exact in double, so that only one operation rounds, as in strtod. */
 int pm_real_of_text(const char *text, pm_real *value)
 {
     const int negative = *text == '-';

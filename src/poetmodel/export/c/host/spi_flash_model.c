@@ -1,6 +1,5 @@
-/* A small model of a serial NOR flash chip, for hosts and emulators: bits are only cleared by programming, a program
-   command wraps around in its page, nothing is changed without the write-enable latch, and while the chip is busy it
-   answers to "read status" alone. */
+/* A model of a serial NOR flash chip, for hosts and emulators: programming only clears bits, a program command wraps
+   around within its page, changes need the write-enable latch, and a busy chip executes only "read status". */
 #include <string.h>
 
 #include "../port/pm_spi.h"
@@ -50,7 +49,7 @@ int pm_spi_transfer(const uint8_t *command, uint32_t command_bytes, const uint8_
     if (code == 0x05) {
         for (uint32_t i = 0; i < bytes; i++) in[i] = status();
     } else if (busy) {
-        return PM_OK; /* the chip does not listen, and nobody tells */
+        return PM_OK; /* the busy chip ignores commands, without an error */
     } else if (code == 0x9F) {
         for (uint32_t i = 0; i < bytes && i < sizeof identification; i++) in[i] = identification[i];
     } else if (code == 0x06) {

@@ -1,4 +1,4 @@
-/* A step of Adagrad; steps are those before this one, which pm_add_one counts afterwards */
+/* A step of Adagrad; `steps` is the number of earlier steps, which pm_add_one increments afterwards */
 #include "pm_real.h"
 #include "pm_kernels.h"
 

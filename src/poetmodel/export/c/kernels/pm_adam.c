@@ -1,5 +1,4 @@
-/* A step of Adam (decay) or AdamW (shrink); steps are those before this one,
-   which pm_add_one counts afterwards */
+/* A step of Adam (decay) or AdamW (shrink); `steps` is the number of earlier steps, which pm_add_one increments */
 #include "pm_adam_body.h"
 #include "pm_kernels.h"
 

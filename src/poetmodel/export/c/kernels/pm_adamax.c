@@ -1,4 +1,4 @@
-/* A step of Adamax; steps are those before this one, which pm_add_one counts afterwards */
+/* A step of Adamax; `steps` is the number of earlier steps, which pm_add_one increments afterwards */
 #include "pm_lerp.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* out += index * step, an index below 0 counting from size: several indices become one */
+/* out += index * step; an index below 0 counts from size. Combines several indices into one */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

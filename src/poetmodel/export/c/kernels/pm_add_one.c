@@ -1,4 +1,4 @@
-/* One more step; n is 1, as updates have the count of elements */
+/* out = x + 1, to count steps; n is 1, because update kernels have a number of elements */
 #include "pm_real.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* out = the largest of elements of x, with sign -1 the least; NaN where one is; outer and inner: see pm_each.h */
+/* out = largest of elements of x, smallest with sign -1; NaN if one is NaN; outer and inner: see pm_each.h */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

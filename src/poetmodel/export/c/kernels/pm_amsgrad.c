@@ -1,4 +1,4 @@
-/* As pm_adam, by the largest squares so far */
+/* As pm_adam, with the largest squares so far */
 #include "pm_adam_body.h"
 #include "pm_kernels.h"
 

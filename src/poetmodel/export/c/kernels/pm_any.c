@@ -1,4 +1,4 @@
-/* out = whether any truth value of x is another than unwanted; outer and inner: see pm_each.h */
+/* out = whether any truth value of x differs from `unwanted`; outer and inner: see pm_each.h */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

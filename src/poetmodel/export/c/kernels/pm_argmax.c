@@ -1,4 +1,4 @@
-/* out = which element of x is the first that is largest, with sign -1 least; outer and inner: see pm_each.h */
+/* out = index of the first largest element of x, smallest with sign -1; outer and inner: see pm_each.h */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

@@ -1,7 +1,7 @@
-/* Batch norm in training: out from the statistics of x; also its mean and inverse deviation for each channel, and
-running statistics that move towards them by `momentum` (the variance of these is unbiased). Pointers to what is not
-wanted or not there are 0: mean, inverse, the new running statistics, w, bias. out may be x. `steps`: from one element
-of the batch, channel and place to the next, in out, then in x. */
+/* Batch norm in training: out from the statistics of x; also mean and inverse deviation of each channel, and new
+   running statistics, moved towards those by `momentum` (the variance of these is unbiased). Pointers to optional or
+   missing tensors are 0: mean, inverse, new running statistics, w, bias. out may be x. `steps`: strides of batch,
+   channel and element, in out, then in x. */
 #include "pm_norm.h"
 #include "pm_kernels.h"
 
@@ -11,7 +11,7 @@ void pm_batch_norm(pm_real *out, pm_real *mean, pm_real *inverse, pm_real *new_m
                    pm_real momentum, pm_real epsilon)
 {
     const int32_t n = batch * plane;
-    /* Runs of one place are one run. */
+    /* Planes of one element are merged into one sequence. */
     const int32_t one = plane == 1, runs = one ? 1 : batch, places = n / runs;
     const int32_t to_step = steps[one ? 0 : 2], step = steps[one ? 3 : 5];
     for (int32_t c = 0; c < channels; c++) {

@@ -1,6 +1,7 @@
-/* The gradients of batch norm: of x, of its weights and of its bias; those that are not wanted are 0, and so may be w.
-`training` says that mean and inverse deviation are those of x; else they are a running mean and a running *variance*,
-and dx is not wanted: see ``pm_batch_norm_fixed_backward``. dx may be dy or x. `steps`: from one element of the batch, channel and place to the next, in dx, in dy, in x. */
+/* The gradients of batch norm: of x, of its weights and of its bias; pointers to unneeded ones are 0, and w may be
+   0. With `training`, mean and inverse deviation are those of x; otherwise they are a running mean and a running
+   *variance*, and dx is 0: see ``pm_batch_norm_fixed_backward``. dx may be dy or x. `steps`: strides of batch,
+   channel and element, in dx, in dy, in x. */
 #include "pm_norm.h"
 #include "pm_kernels.h"
 
@@ -9,7 +10,7 @@ void pm_batch_norm_backward(pm_real *dx, pm_real *dw, pm_real *db, const pm_real
                             int32_t batch, int32_t channels, int32_t plane, int32_t training, pm_real epsilon)
 {
     const pm_real n = (pm_real)(batch * plane);
-    /* Runs of one place are one run. */
+    /* Planes of one element are merged into one sequence. */
     const int32_t one = plane == 1, runs = one ? 1 : batch, places = batch * plane / runs;
     const int32_t to_step = steps[one ? 0 : 2], dy_step = steps[one ? 3 : 5], x_step = steps[one ? 6 : 8];
     for (int32_t c = 0; c < channels; c++) {

@@ -1,5 +1,5 @@
-/* Batch norm with statistics that are given: those that training has left. w and bias may be 0 (none); out may be x.
-`steps`: from one element of the batch, channel and place to the next, in out, then in x. */
+/* Batch norm with fixed statistics, from training. w and bias may be 0 (none); out may be x. `steps`: strides of
+   batch, channel and element, in out, then in x. */
 #include "pm_real.h"
 #include "pm_kernels.h"
 

@@ -1,5 +1,5 @@
-/* The gradients of pm_batch_norm_fixed, of x and of its bias; those that are not wanted are 0, and so may be w. dx may
-be dy. `steps`: from one element of the batch, channel and place to the next, in dx, then in dy. */
+/* The gradients of pm_batch_norm_fixed, of x and of its bias; pointers to unneeded ones are 0, and w may be 0. dx
+   may be dy. `steps`: strides of batch, channel and element, in dx, then in dy. */
 #include "pm_total.h"
 #include "pm_kernels.h"
 

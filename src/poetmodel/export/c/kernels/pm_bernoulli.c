@@ -1,4 +1,4 @@
-/* out = 1 where the upper 24 bits of a random number are at least threshold, else 0. See pm_random.h */
+/* out = 1 if the upper 24 bits of a random number are at least threshold, otherwise 0. See pm_random.h */
 #include "pm_random.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* bits = whether x is between two numbers, and none of them; `unordered` says what NaN has. See pm_bits.h */
+/* bits = whether x is strictly between two numbers; `unordered` is the bit for NaN. See pm_bits.h */
 #include "pm_bits.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* Where a row or column of a plane that bilinear interpolation makes comes from. */
+/* The two source rows or columns of a row or column of bilinear interpolation. */
 #ifndef PM_BILINEAR_H
 #define PM_BILINEAR_H
 
@@ -6,10 +6,10 @@
 
 typedef struct {
     int32_t low, high;
-    pm_real share; /* of `high` */
+    pm_real share; /* weight of `high` */
 } pm_between;
 
-/* `aligned` says that the corners of both planes are the same; else the edges are. */
+/* With `aligned`, the corner pixels of both planes coincide, otherwise their edges. */
 static inline pm_between pm_from(int32_t place, pm_real scale, int32_t size, int32_t aligned)
 {
     pm_real at = scale * (pm_real)place;

@@ -1,4 +1,4 @@
-/* out = sums of the cross entropy of probabilities x and targets y, weighted, over a divisor
+/* out = sums of the weighted cross entropy of probabilities x and targets y, over a divisor
 
    Logarithms are at least -100. outer and inner: see pm_each.h */
 #include "pm_each.h"

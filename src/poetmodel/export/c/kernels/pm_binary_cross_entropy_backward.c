@@ -1,4 +1,4 @@
-/* Gradient of pm_binary_cross_entropy, times a factor; PyTorch's least divisor is a float, in double too */
+/* Gradient of pm_binary_cross_entropy, times a factor; the smallest divisor of PyTorch is a float, also in double */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

@@ -1,7 +1,6 @@
-/* out = sums of the cross entropy of logits x and targets y, weighted, over a divisor
+/* out = sums of the weighted cross entropy of logits x and targets y, over a divisor
 
-   Of each element: weight ((1 - y) x + (1 + (positive - 1) y) log(1 + exp(-x))). outer and inner:
-   see pm_each.h */
+   An element is weight ((1 - y) x + (1 + (positive - 1) y) log(1 + exp(-x))). outer and inner: see pm_each.h */
 #include "pm_each.h"
 #include "pm_kernels.h"
 #include "pm_total.h"

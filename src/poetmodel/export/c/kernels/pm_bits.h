@@ -1,17 +1,17 @@
-/* Bits in bytes: the element that a loop comes to as number e has bit e % 8 of byte e / 8. The bits after the last one
-are 0. */
+/* Bits in bytes: element number e in the order of a loop has bit e % 8 of byte e / 8. The bits after the last one
+   are 0. */
 #ifndef PM_BITS_H
 #define PM_BITS_H
 
 #include "pm_each.h"
 
-/* Does something for each bit of a byte. */
+/* Executes a statement for each bit of a byte. */
 #define PM_EIGHT(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 
 typedef struct {
     uint8_t *to;
-    uint32_t byte; /* the bits that are not written yet */
-    uint32_t next; /* where the next one goes */
+    uint32_t byte; /* bits not written yet */
+    uint32_t next; /* position of the next byte */
 } pm_bit_writer;
 
 static inline void pm_write_bit(pm_bit_writer *bits, int32_t is_set)
@@ -34,7 +34,7 @@ static inline void pm_end_bits(const pm_bit_writer *bits)
 
 typedef struct {
     const uint8_t *from;
-    uint32_t left; /* the bits of a byte that were not read, under a bit that ends them */
+    uint32_t left; /* unread bits of a byte, below a bit that marks their end */
 } pm_bit_reader;
 
 static inline uint32_t pm_read_bit(pm_bit_reader *bits)

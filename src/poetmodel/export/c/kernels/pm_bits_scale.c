@@ -1,4 +1,4 @@
-/* out = factor x where the bit holds, else 0. See pm_bits.h */
+/* out = factor x if the bit is 1, otherwise 0. See pm_bits.h */
 #include "pm_bits.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* out = x where the bit holds, else slope x. See pm_bits.h */
+/* out = x if the bit is 1, otherwise slope x. See pm_bits.h */
 #include "pm_bits.h"
 #include "pm_kernels.h"
 

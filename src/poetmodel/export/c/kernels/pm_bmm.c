@@ -1,4 +1,4 @@
-/* As pm_mm for several products, with steps between their matrices */
+/* As pm_mm for several products, with strides between their matrices */
 #include "pm_mm.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* out = distances of each row of x to each row of y, of order 1 or 2; tensors lie in order */
+/* out = distances of each row of x to each row of y, of order 1 or 2; tensors are contiguous */
 #include "pm_kernels.h"
 #include "pm_total.h"
 

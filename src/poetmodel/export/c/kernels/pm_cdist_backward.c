@@ -1,4 +1,4 @@
-/* dx = gradient of the rows of x, of which pm_cdist made the distances; tensors lie in order */
+/* dx = gradient of the rows of x of pm_cdist; tensors are contiguous */
 #include "pm_kernels.h"
 #include "pm_total.h"
 

@@ -1,4 +1,4 @@
-/* out = x, at least low and at most high; NaN stays */
+/* out = x, limited to low and high; NaN stays NaN */
 #define PM_EACH_UNROLL PM_UNROLL(4)
 #include "pm_each.h"
 #include "pm_kernels.h"

@@ -1,6 +1,6 @@
-/* What gradients are multiplied by so that their norm is at most a number
+/* out = factor by which gradients are multiplied to limit their norm
 
-   out holds the square of the norm, and becomes the factor. */
+   out has the square of the norm before. */
 #include "pm_real.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* out = whether the relation of x to a number is one of wanted: 1 less, 2 equal, 4 greater, 8 none of them (NaN) */
+/* out = whether the relation of x to a number is one of `wanted`: 1 less, 2 equal, 4 greater, 8 unordered (NaN) */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

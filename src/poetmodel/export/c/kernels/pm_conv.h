@@ -1,14 +1,13 @@
-/* What the kernels of convolutions share: the meaning of `shape`, and sums over the taps of a window.
+/* Common code of convolution kernels: the meaning of `shape`, and sums over the taps of a window.
 
-`shape` has 16 numbers: channels, height, width of the input; channels, height, width of the output; height and width
-of the window; then, each down and across, stride, padding and dilation; groups; and the step of the weights from one
-output channel to the next, 0 where they lie one after the other. A layer of which some input channels are given, or
-wanted, has the step of all. A convolution in one dimension has
-height 1. Tensors lie in order, batch first; only the step from one element of the batch to the next is free where a
-kernel has an argument for it.
+   `shape` has 16 numbers: channels, height, width of the input; channels, height, width of the output; height and
+   width of the window; then, each for rows and columns, stride, padding and dilation; groups; and the stride of the
+   weights between output channels, 0 if they are contiguous. A call for some of the input channels of a layer has
+   the weight stride of all. A convolution in one dimension has height 1. Tensors are contiguous, batch first; only
+   the batch stride is free if a kernel has an argument for it.
 
-`first` and `count` choose output channels. Pointers to weights, bias and output (or its gradient) point to those of
-channel `first`: a layer whose weights are in tiles is a sequence of calls over ranges of channels. */
+   `first` and `count` select output channels. Pointers to weights, bias and output (or its gradient) point to
+   channel `first`: a layer with weights in tiles is a sequence of calls for ranges of channels. */
 #ifndef PM_CONV_H
 #define PM_CONV_H
 
@@ -33,24 +32,24 @@ enum {
     PM_FILTER
 };
 
-/* The step of the weights from one output channel to the next. */
+/* Returns the stride of the weights between output channels. */
 static inline int32_t pm_filter(const int32_t *shape)
 {
     const int32_t channels = shape[PM_IN] / shape[PM_GROUPS];
     return shape[PM_FILTER] ? shape[PM_FILTER] : channels * shape[PM_WINDOW_H] * shape[PM_WINDOW_W];
 }
 
-/* One direction of a correlation: places of the result, and for each the taps that fall into the input. */
+/* One dimension of a correlation: positions of the result, and for each the taps inside the input. */
 typedef struct {
     int32_t places;
-    int32_t start;    /* where in the input tap 0 of place 0 is, perhaps outside of it */
-    int32_t step;     /* from one place to the next */
-    int32_t size;     /* of the input */
+    int32_t start;    /* position of tap 0 of result 0 in the input; may be outside */
+    int32_t step;     /* stride between results */
+    int32_t size;     /* size of the input */
     int32_t taps;
-    int32_t tap_step; /* from one tap to the next; may be negative */
+    int32_t tap_step; /* stride between taps; may be negative */
 } pm_axis;
 
-/* The first of the taps that fall into the input where tap 0 is at `place`; *end is after the last. */
+/* Returns the first tap inside the input if tap 0 is at `place`; *end is after the last. */
 static inline int32_t pm_taps(const pm_axis *axis, int32_t place, int32_t *end)
 {
     int32_t step = axis->tap_step, before = -place, within = axis->size - 1 - place;
@@ -65,7 +64,8 @@ static inline int32_t pm_taps(const pm_axis *axis, int32_t place, int32_t *end)
     return first < *end ? first : *end;
 }
 
-/* Places o >= 0 with 0 <= o * stride + offset < size: returns the first, *end is after the last; places in all. */
+/* Returns the first position o >= 0 with 0 <= o * stride + offset < size; *end is after the last; `places` is the
+   total number. */
 static inline int32_t pm_places(int32_t offset, int32_t stride, int32_t size, int32_t places, int32_t *end)
 {
     pm_axis axis = {1, 0, 1, size, places, stride};

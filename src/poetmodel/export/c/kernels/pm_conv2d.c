@@ -1,6 +1,6 @@
-/* A convolution: out = x * w + bias for the output channels first .. first + count - 1 (see pm_conv.h).
-bias may be 0 (none); out_step is the step of the output from one element of the batch to the next. With accumulate the
-sums begin with what is in out: calls over ranges of input channels in their order give the bits of one call over all. */
+/* A convolution: out = x * w + bias for the output channels first .. first + count - 1 (see pm_conv.h). bias may be
+   0 (none); out_step is the batch stride of the output. With accumulate, sums start with the values in out: calls
+   for ranges of input channels in their order give the bits of one call for all. */
 #include "pm_correlate.h"
 #include "pm_kernels.h"
 
@@ -28,12 +28,12 @@ void pm_conv2d(pm_real *out, const pm_real *x, const pm_real *w, const pm_real *
         .accumulate = accumulate,
     };
     if (window == 1 && shape[PM_PAD_H] == 0 && shape[PM_PAD_W] == 0) {
-        /* Pixels see no neighbours: the taps are the channels, and all pixels are one row where none is left out. */
+        /* Windows of one pixel: channels are the taps, and all pixels are one row unless strides skip some. */
         c.across.size = channels * plane;
         c.across.taps = channels;
         c.across.tap_step = plane;
         c.channels = 1;
-        /* The gradient of a transposed convolution with output padding leaves out pixels at the end. */
+        /* The gradient of a transposed convolution with output padding skips pixels at the end. */
         if (shape[PM_STRIDE_H] == 1 && shape[PM_STRIDE_W] == 1 && plane == out_plane) {
             c.down.places = 1;
             c.across.places = plane;

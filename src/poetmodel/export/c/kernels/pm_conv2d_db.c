@@ -1,5 +1,5 @@
-/* The gradient of a convolution's bias, for `count` output channels: dy summed over batch and places. Steps are those
-of dy from one element of the batch, channel, row and column to the next. */
+/* The gradient of a convolution's bias, for `count` output channels: dy summed over batch and positions. The strides
+   are those of dy for batch, channel, row and column. */
 #include "pm_total.h"
 #include "pm_kernels.h"
 

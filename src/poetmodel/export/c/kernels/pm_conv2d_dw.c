@@ -1,5 +1,5 @@
 /* The gradient of a convolution's weights, for the output channels first .. first + count - 1 (see pm_conv.h).
-dy_step is the step of dy from one element of the batch to the next. */
+   dy_step is the batch stride of dy. */
 #include "pm_conv2d_dw.h"
 #include "pm_kernels.h"
 

@@ -5,7 +5,7 @@
 #include "pm_conv.h"
 #include "pm_update.h"
 
-/* What one tap of the window sees: a rectangle of x and of dy for each element of the batch. */
+/* The rectangles of x and of dy that one tap of the window multiplies, for each element of the batch. */
 typedef struct {
     int32_t batch, rows, columns;
     int32_t x_batch, x_row, x_step, x_channel;
@@ -156,7 +156,7 @@ static inline void pm_dw_all(pm_real *dw, const pm_real *x, const pm_real *dy, c
                     .y_row = out_width,
                     .y_channel = out_plane};
         if (t.rows > 0 && t.columns == out_width && t.x_row == t.columns && t.x_step == 1) {
-            /* The rows follow each other without a gap: one long row. */
+            /* Rows without gaps are one long row. */
             t.columns *= t.rows;
             t.rows = 1;
         }

@@ -1,7 +1,7 @@
-/* The gradient of a convolution's weights and their update in one: w -= lr (sign gradient + decay w)
+/* The gradient of a convolution's weights, fused with their update: w -= lr (sign gradient + decay w)
 
-Arguments are those of pm_conv2d_dw, and x_step is the step of x from one element of the batch to the next. No gradient
-is in memory. Elements are summed as there, and updated as in pm_sgd. */
+   Arguments are those of pm_conv2d_dw; x_step is the batch stride of x. The gradient is not stored. Elements are
+   summed as in pm_conv2d_dw, and updated as in pm_sgd. */
 #include "pm_conv2d_dw.h"
 #include "pm_kernels.h"
 

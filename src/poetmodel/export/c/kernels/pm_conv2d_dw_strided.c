@@ -1,4 +1,4 @@
-/* As pm_conv2d_dw, for tensors in any order of memory: `strides` are the four steps of dw, of x and of dy. */
+/* As pm_conv2d_dw, for tensors with any strides: `strides` are the four strides of dw, of x and of dy. */
 #include "pm_conv.h"
 #include "pm_kernels.h"
 

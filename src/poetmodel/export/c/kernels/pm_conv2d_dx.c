@@ -1,11 +1,11 @@
 /* The gradient of a convolution's input: dx = sum over output channels first .. first + count - 1 of dy and w (see
-pm_conv.h). dy_step is the step of dy from one element of the batch to the next. With accumulate the sums begin with
-what is in dx, so that calls over ranges of channels in their order give the bits of one call over all; without it all
-of dx is written, zeros where no output channel reaches. It is also a transposed convolution, from dy to dx. */
+   pm_conv.h). dy_step is the batch stride of dy. With accumulate, sums start with the values in dx, so that calls
+   for ranges of channels in their order give the bits of one call for all; otherwise all of dx is written, zeros if
+   no output channel reaches an element. It is also a transposed convolution, from dy to dx. */
 #include "pm_correlate.h"
 #include "pm_kernels.h"
 
-/* The places i, i + stride, … of the input, that see the same taps: those of one window that are `tap_step` apart. */
+/* The positions i, i + stride, … of the input, which use the same taps: those of a window with distance `tap_step`. */
 static int32_t pm_phase(pm_axis *axis, int32_t i, int32_t stride, int32_t dilation, int32_t window, int32_t pad,
                         int32_t in, int32_t out, int32_t *between)
 {
@@ -41,11 +41,11 @@ static void pm_group(pm_real *dx, const pm_real *dy, const pm_real *w, const int
                         .out_channel = plane,
                         .accumulate = accumulate};
     const int32_t stride_h = shape[PM_STRIDE_H], stride_w = shape[PM_STRIDE_W];
-    /* An output padding of a transposed convolution can be as wide as its dilation: no pixel reaches the end of it. */
+    /* The output padding of a transposed convolution can be as wide as its dilation: no pixel reaches its end. */
     const int32_t reached = shape[PM_IN_H] <= shape[PM_OUT_H] * stride_h && shape[PM_IN_W] <= shape[PM_OUT_W] * stride_w;
     const int32_t pointwise = window == 1 && shape[PM_PAD_H] == 0 && shape[PM_PAD_W] == 0 && reached;
     if (pointwise && stride_h == 1 && stride_w == 1) {
-        /* Pixels see no neighbours: a single row, whose taps are the channels. */
+        /* Windows of one pixel: a single row, with channels as taps. */
         c.down = (pm_axis){1, 0, 1, 1, 1, 1};
         c.across = (pm_axis){plane, 0, 1, sum * plane, sum, plane};
         c.channels = 1;

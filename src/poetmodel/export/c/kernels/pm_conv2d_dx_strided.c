@@ -1,8 +1,8 @@
-/* As pm_conv2d_dx, for tensors in any order of memory: `strides` are the four steps of dx, of dy and of w. */
+/* As pm_conv2d_dx, for tensors with any strides: `strides` are the four strides of dx, of dy and of w. */
 #include "pm_conv.h"
 #include "pm_kernels.h"
 
-/* What output channel o adds through one tap of the window, at the places where it falls into the input. */
+/* Adds the products of output channel o with one tap of the window, at the positions inside the input. */
 static void pm_spread(pm_real *dx, const pm_real *dy, pm_real w, const int32_t *shape, const int32_t *strides,
                        int32_t offset_h, int32_t offset_w)
 {

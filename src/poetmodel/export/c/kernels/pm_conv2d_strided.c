@@ -1,4 +1,4 @@
-/* As pm_conv2d, for tensors in any order of memory: `strides` are the four steps of out, of x and of w. */
+/* As pm_conv2d, for tensors with any strides: `strides` are the four strides of out, of x and of w. */
 #include "pm_conv.h"
 #include "pm_kernels.h"
 

@@ -1,24 +1,24 @@
-/* Correlations of channels with windows, four channels and four places at once: convolutions and the gradients of
-their inputs. Each sum goes over channels, rows and columns of the window in order, however it is blocked. */
+/* Correlations of channels with windows, four channels and four positions at once: convolutions and the gradients of
+   their inputs. Each sum is over channels, rows and columns of the window in this order, for all block sizes. */
 #ifndef PM_CORRELATE_H
 #define PM_CORRELATE_H
 
 #include "pm_conv.h"
 
-/* A correlation of some result channels with all input channels of their group; steps in elements. */
+/* A correlation of some result channels with all input channels of their group; strides in elements. */
 typedef struct {
     pm_axis down, across;
-    int32_t channels;  /* that are summed */
-    int32_t x_channel; /* from one of these to the next in x */
+    int32_t channels;  /* number of summed channels */
+    int32_t x_channel; /* stride between these in x */
     int32_t x_row;
-    int32_t w_channel; /* from one of these to the next in w */
-    int32_t w_down;    /* from one tap to the next */
+    int32_t w_channel; /* stride between these in w */
+    int32_t w_down;    /* stride between taps */
     int32_t w_across;
-    int32_t w_result; /* from one result channel to the next */
+    int32_t w_result; /* stride between result channels */
     int32_t out_channel;
     int32_t out_row;
     int32_t out_step;
-    int32_t accumulate; /* whether the sums begin with what is in the result */
+    int32_t accumulate; /* whether sums start with the values in the result */
 } pm_correlation;
 
 #define PM_SUM_TAPS(TAP, LOAD, ...)                            \
@@ -38,7 +38,7 @@ typedef struct {
         w += c->w_channel;                                     \
     }
 
-/* One result channel at one place. */
+/* One result channel at one position. */
 static PM_OUT_OF_LINE void pm_sum_1x1(const pm_correlation *c, pm_real *out, const pm_real *x, const pm_real *w,
                               const pm_real *bias, int32_t rows, int32_t columns)
 {
@@ -48,7 +48,7 @@ static PM_OUT_OF_LINE void pm_sum_1x1(const pm_correlation *c, pm_real *out, con
     *out = a;
 }
 
-/* One result channel at four places, `step` elements of x apart. */
+/* One result channel at four positions, `step` elements of x apart. */
 static PM_OUT_OF_LINE void pm_sum_1x4(const pm_correlation *c, pm_real *out, const pm_real *x, const pm_real *w,
                               const pm_real *bias, int32_t rows, int32_t columns, const int32_t step)
 {
@@ -66,7 +66,7 @@ static PM_OUT_OF_LINE void pm_sum_1x4(const pm_correlation *c, pm_real *out, con
 #define PM_FOUR_WEIGHTS const pm_real *q1 = q + w_result, *q2 = q1 + w_result, *q3 = q2 + w_result;
 #define PM_NEXT_WEIGHTS q += w_across, q1 += w_across, q2 += w_across, q3 += w_across;
 
-/* Four result channels at one place. `slide`: see pm_correlate. */
+/* Four result channels at one position. `slide`: see pm_correlate. */
 static PM_OUT_OF_LINE void pm_sum_4x1(const pm_correlation *c, pm_real *out, const pm_real *x, const pm_real *w,
                               const pm_real *bias, int32_t rows, int32_t columns, const int32_t slide)
 {
@@ -107,7 +107,7 @@ static PM_OUT_OF_LINE void pm_sum_4x1(const pm_correlation *c, pm_real *out, con
         o[0] = a##0, o[next] = a##1, o[2 * next] = a##2, o[3 * next] = a##3; \
     }
 
-/* Four result channels at four places. */
+/* Four result channels at four positions. */
 static PM_OUT_OF_LINE void pm_sum_4x4(const pm_correlation *c, pm_real *out, const pm_real *x, const pm_real *w,
                               const pm_real *bias, int32_t rows, int32_t columns, const int32_t step)
 {
@@ -135,8 +135,8 @@ static PM_OUT_OF_LINE void pm_sum_4x4(const pm_correlation *c, pm_real *out, con
         e0 += v3 * x0, e1 += v3 * x1, e2 += v3 * x2, e3 += v3 * x3;                                  \
     }
 
-/* Four result channels at four places in a row, with windows of 3 or 5 columns: each element of x is read once for
-   all that see it. `step` is 1, or -1 where taps and places go from right to left. */
+/* Four result channels at four consecutive positions, with windows of 3 or 5 columns: each element of x is read once
+   for all of them. `step` is 1, or -1 if taps and positions run from right to left. */
 static PM_OUT_OF_LINE void pm_slide_4x4(const pm_correlation *c, pm_real *out, const pm_real *x, const pm_real *w,
                                         const pm_real *bias, int32_t rows, int32_t columns, const int32_t step)
 {
@@ -174,7 +174,8 @@ static PM_OUT_OF_LINE void pm_slide_4x4(const pm_correlation *c, pm_real *out, c
     PM_STORE_FOUR(e, 3)
 }
 
-/* A row of the result of four channels, or of one. `step` is that of the places, or 0 where they go one by one. */
+/* A row of the result of four channels, or of one. `step` is the stride of positions, or 0 for one position at a
+   time. */
 static inline void pm_correlate_row(const pm_correlation *c, pm_real *out, const pm_real *x, const pm_real *w,
                                     const pm_real *bias, int32_t rows, int32_t four, const int32_t step,
                                     const int32_t slide)
@@ -213,8 +214,8 @@ static inline void pm_correlate_row(const pm_correlation *c, pm_real *out, const
     }
 }
 
-/* Some result channels of one element of the batch. `strides` says whether places may be two apart, `slide` which way
-   taps go, 1 or -1. */
+/* Some result channels of one element of the batch. `strides`: whether positions may have stride 2. `slide`:
+   direction of taps, 1 or -1. */
 static inline void pm_correlate(const pm_correlation *c, pm_real *out, const pm_real *x, const pm_real *w,
                                 const pm_real *bias, int32_t results, const int32_t strides, const int32_t slide)
 {

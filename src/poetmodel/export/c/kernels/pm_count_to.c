@@ -1,4 +1,4 @@
-/* Counts up to most, which is 0 again */
+/* Increments a counter modulo `most` */
 #include "pm_real.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* out = running sums of n elements; outer goes over the rows of out and x */
+/* out = cumulative sums of n elements; outer is the shape table of the rows of out and x */
 #include "pm_each.h"
 #include "pm_kernels.h"
 #include "pm_total.h"

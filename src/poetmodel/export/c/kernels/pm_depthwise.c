@@ -1,4 +1,4 @@
-/* A convolution in which each output channel sees one input channel; arguments as for pm_conv2d. */
+/* A depthwise convolution: each output channel has one input channel; arguments as for pm_conv2d. */
 #include "pm_depthwise.h"
 #include "pm_kernels.h"
 

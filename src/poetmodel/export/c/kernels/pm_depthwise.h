@@ -1,15 +1,15 @@
-/* Convolutions in which an output channel sees one input channel: what their kernels share. Each tap of the window is
-taken for all channels before the next, so that where it falls into the image is worked out once. */
+/* Common code of depthwise convolutions, whose output channels have one input channel. Each tap of the window is
+   applied to all channels before the next, so that its position in the image is computed once. */
 #ifndef PM_DEPTHWISE_H
 #define PM_DEPTHWISE_H
 
 #include "pm_conv.h"
 
-/* Where one tap falls into the image. */
+/* The positions of one tap in the image. */
 typedef struct {
     int32_t rows, columns;
-    int32_t x;   /* offset of the first element that it sees, in a channel of x */
-    int32_t out; /* of the first place, in a channel of the output */
+    int32_t x;   /* offset of its first element in a channel of x */
+    int32_t out; /* offset of the first result in a channel of the output */
 } pm_seen;
 
 static inline pm_seen pm_tap_seen(const int32_t *shape, int32_t tap)
@@ -27,7 +27,7 @@ static inline pm_seen pm_tap_seen(const int32_t *shape, int32_t tap)
                      row * shape[PM_OUT_W] + column};
 }
 
-/* Whether windows are 3 x 3, one place apart, around each element of the image: there is a quick way for these. */
+/* Returns whether windows are 3 x 3 with stride 1 and padding 1, for which a faster function exists. */
 static inline int32_t pm_is_same_3x3(const int32_t *shape)
 {
     return shape[PM_WINDOW_H] == 3 && shape[PM_WINDOW_W] == 3 && shape[PM_STRIDE_H] == 1 && shape[PM_STRIDE_W] == 1 &&
@@ -39,7 +39,7 @@ static inline int32_t pm_is_same_3x3(const int32_t *shape)
     (x##0 * w00 + y##0 * w01 + z##0 * w02 + x##1 * w10 + y##1 * w11 + z##1 * w12 + x##2 * w20 + y##2 * w21 + \
      z##2 * w22)
 
-/* One row: to += windows of three rows, with weights w[0], w[step], …, w[8 * step]; a row outside counts as zeros. */
+/* One row: to += windows of three rows, with weights w[0], w[step], …, w[8 * step]; rows outside are zeros. */
 static inline void pm_add_row_3x3(pm_real *to, const pm_real *x, const pm_real *w, const int32_t step, int32_t row,
                                   int32_t height, int32_t width)
 {

@@ -1,5 +1,4 @@
-/* The gradient of the weights of a convolution in which each output channel sees one input channel; arguments as for
-pm_conv2d_dw. */
+/* The gradient of the weights of a depthwise convolution; arguments as for pm_conv2d_dw. */
 #include "pm_depthwise_dw.h"
 #include "pm_kernels.h"
 

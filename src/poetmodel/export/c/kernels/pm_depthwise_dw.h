@@ -1,4 +1,4 @@
-/* Gradients of the weights of convolutions in which each output channel sees one input channel. */
+/* Gradients of the weights of depthwise convolutions. */
 #ifndef PM_DEPTHWISE_DW_H
 #define PM_DEPTHWISE_DW_H
 
@@ -22,7 +22,7 @@ static inline pm_real pm_dot(pm_real sum, const pm_real *x, const int32_t step, 
     return sum;
 }
 
-/* sums[k] += x[j + k - 1] * dy[j], for three taps side by side and zeros around x. */
+/* sums[k] += x[j + k - 1] * dy[j], for three adjacent taps, with zeros around x. */
 static void pm_add_three_dots(pm_real *sums, const pm_real *x, const pm_real *dy, int32_t width)
 {
     pm_real left = sums[0], middle = sums[1], right = sums[2];

@@ -1,5 +1,5 @@
-/* The gradient of the weights of a convolution in which each output channel sees one input channel, and their update in
-one; arguments as for pm_conv2d_dw_sgd. */
+/* The gradient of the weights of a depthwise convolution, fused with their update; arguments as for
+   pm_conv2d_dw_sgd. */
 #include "pm_depthwise_dw.h"
 #include "pm_kernels.h"
 

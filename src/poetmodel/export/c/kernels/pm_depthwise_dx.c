@@ -1,5 +1,4 @@
-/* The gradient of the input of a convolution in which each output channel sees one input channel; arguments as for
-pm_conv2d_dx. */
+/* The gradient of the input of a depthwise convolution; arguments as for pm_conv2d_dx. */
 #include "pm_depthwise.h"
 #include "pm_kernels.h"
 
@@ -41,7 +40,7 @@ void pm_depthwise_dx(pm_real *dx, const pm_real *dy, const pm_real *w, const int
         }
         return;
     }
-    /* The output channels that see one input channel come one after the other, as calls over ranges of them do. */
+    /* The output channels of one input channel are added one after the other, as by calls for ranges of them. */
     for (int32_t turn = 0; turn < each; turn++) {
         for (int32_t tap = 0; tap < window; tap++) {
             const pm_seen seen = pm_tap_seen(shape, tap);

@@ -1,6 +1,6 @@
-/* out = factor x where a random number says so, else 0; mask says where. See pm_random.h
+/* out = factor x for kept elements, otherwise 0; mask = whether kept. See pm_random.h
 
-   An element is kept where the upper 24 bits of its number are at least threshold. */
+   An element is kept if the upper 24 bits of its random number are at least threshold. */
 #include "pm_each.h"
 #include "pm_kernels.h"
 #include "pm_random.h"

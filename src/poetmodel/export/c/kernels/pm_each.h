@@ -1,12 +1,12 @@
-/* Loops over tensors that lie in memory in any way.
+/* Loops over tensors with any strides.
 
-   A shape table has the number of dimensions (1 to PM_RANK), then for each dimension, the innermost
-   first, its size and the step of each tensor [elements], which is 0 where a tensor repeats.
-   PM_EACH_2(shape, i, j) { out[i] = -x[j]; } runs once for each element. Tensors that lie alike have
-   one dimension only, and an output may then be one of the inputs.
+   A shape table has the number of dimensions (1 to PM_RANK), then for each dimension, the innermost first, its size
+   and the stride of each tensor [elements], which is 0 if a tensor repeats. PM_EACH_2(shape, i, j) { out[i] = -x[j];
+   } executes the block once for each element. Tensors with equal contiguous layout have one dimension only, and an
+   output may then be one of the inputs.
 
-   Where elements become one, such as in sums, there are two tables: outer goes over the output and
-   where the elements of each sum begin in the inputs, inner over these elements in the inputs. */
+   Reductions such as sums have two tables: outer loops over the output and the first element of each sum in the
+   inputs, inner over the elements of one sum in the inputs. */
 #ifndef PM_EACH_H
 #define PM_EACH_H
 
@@ -14,14 +14,14 @@
 
 #define PM_RANK 6
 
-/* PM_UNROLL(4) in kernels that take a few instructions an element. */
+/* PM_UNROLL(4), for kernels with few instructions per element. */
 #ifndef PM_EACH_UNROLL
 #define PM_EACH_UNROLL
 #endif
 
 typedef struct {
-    int32_t at[PM_RANK]; /* in each dimension but the innermost */
-    int32_t first[5];    /* where the row begins, in each tensor */
+    int32_t at[PM_RANK]; /* index in each dimension except the innermost */
+    int32_t first[5];    /* start of the row in each tensor */
     int32_t is_there;
 } pm_row;
 

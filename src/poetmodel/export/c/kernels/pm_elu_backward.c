@@ -1,4 +1,4 @@
-/* Gradient of pm_elu; x is its output where is_result says so */
+/* Gradient of pm_elu; with is_result, x is its output */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

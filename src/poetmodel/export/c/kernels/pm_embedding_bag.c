@@ -1,4 +1,4 @@
-/* out = sums, means or maxima of bags of rows of w; most, where it is there, has the rows of the maxima, -1 for none */
+/* out = sums, means or maxima of bags of rows of w; `most`, if not 0, gets the rows of the maxima, -1 for none */
 #include "pm_embedding_bag.h"
 #include "pm_kernels.h"
 

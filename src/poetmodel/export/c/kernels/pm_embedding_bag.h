@@ -11,7 +11,7 @@ static inline int32_t pm_bag_end(const int32_t *offset, int32_t b, int32_t offse
     return b + 1 < offsets ? offset[b + 1] : count;
 }
 
-/* How many rows of a bag count: all but those of the padding. */
+/* Returns the number of rows of a bag without padding. */
 static inline int32_t pm_bag_size(const int32_t *index, int32_t first, int32_t end, int32_t padding)
 {
     int32_t size = 0;

@@ -1,4 +1,4 @@
-/* dw += gradient of bags, to each row its part; most as pm_embedding_bag has made it */
+/* dw += gradient of bags, distributed to their rows; `most` as from pm_embedding_bag */
 #include "pm_embedding_bag.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* out = a number, n times */
+/* out = a number, for n elements */
 #include "pm_real.h"
 #include "pm_kernels.h"
 

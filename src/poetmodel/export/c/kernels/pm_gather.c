@@ -1,6 +1,6 @@
-/* out = x[index * step] from where x is; negative indices count from size
+/* out = x[index * step]; negative indices count from size
 
-   shape goes over out, x without the dimension that is indexed, and index. */
+   shape loops over out, x without the indexed dimension, and index. */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

@@ -1,6 +1,6 @@
-/* Group norm: channels of each element of the batch in `groups` groups, each by its own mean and deviation; then
-weights and bias by channel. mean, inverse, w and bias may be 0 (not wanted, not there); out may be x. `steps`: from
-one element of the batch, channel and place to the next, in out, then in x. */
+/* Group norm: channels of each element of the batch in `groups` groups, each normalized by its own mean and
+   deviation; then weights and bias by channel. mean, inverse, w and bias may be 0 (not needed, or none); out may be
+   x. `steps`: strides of batch, channel and element, in out, then in x. */
 #include "pm_norm.h"
 #include "pm_kernels.h"
 

@@ -1,5 +1,5 @@
-/* The gradients of group norm's weights and bias; either may be 0 (not wanted). `steps`: from one element of the batch,
-channel and place to the next, in dy, then in x. */
+/* The gradients of group norm's weights and bias; either may be 0 (not needed). `steps`: strides of batch, channel
+   and element, in dy, then in x. */
 #include "pm_norm.h"
 #include "pm_kernels.h"
 

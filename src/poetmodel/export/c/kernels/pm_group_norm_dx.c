@@ -1,5 +1,5 @@
-/* The gradient of group norm's input. w may be 0 (none); dx may be dy or x. `steps`: from one element of the batch,
-channel and place to the next, in dx, in dy, in x. */
+/* The gradient of group norm's input. w may be 0 (none); dx may be dy or x. `steps`: strides of batch, channel and
+   element, in dx, in dy, in x. */
 #include "pm_norm.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* out = 0 where |x| is at most a number, else x */
+/* out = 0 if |x| is at most a number, otherwise x */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* Gradient of pm_hardsigmoid; PyTorch multiplies by 1/6 as a float, in double too */
+/* Gradient of pm_hardsigmoid; PyTorch multiplies by 1/6 as a float, also in double */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

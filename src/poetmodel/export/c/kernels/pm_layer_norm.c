@@ -1,6 +1,6 @@
-/* Layer norm: each of outer x rows runs of `size` elements by its own mean and deviation; then weights and bias by
-element. mean, inverse, w and bias may be 0 (not wanted, not there); out may be x. `steps`: from one outer run, row and
-element to the next, in out, then in x. */
+/* Layer norm: each of outer x rows sequences of `size` elements is normalized by its own mean and deviation; then
+   weights and bias by element. mean, inverse, w and bias may be 0 (not needed, or none); out may be x. `steps`:
+   strides of outer sequence, row and element, in out, then in x. */
 #include "pm_norm.h"
 #include "pm_kernels.h"
 

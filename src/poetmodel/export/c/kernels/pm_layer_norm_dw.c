@@ -1,5 +1,5 @@
-/* The gradients of layer norm's weights and bias; either may be 0 (not wanted). `steps`: from one outer run, row and
-element to the next, in dy, then in x. */
+/* The gradients of layer norm's weights and bias; either may be 0 (not needed). `steps`: strides of outer sequence,
+   row and element, in dy, then in x. */
 #include "pm_norm.h"
 #include "pm_kernels.h"
 

@@ -1,5 +1,5 @@
-/* The gradient of layer norm's input. w may be 0 (none); dx may be dy or x. `steps`: from one outer run, row and
-element to the next, in dx, in dy, in x. */
+/* The gradient of layer norm's input. w may be 0 (none); dx may be dy or x. `steps`: strides of outer sequence, row
+   and element, in dx, in dy, in x. */
 #include "pm_norm.h"
 #include "pm_kernels.h"
 

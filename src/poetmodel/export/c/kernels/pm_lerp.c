@@ -1,4 +1,4 @@
-/* out = x + weight (y - x), from the nearer end */
+/* out = x + weight (y - x), computed from the nearer end */
 #include "pm_each.h"
 #include "pm_lerp.h"
 #include "pm_kernels.h"

@@ -1,4 +1,4 @@
-/* A number between two others, reached from the nearer one as PyTorch does. */
+/* Interpolates between two numbers, from the nearer one, as PyTorch does. */
 #ifndef PM_LERP_H
 #define PM_LERP_H
 

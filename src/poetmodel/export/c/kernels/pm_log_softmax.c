@@ -1,4 +1,4 @@
-/* out = log of the softmax of n elements; outer goes over the rows of out and x, which may be the same */
+/* out = log of the softmax of n elements; outer is the shape table of the rows of out and x, which may be the same */
 #include "pm_each.h"
 #include "pm_kernels.h"
 #include "pm_total.h"

@@ -1,4 +1,4 @@
-/* out = a function of two truth values: bits 0 to 3 of truth for (0, 0), (0, 1), (1, 0), (1, 1) */
+/* out = a function of two truth values: bits 0 to 3 of `truth` for (0, 0), (0, 1), (1, 0), (1, 1) */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

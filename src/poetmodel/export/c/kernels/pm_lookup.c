@@ -1,5 +1,5 @@
-/* out = table[x]: bytes as real numbers, from a table of 256 of them, or from one for each channel; an int8_t is looked up
-   by its bits */
+/* out = table[x]: bytes as real numbers, by a table of 256 entries, or one table per channel; an int8_t is
+   reinterpreted as uint8_t */
 #define PM_EACH_UNROLL PM_UNROLL(4)
 #include "pm_each.h"
 #include "pm_kernels.h"

@@ -1,4 +1,4 @@
-/* out = factor x where the mask holds, else 0 */
+/* out = factor x if the mask is true, otherwise 0 */
 #define PM_EACH_UNROLL PM_UNROLL(4)
 #include "pm_each.h"
 #include "pm_kernels.h"

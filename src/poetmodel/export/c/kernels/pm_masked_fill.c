@@ -1,4 +1,4 @@
-/* out = x, and a number where the mask holds */
+/* out = a number if the mask is true, otherwise x */
 #define PM_EACH_UNROLL PM_UNROLL(4)
 #include "pm_each.h"
 #include "pm_kernels.h"

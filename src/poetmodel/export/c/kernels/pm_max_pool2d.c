@@ -1,6 +1,7 @@
-/* The largest element of each window, and where it is: row times width plus column, in x. indices may be 0 (not
-wanted). `rows` and `columns` have begin and end of the window of each row and column of out (`height` x `width`);
-elements of a window are `row_step` and `column_step` apart. `steps`: those of out, indices and x (see pm_planes.h). */
+/* out = largest element of each window; indices = its position in x, row times width plus column. indices may be 0
+   (not needed). `rows` and `columns` have begin and end of the window of each row and column of out (`height` x
+   `width`); elements of a window are `row_step` and `column_step` apart. `steps`: those of out, indices and x (see
+   pm_planes.h). */
 #include "pm_planes.h"
 #include "pm_kernels.h"
 

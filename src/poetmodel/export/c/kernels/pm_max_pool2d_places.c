@@ -1,5 +1,5 @@
-/* As pm_max_pool2d, but for where the largest element is: its number in the window, row by row, which is below 256.
-pm_max_pool2d_places_backward takes that. `steps`: those of out, places and x (see pm_planes.h). */
+/* As pm_max_pool2d, but places = number of the largest element in its window, row by row, below 256, for
+   pm_max_pool2d_places_backward. `steps`: those of out, places and x (see pm_planes.h). */
 #include "pm_planes.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* out = the larger of x and y, NaN where either is */
+/* out = larger of x and y, NaN if either is NaN */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

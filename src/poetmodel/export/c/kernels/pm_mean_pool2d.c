@@ -1,6 +1,6 @@
-/* The mean of each window. `rows` and `columns` have, for each row and column of out (`height` x `width`), begin, end
-and counted length of the window; a divisor above 0 takes the place of the counted elements. `steps`: those of out and
-x (see pm_planes.h). */
+/* out = mean of each window. `rows` and `columns` have, for each row and column of out (`height` x `width`), begin,
+   end and counted length of the window; a divisor above 0 replaces the number of counted elements. `steps`: those of
+   out and x (see pm_planes.h). */
 #include "pm_planes.h"
 #include "pm_kernels.h"
 

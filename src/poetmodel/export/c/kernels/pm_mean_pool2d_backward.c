@@ -1,5 +1,5 @@
-/* The gradient of means goes in equal parts to the elements of their windows; arguments as for pm_mean_pool2d, dx in
-place of x, `x_height` x `x_width`. `steps`: those of dx and dy (see pm_planes.h). */
+/* The gradient of pm_mean_pool2d, distributed equally to the elements of each window; arguments as for
+   pm_mean_pool2d, with dx in place of x, `x_height` x `x_width`. `steps`: those of dx and dy (see pm_planes.h). */
 #include "pm_planes.h"
 #include "pm_kernels.h"
 

@@ -1,7 +1,7 @@
 /* out = a b, or out += a b with accumulate; a is m times k, b is k times n
 
-   The columns of out lie one after the other, all else by steps. A tile of a weight is a range of n
-   (columns of b and out), of k with accumulate, or of m (rows of a and out). */
+   The columns of out are contiguous, all other dimensions have strides. A tile of a weight is a range of n (columns
+   of b and out), of k with accumulate, or of m (rows of a and out). */
 #include "pm_mm.h"
 #include "pm_kernels.h"
 

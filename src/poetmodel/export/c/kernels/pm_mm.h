@@ -1,5 +1,5 @@
-/* Products of matrices that lie in any way; each element is summed in the order of k, in one number,
-   so that it has the same bits however the product is cut into pieces. */
+/* Products of matrices with any strides. Each element is summed in the order of k in one variable, so that it has
+   the same bits for all divisions into pieces. */
 #ifndef PM_MM_H
 #define PM_MM_H
 
@@ -44,8 +44,8 @@ static PM_OUT_OF_LINE void pm_mm_put_four(pm_real *out, pm_real s0, pm_real s1, 
         o[0] -= lr * s##0, o[1] -= lr * s##1, o[2] -= lr * s##2, o[3] -= lr * s##3;                \
     }
 
-/* Four rows of a and four columns of b at once: 8 reads for 16 products. There are quick ways for a layer, the gradient
-   of its input, and that of its weight, which is the only one that is an update. */
+/* Four rows of a and four columns of b at once: 8 reads for 16 products. There are faster variants for a layer, the
+   gradient of its input, and that of its weight; only the last can be an update. */
 static PM_OUT_OF_LINE void pm_mm_4x4(pm_real *out, const pm_real *a, const pm_real *b, const pm_mm_form *f,
                                      const pm_update *u)
 {

@@ -1,10 +1,10 @@
-/* The gradient of a weight and its update in one: w -= lr (sign a b + decay w); a is m times k, b is k times n
+/* The gradient of a weight, fused with its update: w -= lr (sign a b + decay w); a is m times k, b is k times n
 
-   No gradient is in memory. Elements are summed as in pm_mm, and updated as in pm_sgd. */
+   The gradient is not stored. Elements are summed as in pm_mm, and updated as in pm_sgd. */
 #include "pm_mm.h"
 #include "pm_kernels.h"
 
-/* The same at batch size 1, where b is a row whose elements follow each other, for the plain update. */
+/* The same at batch size 1, for a contiguous row b and the plain update. */
 static void pm_outer_sgd(pm_real *restrict w, const pm_real *restrict a, const pm_real *restrict b, int32_t m,
                          int32_t n, int32_t w_row, int32_t a_row, pm_real lr)
 {

@@ -1,6 +1,6 @@
 /* Stochastic gradient descent with momentum
 
-   A buffer of NaN has no value yet and begins with the gradient, as that of PyTorch does. */
+   A buffer of NaN has no value yet and starts with the gradient, as in PyTorch. */
 #include "pm_real.h"
 #include "pm_kernels.h"
 

@@ -1,5 +1,5 @@
-/* A step of NAdam; steps and the product of momenta are those before this one, which pm_nadam_count
-   changes afterwards */
+/* A step of NAdam; steps and the product of momenta are those before this step; pm_nadam_count updates them
+   afterwards */
 #include "pm_lerp.h"
 #include "pm_nadam.h"
 #include "pm_kernels.h"

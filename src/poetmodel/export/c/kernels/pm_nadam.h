@@ -1,4 +1,4 @@
-/* The momentum of a step of NAdam, counted from 1, which grows to beta */
+/* The momentum of a step of NAdam, counted from 1; it increases to beta */
 #ifndef PM_NADAM_H
 #define PM_NADAM_H
 

@@ -1,4 +1,4 @@
-/* Counts a step of NAdam, and multiplies its momentum to those before */
+/* Increments the steps of NAdam, and multiplies the product of momenta by that of the step */
 #include "pm_nadam.h"
 #include "pm_kernels.h"
 

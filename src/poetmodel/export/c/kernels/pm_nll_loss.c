@@ -1,7 +1,7 @@
 /* Losses -weight[target] x[target] of rows of x: their sum, their mean, or each
 
-   shape goes over out (with steps of 0 where it is one number), x without its classes, and target.
-   total_weight is that of all targets but those ignored. Without weight all are 1. */
+   shape loops over out (with strides 0 for one number), x without its classes, and target. total_weight is that of
+   all targets except ignored ones. Without weight, all weights are 1. */
 #include "pm_each.h"
 #include "pm_kernels.h"
 #include "pm_total.h"

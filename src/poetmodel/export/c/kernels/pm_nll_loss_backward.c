@@ -1,6 +1,6 @@
-/* Gradient of pm_nll_loss into out, which is 0
+/* Gradient of pm_nll_loss, written to out, which is 0 before
 
-   shape goes over gradient (with steps of 0 where it is one number), out without its classes, and target. */
+   shape loops over gradient (with strides 0 for one number), out without its classes, and target. */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,5 @@
-/* What norms share: mean and variance of `outer` runs of `inner` elements, in two passes of compensated sums. */
+/* Common code of norms: mean and variance of `outer` sequences of `inner` elements, in two passes of compensated
+   sums. */
 #ifndef PM_NORM_H
 #define PM_NORM_H
 
@@ -34,7 +35,7 @@ static inline pm_real pm_variance_of(const pm_real *x, int32_t outer, int32_t ou
     return total.sum / (pm_real)(outer * inner);
 }
 
-/* Adds to two totals: of dy, and of dy times x without its mean. */
+/* Adds dy, and dy times x minus its mean, to two totals. */
 static inline void pm_add_gradients(pm_total *plain, pm_total *moment, const pm_real *dy, int32_t dy_step,
                                     const pm_real *x, int32_t x_step, int32_t n, pm_real mean)
 {

@@ -1,4 +1,4 @@
-/* out = norms of elements of x: of order 1, infinity, or any above 0; outer and inner: see pm_each.h */
+/* out = norms of elements of x, of order 1, infinity, or any above 0; outer and inner: see pm_each.h */
 #include "pm_each.h"
 #include "pm_kernels.h"
 #include "pm_total.h"

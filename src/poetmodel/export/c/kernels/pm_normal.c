@@ -1,4 +1,4 @@
-/* out = mean + deviation z, z from the standard normal distribution. See pm_random.h */
+/* out = mean + deviation z, with z of the standard normal distribution. See pm_random.h */
 #include "pm_random.h"
 #include "pm_kernels.h"
 

@@ -1,5 +1,5 @@
-/* dx[…, rows[i], columns[j]] += dy[…, i, j] from zeros, for dx of x_height x x_width and dy of height x width.
-`steps`: those of dx and dy (see pm_planes.h). */
+/* dx[…, rows[i], columns[j]] += dy[…, i, j], starting from zeros, for dx of x_height x x_width and dy of height x
+   width. `steps`: those of dx and dy (see pm_planes.h). */
 #include "pm_planes.h"
 #include "pm_kernels.h"
 

@@ -1,18 +1,18 @@
-/* What kernels on planes share. `steps` has the four steps of each tensor, outputs first: from one element of the
-batch, channel, row and column to the next. `rows` and `columns` say for each row or column of the smaller (or made)
-plane which of the other it sees. */
+/* Common code of kernels on planes. `steps` has the four strides of each tensor, outputs first: of batch, channel,
+   row and column. `rows` and `columns` have, for each row or column of the smaller (or computed) plane, its rows or
+   columns in the other plane. */
 #ifndef PM_PLANES_H
 #define PM_PLANES_H
 
 #include "pm_real.h"
 
-/* Where plane p of a tensor begins. */
+/* Returns the start of plane p of a tensor. */
 static inline int32_t pm_plane_at(const int32_t *steps, int32_t p, int32_t channels)
 {
     return p / channels * steps[0] + p % channels * steps[1];
 }
 
-/* The elements of a plane become zero. */
+/* Sets the elements of a plane to zero. */
 static inline void pm_clear_plane(pm_real *x, const int32_t *steps, int32_t height, int32_t width)
 {
     for (int32_t i = 0; i < height; i++) {

@@ -1,4 +1,4 @@
-/* out = x where it is above 0, else a part of it */
+/* out = x if it is above 0, otherwise slope x */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* Gradient of the slope of pm_prelu, before it is summed */
+/* Gradient of the slope of pm_prelu for each element, before the sum */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

@@ -1,15 +1,15 @@
-/* Quantized tensors: what their kernels share.
+/* Common code of kernels on quantized tensors.
 
-An element q of a tensor of int8 stands for (q - zero) * scale, where zero and scale are those of the tensor; weights
-have a scale for each result, and no zero. Tensors lie with their channels last: batch, rows, columns, channels. Sums of
-products are integers, which have no order; they have at most 65,535 terms. Real numbers are computed in single
-precision, also where pm_real is double, and each operation is rounded by itself. A result is
+   An element q of an int8 tensor represents (q - zero) * scale, with zero and scale of the tensor; weights have a
+   scale for each result, and zero = 0. Tensors have their channels last: batch, rows, columns, channels. Sums of
+   products are integers, so that their order is irrelevant; they have at most 65,535 terms. Real numbers are
+   computed in single precision, also if pm_real is double, and each operation is rounded separately. A result is
 
-    clamp(rint(y) + zero, low, high)
+       clamp(rint(y) + zero, low, high)
 
-where rint takes the even one of two that are as near, however large y is, and NaN as 0; -128 <= low <= high <= 127. Of a
-sum of products y = ((float)sum * scale + bias) * inverse: scale is that of the input times that of the weights, inverse
-is 1 over that of the result. Whatever ways a core has, the bytes are these. */
+   where rint rounds to the nearest integer, ties to even, for all y, and NaN to 0; -128 <= low <= high <= 127. For a
+   sum of products, y = ((float)sum * scale + bias) * inverse: scale is that of the input times that of the weights,
+   inverse is 1 over that of the result. These bytes are the same on all cores. */
 #ifndef PM_Q8_H
 #define PM_Q8_H
 
@@ -17,14 +17,14 @@ is 1 over that of the result. Whatever ways a core has, the bytes are these. */
 
 #include "pm_real.h"
 
-/* Keeps a product that is a term from being fused with the sum on Arm; elsewhere -ffp-contract=off does. */
+/* Prevents fusion of a product and a sum on Arm; elsewhere -ffp-contract=off does. */
 #if defined(__GNUC__) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
 #define PM_Q8_TERM(product) __asm__("" : "+t"(product))
 #else
 #define PM_Q8_TERM(product) ((void)0)
 #endif
 
-/* Cores with instructions for two halves of a word, and for floats; compilers that have functions for them. */
+/* Cores with instructions for two halves of a word and for floats, and compilers with intrinsics for them. */
 #if defined(__ARM_FEATURE_SIMD32) && defined(__ARM_FP) && (__ARM_FP & 4) && \
     (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 10))
 #include <arm_acle.h>
@@ -34,7 +34,7 @@ is 1 over that of the result. Whatever ways a core has, the bytes are these. */
 #endif
 
 #if PM_Q8_SIMD
-/* The integer nearest to y, the largest or least of 32 bits of what is past them. */
+/* Returns the integer nearest to y, saturated to 32 bits. */
 static inline int32_t pm_q8_rint(float y)
 {
     int32_t found;
@@ -43,13 +43,13 @@ static inline int32_t pm_q8_rint(float y)
     return found;
 }
 
-/* q + zero, within int8. */
+/* Returns q + zero, saturated to int8. */
 static inline int8_t pm_q8_moved(int32_t q, int32_t zero)
 {
     return (int8_t)__builtin_arm_ssat(__qadd(q, zero), 8); /* __ssat of GCC converts the sign without a cast */
 }
 
-/* Four elements, wherever they lie; the first and third of them as halves, and the others. */
+/* Reads four elements at any address; returns the first and third as halves, and the second and fourth. */
 static inline uint32_t pm_q8_word(const int8_t *from)
 {
     uint32_t word;
@@ -57,7 +57,7 @@ static inline uint32_t pm_q8_word(const int8_t *from)
     return word;
 }
 
-/* Keeps compilers from another pointer in its place, and from what comes after a value before it is there. */
+/* Prevents compilers from replacing a pointer, and from moving code before a value is computed. */
 #define PM_Q8_HELD(pointer) __asm__("" : "+r"(pointer))
 #define PM_Q8_AFTER(pointer, a, b) __asm__("" : "+r"(pointer) : "r"(a), "r"(b))
 
@@ -73,20 +73,20 @@ static inline int16x2_t pm_q8_odd(uint32_t word)
     return halves;
 }
 
-/* The larger of each pair of bytes. */
+/* Returns the larger of each pair of bytes. */
 static inline uint32_t pm_q8_larger(uint32_t a, uint32_t b)
 {
     (void)__ssub8((int8x4_t)a, (int8x4_t)b); /* sets the flags that __sel reads */
     return __sel((uint8x4_t)a, (uint8x4_t)b);
 }
 
-/* Two halves of the same number. */
+/* Returns a word with a number in both halves. */
 static inline int16x2_t pm_q8_halves(int32_t number)
 {
     return (int16x2_t)((uint32_t)(uint16_t)number * 0x10001u);
 }
 #else
-/* The integer nearest to y; of 1024 or more one that is past all limits. */
+/* Returns the integer nearest to y; for 1024 or more, one beyond all limits. */
 static inline int32_t pm_q8_rint(float y)
 {
     uint32_t bits;
@@ -108,13 +108,13 @@ static inline int8_t pm_q8_moved(int32_t q, int32_t zero)
 }
 #endif
 
-/* y as an element, without the limits of an activation: see pm_q8_limit. */
+/* Returns y as an element, without the limits of an activation: see pm_q8_limit. */
 static inline int8_t pm_q8_element(float y, int32_t zero)
 {
     return pm_q8_moved(pm_q8_rint(y), zero);
 }
 
-/* The same of a sum of products. */
+/* Returns a sum of products as an element, without the limits of an activation. */
 static inline int8_t pm_q8_result(int32_t sum, float scale, float bias, float inverse, int32_t zero)
 {
     float product = (float)sum * scale;
@@ -122,7 +122,7 @@ static inline int8_t pm_q8_result(int32_t sum, float scale, float bias, float in
     return pm_q8_element((product + bias) * inverse, zero);
 }
 
-/* Brings elements within limits, of which not all are those of int8. */
+/* Limits elements to [low, high], if these differ from the limits of int8. */
 static inline void pm_q8_limit_line(int8_t *out, int32_t n, int32_t low, int32_t high)
 {
 #if PM_Q8_SIMD
@@ -130,7 +130,7 @@ static inline void pm_q8_limit_line(int8_t *out, int32_t n, int32_t low, int32_t
     const int8x4_t highs = (int8x4_t)((uint32_t)(uint8_t)high * 0x1010101u);
     for (; n >= 4; n -= 4, out += 4) {
         int8x4_t q = (int8x4_t)pm_q8_word(out);
-        (void)__ssub8(q, lows); /* which are at least as large: what __sel goes by */
+        (void)__ssub8(q, lows); /* sets the flags of the elements that are at least as large, for __sel */
         q = (int8x4_t)__sel((uint8x4_t)q, (uint8x4_t)lows);
         (void)__ssub8(highs, q);
         q = (int8x4_t)__sel((uint8x4_t)q, (uint8x4_t)highs);
@@ -142,7 +142,7 @@ static inline void pm_q8_limit_line(int8_t *out, int32_t n, int32_t low, int32_t
     }
 }
 
-/* Brings n channels of so many pixels, which begin so many elements apart, within limits. */
+/* Limits n channels of a number of pixels, with a stride between pixels. */
 static inline void pm_q8_limit(int8_t *out, int32_t pixels, int32_t n, int32_t step, int32_t low, int32_t high)
 {
     if (low <= -128 && high >= 127) {
@@ -156,20 +156,20 @@ static inline void pm_q8_limit(int8_t *out, int32_t pixels, int32_t n, int32_t s
     }
 }
 
-/* Sums of products of two rows of x with two of w: of the first and the first, the second of x and the first, the first
-and the second, the second and the second. */
+/* Sums of products of two rows of x with two of w: (first, first), (second of x, first), (first, second), (second,
+   second). */
 typedef struct {
     int32_t a, b, c, d;
 } pm_q8_sums;
 
-/* Adds n products to each; the second rows begin so many elements after the first ones. */
+/* Adds n products to each sum; the second rows have a stride from the first ones. */
 static inline void pm_q8_dots(pm_q8_sums *sums, const int8_t *x, const int8_t *w, int32_t n, int32_t x_step,
                               int32_t w_step)
 {
     pm_q8_sums s = *sums;
 #if PM_Q8_SIMD
     for (int32_t words = n >> 2; words > 0; words--) {
-        /* What the core has of registers is just enough, with two pointers and in this order. */
+        /* The registers of the core are just sufficient, with two pointers and in this order. */
         const uint32_t second = pm_q8_word(x + x_step), first = pm_q8_word(x);
         const int16x2_t x_even = pm_q8_even(first), x_odd = pm_q8_odd(first);
         const int16x2_t y_even = pm_q8_even(second), y_odd = pm_q8_odd(second);
@@ -202,7 +202,7 @@ static inline void pm_q8_dots(pm_q8_sums *sums, const int8_t *x, const int8_t *w
     *sums = s;
 }
 
-/* The same of x0 alone, from which `zero` is taken first if it is `moved`. */
+/* Adds n products of x0 only; subtracts `zero` from it first if it is `moved`. */
 static inline void pm_q8_dots_of_one(pm_q8_sums *sums, const int8_t *x0, const int8_t *w0, const int8_t *w1, int32_t n,
                                      int32_t zero, const int moved)
 {

@@ -1,7 +1,7 @@
-/* The mean of each window of a quantized tensor: y = ((float)sum * scale) * inverse, where the sum is that of what is
-seen less zero_x, scale that of x over the elements of a window, and inverse 1 over the scale of the result (see
-pm_q8.h). `rows` and `columns` have begin and end of the window of each row and column of out (`height` x `width`).
-Windows of one element give a tensor another scale, zero or limits. */
+/* The mean of each window of a quantized tensor: y = ((float)sum * scale) * inverse, where sum is that of x minus
+   zero_x, scale is that of x over the number of elements of a window, and inverse is 1 over the scale of the result
+   (see pm_q8.h). `rows` and `columns` have begin and end of the window of each row and column of out (`height` x
+   `width`). Windows of one element convert a tensor to another scale, zero or limits. */
 #include "pm_q8.h"
 #include "pm_kernels.h"
 
@@ -23,7 +23,7 @@ void pm_q8_average(int8_t *out, const int8_t *x, const int32_t *rows, const int3
             const int32_t start = -zero_x * seen * tall;
             int32_t c = 0;
 #if PM_Q8_SIMD
-            /* The sums of at most 256 bytes are halves of words. */
+            /* Sums of at most 256 bytes fit halves of words. */
             for (; c + 3 < channels && seen * tall <= 256; c += 4) {
                 int16x2_t even = 0, odd = 0;
                 for (int32_t r = 0; r < tall; r++) {

@@ -1,6 +1,6 @@
-/* The gradient of the input of means of windows of a quantized tensor: each element gets its share of each window that
-has it (see pm_q8_gradients.h, and pm_conv.h for `shape`). There are `count` channels; those of `shape` lie in a pixel
-of out, and of the gradient. */
+/* The gradient of the input of pm_q8_average: each element gets an equal fraction of the gradient of each window
+   with it (see pm_q8_gradients.h, and pm_conv.h for `shape`). It has `count` channels; `shape` has the channels of a
+   pixel of out, and of the gradient. */
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"
 

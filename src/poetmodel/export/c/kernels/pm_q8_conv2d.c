@@ -1,11 +1,11 @@
-/* `count` results of a quantized convolution (see pm_q8.h, and pm_conv.h for `shape`, whose last number is not read;
-results there are those that lie in a pixel of out). w has for each result rows, columns and channels of its window,
-those of its group; start is as for pm_q8_pointwise, and zero_x the zero of x, which also stands for what is outside of
-the image. Two results at once are of one group. */
+/* `count` results of a quantized convolution (see pm_q8.h, and pm_conv.h for `shape`, whose last number is unused;
+   its results are those of a pixel of out). w has for each result rows, columns and channels of its window, those of
+   its group. start is as for pm_q8_pointwise, and zero_x the zero of x, which is also the value outside of the
+   image. Two results computed at once are in one group. */
 #include "pm_q8_windows.h"
 #include "pm_kernels.h"
 
-/* One place. */
+/* One position. */
 static PM_OUT_OF_LINE void pm_q8_seen(int8_t *to, const int8_t *x, const int8_t *w, int32_t rows, int32_t columns,
                                       int32_t first, const pm_q8_layer *layer)
 {
@@ -13,7 +13,7 @@ static PM_OUT_OF_LINE void pm_q8_seen(int8_t *to, const int8_t *x, const int8_t 
     const int32_t channels = layer->tap, results = layer->results, of_group = layer->of_group;
     const int32_t next = layer->next, down = layer->down, filter = layer->filter, zero_x = layer->zero_x;
     const float inverse = layer->inverse;
-    const int32_t in_line = next == channels; /* a row of a window has no gaps */
+    const int32_t in_line = next == channels; /* a row of a window is contiguous */
     const int32_t runs = in_line ? columns > 0 : columns, length = in_line ? columns * channels : channels;
     for (int32_t c = first, e; c < results; c = e + 1) {
         e = c % of_group + 1 < of_group ? c + 1 : c;
@@ -34,7 +34,7 @@ static PM_OUT_OF_LINE void pm_q8_seen(int8_t *to, const int8_t *x, const int8_t 
     }
 }
 
-/* Results c and c + other of so many lines of places, two places at once. */
+/* Results c and c + other of a number of lines, two positions at once. */
 static PM_OUT_OF_LINE void pm_q8_pair(int8_t *to, const int8_t *x, const int8_t *w, int32_t lines, int32_t places,
                                       int32_t c, int32_t other, const pm_q8_layer *layer)
 {
@@ -44,7 +44,7 @@ static PM_OUT_OF_LINE void pm_q8_pair(int8_t *to, const int8_t *x, const int8_t 
     const int32_t next = layer->next, channels = layer->tap, filter = other * layer->filter;
     const int32_t in_line = next == channels, runs = in_line ? 1 : layer->columns;
     const int32_t length = in_line ? layer->columns * channels : channels;
-    /* Of an odd number the last two overlap with the two before; one place is made twice. */
+    /* With an odd number, the last two overlap with the two before; a single position is computed twice. */
     const int32_t step = places > 1 ? layer->step : 0, out_step = places > 1 ? layer->out_step : 0;
     for (; lines > 0; lines--) {
         for (int32_t k = 0; k < places; k += 2) {

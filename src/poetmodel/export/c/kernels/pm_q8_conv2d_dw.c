@@ -1,6 +1,6 @@
 /* The gradient of `count` weights of a quantized convolution, by results, rows, columns and channels of a group (see
-pm_q8_gradients.h, and pm_conv.h for `shape`): of the first results, of which `shape` has those that lie in a pixel of
-the gradient. */
+   pm_q8_gradients.h, and pm_conv.h for `shape`), for the first results; `shape` has the results of a pixel of the
+   gradient. */
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"
 

@@ -1,13 +1,13 @@
-/* The gradient of `channels` channels of the input of a quantized convolution (see pm_q8_gradients.h): the sums over
-`results` channels of its result. `shape` (see pm_conv.h) is that of the layer, whose w has results, rows, columns and
-channels of a group; pointers are to the first channel and the first result. All of both if there are groups. Pixels are
-`out_step` and `gradient_step` elements apart. With `adds`, sums start with out, otherwise with 0. Each sum takes 4
-results after the other, of these each place that sees the pixel, and of this each result: sums over all results have
-the bits of sums that continue after a multiple of 4 results. */
+/* The gradient of `channels` channels of the input of a quantized convolution (see pm_q8_gradients.h): sums over
+   `results` channels of its result. `shape` (see pm_conv.h) is that of the layer, whose w has results, rows, columns
+   and channels of a group. Pointers are to the first channel and the first result; with groups, a call has all of
+   both. Pixels are `out_step` and `gradient_step` elements apart. With `adds`, sums start with out, otherwise with
+   0. Each sum processes 4 results at a time, for these each position that uses the pixel, and for this each result:
+   a sum that continues after a multiple of 4 results has the bits of a single sum. */
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"
 
-/* The sums of 4 channels of a pixel, which start with those at `begin`. */
+/* Sums of 4 channels of a pixel, starting with those at `begin`. */
 static PM_OUT_OF_LINE void pm_q8_dx_of_pixel(pm_real *out, const pm_real *begin, const pm_real *gradient,
                                              const int8_t *w, const pm_real *scale, const pm_q8_seen *seen,
                                              int32_t results, int32_t filter)
@@ -50,7 +50,7 @@ static PM_OUT_OF_LINE void pm_q8_dx_of_pixel(pm_real *out, const pm_real *begin,
     out[0] = a, out[1] = b, out[2] = c, out[3] = d;
 }
 
-/* The sum of a channel. */
+/* Sum of one channel. */
 static inline pm_real pm_q8_dx_of_one(pm_real sum, const pm_real *gradient, const int8_t *w, const pm_real *scale,
                                       const pm_q8_seen *seen, int32_t results, int32_t filter)
 {

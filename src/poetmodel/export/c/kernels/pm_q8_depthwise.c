@@ -1,10 +1,10 @@
-/* A quantized convolution in which each result sees the channel of its number; arguments as for pm_q8_conv2d, but
-weights lie with the channels last, too: rows and columns of the window, channels, of which the last number of `shape`
-says how many there are if they are not `count`. */
+/* A quantized depthwise convolution: each result uses the channel with its number. Arguments are as for
+   pm_q8_conv2d, but weights also have channels last: rows and columns of the window, channels; their number is the
+   last number of `shape` if it differs from `count`. */
 #include "pm_q8_windows.h"
 #include "pm_kernels.h"
 
-/* Adds a tap to the sums of four channels; if it is `moved`, less the zero of x. */
+/* Adds a tap to the sums of four channels; if it is `moved`, minus the zero of x. */
 static inline void pm_q8_tap(pm_q8_sums *s, const int8_t *x, const int8_t *w, int32_t zero, const int moved)
 {
 #if PM_Q8_SIMD
@@ -27,7 +27,7 @@ static inline void pm_q8_tap(pm_q8_sums *s, const int8_t *x, const int8_t *w, in
 #endif
 }
 
-/* Adds the taps in so many rows and columns to the sums of four channels. */
+/* Adds the taps in a number of rows and columns to the sums of four channels. */
 static inline void pm_q8_window(pm_q8_sums *sums, const int8_t *x, const int8_t *w, int32_t rows, int32_t columns,
                                 const pm_q8_layer *layer, const int moved)
 {
@@ -47,7 +47,7 @@ static inline void pm_q8_window(pm_q8_sums *sums, const int8_t *x, const int8_t 
 }
 
 #if PM_Q8_SIMD
-/* Four channels of weights as halves. */
+/* Four channels of weights as halves of words. */
 typedef struct {
     int16x2_t even, odd;
 } pm_q8_weights;
@@ -62,7 +62,7 @@ static inline void pm_q8_weighted(pm_q8_sums *s, const int8_t *x, const pm_q8_we
     s->d = __smlatt(odd, w->odd, s->d);
 }
 
-/* Adds the taps of a window of 3 x 3; row by row, for which the core has registers. */
+/* Adds the taps of a 3 x 3 window row by row, for which the core has enough registers. */
 static inline void pm_q8_3x3(pm_q8_sums *s, const int8_t *x, const pm_q8_weights *w, int32_t next, int32_t down)
 {
     for (const pm_q8_weights *end = w + 9; w != end; w += 3) {
@@ -74,7 +74,7 @@ static inline void pm_q8_3x3(pm_q8_sums *s, const int8_t *x, const pm_q8_weights
 }
 #endif
 
-/* Four channels, from c on, of so many lines of places. */
+/* Four channels, from c on, of a number of lines. */
 static PM_OUT_OF_LINE void pm_q8_four(int8_t *to, const int8_t *x, const int8_t *w, int32_t lines, int32_t places,
                                       int32_t c, const pm_q8_layer *layer)
 {
@@ -127,7 +127,7 @@ static void pm_q8_whole(int8_t *to, const int8_t *x, const int8_t *w, int32_t li
     }
 }
 
-/* One place; the channels that do not make four are always made here. */
+/* One position; the channels after the last multiple of four are always computed here. */
 static PM_OUT_OF_LINE void pm_q8_seen(int8_t *to, const int8_t *x, const int8_t *w, int32_t rows, int32_t columns,
                                       int32_t first, const pm_q8_layer *layer)
 {

@@ -1,6 +1,6 @@
-/* The gradient of the weights of `count` channels of a quantized depthwise convolution, by rows, columns and channels
-(see pm_q8_gradients.h, and pm_conv.h for `shape`, whose channels are those that lie in a pixel of x, and of the
-gradient; the last number is how many channels out has if they are not `count`). */
+/* The gradient of the weights of `count` channels of a quantized depthwise convolution, by rows, columns and
+   channels (see pm_q8_gradients.h, and pm_conv.h for `shape`, whose channels are those of a pixel of x, and of the
+   gradient; its last number is the number of channels of out if it differs from `count`). */
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"
 

@@ -1,6 +1,6 @@
-/* The gradient of the weights of a quantized depthwise convolution, by rows, columns and channels, and their update in
-one: as by pm_q8_depthwise_dw and pm_q8_sgd, without a gradient in memory. The weights are `count` of all, from
-`first` on, and so are pointers to them: kernels may be called for parts. */
+/* The gradient of the weights of a quantized depthwise convolution, by rows, columns and channels, fused with their
+   update: as pm_q8_depthwise_dw and pm_q8_sgd. The gradient is not stored. The weights are `count` of all, from
+   `first` on, and pointers are to these: calls may be for ranges. */
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"
 

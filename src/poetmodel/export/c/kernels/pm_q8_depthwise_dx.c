@@ -1,10 +1,10 @@
 /* The gradient of `count` channels of the input of a quantized depthwise convolution (see pm_q8_gradients.h, and
-pm_conv.h for `shape`, whose channels are those that lie in a pixel of out, and of the gradient): w has rows, columns and
-channels, of which the last number of `shape` is how many there are if they are not `count`. */
+   pm_conv.h for `shape`, whose channels are those of a pixel of out, and of the gradient). w has rows, columns and
+   channels; their number is the last number of `shape` if it differs from `count`. */
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"
 
-/* 4 channels of a pixel. */
+/* Computes 4 channels of a pixel. */
 static PM_OUT_OF_LINE void pm_q8_dx_each(pm_real *out, const pm_real *gradient, const int8_t *w, const pm_real *scale,
                                          const pm_q8_seen *seen)
 {

@@ -1,5 +1,5 @@
-/* What a quantized tensor stands for: (float)(x - zero) * scale (see pm_q8.h). x has its channels last, and its pixels
-begin x_step elements apart; out lies as images do, batch, channels, elements of a plane. */
+/* The real numbers of a quantized tensor: (float)(x - zero) * scale (see pm_q8.h). x has its channels last, and its
+   pixels are x_step elements apart; out has the layout of images: batch, channels, elements of a plane. */
 #include "pm_q8.h"
 #include "pm_kernels.h"
 

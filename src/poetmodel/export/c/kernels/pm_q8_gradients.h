@@ -1,22 +1,22 @@
-/* Layers in int8 that train: what kernels of their backward pass share.
+/* Common code of the backward pass of int8 layers.
 
-Gradients are real numbers, and lie as activations do, channels last. They are those of the real numbers that int8
-stands for (see pm_q8.h): of an input the sum of (gradient * scale of the result) * weight, of a weight the sum of
-gradient * (x - zero), times the scale of x. Sums of whole numbers below 2^24 are exact; others have an order of their
-own.
+   Gradients are real numbers with the layout of activations, channels last. They are those of the real numbers that
+   int8 represents (see pm_q8.h): of an input the sum of (gradient * scale of the result) * weight, of a weight the
+   sum of gradient * (x - zero), times the scale of x. Sums of integers below 2^24 are exact; other sums have a fixed
+   order.
 
-A weight that trains has 16 bits: 256 * weight + residual, both int8. Its update, in single precision, each operation
-rounded by itself, and with ties to even:
+   A trained weight has 16 bits: 256 * weight + residual, both int8. Its update is in single precision, with each
+   operation rounded separately, ties to even:
 
-    change = (sign * gradient + (256 * weight + residual) * (scale / 256) * decay) * lr / scale, 0 if it is no number
-    256 * weight + residual = clamp(rint(256 * weight + residual - 256 * change), -127 * 256, 127 * 256)
+       change = (sign * gradient + (256 * weight + residual) * (scale / 256) * decay) * lr / scale, 0 if it is NaN
+       256 * weight + residual = clamp(rint(256 * weight + residual - 256 * change), -127 * 256, 127 * 256)
 
-where the residual is from -128 to 127. With PM_Q8_STOCHASTIC a weight has 8 bits, and no residual:
+   where the residual is from -128 to 127. With PM_Q8_STOCHASTIC, a weight has 8 bits, and no residual:
 
-    weight = clamp(floor((weight - change) + u), -127, 127)
+       weight = clamp(floor((weight - change) + u), -127, 127)
 
-u is 2^-24 times the upper 24 bits of word e % 4 of Philox (see pm_random.h) with the counter (e / 4, site, 1, 0) and
-the key (updates before, seed ^ PM_SEED), of element e of the weights of layer `site`. */
+   For element e of the weights of layer `site`, u is 2^-24 times the upper 24 bits of word e % 4 of Philox (see
+   pm_random.h) with the counter (e / 4, site, 1, 0) and the key (earlier updates, seed ^ PM_SEED). */
 #ifndef PM_Q8_GRADIENTS_H
 #define PM_Q8_GRADIENTS_H
 
@@ -26,12 +26,12 @@ the key (updates before, seed ^ PM_SEED), of element e of the weights of layer `
 #include "pm_random.h"
 #endif
 
-/* The numbers of an update. */
+/* Parameters of an update. */
 typedef struct {
     float lr, sign, decay;
 } pm_q8_rate;
 
-/* The change of a weight of so many parts of 256, in steps of int8. */
+/* Returns the change of a weight, which is given in units of 1/256, in steps of int8. */
 static inline float pm_q8_change(int32_t parts, float gradient, float scale, const pm_q8_rate *rate)
 {
     gradient *= rate->sign;
@@ -45,15 +45,15 @@ static inline float pm_q8_change(int32_t parts, float gradient, float scale, con
 }
 
 #ifdef PM_Q8_STOCHASTIC
-/* Random numbers of the update of a layer: of element `first` and those after it. */
+/* Random numbers of the update of a layer, from element `first` on. */
 typedef struct {
     uint32_t site, update, seed;
     int32_t first, block;
     pm_random_block words;
 } pm_q8_draws;
 
-/* The draws of this update: `begun` have been before the first step, and each takes so many steps. `first` is the number
-of the first weight in its layer. */
+/* The random numbers of this update: `begun` is the number of updates before the first step, and each step has
+   several. `first` is the index of the first weight in its layer. */
 static inline pm_q8_draws pm_q8_draws_of(int32_t site, int32_t seed, int32_t begun, int32_t steps, int32_t first)
 {
     const uint32_t update = pm_random_step / (uint32_t)steps + (uint32_t)begun;
@@ -84,7 +84,7 @@ static inline void pm_q8_update(int8_t *weight, int8_t *residual, float gradient
     const float most = 127.0f * 256.0f;
     float moved = (float)parts - pm_q8_change(parts, gradient, scale, rate) * 256.0f;
     moved = moved < -most ? -most : moved > most ? most : moved;
-    /* Past 2^23 floats are integers: the sum is rounded to one. */
+    /* Beyond 2^23 floats are integers: the sum is rounded to one. */
     const float rounded = moved + 12582912.0f;
     const int32_t all = (int32_t)(rounded - 12582912.0f);
     const int32_t high = ((all + 128 + 32768) >> 8) - 128;
@@ -93,7 +93,7 @@ static inline void pm_q8_update(int8_t *weight, int8_t *residual, float gradient
 }
 #endif
 
-/* Where gradients of weights go once they are summed: into `out`, or into the weights themselves. */
+/* Destination of summed gradients of weights: memory `out`, or an update of the weights. */
 typedef struct {
     pm_real *out;
     int8_t *weight;
@@ -137,7 +137,7 @@ static inline void pm_q8_put(const pm_q8_sink *to, int32_t at, int32_t result, p
     }
 }
 
-/* Places that a sum goes over: their numbers, and steps in the gradient and in x. */
+/* Positions of a sum: their number, and strides in the gradient and in x. */
 typedef struct {
     int32_t images, rows, columns;
     int32_t image, row, column;
@@ -179,7 +179,7 @@ static PM_OUT_OF_LINE void pm_q8_dw_4x4(pm_real *sums, const pm_real *gradient, 
     sums[12] = d0, sums[13] = d1, sums[14] = d2, sums[15] = d3;
 }
 
-/* The sums of 4 results and a channel. */
+/* Sums of 4 results and one channel. */
 static PM_OUT_OF_LINE void pm_q8_dw_4x1(pm_real *sums, const pm_real *gradient, const int8_t *x, int32_t zero,
                                         const pm_q8_places *p)
 {
@@ -197,7 +197,7 @@ static PM_OUT_OF_LINE void pm_q8_dw_4x1(pm_real *sums, const pm_real *gradient, 
     sums[0] = a, sums[1] = b, sums[2] = c, sums[3] = d;
 }
 
-/* The sums of a result and 4 channels. */
+/* Sums of one result and 4 channels. */
 static PM_OUT_OF_LINE void pm_q8_dw_1x4(pm_real *sums, const pm_real *gradient, const int8_t *x, int32_t zero,
                                         const pm_q8_places *p)
 {
@@ -216,7 +216,7 @@ static PM_OUT_OF_LINE void pm_q8_dw_1x4(pm_real *sums, const pm_real *gradient, 
     sums[0] = a, sums[1] = b, sums[2] = c, sums[3] = d;
 }
 
-/* The sum of a result and a channel. */
+/* Sum of one result and one channel. */
 static inline pm_real pm_q8_dw_one(const pm_real *gradient, const int8_t *x, int32_t zero, const pm_q8_places *p)
 {
     pm_real sum = 0;
@@ -232,8 +232,8 @@ static inline pm_real pm_q8_dw_one(const pm_real *gradient, const int8_t *x, int
     return sum;
 }
 
-/* Gradients of the weights between results and channels, which see each other at the same places: the first of
-them is that of `result`, at `at`, and the next result's are `filter` behind. */
+/* Gradients of the weights between results and channels with the same positions: the first is that of `result`, at
+   `at`; those of the next result are `filter` behind. */
 static inline void pm_q8_dw(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x, int32_t zero,
                             const pm_q8_places *p, int32_t results, int32_t channels, int32_t result, int32_t at,
                             int32_t filter)
@@ -268,8 +268,8 @@ static inline void pm_q8_dw(const pm_q8_sink *to, const pm_real *gradient, const
     }
 }
 
-/* The places at which a tap of a window falls into the image, and where the first of them is in gradient and in x; 0
-where there is no such place. */
+/* Returns the number of positions at which a tap is inside the image, and the first of them in gradient and in x; 0
+   if there are none. */
 static inline pm_q8_places pm_q8_places_of(const int32_t *shape, int32_t batch, int32_t h, int32_t v, int32_t *first,
                                            int32_t *first_x)
 {
@@ -293,7 +293,8 @@ static inline pm_q8_places pm_q8_places_of(const int32_t *shape, int32_t batch, 
                           .x_column = shape[PM_STRIDE_W] * channels};
 }
 
-/* Gradients of `count` weights of a layer of pixels, from `first` on; pixels of the gradient have `results` elements. */
+/* Gradients of `count` weights of a layer of pixels, from `first` on; pixels of the gradient have `results`
+   elements. */
 static inline void pm_q8_pointwise_dw_to(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x, int32_t pixels,
                                          int32_t in, int32_t results, int32_t zero, int32_t first, int32_t count)
 {
@@ -312,7 +313,7 @@ static inline void pm_q8_pointwise_dw_to(const pm_q8_sink *to, const pm_real *gr
     }
 }
 
-/* The gradients of `count` weights of a convolution, from `first` on: tap by tap of each result. */
+/* Gradients of `count` weights of a convolution, from `first` on: tap by tap of each result. */
 static inline void pm_q8_conv2d_dw_part(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x,
                                         const int32_t *shape, int32_t batch, int32_t zero, int32_t first, int32_t count)
 {
@@ -329,7 +330,7 @@ static inline void pm_q8_conv2d_dw_part(const pm_q8_sink *to, const pm_real *gra
     }
 }
 
-/* The same of all weights of the first results: of all if there are groups. */
+/* Gradients of all weights of the first results; of all results if there are groups. */
 static inline void pm_q8_conv2d_dw_whole(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x,
                                          const int32_t *shape, int32_t batch, int32_t zero, int32_t results)
 {
@@ -347,8 +348,8 @@ static inline void pm_q8_conv2d_dw_whole(const pm_q8_sink *to, const pm_real *gr
     }
 }
 
-/* The gradients of `count` weights of a convolution, from `first` on; pixels of the gradient have as many elements as
-`shape` has results. */
+/* Gradients of `count` weights of a convolution, from `first` on; `shape` has the results of a pixel of the
+   gradient. */
 static inline void pm_q8_conv2d_dw_to(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x,
                                       const int32_t *shape, int32_t batch, int32_t zero, int32_t first, int32_t count)
 {
@@ -361,7 +362,7 @@ static inline void pm_q8_conv2d_dw_to(const pm_q8_sink *to, const pm_real *gradi
     }
 }
 
-/* The sums of 4 channels of a depthwise convolution. */
+/* Sums of 4 channels of a depthwise convolution. */
 static PM_OUT_OF_LINE void pm_q8_dw_each(pm_real *sums, const pm_real *gradient, const int8_t *x, int32_t zero,
                                          const pm_q8_places *p)
 {
@@ -381,7 +382,7 @@ static PM_OUT_OF_LINE void pm_q8_dw_each(pm_real *sums, const pm_real *gradient,
     sums[0] = a, sums[1] = b, sums[2] = c, sums[3] = d;
 }
 
-/* Gradients of the weights of a tap of a depthwise convolution: those of channels from c to below `end`, from `at` on. */
+/* Gradients of the weights of a tap of a depthwise convolution: of channels from c to below `end`, from `at` on. */
 static inline void pm_q8_depthwise_dw_tap(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x,
                                           const int32_t *shape, int32_t batch, int32_t zero, int32_t tap, int32_t c,
                                           int32_t end, int32_t at)
@@ -401,7 +402,7 @@ static inline void pm_q8_depthwise_dw_tap(const pm_q8_sink *to, const pm_real *g
     }
 }
 
-/* Those of `count` weights, from `first` on; they lie with the channels last. */
+/* Gradients of `count` weights of a depthwise convolution, from `first` on, with channels last. */
 static inline void pm_q8_depthwise_dw_to(const pm_q8_sink *to, const pm_real *gradient, const int8_t *x,
                                          const int32_t *shape, int32_t batch, int32_t zero, int32_t first,
                                          int32_t count)
@@ -414,13 +415,14 @@ static inline void pm_q8_depthwise_dw_to(const pm_q8_sink *to, const pm_real *gr
     }
 }
 
-/* The taps of windows that see a row or column of the image, and the places of these windows. */
+/* The taps that use a row or column of the image, and the positions of their windows. */
 typedef struct {
     int32_t tap, taps, tap_step;
     int32_t place, place_step;
 } pm_q8_reach;
 
-/* Those of row or column i; `between` taps are as many steps of a window apart as there are steps between places. */
+/* Returns the taps and positions for row or column i; successive taps are `between` taps of a window apart, as
+   strides require. */
 static inline pm_q8_reach pm_q8_reached(int32_t i, int32_t window, int32_t stride, int32_t dilation, int32_t pad,
                                         int32_t places, int32_t between)
 {
@@ -437,7 +439,7 @@ static inline pm_q8_reach pm_q8_reached(int32_t i, int32_t window, int32_t strid
     return (pm_q8_reach){tap + first * between, end - first, between, place + first * step, step};
 }
 
-/* How far apart the taps are that see the same row or column. */
+/* Returns the distance between taps that use the same row or column. */
 static inline int32_t pm_q8_between(int32_t stride, int32_t dilation)
 {
     int32_t between = 1;
@@ -459,14 +461,15 @@ static inline pm_q8_reach pm_q8_columns_reached(const int32_t *shape, int32_t j,
                          shape[PM_OUT_W], between);
 }
 
-/* The windows that see a pixel: their rows and columns, and in the gradient and in w the first element and the steps. */
+/* The windows that use a pixel: their rows and columns, and the first element and the strides in the gradient and in
+   w. */
 typedef struct {
     int32_t rows, columns;
     int32_t first, down, across;
     int32_t w_first, w_down, w_across;
 } pm_q8_seen;
 
-/* Those of what is reached down and across; places of the gradient are `step` elements apart, taps of w `tap`. */
+/* Returns the windows for rows and columns; positions of the gradient are `step` elements apart, taps of w `tap`. */
 static inline pm_q8_seen pm_q8_seen_by(const int32_t *shape, const pm_q8_reach *down, const pm_q8_reach *across,
                                        int32_t step, int32_t tap)
 {

@@ -1,5 +1,5 @@
-/* Bytes as int8, from a table of 256 of them, or from one for each channel: what pm_lookup and then pm_q8_quantize make of
-   each byte. An element, a channel and an image of x lie steps apart; out has its channels last */
+/* out = table[x]: bytes as int8, by a table of 256 entries, or one table per channel: the result of pm_lookup and
+   pm_q8_quantize for each byte. x has strides of images, channels and elements; out has its channels last. */
 #include "pm_kernels.h"
 
 void pm_q8_lookup(int8_t *out, const uint8_t *x, const int8_t *table, int32_t batch, int32_t channels, int32_t plane,

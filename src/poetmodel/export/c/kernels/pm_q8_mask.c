@@ -1,4 +1,4 @@
-/* The gradient of elements of a layer's result y where these are between its limits, and 0 at the limits. */
+/* The gradient of the limits of a layer: that of result y if y is between the limits, 0 at the limits. */
 #define PM_EACH_UNROLL PM_UNROLL(4)
 #include "pm_each.h"
 #include "pm_q8_gradients.h"

@@ -1,6 +1,6 @@
-/* The largest element of each window of a quantized tensor, whose scale and zero stay (see pm_q8.h). `rows` and
-`columns` have begin and end of the window of each row and column of out (`height` x `width`); elements of a window are
-`row_step` and `column_step` apart, pixels of out and x begin `out_step` and `x_step` apart. */
+/* The largest element of each window of a quantized tensor, with unchanged scale and zero (see pm_q8.h). `rows` and
+   `columns` have begin and end of the window of each row and column of out (`height` x `width`); elements of a
+   window are `row_step` and `column_step` apart, pixels of out and x `out_step` and `x_step`. */
 #include "pm_q8.h"
 #include "pm_kernels.h"
 

@@ -1,7 +1,7 @@
-/* The gradient of the input x of the largest elements y of windows of a quantized tensor: the first of each window that
-is as large gets it (see pm_q8_gradients.h, and pm_conv.h for `shape`). There are `count` channels; those of `shape` lie
-in a pixel of out, and of the gradient, x_step in one of x and y_step in one of y. Windows come last first, so that the
-sums have the order of the taps of an element. */
+/* The gradient of the input x of pm_q8_maximum with result y: the first largest element of each window gets it (see
+   pm_q8_gradients.h, and pm_conv.h for `shape`). It has `count` channels; `shape` has those of a pixel of out and of
+   the gradient, pixels of x have x_step, of y y_step. Windows are processed from last to first, so that sums have
+   the order of the taps of an element. */
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"
 

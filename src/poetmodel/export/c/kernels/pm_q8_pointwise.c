@@ -1,6 +1,6 @@
 /* A quantized layer in which each result of a pixel is a sum over its channels: a convolution of 1 x 1, or a linear
-layer, whose rows are the pixels, which begin out_step elements apart in out (see pm_q8.h). w has `in` weights for each result; start has for each result what a sum
-begins with: the sum of its weights times minus the zero of x. */
+   layer with rows as pixels. Pixels are out_step elements apart in out (see pm_q8.h). w has `in` weights for each
+   result; start has for each result the first value of its sum: the sum of its weights times minus the zero of x. */
 #include "pm_q8.h"
 #include "pm_kernels.h"
 
@@ -8,7 +8,7 @@ void pm_q8_pointwise(int8_t *out, const int8_t *x, const int8_t *w, const int32_
                      const pm_real *bias, int32_t pixels, int32_t in, int32_t results, int32_t out_step,
                      pm_real inverse, int32_t zero, int32_t low, int32_t high)
 {
-    /* Bytes that are stored may be a part of anything else: what is read must be said not to be. */
+    /* Stored bytes may alias any object: pointers to inputs must be restrict. */
     const pm_real *restrict const scales = scale, *restrict const biases = bias;
     const int32_t *restrict const starts = start;
     const float factor = (float)inverse;
@@ -38,7 +38,7 @@ void pm_q8_pointwise(int8_t *out, const int8_t *x, const int8_t *w, const int32_
         }
     }
     if (results & 1) {
-        /* The last one of an odd number: at two pixels at once; of an odd number of these the last one twice. */
+        /* The last one of an odd number: two pixels at once; of an odd number of pixels, the last one twice. */
         for (int32_t p = 0; p < pixels; p += 2, x += 2 * in) {
             const int32_t other = p + 1 < pixels;
             int8_t *const to = out + p * out_step + c;

@@ -1,5 +1,5 @@
-/* The gradient of `count` weights of a quantized layer of pixels, by results and channels (see pm_q8_gradients.h): of
-the first results, of which `results` lie in a pixel of the gradient. */
+/* The gradient of `count` weights of a quantized layer of pixels, by results and channels (see pm_q8_gradients.h),
+   for the first results; a pixel of the gradient has `results`. */
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"
 

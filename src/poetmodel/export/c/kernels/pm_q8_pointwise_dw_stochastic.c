@@ -1,7 +1,7 @@
-/* The gradient of the weights of a quantized layer of pixels, and their update in one: as by pm_q8_pointwise_dw and
-pm_q8_stochastic, without a gradient in memory. The weights are `count` of all, from `first` on, and so are pointers
-to them: kernels may be called for parts. `before` weights of the
-layer are before those: tiles have draws of their own. */
+/* The gradient of the weights of a quantized layer of pixels, fused with their update: as pm_q8_pointwise_dw and
+   pm_q8_stochastic. The gradient is not stored. The weights are `count` of all, from `first` on, and pointers are to
+   these: calls may be for ranges. `before` is the number of earlier weights of the layer: tiles use separate random
+   numbers. */
 #define PM_Q8_STOCHASTIC
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"

@@ -1,17 +1,17 @@
-/* The gradient of `channels` channels of the input of a quantized layer of pixels (see pm_q8_gradients.h): the sums over
-`results` channels of its result, one after the other. w has `in` weights for each result; pointers are to the first
-channel and the first result, and pixels are `out_step` and `gradient_step` elements apart. With `adds`, sums start with
-out, otherwise with 0. */
+/* The gradient of `channels` channels of the input of a quantized layer of pixels (see pm_q8_gradients.h): sums over
+   `results` channels of its result in their order. w has `in` weights for each result. Pointers are to the first
+   channel and the first result; pixels are `out_step` and `gradient_step` elements apart. With `adds`, sums start
+   with out, otherwise with 0. */
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"
 
-/* Channels of pixels: what sums of 4 pixels start with, and where they are. */
+/* Channels of pixels: start values and addresses of the sums of 4 pixels. */
 typedef struct {
     const pm_real *begin;
     int32_t begin_step, out_step, gradient_step;
 } pm_q8_sums_of;
 
-/* 4 channels of 4 pixels. */
+/* Computes 4 channels of 4 pixels. */
 static PM_OUT_OF_LINE void pm_q8_dx_4x4(pm_real *out, const pm_real *gradient, const int8_t *w, const pm_real *scale,
                                         int32_t in, int32_t results, const pm_q8_sums_of *sums)
 {
@@ -46,7 +46,7 @@ static PM_OUT_OF_LINE void pm_q8_dx_4x4(pm_real *out, const pm_real *gradient, c
     out[0] = d0, out[1] = d1, out[2] = d2, out[3] = d3;
 }
 
-/* 4 channels of a pixel. */
+/* Computes 4 channels of a pixel. */
 static PM_OUT_OF_LINE void pm_q8_dx_1x4(pm_real *out, const pm_real *gradient, const int8_t *w, const pm_real *scale,
                                         int32_t in, int32_t results, const pm_real *begin)
 {

@@ -1,5 +1,5 @@
-/* Real numbers as int8: y = (float)x * inverse (see pm_q8.h). x lies as images do, batch, channels, elements of a plane;
-out with its channels last. */
+/* Real numbers as int8: y = (float)x * inverse (see pm_q8.h). x has the layout of images: batch, channels, elements
+   of a plane; out has its channels last. */
 #include "pm_q8.h"
 #include "pm_kernels.h"
 

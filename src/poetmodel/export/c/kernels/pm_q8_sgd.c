@@ -1,5 +1,5 @@
-/* Gradient descent of int8 weights with residuals (see pm_q8_gradients.h): `count` of all, from `first` on, and so are
-pointers but that to scales. Each of the `results` has a scale, and `inner` weights one after the other. */
+/* Gradient descent of int8 weights with residuals (see pm_q8_gradients.h), for `count` of all, from `first` on;
+   pointers are to these, except that to scales. Each of the `results` has a scale, and `inner` consecutive weights. */
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"
 

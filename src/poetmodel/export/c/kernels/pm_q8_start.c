@@ -1,5 +1,5 @@
-/* What the sums of a layer begin with: for each of n results minus the zero of x, times the sum of its weights. These are
-`next` elements after those of the result before, and `step` apart. */
+/* Start values of the sums of a layer: for each of n results, minus the zero of x times the sum of its weights,
+   which are `step` apart; those of the next result are `next` elements behind. */
 #include "pm_q8.h"
 #include "pm_kernels.h"
 

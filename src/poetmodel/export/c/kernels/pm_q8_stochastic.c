@@ -1,6 +1,6 @@
-/* Gradient descent of int8 weights, with stochastic rounding (see pm_q8_gradients.h): `count` of all, from `first` on,
-and so are pointers but that to scales. Each of the `results` has a scale, and `inner` weights one after the other. `before`
-weights of the layer are before those. */
+/* Gradient descent of int8 weights with stochastic rounding (see pm_q8_gradients.h), for `count` of all, from
+   `first` on; pointers are to these, except that to scales. Each of the `results` has a scale, and `inner`
+   consecutive weights. `before` is the number of earlier weights of the layer. */
 #define PM_Q8_STOCHASTIC
 #include "pm_q8_gradients.h"
 #include "pm_kernels.h"

@@ -1,28 +1,28 @@
-/* Quantized convolutions: what their kernels share. Places whose windows are whole are computed apart from others: their
-sums begin with `start`, so that nothing is taken from what they read, and many lie side by side. */
+/* Common code of quantized convolutions. Positions with complete windows are computed separately: their sums begin
+   with `start`, so that no zero is subtracted from inputs, and several are computed at once. */
 #ifndef PM_Q8_WINDOWS_H
 #define PM_Q8_WINDOWS_H
 
 #include "pm_conv.h"
 #include "pm_q8.h"
 
-/* A layer: steps in elements. */
+/* A layer; strides in elements. */
 typedef struct {
-    int32_t rows, columns;        /* of a window */
-    int32_t down, next;           /* in x, from one tap to the next */
-    int32_t window_row, tap;      /* in w, from one row of taps to the next, from one tap to the next */
-    int32_t step, line;           /* in x, from one place to the next */
-    int32_t results;              /* that are made at a place */
-    int32_t out_step, out_line;   /* in out, from one place to the next, from one line to the next */
-    int32_t of_group, filter;     /* results of a group; in w, from one of them to the next */
+    int32_t rows, columns;        /* size of a window */
+    int32_t down, next;           /* stride between taps in x */
+    int32_t window_row, tap;      /* strides between rows of taps, and between taps, in w */
+    int32_t step, line;           /* stride between positions in x */
+    int32_t results;              /* number of results per position */
+    int32_t out_step, out_line;   /* strides between positions, and between lines, in out */
+    int32_t of_group, filter;     /* results of a group; stride between them in w */
     const int32_t *start;
     const pm_real *scale, *bias;
     float inverse;
     int32_t zero_x, zero;
 } pm_q8_layer;
 
-/* A layer of `results`, whose weights have `channels` from one tap to the next; `shape` has the channels that lie in a
-pixel of x and of out. */
+/* Returns a layer of `results`, whose weights have `channels` per tap; `shape` has the channels of a pixel of x and
+   of out. */
 static inline pm_q8_layer pm_q8_layer_of(const int32_t *shape, int32_t results, int32_t channels,
                                          const int32_t *start, const pm_real *scale, const pm_real *bias,
                                          int32_t zero_x, pm_real inverse, int32_t zero)
@@ -51,14 +51,14 @@ static inline pm_q8_layer pm_q8_layer_of(const int32_t *shape, int32_t results, 
     };
 }
 
-/* Computes results of a place from `first` on, which sees so many rows and columns of its window. */
+/* Computes results of a position from `first` on, with a range of rows and columns of its window. */
 typedef void pm_q8_edge(int8_t *to, const int8_t *x, const int8_t *w, int32_t rows, int32_t columns, int32_t first,
                         const pm_q8_layer *layer);
-/* Computes results of so many lines of places that see whole windows. */
+/* Computes results of a number of lines of positions with complete windows. */
 typedef void pm_q8_inside(int8_t *to, const int8_t *x, const int8_t *w, int32_t lines, int32_t places,
                           const pm_q8_layer *layer);
 
-/* Computes a layer; `inside` computes the first `most` results of a place. */
+/* Computes a layer; `inside` computes the first `most` results of a position. */
 static inline void pm_q8_convolve(int8_t *out, const int8_t *x, const int8_t *w, const int32_t *shape, int32_t batch,
                                   const pm_q8_layer *layer, int32_t most, pm_q8_edge *edge, pm_q8_inside *inside)
 {

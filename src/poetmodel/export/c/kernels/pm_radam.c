@@ -1,8 +1,8 @@
-/* A step of RAdam; steps are those before this one, which pm_add_one counts afterwards
+/* A step of RAdam; `steps` is the number of earlier steps, which pm_add_one increments afterwards
 
-   The length of the average of squares is most - 2 t beta^t / (1 - beta^t), a small difference of large numbers. With
-   y = -t log(beta) it is least + scale (1 - y / expm1(y)), where least = most - scale and scale = -2 / log(beta). Up to
-   a length of `enough` a step is that of momentum, and squares are only averaged. */
+   The length of the average of squares is most - 2 t beta^t / (1 - beta^t), a small difference of large numbers.
+   With y = -t log(beta), it is least + scale (1 - y / expm1(y)), where least = most - scale and scale = -2 /
+   log(beta). Up to a length of `enough`, a step is that of momentum, and squares are only averaged. */
 #include "pm_lerp.h"
 #include "pm_kernels.h"
 

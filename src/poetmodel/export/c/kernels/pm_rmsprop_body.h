@@ -1,4 +1,4 @@
-/* A step of RMSprop: with a buffer of momentum, and with means that squares are centered by, where these are there */
+/* A step of RMSprop; with a buffer of momentum, and with means by which squares are centered, if these are not 0 */
 #ifndef PM_RMSPROP_BODY_H
 #define PM_RMSPROP_BODY_H
 

@@ -1,4 +1,4 @@
-/* As pm_rmsprop, by the variance of gradients */
+/* As pm_rmsprop, with the variance of gradients */
 #include "pm_rmsprop_body.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* out = x rounded to the nearest integer, to the even one of two */
+/* out = x rounded to the nearest integer, ties to even */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

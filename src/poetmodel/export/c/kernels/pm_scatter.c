@@ -1,6 +1,6 @@
 /* out[index * step] = x; negative indices count from size
 
-   shape goes over x, out without the dimension that is indexed, and index. */
+   shape loops over x, out without the indexed dimension, and index. */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

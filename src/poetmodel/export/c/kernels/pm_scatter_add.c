@@ -1,4 +1,4 @@
-/* out[index * step] += x, but where the index is skipped; shape as for pm_scatter */
+/* out[index * step] += x, unless the index is `skipped`; shape as for pm_scatter */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

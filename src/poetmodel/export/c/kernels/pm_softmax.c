@@ -1,6 +1,6 @@
-/* out = softmax of n elements; outer goes over the rows of out and x, which may be the same
+/* out = softmax of n elements; outer is the shape table of the rows of out and x, which may be the same
 
-   Where is_safe, a row of -infinity becomes 0. */
+   With is_safe, a row of -infinity becomes 0. */
 #include "pm_each.h"
 #include "pm_kernels.h"
 #include "pm_total.h"

@@ -1,4 +1,4 @@
-/* Gradient of pm_softmax from its output y; outer goes over the rows, out may be an input */
+/* Gradient of pm_softmax from its output y; outer is the shape table of the rows; out may be an input */
 #include "pm_each.h"
 #include "pm_kernels.h"
 #include "pm_total.h"

@@ -1,4 +1,4 @@
-/* out = log(1 + exp(beta x)) / beta, and x where beta x is above the threshold */
+/* out = log(1 + exp(beta x)) / beta, or x if beta x is above the threshold */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

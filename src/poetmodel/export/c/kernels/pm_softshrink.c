@@ -1,4 +1,4 @@
-/* out = x moved towards 0 by a number, and 0 between */
+/* out = x moved towards 0 by a number, 0 if |x| is smaller */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

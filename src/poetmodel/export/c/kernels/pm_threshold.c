@@ -1,4 +1,4 @@
-/* Threshold and ReLU: out = x where it is above the threshold, or NaN, else a number */
+/* Threshold and ReLU: out = x if it is above the threshold, or NaN, otherwise a number */
 #define PM_EACH_UNROLL PM_UNROLL(4)
 #include "pm_each.h"
 #include "pm_kernels.h"

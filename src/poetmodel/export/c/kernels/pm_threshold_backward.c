@@ -1,4 +1,4 @@
-/* Gradient of pm_threshold; x may be its output where threshold and value are the same */
+/* Gradient of pm_threshold; x may be its output if threshold and value are equal */
 #define PM_EACH_UNROLL PM_UNROLL(4)
 #include "pm_each.h"
 #include "pm_kernels.h"

@@ -1,4 +1,4 @@
-/* Sums that carry along what rounding loses (Kahan), so that long ones are as good as short ones. */
+/* Compensated sums (Kahan), which carry the rounding error along, so that long sums are as accurate as short ones. */
 #ifndef PM_TOTAL_H
 #define PM_TOTAL_H
 

@@ -1,6 +1,6 @@
-/* out = x on and below a diagonal (is_lower), or on and above it, else 0
+/* out = x on and below a diagonal (is_lower), or on and above it, otherwise 0
 
-   outer goes over matrices of out and x. */
+   outer loops over matrices of out and x. */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

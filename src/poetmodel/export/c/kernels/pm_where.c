@@ -1,4 +1,4 @@
-/* out = x where the condition holds, else y */
+/* out = x if the condition is true, otherwise y */
 #define PM_EACH_UNROLL PM_UNROLL(4)
 #include "pm_each.h"
 #include "pm_kernels.h"

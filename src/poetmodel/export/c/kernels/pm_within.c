@@ -1,4 +1,4 @@
-/* Whether all indices are `ignored`, or from low on and below high; shape goes over them */
+/* Returns whether all indices are `ignored`, or from low to below high; shape loops over them */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

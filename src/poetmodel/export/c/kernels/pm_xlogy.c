@@ -1,4 +1,4 @@
-/* out = x log(y), 0 where x is 0 */
+/* out = x log(y), or 0 if x is 0 */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

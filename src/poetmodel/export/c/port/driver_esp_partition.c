@@ -1,6 +1,6 @@
-/* Storage on a partition of an ESP32: the one of type data in the partition table whose label is PM_PARTITION. A block
-   is erased when its first byte is written. Storage begins at PM_FLASH_START of it, which two networks in one partition
-   need. */
+/* Storage on a partition of an ESP32: that of type data in the partition table with label PM_PARTITION. A block is
+   erased when its first byte is written. Storage begins at PM_FLASH_START in the partition, for two networks in one
+   partition. */
 #include <string.h>
 
 #include "esp_partition.h"
@@ -10,7 +10,7 @@ static inline unsigned int pm_chip_unit(void);
 #define PM_FLASH_DRIVER
 #include "pm_pages.h"
 
-#define PM_MOST_UNIT 16u /* what is written at a time where the partition is encrypted */
+#define PM_MOST_UNIT 16u /* write unit of an encrypted partition */
 
 #ifndef PM_PARTITION
 #define PM_PARTITION "pm_pages"
@@ -36,7 +36,7 @@ static inline unsigned int pm_chip_unit(void)
     return partition && partition->encrypted ? PM_MOST_UNIT : 1u;
 }
 
-/* The same where it has room for all slots. */
+/* Returns the partition if all slots fit it. */
 static const esp_partition_t *pm_whole_partition(void)
 {
     const esp_partition_t *const partition = pm_partition();

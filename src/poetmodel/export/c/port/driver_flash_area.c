@@ -1,6 +1,6 @@
-/* Storage on a flash area of Zephyr: the partition of the devicetree whose node label is PM_PARTITION, on a chip or on the
-   SoC's own flash. A block is erased when its first byte is written. Storage begins at PM_FLASH_START of it, which two
-   networks in one partition need. */
+/* Storage on a flash area of Zephyr: the partition of the devicetree with node label PM_PARTITION, on a chip or in
+   the flash of the SoC. A block is erased when its first byte is written. Storage begins at PM_FLASH_START in the
+   partition, for two networks in one partition. */
 #include <string.h>
 #include <zephyr/storage/flash_map.h>
 
@@ -9,7 +9,7 @@ static inline unsigned int pm_chip_unit(void);
 #define PM_FLASH_DRIVER
 #include "pm_pages.h"
 
-#define PM_MOST_UNIT 32u /* no write block of flash is larger */
+#define PM_MOST_UNIT 32u /* no flash has a larger write block */
 
 #ifndef PM_PARTITION
 #define PM_PARTITION pm_partition
@@ -71,7 +71,7 @@ int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
 }
 
 #if PM_MAPPED
-/* Only the SoC's own flash lies where the core reads it. */
+/* Only the flash of the SoC is memory-mapped. */
 const void *pm_storage_address(uint32_t address)
 {
     const struct flash_area *area;

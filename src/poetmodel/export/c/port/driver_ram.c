@@ -1,6 +1,6 @@
-/* Storage in memory that the step may not use otherwise: a RAM disk, or external memory that the core reads and writes
-   where it is mapped, such as SDRAM or PSRAM. Define PM_STORAGE_ADDRESS as where that begins, once the application has
-   set its controller up, or PM_STORAGE_SECTION as a section of the linker that lies there, in quotes. */
+/* Storage in memory outside of the step's RAM limit: a RAM disk, or memory-mapped external memory such as SDRAM or
+   PSRAM. Define PM_STORAGE_ADDRESS as its start, after the application has set up its controller, or
+   PM_STORAGE_SECTION as a linker section in it, in quotes. */
 #include <string.h>
 
 #include "pm_pages.h"

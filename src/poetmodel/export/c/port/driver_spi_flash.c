@@ -1,21 +1,21 @@
-/* Storage on serial NOR flash with the usual commands, up to 16 MiB: pages of 256 B, sectors of 4 KiB. Those of a block
-   (PM_STORAGE_BLOCK) are erased when its first byte is written. Storage begins at PM_FLASH_START, which a second network
-   on the chip, or another user of it, needs; the chip has PM_FLASH_BYTES. A chip whose identification is all zeros or all
-   ones does not answer: that is an error, and nothing is written. */
+/* Storage on serial NOR flash with the usual commands, up to 16 MiB: pages of 256 B, sectors of 4 KiB. The sectors
+   of a block (PM_STORAGE_BLOCK) are erased when its first byte is written. Storage begins at PM_FLASH_START, for a
+   second network or other data on the chip; the chip has PM_FLASH_BYTES. A chip whose identification is all zeros or
+   all ones does not respond: this is an error, and no byte is written. */
 #define PM_FLASH_DRIVER
 #include "pm_pages.h"
 #include "pm_spi.h"
 
 #define PM_FLASH_PAGE 256u
 #define PM_FLASH_SECTOR 4096u
-#define PM_FLASH_POLLS 10000000u /* far more than the slowest erase takes */
+#define PM_FLASH_POLLS 10000000u /* much longer than the slowest erase */
 
 #if PM_STORAGE_BLOCK % 4096u
 #error "slots on flash begin where a sector does: PM_STORAGE_BLOCK must be a multiple of 4096"
 #endif
 
 #ifndef PM_FLASH_BYTES
-#define PM_FLASH_BYTES 16777216u /* what three bytes of an address reach */
+#define PM_FLASH_BYTES 16777216u /* range of a 3-byte address */
 #endif
 _Static_assert(PM_FLASH_BYTES <= 16777216u, "PM_FLASH_BYTES: this driver reaches 16 MiB");
 _Static_assert(PM_FLASH_START <= PM_FLASH_BYTES &&
@@ -46,18 +46,18 @@ static int pm_flash_until_ready(void)
         uint8_t status = 1;
         const int error = pm_spi_transfer(&command, 1, 0, &status, 1);
         if (error) return error;
-        if (status == 0xFFu) return PM_ERROR_PAGE; /* no chip has all of these bits: nobody drives the line */
+        if (status == 0xFFu) return PM_ERROR_PAGE; /* no chip sets all these bits: no chip drives the line */
         if (!(status & 1u)) return PM_OK;
     }
     return PM_ERROR_PAGE;
 }
 
-/* Whether the chip, which is ready, answers, and has room for storage. The third byte is the size as a power of two, in
-   most chips: from 64 KiB to 16 MiB. */
+/* Returns whether the ready chip responds, and storage fits it. The third byte is the size as a power of two, in
+   almost all chips: from 64 KiB to 16 MiB. */
 static int pm_flash_answers(void)
 {
     const uint8_t command = READ_IDENTIFICATION;
-    uint8_t id[3] = {0x00, 0xFF, 0x00}; /* neither, where a model of a bus knows no such command */
+    uint8_t id[3] = {0x00, 0xFF, 0x00}; /* neither, if a model of a bus lacks the command */
     const int error = pm_spi_transfer(&command, 1, 0, id, sizeof id);
     if (error) return error;
     const int is_silent = id[0] == id[1] && id[1] == id[2] && (id[0] == 0x00u || id[0] == 0xFFu);
@@ -65,8 +65,8 @@ static int pm_flash_answers(void)
     return is_silent || !pm_flash_holds(size) ? PM_ERROR_PAGE : PM_OK;
 }
 
-/* Changes flash by one command, and returns when that is done. After a reset of the core, or a failure, the chip may
-   still be at what came before: until then it does not listen. */
+/* Changes flash by one command, and returns when that is done. After a reset of the core or a failure, the chip may
+   still execute an earlier command, and ignores others until then. */
 static int pm_flash_change(uint8_t code, uint32_t address, const uint8_t *out, uint32_t bytes)
 {
     const uint8_t enable = WRITE_ENABLE;
@@ -76,7 +76,7 @@ static int pm_flash_change(uint8_t code, uint32_t address, const uint8_t *out, u
     return error ? error : pm_flash_until_ready();
 }
 
-/* Erases a block: generations that share it may leave the first byte of a sector in it out. */
+/* Erases a block: generations that share it may skip the first byte of a sector. */
 static int pm_flash_erase(uint32_t address)
 {
     int error = PM_OK;
@@ -91,7 +91,7 @@ int pm_storage_read(uint32_t address, void *to, uint32_t bytes)
     int error = pm_flash_until_ready();
     if (!error) error = pm_flash_answers();
     if (!error) error = pm_flash_command(READ, PM_FLASH_START + address, 0, to, bytes);
-    return error ? error : pm_flash_answers(); /* what a bus gives that fails meanwhile is not what was written */
+    return error ? error : pm_flash_answers(); /* data from a failing bus differ from the written data */
 }
 
 int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
@@ -101,7 +101,7 @@ int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
     if (silent) return PM_ERROR_PAGE;
     address += PM_FLASH_START;
     while (bytes > 0) {
-        const uint32_t left = PM_FLASH_PAGE - address % PM_FLASH_PAGE; /* a program command stays in its page */
+        const uint32_t left = PM_FLASH_PAGE - address % PM_FLASH_PAGE; /* a program command cannot cross its page */
         const uint32_t count = bytes < left ? bytes : left;
         int error = PM_OK;
         if (address % PM_STORAGE_BLOCK == 0) error = pm_flash_erase(address);

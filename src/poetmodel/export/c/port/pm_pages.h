@@ -1,7 +1,7 @@
-/* The page driver over storage that is a row of bytes: where slots lie, checks, checksums. It is code: the one file of
-   a driver that has the functions of pm_storage.h includes it. Every transfer is done when the call returns; a port
-   with DMA writes the functions of pages itself. Where storage forgets (PM_VOLATILE) there are two drivers: that of
-   storage, and that of the flash that keeps generations, which defines PM_FLASH_DRIVER first and has all of them. */
+/* The page driver for byte-addressed storage: offsets of slots, checks, checksums. It is code: the source file of a
+   driver with the functions of pm_storage.h includes it. All transfers are done when the call returns; a port with
+   DMA implements the functions of pages itself. If storage is volatile (PM_VOLATILE), there are two drivers: that of
+   storage, and that of the flash with generations, which defines PM_FLASH_DRIVER first and has all generations. */
 #ifndef PM_PAGES_H
 #define PM_PAGES_H
 
@@ -35,7 +35,7 @@ static inline uint32_t pm_end(void)
 #include "../src/pm_checksum.h"
 #endif
 
-#ifdef PM_FAULTS /* storage that goes wrong on purpose is put between */
+#ifdef PM_FAULTS /* fault injection is placed in between */
 #include "../host/pm_faults.h"
 #define PM_READ(read, address, to, bytes) pm_faulty_read(read, address, to, bytes)
 #define PM_WRITE(write, address, from, bytes) pm_faulty_write(write, address, from, bytes)
@@ -48,19 +48,19 @@ static inline uint32_t pm_end(void)
 #error "pages that are written piece by piece carry no checksum: leave CHECKSUM out"
 #endif
 
-/* What moves that storage has no number of its own for. */
+/* Returns the error of a transfer; unknown errors of storage become PM_ERROR_PAGE. */
 static int pm_moved(int error)
 {
     return error == PM_OK || error == PM_ERROR_SHORT ? error : PM_ERROR_PAGE;
 }
 
-/* A number that may be 0 without a warning where something is compared with it. */
+/* A constant that may be 0, without warnings about comparisons with it. */
 static inline uint32_t pm_count(uint32_t number)
 {
     return number;
 }
 
-/* Moves bytes of a slot, which begin at an address of storage, or of the flash that keeps generations. */
+/* Transfers bytes of a slot at an address of storage, or of the flash with generations. */
 static int pm_read(uint32_t slot, uint32_t address, void *to, uint32_t bytes)
 {
 #if PM_VOLATILE
@@ -91,12 +91,12 @@ static uint32_t pm_up(uint32_t bytes, uint32_t step)
 #define PM_PAGE_UNIT PM_STORAGE_UNIT
 #endif
 #define PM_PAGE_SUM_BYTES (4u + PM_PAGE_UNIT - 1u)
-static uint32_t pm_sum[PM_PAGE_SLOTS + 1u]; /* of what was written last since the start, 0 where nothing was */
+static uint32_t pm_sum[PM_PAGE_SLOTS + 1u]; /* checksum of the last write since the start, 0 if none */
 #else
 #define PM_PAGE_SUM_BYTES 0u
 #endif
 
-/* Which slot of its generation a slot is, from PM_PAGE_SLOTS on; those in blocks of their own stay. */
+/* Returns the slot number within its generation, from PM_PAGE_SLOTS on; slots of pages are unchanged. */
 static uint32_t pm_row_of(uint32_t slot)
 {
 #if PM_COMMIT
@@ -113,7 +113,7 @@ static uint32_t pm_row_of(uint32_t slot)
 #endif
 
 #if PM_REPLAY
-/* What a group of samples takes: pm_replay.c writes it. */
+/* Size of a group of samples, which pm_replay.c writes. */
 static uint32_t pm_group_bytes(void)
 {
     const uint32_t samples = PM_GROUP_SAMPLES * PM_SAMPLE_BYTES * (uint32_t)(sizeof(pm_real) / 4u);
@@ -135,7 +135,7 @@ static uint32_t pm_bytes_of(uint32_t slot)
 }
 
 #if PM_COMMIT
-/* What every tensor of a generation, and every sum, begins at a multiple of: PM_CHIP_UNIT is what a driver finds. */
+/* Alignment of every tensor and checksum of a generation: PM_CHIP_UNIT is the unit that a driver detects. */
 static uint32_t pm_unit(void)
 {
     const uint32_t least = (uint32_t)sizeof(pm_real) > PM_COMMIT_UNIT ? (uint32_t)sizeof(pm_real) : PM_COMMIT_UNIT;
@@ -147,14 +147,14 @@ static uint32_t pm_unit(void)
 #endif
 }
 
-/* Whether a slot is a tensor of a generation with its sum behind it. */
+/* Returns whether a slot is a tensor of a generation with a checksum after it. */
 static int pm_has_sum(uint32_t slot)
 {
     const uint32_t row = pm_row_of(slot);
     return PM_STATE_SUMS && slot < PM_SLOTS && row > PM_RECORD_ROW && row < PM_SEAL_ROW;
 }
 
-/* What the slots of a generation take before one of them. */
+/* Returns the size of the slots of a generation before one of them. */
 static uint32_t pm_rows_before(uint32_t end)
 {
     uint32_t all = 0;
@@ -164,7 +164,7 @@ static uint32_t pm_rows_before(uint32_t end)
     return all;
 }
 
-/* Where the generation in a place begins; in the place after the last: where they end. */
+/* Returns the address of a generation; for the number of generations, the end of the last one. */
 static uint32_t pm_generation_start(uint32_t generation)
 {
     if (PM_SHARED > 1u) {
@@ -176,8 +176,8 @@ static uint32_t pm_generation_start(uint32_t generation)
 }
 #endif
 
-/* Where a slot begins; of one after the last: where storage ends. Generations come first, then pages, so that programs
-   with other tensors find each other's records; stored samples are last. */
+/* Returns the address of a slot; for the number of slots, the end of storage. Generations are first, then pages, so
+   that programs with other tensors find each other's records; stored samples are last. */
 static uint32_t pm_start_of(uint32_t slot)
 {
     uint32_t start = 0;
@@ -207,10 +207,10 @@ static inline uint32_t pm_end(void)
     return PM_VOLATILE ? pm_start_of(PM_PAGE_SLOTS) : pm_start_of(PM_SLOTS + PM_GROUPS);
 }
 
-/* Finds where bytes of a slot are. */
+/* Computes the address of bytes of a slot. */
 static int pm_find(uint32_t slot, uint32_t offset, uint32_t bytes, uint32_t *address)
 {
-    static uint32_t last, start; /* the slot that was found last, plus 1: it is written piece by piece */
+    static uint32_t last, start; /* the last computed slot, plus 1, because it is written in pieces */
     *address = start + offset;
     if (slot >= pm_count(PM_SLOTS + PM_GROUPS) || offset > pm_bytes_of(slot) || bytes > pm_bytes_of(slot) - offset) {
         return PM_ERROR_SLOT;
@@ -225,19 +225,19 @@ static int pm_find(uint32_t slot, uint32_t offset, uint32_t bytes, uint32_t *add
 #ifdef __cplusplus
 extern "C" {
 #endif
-extern uint32_t pm_numbers[2]; /* of the commit that is read, and of the one that is written: pm_commit.c */
+extern uint32_t pm_numbers[2]; /* of the commit to read, and of the commit to write: pm_commit.c */
 #ifdef __cplusplus
 }
 #endif
 
-/* What the sum of a tensor begins with, so that one of another place, commit or step does not pass. */
+/* Returns the start value of the checksum of a tensor, which differs for other addresses, commits and steps. */
 static uint32_t pm_sum_begin(uint32_t slot, int written)
 {
     const uint32_t key[3] = {PM_LAYOUT_ID, pm_row_of(slot), pm_numbers[written]};
     return pm_sum_on(0, key, sizeof key);
 }
 
-/* Compares the sum behind a tensor with one of what was read. */
+/* Checks the checksum after a tensor against that of the bytes read. */
 static int pm_sum_compare(uint32_t slot, uint32_t address, uint32_t found)
 {
     uint32_t sum = 0;
@@ -252,8 +252,8 @@ static int pm_sum_write(uint32_t slot, uint32_t address, uint32_t sum)
 #endif
 
 #if PM_COMMIT
-/* Where a generation begins with no record, looks for one in its other blocks, and behind the last generation in all of
-   storage: another program may have begun its generations there. What is found has the number 0. */
+/* If a generation begins without a record, searches for one in its other blocks and, after the last generation, in
+   all of storage, where another program may have begun its generations. A found record gets the number 0. */
 static int pm_find_record(uint32_t slot, uint32_t address, pm_record_t *record)
 {
     const uint32_t generation = (slot - PM_PAGE_SLOTS) / PM_STATE_SLOTS;
@@ -277,13 +277,13 @@ static int pm_find_record(uint32_t slot, uint32_t address, pm_record_t *record)
 #endif
 
 #ifdef PM_CHECKSUM
-/* Where the sum of a page is: after it, where a write may begin. */
+/* Returns the address of the checksum of a page: after it, at a write unit. */
 static uint32_t pm_sum_place(uint32_t address, uint32_t bytes)
 {
     return pm_up(address + bytes, PM_PAGE_UNIT);
 }
 
-/* Of a page and its slot, so that a page of another slot does not pass; never 0. */
+/* Returns the checksum of a page and its slot number, so that pages of other slots are detected; never 0. */
 static uint32_t pm_sum_of(uint32_t slot, const void *data, uint32_t bytes)
 {
     const uint32_t sum = pm_checksum(pm_checksum(0, &slot, sizeof slot), data, bytes);
@@ -298,7 +298,7 @@ int pm_page_out(uint32_t slot, const void *from, uint32_t bytes)
     if (!error) error = pm_write(slot, address, from, bytes);
 #if PM_STATE_SUMS
     if (!error && pm_has_sum(slot)) {
-        if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT; /* the sum is of the whole tensor */
+        if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT; /* the checksum is of the whole tensor */
         return pm_sum_write(slot, address, pm_sum_on(pm_sum_begin(slot, 1), from, bytes));
     }
 #endif
@@ -335,7 +335,7 @@ int pm_page_in(uint32_t slot, void *to, uint32_t bytes)
         if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT;
         error = pm_read(slot, pm_sum_place(address, bytes), &sum, sizeof sum);
         if (error) return error;
-        const int is_last = pm_sum[slot] == 0 || pm_sum[slot] == sum; /* an older page has its own sum */
+        const int is_last = pm_sum[slot] == 0 || pm_sum[slot] == sum; /* an older page has another checksum */
         return is_last && pm_sum_of(slot, to, bytes) == sum ? PM_OK : PM_ERROR_CHECKSUM;
     }
 #endif
@@ -405,7 +405,7 @@ int pm_page_write(uint32_t slot, uint32_t offset, const void *from, uint32_t byt
     int error = pm_find(slot, offset, bytes, &address);
     if (!error) error = pm_write(slot, address, from, bytes);
 #if PM_STATE_SUMS
-    static uint32_t sum; /* of the tensor that is being written, until here */
+    static uint32_t sum; /* checksum of the tensor in progress, up to here */
     static int has_sum;
     if (offset == 0 && !error) {
         has_sum = pm_has_sum(slot);
@@ -437,7 +437,7 @@ int pm_page_check(uint32_t slot)
 #endif
 
 #ifdef PM_FLASH_DRIVER
-/* Where storage begins in the chip, the partition or the area: what lies before belongs to others, such as a second
+/* Start of storage in the chip, the partition or the area: addresses before may have other data, such as a second
    network. */
 #ifndef PM_FLASH_START
 #define PM_FLASH_START 0u
@@ -446,7 +446,7 @@ int pm_page_check(uint32_t slot)
 #error "PM_FLASH_START: storage begins where an erase block does, at a multiple of PM_STORAGE_BLOCK (PM_COMMIT_BLOCK where storage forgets)"
 #endif
 
-/* Whether storage fits into so many bytes of flash. */
+/* Returns whether storage fits a flash of this size. */
 static inline int pm_flash_holds(uint32_t bytes)
 {
     return (uint64_t)PM_FLASH_START + pm_end() <= bytes;

@@ -1,4 +1,4 @@
-/* The one function of a board that driver_spi_flash.c needs. */
+/* The function of the board that driver_spi_flash.c needs. */
 #ifndef PM_SPI_H
 #define PM_SPI_H
 

@@ -1,11 +1,11 @@
-/* Checksums: of pages and records, and a faster one of committed state. */
+/* Checksums: CRC-32 of pages and records, and a faster one of committed state. */
 #ifndef PM_CHECKSUM_H
 #define PM_CHECKSUM_H
 
 #include <stdint.h>
 #include <string.h>
 
-/* CRC-32 as in zlib: begins with 0, goes on with what it returned. */
+/* CRC-32 as in zlib: the first call gets 0, each further call the result before. */
 static inline uint32_t pm_checksum(uint32_t sum, const void *data, uint32_t bytes)
 {
     static const uint32_t table[16] = {
@@ -29,12 +29,13 @@ static inline uint32_t pm_sum_pair(uint32_t sum, const uint8_t *data)
     return ((sum >> 11 | sum << 21) ^ first) * 0x9E3779B1u + second;
 }
 
-/* Pair by pair of words, the last one filled with zeros: each step maps either word, and sums, one to one, so that bits
-   of one word that changed are always noticed. All but the last of the parts of a page have whole pairs. */
+/* Processes pairs of words, the last one padded with zeros. Each step is a bijection of either word and of the sums,
+   so that changed bits within one word are always detected. All but the last fragment of a page must have whole
+   pairs. */
 static inline uint32_t pm_sum_on(uint32_t sum, const void *data, uint32_t bytes)
 {
     const uint8_t *byte = (const uint8_t *)data;
-    for (; bytes >= 64u; bytes -= 64u, byte += 64) { /* two loads and two instructions for each pair */
+    for (; bytes >= 64u; bytes -= 64u, byte += 64) { /* two loads and two arithmetic instructions per pair */
         sum = pm_sum_pair(pm_sum_pair(sum, byte), byte + 8);
         sum = pm_sum_pair(pm_sum_pair(sum, byte + 16), byte + 24);
         sum = pm_sum_pair(pm_sum_pair(sum, byte + 32), byte + 40);

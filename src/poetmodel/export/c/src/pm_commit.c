@@ -1,5 +1,5 @@
-/* Commits: of the generations of state on storage one is whole, whenever the power goes. Each begins with a record and
-   ends with a seal: it is whole where both are right, and the newest whole one has the state. */
+/* Commits: one of the generations of state on storage is complete at any time, also after a power cut. Each begins
+   with a record and ends with a seal: it is complete if both are valid. The newest complete one has the state. */
 #include "pm_record.h"
 #include "pm_runtime.h"
 #if PM_BEST
@@ -8,8 +8,8 @@
 
 #if PM_COMMIT
 
-/* What the mark of a seal is made of: the first generation of a run has its own. Numbers stay below PM_MOST_COMMITS, so
-   that neither mark can be taken for the other, for zeros or for ones. */
+/* Constants of the mark of a seal; the first generation after pm_init has a different one. Numbers are below
+   PM_MOST_COMMITS, so that the two marks, all zeros and all ones can be distinguished. */
 #define PM_MARK 0xA5C31E87u
 #define PM_FIRST_MARK 0x53C31E87u
 #define PM_MOST_COMMITS 0x10000000u
@@ -17,10 +17,10 @@
 _Static_assert(sizeof(pm_record_t) == PM_RECORD_BYTES && sizeof(pm_seal_t) == PM_SEAL_BYTES, "sizes of pm_driver.h");
 
 uint32_t pm_generation, pm_next;
-uint32_t pm_numbers[2]; /* of the generation that is whole, and of the next one */
+uint32_t pm_numbers[2]; /* of the complete generation, and of the next one */
 uint32_t pm_commits, pm_steps;
 static uint32_t pm_run;
-static pm_record_t pm_begun; /* of the next generation; its number is 0 until something of that is written */
+static pm_record_t pm_begun; /* record of the next generation; its number is 0 until the record is written */
 
 #if PM_RANDOM
 #define PM_RANDOM_FROM(step) (pm_random_step = (step))
@@ -28,7 +28,7 @@ static pm_record_t pm_begun; /* of the next generation; its number is 0 until so
 #define PM_RANDOM_FROM(step) ((void)0)
 #endif
 
-/* What goes to storage and comes from there: alone in its cache lines, as all in the arena is. */
+/* Buffer for transfers of records and seals, with cache lines of its own, like all data in the arena. */
 static union {
     pm_record_t record;
     pm_seal_t seal;
@@ -45,11 +45,12 @@ static uint32_t pm_seal_slot(uint32_t generation)
     return pm_record_slot(generation) + PM_STATE_SLOTS - 1u;
 }
 
-/* What a generation is for: to go on from, or to be kept as the best one. */
+/* The purpose of a generation: current state, or best state. */
 typedef enum { PM_RUNNING, PM_KEPT } pm_kind;
 
-/* The order of the state, and what a build says of storage: another one finds no tensor where this one looks. The last
-   12 bits are how many generations take turns: with fewer of them the newest one may lie in a place that is none. */
+/* Hash of the order of state and of the storage parameters of a build: with another one, tensors are at other
+   addresses. The last 12 bits are the number of generations that take turns: a build with fewer may not find the
+   newest one. */
 #define PM_COUNT_BITS 0xFFFu
 _Static_assert(PM_GENERATIONS <= PM_COUNT_BITS + 1u, "PM_GENERATIONS: 4096 at most");
 
@@ -79,15 +80,15 @@ static uint32_t pm_mark_of(const pm_record_t *record)
     return record->number ^ (record->number == record->run ? PM_FIRST_MARK : PM_MARK);
 }
 
-/* What storage has. */
+/* The generations found on storage. */
 typedef struct {
-    pm_record_t newest; /* of the whole generations below a number; its number is 0 without any */
+    pm_record_t newest; /* newest complete generation below a number; its number is 0 if there is none */
     uint32_t generation;
-    uint32_t last;   /* the highest number of all that were whole once, 0 without any */
-    uint32_t begun;  /* the highest number of all */
-    int is_new_run;  /* the last one is damaged, and the first of its run */
-    int is_damaged;  /* the driver says so of one */
-    int is_other;    /* there is a record that is not ours */
+    uint32_t last;   /* the highest number of all generations that were ever complete, 0 if none */
+    uint32_t begun;  /* the highest number of all begun generations */
+    int is_new_run;  /* whether the last one is damaged, and the first since its pm_init */
+    int is_damaged;  /* whether the driver reports damage */
+    int is_other;    /* whether a record is of another step, instance or layout */
 } pm_records_t;
 
 static uint32_t pm_higher(uint32_t a, uint32_t b)
@@ -95,8 +96,8 @@ static uint32_t pm_higher(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-/* Reads a record or a seal to pm_moving: zeros, which are none, where storage says that it is damaged. A short read is
-   none where pm_init asks: a file may be shorter than what it is to become. */
+/* Reads a record or a seal to pm_moving; zeros, which are invalid, if storage reports damage. With is_short_none, as
+   for pm_init, a short read also gives zeros: a new file may be shorter than its final size. */
 static int pm_read_end(uint32_t slot, uint32_t bytes, int is_short_none, pm_records_t *found)
 {
     int error = pm_page_in(slot, &pm_moving, bytes);
@@ -116,14 +117,15 @@ static uint32_t pm_wrong_bytes(uint32_t a, uint32_t b)
     return wrong;
 }
 
-/* The number of a mark; none: 0. */
+/* Returns the number in a mark, 0 if the mark is invalid. */
 static uint32_t pm_number_of(uint32_t mark)
 {
     const uint32_t number = mark ^ PM_MARK, first = mark ^ PM_FIRST_MARK;
     return number < PM_MOST_COMMITS ? number : first < PM_MOST_COMMITS ? first : 0;
 }
 
-/* Judges one generation as a whole. A byte of its seal may have changed since it was written: all else was before. */
+/* Reads one generation, and updates `found`. One byte of its seal may have changed since it was written: all other
+   data was written before. */
 static int pm_read_generation(pm_kind kind, uint32_t generation, uint32_t below, int is_short_none, pm_records_t *found)
 {
     PM_TRY(pm_read_end(pm_record_slot(generation), PM_RECORD_BYTES, is_short_none, found));
@@ -136,7 +138,7 @@ static int pm_read_generation(pm_kind kind, uint32_t generation, uint32_t below,
     }
 
     PM_TRY(pm_read_end(pm_seal_slot(generation), PM_SEAL_BYTES, is_short_none, found));
-    const uint32_t mark = pm_moving.seal.mark, again = ~pm_moving.seal.check ^ pm_identity(kind); /* the mark twice */
+    const uint32_t mark = pm_moving.seal.mark, again = ~pm_moving.seal.check ^ pm_identity(kind); /* copy of the mark */
     if (is_sound) {
         const uint32_t right = pm_mark_of(&record);
         const int is_whole = pm_wrong_bytes(mark, right) + pm_wrong_bytes(again, right) <= 1u;
@@ -170,8 +172,9 @@ static int pm_read_records(uint32_t below, int is_short_none, pm_records_t *foun
     return PM_OK;
 }
 
-/* The place of a generation after another one: the next in its block, or the first in the next block, which its first
-   write erases. There are two blocks at least, so that the block of the whole generation stays. */
+/* Returns the address after that of a generation: the next one in its block, or the first one in the next block,
+   which its first write erases. There are at least two blocks, so that the block of the complete generation is not
+   erased. */
 static uint32_t pm_place_after(uint32_t place)
 {
     const uint32_t blocks = (PM_GENERATIONS + PM_SHARED - 1u) / PM_SHARED;
@@ -179,7 +182,7 @@ static uint32_t pm_place_after(uint32_t place)
     return is_in_block ? place + 1u : (place / PM_SHARED + 1u) % blocks * PM_SHARED;
 }
 
-/* Passes over places that a step has begun to write to and no erase has cleared since. */
+/* Skips addresses to which a step has written and that were not erased since. */
 static int pm_pass_begun(pm_records_t *found)
 {
     while (pm_next % PM_SHARED) {
@@ -193,7 +196,7 @@ static int pm_pass_begun(pm_records_t *found)
     return PM_OK;
 }
 
-/* Takes what a record says as what holds now; none: what holds before the first commit of a run. */
+/* Makes a generation the current one; a record of zeros is the state before the first commit after pm_init. */
 static void pm_take(const pm_record_t *record, uint32_t generation, uint32_t begun)
 {
     pm_generation = generation;
@@ -258,7 +261,7 @@ static int pm_write_seal(pm_kind kind, uint32_t generation, const pm_record_t *r
 int pm_commit_begin(uint32_t steps)
 {
     const uint32_t commits = pm_commits + (steps || !pm_commits ? 1u : 0u);
-    if (pm_begun.number) { /* no write of this attempt counts for the one before */
+    if (pm_begun.number) { /* writes of this attempt do not belong to the attempt before */
         pm_numbers[1]++;
         if (pm_next % PM_SHARED) pm_next = pm_place_after(pm_next);
     }
@@ -302,8 +305,8 @@ int pm_resume(void)
 }
 
 #if PM_BEST
-/* The best generation lies in one of two places behind those that take turns, so that a power cut while the next best one
-   is written leaves it whole. Its record has the loss in place of the number of commits. */
+/* The best generation is at one of two addresses after those that take turns, so that it stays complete if a power
+   cut interrupts the write of the next best one. Its record has the loss in place of the number of commits. */
 static int pm_find_best(pm_records_t *found)
 {
     memset(found, 0, sizeof *found);
@@ -331,7 +334,7 @@ int pm_keep_best(pm_real loss)
 {
     pm_records_t found;
     const float kept = (float)loss;
-    PM_TRY(pm_commit_now()); /* so that the running generation has the state as it is */
+    PM_TRY(pm_commit_now()); /* so that the current generation has the current state */
     PM_TRY(pm_find_best(&found));
     const uint32_t place = PM_BEST_PLACE(found.newest.number && found.generation == PM_BEST_PLACE(0u) ? 1u : 0u);
     const uint32_t next = pm_next, number = pm_numbers[1];
@@ -362,7 +365,7 @@ int pm_restore_best(void)
     pm_generation = generation;
     pm_numbers[0] = number;
     if (!error) error = pm_commit();
-    if (error) pm_holds = PM_HOLDS_TORN; /* what lives in RAM is new in part */
+    if (error) pm_holds = PM_HOLDS_TORN; /* state in RAM is partly new */
     return error ? PM_TORN : PM_OK;
 }
 #endif

@@ -1,6 +1,6 @@
-/* Migration: takes over the state that another step of this device has left on storage, as a new generation. It is read
-   from the newest whole generation of that step, wherever that lies, and the new one is written where it harms no block of
-   it: until the seal of the new one is there, a power cut leaves the old one. */
+/* Migration: copies the state of another step of this device from storage to a new generation. It reads the newest
+   complete generation of that step, at any address, and writes the new one to blocks without data of the old one:
+   until the new seal is written, a power cut leaves the old state. */
 #include "pm_runtime.h"
 
 #if PM_MIGRATES
@@ -15,7 +15,7 @@ enum { STEP_BYTES = 256, PIECE_BYTES = 64 }; /* generations that share a block b
 #define FIRST_MARK 0x53C31E87u
 #define COUNT_BITS 0xFFFu
 
-/* The generation that is read. */
+/* The generation to read. */
 static struct {
     uint32_t address, number, steps;
     int is_open;
@@ -26,14 +26,14 @@ static uint32_t up(uint32_t bytes, uint32_t step)
     return (bytes + step - 1u) / step * step;
 }
 
-/* What every tensor of it begins at a multiple of. */
+/* Alignment of the tensors of that generation. */
 static uint32_t unit(void)
 {
     const uint32_t found = pm_old_unit();
     return found > sizeof(pm_real) ? found : (uint32_t)sizeof(pm_real);
 }
 
-/* Where a slot of a generation is, from 0, its record; behind the last one it ends. */
+/* Returns the address of a slot of a generation: 0 is its record, the number of slots is its end. */
 static uint32_t slot_offset(uint32_t slot)
 {
     const uint32_t sum = PM_OLD_STATE_SUMS ? up(4u, unit()) : 0;
@@ -49,7 +49,7 @@ static uint32_t generation_end(uint32_t address)
     return up(address + slot_offset(PM_OLD_TENSORS + 2u), PM_COMMIT_BLOCK);
 }
 
-/* The layout without the number of generations that take turns: see pm_commit.c. */
+/* Returns the layout without the number of generations: see pm_commit.c. */
 static uint32_t layout(void)
 {
     const uint32_t parts[] = {
@@ -59,7 +59,7 @@ static uint32_t layout(void)
     return pm_checksum(0, parts, sizeof parts) & ~COUNT_BITS;
 }
 
-/* Whether a whole generation of the other step begins at an address. */
+/* Returns whether a complete generation of the other step begins at an address. */
 static int read_ends(uint32_t address, uint32_t end, pm_record_t *record)
 {
     uint32_t seal[2];
@@ -79,7 +79,7 @@ static int read_ends(uint32_t address, uint32_t end, pm_record_t *record)
     return PM_OK;
 }
 
-/* Compares the checksums of its tensors. */
+/* Checks the checksums of the tensors of a generation. */
 static int check_tensors(uint32_t address, uint32_t number)
 {
     unsigned char piece[PIECE_BYTES];
@@ -99,7 +99,7 @@ static int check_tensors(uint32_t address, uint32_t number)
     return PM_OK;
 }
 
-/* Finds the newest generation below a number. A block has records where generations may begin: at multiples of 256. */
+/* Finds the newest generation below a number. Generations begin at multiples of 256 within a block. */
 static int find_newest(uint32_t below)
 {
     const uint32_t end = pm_old_end();
@@ -116,7 +116,8 @@ static int find_newest(uint32_t below)
     return old.number ? PM_OK : PM_ERROR_EMPTY;
 }
 
-/* Copies the old generation to another address, block by block, its seal last: it is whole there, or as before. */
+/* Copies the old generation to another address, block by block, and its seal last: after a power cut, the copy is
+   complete or the old one is. */
 static int move_to(uint32_t address)
 {
     unsigned char piece[PM_COMMIT_UNIT > PIECE_BYTES ? PM_COMMIT_UNIT : PIECE_BYTES];
@@ -140,7 +141,7 @@ static int is_apart(uint32_t place, uint32_t address)
     return end <= address / PM_COMMIT_BLOCK * PM_COMMIT_BLOCK || begin >= generation_end(address);
 }
 
-/* Finds a place for the new generation whose blocks have none of the old one's; moves that out of the way if need be. */
+/* Finds an address for the new generation in blocks without data of the old one; moves the old one if necessary. */
 static int find_place(uint32_t *place)
 {
     for (*place = 0; *place < PM_GENERATIONS; *place += PM_SHARED) {

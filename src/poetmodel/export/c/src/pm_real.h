@@ -18,13 +18,13 @@
 
 typedef PM_REAL pm_real;
 
-/* A literal with all its digits, rounded once to double and then to pm_real, as PyTorch does with its scalars.
-   The compiler does this: no double arithmetic is left. */
+/* A literal with all digits, rounded to double and then to pm_real, as PyTorch does with scalars. The compiler does
+   the rounding: no double arithmetic is executed. */
 #define PM_C(literal) ((pm_real)(literal))
 #define PM_INFINITY ((pm_real)INFINITY)
 
 #if PM_IS_DOUBLE
-#define PM_SCALE 2 /* sizeof(pm_real) / 4: offsets and sizes of reals are given for float */
+#define PM_SCALE 2 /* sizeof(pm_real) / 4: offsets and sizes of reals are stated for float */
 #define PM_DIGITS 17
 #define PM_LARGEST DBL_MAX
 #define PM_EPSILON DBL_EPSILON
@@ -63,15 +63,14 @@ typedef PM_REAL pm_real;
 #define PM_RINT(x) rintf(x)
 #endif
 
-/* For sums of many numbers at once: within a larger function compilers run out of registers for them. */
+/* For functions that compute several sums at once: inlined, they would exceed the registers of the caller. */
 #ifdef __GNUC__
 #define PM_OUT_OF_LINE __attribute__((noinline))
 #else
 #define PM_OUT_OF_LINE
 #endif
 
-/* Repeats the body of the loop that follows so often for each branch; sums keep their order. GCC alone: Clang unrolls by
-   itself. */
+/* Unrolls the following loop by a factor; sums keep their order. GCC only: Clang unrolls by itself. */
 #if defined(__GNUC__) && __GNUC__ >= 8 && !defined(__clang__) && !defined(__INTEL_COMPILER)
 #define PM_PRAGMA(text) _Pragma(#text)
 #define PM_UNROLL(times) PM_PRAGMA(GCC unroll times)
@@ -79,7 +78,7 @@ typedef PM_REAL pm_real;
 #define PM_UNROLL(times)
 #endif
 
-/* The second argument where either is NaN; PM_MAX(0, x) thus lets NaN through. Arguments may be evaluated twice. */
+/* Returns the second argument if either is NaN: PM_MAX(0, x) passes NaN through. May evaluate arguments twice. */
 #define PM_MAX(x, y) ((x) > (y) ? (x) : (y))
 #define PM_MIN(x, y) ((x) < (y) ? (x) : (y))
 

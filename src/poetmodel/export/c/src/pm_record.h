@@ -1,32 +1,33 @@
-/* What a generation of committed state begins and ends with. */
+/* The record and the seal: first and last slot of a generation of committed state. */
 #ifndef PM_RECORD_H
 #define PM_RECORD_H
 
 #include "pm_checksum.h"
 
-/* PM_RECORD_BYTES. A step writes it first, at the start of an erase block, where every program finds it. */
+/* PM_RECORD_BYTES. A step writes the record first, at the beginning of an erase block, where every program can find
+   it. */
 typedef struct {
-    uint32_t instance_id; /* PM_INSTANCE_ID; of another one, or of another step or layout: not ours */
+    uint32_t instance_id; /* PM_INSTANCE_ID; records of other instances, steps or layouts are ignored */
     uint32_t step_id;
     uint32_t layout_id;
-    uint32_t number;  /* counts the generations that were begun, from 1 on, over each pm_init too */
-    uint32_t run;     /* the first number of its pm_init */
+    uint32_t number;  /* number of the generation, from 1 on; pm_init does not reset it */
+    uint32_t run;     /* number of the first generation since its pm_init */
     uint32_t commits; /* pm_commits */
     uint32_t steps;   /* pm_steps */
     uint32_t checksum;
 } pm_record_t;
 
-/* PM_SEAL_BYTES. A step writes it last, by a write of its own to a write unit of its own: a power cut while something
-   else is written leaves no seal, and one while the seal is written leaves all of the rest. */
+/* PM_SEAL_BYTES. A step writes the seal last, in a single write to a separate write unit. A power cut during an
+   earlier write leaves no seal; a power cut during this write leaves all other data intact. */
 typedef struct {
-    uint32_t mark;  /* of the number */
-    uint32_t check; /* of the mark and the identity, so that it counts beside a damaged record */
+    uint32_t mark;  /* from the number of the generation */
+    uint32_t check; /* from mark and identity, so that the seal is valid without its record */
 } pm_seal_t;
 
-/* How many generations share an erase block, one behind the other; 1: each begins a block. */
+/* Number of generations that share an erase block; 1: each begins a block. */
 #define PM_SHARED (PM_BLOCK_GENERATIONS > 1u ? PM_BLOCK_GENERATIONS / (uint32_t)(sizeof(pm_real) / 4u) : 1u)
 
-/* The checksum of a record of any program: memory that is all zeros or all ones is none. */
+/* The checksum of a record, of any program; memory of only zeros or ones has no valid one. */
 static inline uint32_t pm_record_sum(const pm_record_t *record)
 {
     return pm_checksum(0x504D5231u, record, (uint32_t)(sizeof *record - sizeof record->checksum));

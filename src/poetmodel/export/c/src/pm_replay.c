@@ -1,6 +1,6 @@
-/* Stored samples: what the nodes behind a frozen front read of it, in groups on storage. A group is written as a whole to
-   a place that no group has, and is valid once it has its seal, so that a power cut leaves the group of before or the new
-   one. It is a header, its samples, each with a checksum, and the seal, written in chunks. */
+/* Stored samples: the tensors that nodes after the frozen front read, in groups on storage. A group is written as a
+   whole to an address without a valid group, and is valid when its seal is written: a power cut leaves the old group
+   or the new one. It has a header, samples, each with a checksum, and the seal, and is written in chunks. */
 #include "pm_runtime.h"
 
 #if PM_REPLAY
@@ -11,15 +11,15 @@
 enum { HEADER_BYTES = 32, SEAL_BYTES = 8, SUM_BYTES = 4, PIECE_BYTES = 64 };
 
 #define SAMPLE_BYTES (PM_SAMPLE_BYTES * PM_SCALE)
-#define LOGICAL (PM_GROUPS - 1u) /* groups; there is one place more */
+#define LOGICAL (PM_GROUPS - 1u) /* number of groups; there is one address more */
 #define NO_PLACE 0xFFFFu
 #define SEAL_PLACE ((HEADER_BYTES + PM_GROUP_SAMPLES * SAMPLE_BYTES + PM_CHUNK - 1u) / PM_CHUNK * PM_CHUNK)
 #define SEAL_MARK 0x6B2FD149u
 
-/* What a group begins with; `number` counts groups as they are written, from pm_init on. */
+/* The header of a group; `number` counts written groups since pm_init. */
 typedef struct {
     uint32_t sample_id, run, number, group;
-    uint32_t seen; /* pm_seen once the group was written */
+    uint32_t seen; /* pm_seen after the group is written */
     uint32_t zeros[2];
     uint32_t checksum;
 } header_t;
@@ -28,17 +28,17 @@ _Static_assert(sizeof(header_t) == HEADER_BYTES, "the header of a group");
 _Static_assert(LOGICAL <= NO_PLACE - 1u, "groups have numbers of 16 bits");
 
 #ifndef PM_SEED
-#define PM_SEED 0u /* as of pm_random.h */
+#define PM_SEED 0u /* as in pm_random.h */
 #endif
 
 uint32_t pm_seen;
-static uint32_t newest;            /* the highest number of a group */
-static uint16_t places[PM_GROUPS]; /* of each group, or NO_PLACE; then the place that the next one is written to */
+static uint32_t newest;            /* highest number of all groups */
+static uint16_t places[PM_GROUPS]; /* address of each group, or NO_PLACE; then the address for the next write */
 
-/* The group that is being written. */
+/* The group in the process of being written. */
 static struct {
-    uint32_t slot, end, group, first, sample, samples; /* first: its first sample; samples: how many it is to have */
-    uint32_t sum;                                      /* of the sample that is written */
+    uint32_t slot, end, group, first, sample, samples; /* first sample; final number of samples */
+    uint32_t sum;                                      /* checksum of the sample in progress */
     header_t header;
 } writing;
 
@@ -50,8 +50,8 @@ static struct {
     unsigned char bytes[(PM_SAMPLE_INPUT_BYTES * PM_SCALE + PM_ALIGNMENT) / PM_ALIGNMENT * PM_ALIGNMENT];
 } stored_inputs __attribute__((aligned(PM_ALIGNMENT)));
 
-/* A number below another one: a function of a counter of its own, so that no mask of a step depends on it. The mixing is
-   that of the "lowbias32" function of Chris Wellons' hash prospector. */
+/* Returns a random number below a limit. It depends only on a separate counter, so that it does not change masks of
+   steps. The mixing is that of the "lowbias32" function of Chris Wellons' hash prospector. */
 static uint32_t draw(uint32_t counter, uint32_t stream, uint32_t below)
 {
     uint32_t x = (counter * 2u + stream + 0x9E3779B9u) ^ (PM_SEED * 0x85EBCA6Bu);
@@ -113,7 +113,7 @@ static int has_group(uint32_t place)
     return 0;
 }
 
-/* Finds a place that no group has, from one on. */
+/* Finds an address without a group, starting at a given one. */
 static void find_free(uint32_t place)
 {
     while (has_group(place % PM_GROUPS)) place++;
@@ -127,7 +127,7 @@ void pm_replay_clear(void)
     places[LOGICAL] = 0;
 }
 
-/* Reads the header of a place; its number is 0 where it is not whole, or not of this step and run. */
+/* Reads the header at an address; its number is 0 if the group is incomplete, or of another step or pm_init. */
 static int read_header(uint32_t place, header_t *header)
 {
     uint32_t seal[2] = {0, 0};
@@ -161,7 +161,7 @@ int pm_replay_load(void)
     return PM_OK;
 }
 
-/* -- keeping a sample ------------------------------------------------------------------------- */
+/* -- storing a sample -------------------------------------------------------------------------- */
 
 static int write_chunk(void)
 {
@@ -183,7 +183,7 @@ static int put(const void *from, uint32_t bytes)
     return PM_OK;
 }
 
-/* Copies samples of the group as it was. */
+/* Copies samples of the old version of the group. */
 static int copy_samples(uint32_t first, uint32_t end)
 {
     unsigned char piece[PIECE_BYTES];
@@ -287,7 +287,7 @@ int pm_sample_read(uint32_t part, void *to, uint32_t bytes)
     return PM_OK;
 }
 
-/* Compares the checksum of a sample with one of what storage has. */
+/* Checks a sample on storage against its checksum. */
 static int check_sample(void)
 {
     const uint32_t end = part_offset(PM_SAMPLE_OUTPUTS + PM_SAMPLE_INPUTS);

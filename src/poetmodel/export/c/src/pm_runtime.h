@@ -1,4 +1,4 @@
-/* What the generated code gives to the code written by hand, and the other way round. */
+/* Declarations that the generated code and the handwritten code share. */
 #ifndef PM_RUNTIME_H
 #define PM_RUNTIME_H
 
@@ -16,13 +16,13 @@
 #include "pm.h"
 #include "pm_real.h"
 
-/* Elements first, first + 1, ... of a tensor, as pm_read_state, pm_write_state and pm_read_gradient move all of them. What is on
-   storage may pass through the part of the arena that is free between steps. */
+/* Read or write elements first, first + 1, ... of a tensor, as pm_read_state, pm_write_state and pm_read_gradient do
+   for all elements. Data on storage may pass through the part of the arena that is free between steps. */
 int pm_read_state_part(int index, uint32_t first, uint32_t count, pm_real *to);
 int pm_write_state_part(int index, uint32_t first, uint32_t count, const pm_real *from);
 int pm_read_gradient_part(int index, uint32_t first, uint32_t count, pm_real *to);
 
-/* What RAM and storage hold: no state since the start of the program, that of a step that was torn, or a whole one. */
+/* The validity of state: none since the start of the program, mixed by a torn step, or complete. */
 enum { PM_HOLDS_NOTHING, PM_HOLDS_TORN, PM_HOLDS_STATE };
 extern uint32_t pm_holds;
 
@@ -30,20 +30,20 @@ extern uint32_t pm_holds;
 extern uint32_t pm_random_step; /* see kernels/pm_random.h */
 #endif
 
-/* Storage with commits. Of the generations of replaced state, whose slots are PM_STATE_SLOTS apart, pm_generation is
-   whole. A step reads that (PM_OLD). Before it writes a tensor of the next one (PM_NEW) it calls pm_commit_begin(1),
-   which writes the record; it writes all tensors in the order of their slots, waits, and ends with pm_commit(), which
-   writes the seal. pm_init begins with pm_commit_clear(), and writes all of the next one too. Where storage forgets
-   (PM_VOLATILE), a step changes state at its home, as without commits, and the end of one that commits copies all of it
-   to the next generation, which is pm_next from pm_commit_begin on. */
+/* Storage with commits. The slots of generations of replaced state are PM_STATE_SLOTS apart, and pm_generation is
+   the complete one, from which a step reads (PM_OLD). Before a step writes a tensor of the next one (PM_NEW), it
+   calls pm_commit_begin(1), which writes the record. It writes all tensors in the order of their slots, waits, and
+   calls pm_commit(), which writes the seal. pm_init calls pm_commit_clear(), and also writes all of the next
+   generation. If storage is volatile (PM_VOLATILE), a step changes state at its home, as without commits, and the
+   end of a step that commits copies all state to the next generation, which is pm_next from pm_commit_begin on. */
 #if PM_COMMIT
 extern uint32_t pm_generation, pm_next;
 int pm_commit_clear(void);
-int pm_commit_clear_at(uint32_t place, uint32_t steps); /* the same, with the place of the next one */
-int pm_commit_begin(uint32_t steps); /* how many steps more are done: 0 where state was written and none was */
+int pm_commit_clear_at(uint32_t place, uint32_t steps); /* the same, with the address of the next generation */
+int pm_commit_begin(uint32_t steps); /* number of new steps; 0 if state was written without a step */
 int pm_commit(void);
-uint32_t pm_run_number(void); /* which pm_init the state goes back to */
-int pm_load_state(void); /* loads what lives in RAM from PM_OLD, and checks all state there */
+uint32_t pm_run_number(void); /* identifies the pm_init from which the state originates */
+int pm_load_state(void); /* loads state with its home in RAM from PM_OLD, and checks all state of that generation */
 #define PM_OLD(slot) ((slot) + pm_generation * PM_STATE_SLOTS)
 #define PM_NEW(slot) ((slot) + pm_next * PM_STATE_SLOTS)
 #else
@@ -51,13 +51,13 @@ int pm_load_state(void); /* loads what lives in RAM from PM_OLD, and checks all 
 #define PM_NEW(slot) (slot)
 #endif
 
-/* What a failure of a driver counts as: whatever number it gives, it is none of those that mean something else. */
+/* Converts the error of a driver to PM_ERROR_PAGE unless it is one of those defined for drivers. */
 static inline int pm_page_error(int error)
 {
     return error >= PM_ERROR_PAGE && error <= PM_ERROR_BUSY ? error : PM_ERROR_PAGE;
 }
 
-/* Whether a number is neither infinite nor NaN: by its bits, as compilers may be told that all numbers are finite. */
+/* Returns whether a number is finite, by its bits, because compilers may assume that all numbers are finite. */
 static inline int pm_is_finite(pm_real x)
 {
 #if PM_IS_DOUBLE
@@ -71,13 +71,13 @@ static inline int pm_is_finite(pm_real x)
     return (bits & exponent) != exponent;
 }
 
-/* Instructions of each node, where they are counted. */
+/* Counters of the instructions of each node. */
 void pm_profile_start(void); /* before each step */
 void pm_profile_stop(void);  /* after it */
-uint32_t pm_profile_node(uint32_t node); /* what runs from here on is of this node; returns that of until now */
+uint32_t pm_profile_node(uint32_t node); /* sets the node of the following instructions; returns the one before */
 void pm_profile_print(uint32_t steps);
 
-/* The lines of a step: calls of the driver, which are of no node. */
+/* Driver calls in a step, whose instructions belong to no node. */
 #ifdef PM_PROFILE
 #define PM_ASIDE(line)                                        \
     const uint32_t pm_node = pm_profile_node(PM_NODES);       \
@@ -102,14 +102,14 @@ void pm_profile_print(uint32_t steps);
         if (pm_error) return PM_TORN;             \
     } while (0)
 
-/* What runs before each node: a hook, which the file PM_CONFIG may define. */
+/* The hook before each node, which the file PM_CONFIG may define. */
 #ifdef PM_PROFILE
 #define PM_NODE(node) ((void)pm_profile_node(node))
 #elif !defined(PM_NODE)
 #define PM_NODE(node) ((void)0)
 #endif
 
-/* Memory that nothing may read any more: NaN where that is looked for. */
+/* Marks freed memory: fills it with NaN in builds that detect reads of it. */
 #ifdef PM_POISON
 #define PM_FREE(address, bytes) \
     ((void)memset(pm_arena + (size_t)(address) * PM_SCALE, 0xFF, (size_t)(bytes) * PM_SCALE))

@@ -1,4 +1,4 @@
-/* A training step: whole, or in slices between which the core does something else. */
+/* A training step in one call, or in slices that let the application use the core in between. */
 #include "pm_state.h"
 
 enum { FIRST_SLICE = 1 };
@@ -26,7 +26,7 @@ int pm_step_some(uint32_t nodes)
 {
     if (!pm_progress.slice) return PM_ERROR_IDLE;
     if (nodes == 0) return PM_MORE;
-    /* A slice that is not the first begins with a node, which counts. */
+    /* A slice after the first begins with a node, which counts. */
     const int error = pm_run_nodes(pm_progress.slice == FIRST_SLICE ? nodes : nodes - 1u);
     if (error != PM_MORE) pm_progress.slice = 0;
     if (error == PM_TORN) pm_holds = PM_HOLDS_TORN;

@@ -1,4 +1,4 @@
-/* State between steps: its first values, and how it is read and written wherever its home is. */
+/* State between steps: first values, reads and writes for all homes. */
 #include "pm_state.h"
 
 #include <string.h>
@@ -40,7 +40,7 @@ static void load(void *to, const pm_buffer_t *buffer, uint32_t first, uint32_t c
     }
 }
 
-/* The same, and over them what another step has left, in pm_migrate. */
+/* Copies first values, and overwrites them with state of another step in pm_migrate. */
 static int first_values(void *to, const pm_buffer_t *buffer, uint32_t first, uint32_t count)
 {
     load(to, buffer, first, count);
@@ -51,14 +51,14 @@ static int first_values(void *to, const pm_buffer_t *buffer, uint32_t first, uin
 #endif
 }
 
-/* Whether each commit writes a buffer; else it has one slot, in blocks of its own, or none. */
+/* Returns whether each commit writes a buffer. Other buffers have one slot in separate erase blocks, or none. */
 static int is_committed(const pm_buffer_t *buffer)
 {
     return PM_COMMIT && buffer->slot + 1u > PM_PAGE_SLOTS; /* PM_NO_SLOT is the highest number */
 }
 
 #if PM_SLOTS
-/* Bytes of a buffer on storage, the same for every type: what the float build has, times PM_SCALE. */
+/* Returns the size of a buffer on storage: that of the float build times PM_SCALE, for every type. */
 static uint32_t bytes_on_storage(const pm_buffer_t *buffer)
 {
     return buffer->elements * (buffer->type == PM_IS_REAL ? 4u : size_of(buffer->type)) * PM_SCALE;
@@ -74,7 +74,7 @@ static uint32_t new_slot(const pm_buffer_t *buffer)
     return is_committed(buffer) ? PM_NEW(buffer->slot) : buffer->slot;
 }
 
-/* Pages a buffer in, into the room that it has between two steps. */
+/* Pages a buffer in, to its offset between two steps. */
 static int fetch(const pm_buffer_t *buffer)
 {
     PM_TRY_PAGE(pm_page_in(old_slot(buffer), PM_ADDRESS(buffer->address), bytes_on_storage(buffer)));
@@ -90,7 +90,7 @@ static int put(const pm_buffer_t *buffer)
 }
 #endif
 
-/* Elements of a tensor of state that pm_write_state changes; from: 0, where pm_init gives all state first values. */
+/* Elements of a state tensor to write, for pm_write_state; from: 0 for the first values of all state, in pm_init. */
 typedef struct {
     const unsigned char *from;
     int index;
@@ -107,17 +107,17 @@ static uint32_t least(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* Puts into elements first, first + 1, ... of a buffer, which are at `to` if anywhere, what changes of them; returns
-   whether any do. */
+/* Copies the changed elements among first, first + 1, ... of a buffer to `to`, unless that is 0; returns whether any
+   are changed. */
 static int change(const change_t *what, const pm_buffer_t *buffer, uint32_t first, uint32_t count, void *to)
 {
     const pm_pieces_t *pieces = &pm_state_pieces[what->index];
     const uint32_t size = size_of(buffer->type);
-    uint32_t begin = 0; /* of a piece in the tensor */
+    uint32_t begin = 0; /* first element of a piece in the tensor */
     int any = 0;
     for (uint32_t k = 0; k < pieces->count && what->from; k++) {
         const pm_piece_t *piece = &pm_pieces[pieces->first + k];
-        /* Elements of the piece, and then of the buffer. */
+        /* Changed elements in the piece, then in the buffer. */
         const uint32_t from = most(what->first, begin) - begin;
         const uint32_t until = most(least(what->first + what->count, begin + piece->elements), begin) - begin;
         const uint32_t low = most(piece->offset + from, first);
@@ -136,7 +136,7 @@ static int change(const change_t *what, const pm_buffer_t *buffer, uint32_t firs
 }
 
 #if PM_SLOTS && PM_MAPPED
-/* The same to storage that the core reads where it lies, in pieces. */
+/* Writes a buffer of memory-mapped storage, in pieces. */
 static int write_mapped(const pm_buffer_t *buffer, const change_t *what)
 {
     pm_real some[32];
@@ -158,7 +158,7 @@ static int write_mapped(const pm_buffer_t *buffer, const change_t *what)
 }
 #endif
 
-/* Writes a buffer to its home and to storage: with first values, or with what changes of it. */
+/* Writes first values, or changed elements, of a buffer to its home and to storage. */
 static int write_buffer(const pm_buffer_t *buffer, const change_t *what)
 {
     void *const place = PM_ADDRESS(buffer->address);
@@ -185,7 +185,7 @@ static int write_buffer(const pm_buffer_t *buffer, const change_t *what)
 }
 
 #if PM_VOLATILE
-/* Copies all state that steps change to the next generation. */
+/* Copies all replaced state to the next generation. */
 static int put_all(void)
 {
     for (uint32_t row = 1; row + 1u < PM_STATE_SLOTS; row++) {
@@ -206,7 +206,7 @@ static int put_all(void)
     return PM_OK;
 }
 
-/* Copies it back from the generation that is whole; a storage that is mapped is memory, and written like that. */
+/* Copies all replaced state from the complete generation to its home; mapped storage is volatile memory here. */
 static int fetch_all(void)
 {
     for (uint32_t row = 1; row + 1u < PM_STATE_SLOTS; row++) {
@@ -228,7 +228,8 @@ static int fetch_all(void)
 }
 #endif
 
-/* Writes what changes to where it lies; of committed state all, as the next generation, once that is needed. */
+/* Writes first values or changed elements of state to its home. If committed state changes, writes all of it as the
+   next generation. */
 static int write_state(const change_t *what)
 {
     int commits = PM_COMMIT && !what->from;
@@ -268,7 +269,7 @@ static int write_state(const change_t *what)
 #endif
 }
 
-/* Constants as doubles, where those are the reals. */
+/* Converts constants to double if reals are double. */
 static void widen(void)
 {
 #if PM_IS_DOUBLE
@@ -281,7 +282,7 @@ static void widen(void)
 #endif
 }
 
-/* What pm_init and pm_resume begin with. */
+/* Prepares pm_init and pm_resume: invalidates state, and checks the arena. */
 static int prepare(void)
 {
     pm_holds = PM_HOLDS_NOTHING;
@@ -290,12 +291,12 @@ static int prepare(void)
         return PM_ERROR_ARENA;
     }
 #endif
-    pm_progress.slice = 0; /* a step that was under way is none any more */
+    pm_progress.slice = 0; /* cancels a step in progress */
     widen();
     return PM_OK;
 }
 
-/* Gives all state its first values. */
+/* Writes the first values of all state. */
 static int write_first_state(void)
 {
     static const change_t all = {0, 0, 0, 0};
@@ -337,7 +338,7 @@ int pm_load_state(void)
     PM_TRY(prepare());
 #if PM_VOLATILE
     static const change_t all = {0, 0, 0, 0};
-    for (uint32_t k = 0; k < PM_BUFFERS; k++) { /* what no step changes is in no generation */
+    for (uint32_t k = 0; k < PM_BUFFERS; k++) { /* constant state is in no generation */
         if (pm_buffers[k].home != PM_FLASH) {
             PM_TRY(write_buffer(&pm_buffers[k], &all));
         }
@@ -369,14 +370,14 @@ int pm_load_state(void)
     return PM_OK;
 }
 
-/* Writes what the step has not written to the next generation: what lives in RAM, or all. */
+/* Writes state that the step has not written to the next generation: that in RAM, or all. */
 static int put_rest(uint32_t steps)
 {
     PM_TRY(PM_WRITES_EARLY ? PM_OK : pm_commit_begin(steps));
 #if PM_VOLATILE
     PM_TRY(put_all());
 #endif
-    for (uint32_t k = 0; k < PM_BUFFERS; k++) { /* these are last in a generation, in this order */
+    for (uint32_t k = 0; k < PM_BUFFERS; k++) { /* these are last in a generation, in the same order */
         if (pm_buffers[k].home == PM_RAM && is_committed(&pm_buffers[k])) {
             PM_TRY(put(&pm_buffers[k]));
         }
@@ -433,14 +434,14 @@ int pm_commit_now(void)
         return PM_ERROR_BUSY;
     }
     if (pm_steps % PM_COMMIT_EVERY == 0) {
-        return PM_OK; /* the last step did */
+        return PM_OK; /* the last step has committed */
     }
     PM_TRY(put_rest(0));
     return pm_commit();
 }
 #endif
 
-/* -- as users see it ------------------------------------------------------------------------- */
+/* -- access by the application ------------------------------------------------------------------ */
 
 static int read_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t count, void *to)
 {
@@ -464,7 +465,7 @@ static int read_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t count
     return PM_OK;
 }
 
-/* Why elements cannot be moved, or PM_OK. */
+/* Returns the error if elements cannot be read or written, otherwise PM_OK. */
 static int refused(int index, uint32_t first, uint32_t count)
 {
     if (index < 0 || index >= PM_STATES || first > pm_states_info[index].elements ||
@@ -474,7 +475,7 @@ static int refused(int index, uint32_t first, uint32_t count)
     if (pm_holds == PM_HOLDS_NOTHING) {
         return PM_ERROR_STATE;
     }
-    return pm_progress.slice ? PM_ERROR_BUSY : PM_OK; /* the state is that of no step, and its room may be used */
+    return pm_progress.slice ? PM_ERROR_BUSY : PM_OK; /* state may be mixed, and its memory may be in use */
 }
 
 int pm_read_state_part(int index, uint32_t first, uint32_t count, pm_real *to)

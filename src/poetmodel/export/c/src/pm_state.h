@@ -1,4 +1,4 @@
-/* What outlives a step: where each tensor of it is. The tables are made with pm_step.c. */
+/* State tensors: their buffers, homes and slots. The tables are in pm_step.c. */
 #ifndef PM_STATE_H
 #define PM_STATE_H
 
@@ -10,17 +10,17 @@ typedef enum { PM_IS_REAL, PM_IS_INT32, PM_IS_UINT8, PM_IS_INT8 } pm_type;
 /* One buffer of state. Sizes and addresses are those of the build for float. */
 typedef struct {
     uint32_t elements;
-    uint32_t weights; /* where its first value is in pm_weights [bytes]; PM_ZEROS: zeros, which are not there */
-    uint32_t address; /* where it is in the arena, or may be put between two steps [bytes] */
-    uint32_t slot;    /* on storage; PM_NO_SLOT where it has none */
+    uint32_t weights; /* offset of its first values in pm_weights [bytes]; PM_ZEROS: all zeros, not stored */
+    uint32_t address; /* offset in the arena, or free offset between two steps [bytes] */
+    uint32_t slot;    /* slot on storage, or PM_NO_SLOT */
     uint8_t home;
     uint8_t type;
 } pm_buffer_t;
 
-/* Elements of a buffer; a tensor as users see it has one, or one for each tile. */
+/* Elements of a buffer. A state tensor has one piece, or one for each tile. */
 typedef struct {
-    uint32_t buffer; /* in pm_buffers */
-    uint32_t offset; /* its first element there */
+    uint32_t buffer; /* index in pm_buffers */
+    uint32_t offset; /* its first element in that */
     uint32_t elements;
 } pm_piece_t;
 
@@ -30,12 +30,12 @@ typedef struct {
     uint32_t count;
 } pm_pieces_t;
 
-/* A gradient that a step without updates hands out: it may lie in another order of dimensions. */
+/* A gradient that a step without updates returns; its dimensions may be in another order. */
 typedef struct {
     uint32_t slot;
-    uint32_t slot_elements; /* of the whole buffer */
-    uint32_t offset;        /* its first element there */
-    uint32_t dimensions;    /* 0 where it lies in order */
+    uint32_t slot_elements; /* elements of the whole buffer */
+    uint32_t offset;        /* its first element in that */
+    uint32_t dimensions;    /* 0 if it is contiguous */
     const int32_t *sizes;
     const int32_t *strides;
 } pm_gradient_t;
@@ -44,11 +44,11 @@ typedef struct {
 #define PM_ZEROS 0xFFFFFFFFu
 
 #ifdef PM_ARENA_EXTERN
-extern unsigned char *pm_arena; /* what pm_use_arena was given */
+extern unsigned char *pm_arena; /* memory from pm_use_arena */
 #else
 extern unsigned char pm_arena[];
 #endif
-extern const uint32_t pm_weights[]; /* bytes, in words: the first one lowest */
+extern const uint32_t pm_weights[]; /* bytes in little-endian words */
 extern const pm_buffer_t pm_buffers[];
 extern const pm_piece_t pm_pieces[];
 extern const pm_pieces_t pm_state_pieces[];
@@ -73,25 +73,26 @@ extern pm_real pm_wide_weights[]; /* the weights are floats */
 #define PM_CONSTANT_BYTES(element) ((const uint8_t *)(const void *)pm_weights + (element))
 #define PM_CONSTANT_INT8S(element) ((const int8_t *)(const void *)pm_weights + (element))
 
-/* A step that is under way, in one call or in slices. */
+/* The step in progress, in one call or in slices. */
 typedef struct {
     const void *inputs[PM_INPUTS ? PM_INPUTS : 1];
     pm_real lr;
-    pm_real loss;  /* of the last step, once it was computed */
-    uint32_t slice; /* what comes next; 0: no step is under way */
+    pm_real loss;  /* of the last step, when it is computed */
+    uint32_t slice; /* the next slice; 0: no step is in progress */
 #if PM_REPLAY
     uint32_t way;
 #endif
 } pm_progress_t;
 
 #if PM_REPLAY
-/* What pm_run_nodes does: all nodes; those behind the front, on a stored sample; those of the front, to store one. */
+/* The nodes that pm_run_nodes executes: all nodes; those after the front, on a stored sample; those of the front, to
+   store a sample. */
 enum { PM_WAY_WHOLE, PM_WAY_STORED, PM_WAY_KEEPS };
 #define PM_STORED (pm_progress.way == PM_WAY_STORED)
 #define PM_KEEPS (pm_progress.way == PM_WAY_KEEPS)
-extern const uint32_t pm_sample_parts[];  /* bytes of the outputs of the front, then of inputs */
-extern const uint32_t pm_sample_inputs[]; /* which inputs those are */
-int pm_sample_write(uint32_t part, const void *from, uint32_t bytes); /* parts in rising order */
+extern const uint32_t pm_sample_parts[];  /* sizes of the tensors of a sample: outputs of the front, then inputs */
+extern const uint32_t pm_sample_inputs[]; /* indices of these inputs */
+int pm_sample_write(uint32_t part, const void *from, uint32_t bytes); /* tensors in the order of their numbers */
 int pm_sample_read(uint32_t part, void *to, uint32_t bytes);
 void pm_replay_clear(void);
 int pm_replay_load(void);
@@ -99,10 +100,10 @@ int pm_replay_load(void);
 
 extern pm_progress_t pm_progress;
 
-/* Generated: runs from pm_progress.slice on, at most so many nodes; PM_MORE, or how the step has ended. */
+/* Generated: executes at most `nodes` nodes from pm_progress.slice on; returns PM_MORE, or the result of the step. */
 int pm_run_nodes(uint32_t nodes);
 
-/* Between two nodes, in pm_run_nodes: what a step can be ended and begun again at. */
+/* A label between two nodes in pm_run_nodes, at which a step can pause and continue. */
 #define PM_SLICE(number)             \
     if (nodes-- == 0) {              \
         pm_progress.slice = (number); \
@@ -112,26 +113,26 @@ int pm_run_nodes(uint32_t nodes);
     case (number)
 
 #if PM_MIGRATES
-/* Elements of a buffer that are taken over, from a tensor of the generation of another step. */
+/* Elements of a buffer that are copied from a tensor in the generation of another step. */
 typedef struct {
-    uint32_t buffer; /* in pm_buffers */
-    uint32_t first;  /* its first element there */
+    uint32_t buffer; /* index in pm_buffers */
+    uint32_t first;  /* its first element in that */
     uint32_t count;
-    uint32_t tensor; /* in pm_old_bytes */
-    uint32_t offset; /* its first element there */
+    uint32_t tensor; /* index in pm_old_bytes */
+    uint32_t offset; /* its first element in that */
 } pm_migrated_t;
 extern const pm_migrated_t pm_migrated[];
-extern const uint32_t pm_old_bytes[]; /* of the tensors of such a generation, in the build for float */
-/* Puts what is taken over into elements of a buffer that have first values; nothing but in pm_migrate. */
+extern const uint32_t pm_old_bytes[]; /* sizes of the tensors of that generation, in the build for float */
+/* Overwrites elements of a buffer with copied state of the other step; does nothing outside of pm_migrate. */
 int pm_migrated_values(uint32_t buffer, uint32_t first, uint32_t count, uint32_t size, void *to);
-int pm_begin_at(uint32_t place, uint32_t steps); /* as pm_init, in a place of its choice */
+int pm_begin_at(uint32_t place, uint32_t steps); /* as pm_init, with a given address of the generation */
 #endif
 
 #if PM_COMMIT
 #if PM_BEST
-int pm_copy_state(int is_restored); /* from PM_OLD to PM_NEW; to where state lives too if it is restored */
+int pm_copy_state(int is_restored); /* from PM_OLD to PM_NEW; if restored, also to the homes of state */
 #endif
-int pm_save_step(void); /* the end of a step: writes what the step has not written to PM_NEW, and commits */
+int pm_save_step(void); /* ends a step: writes all other state to PM_NEW, and commits */
 #endif
 
 #endif

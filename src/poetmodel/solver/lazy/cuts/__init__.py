@@ -1,8 +1,8 @@
-"""Cuts: inequalities that hold for every schedule that matters, one family a module.
+"""Cuts: inequalities that every relevant schedule satisfies, one family in each module.
 
-Each family is a `Separator` of one relaxation. A cut outlives its relaxation: it is noted in terms
-of the graph, and the finer relaxation's separator of the same family states it again. A new family
-is a module with a function `separator`, like those of the others, and its name in `CUT_FAMILIES` of
+Each family is a `Separator` of one relaxation. A cut has an origin in terms of the graph, by which
+the separator of the same family restates it for a finer relaxation. A new family is a module with a
+function `separator`, like the existing ones, and its name in `CUT_FAMILIES` of
 `solver.lazy.params`.
 """
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, unsafe_hash=True)
 class Cut(LinearRow):
-    """A valid row ``sum of value * column >= lower`` of a form; its name is that of its family."""
+    """A valid row ``sum of value * column >= lower`` of a form. Its name is that of its family."""
 
     origin: Any = None
-    """Its stages, nodes and tensors, for its family's `restate`."""
+    """Its stages, nodes and tensors, for `restate` of its family."""
     in_bytes: bool = True
-    """Whether it sums bytes rather than decisions."""
+    """Whether the row sums bytes instead of decisions."""
 
     def violation(self, x: NDArray[Any]) -> float:
-        """Return by how much a point violates it; negative where there is slack."""
+        """Return the violation of the row at a point; negative if the row has slack."""
         return self.lower - float(self.value(x.__getitem__))
 
     def loosened(self) -> float:
-        """Return the right-hand side for a solver: of rows in bytes, with room for its tolerance.
+        """Return the right-hand side for a solver, reduced by its tolerance for rows in bytes.
 
-        Rows of decisions need none: what violates them does so by one.
+        Rows of decisions are not reduced: a point that violates them does so by at least one.
         """
         if not self.in_bytes:
             return self.lower
@@ -52,4 +52,7 @@ class Separator(Protocol):
         """Return cuts that a point violates by more than `least`, the most violated first."""
 
     def restate(self, cut: Cut) -> Iterable[Cut]:
-        """Return this relaxation's form of a coarser one's cut; nothing if it goes."""
+        """Return the cut of a coarser relaxation in this one's columns.
+
+        Empty if it does not hold here.
+        """

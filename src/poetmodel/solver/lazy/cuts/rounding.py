@@ -1,4 +1,4 @@
-"""Rounded memory rows: large tensors by themselves reach only some of the sums up to the budget."""
+"""Rounded memory rows: sums of large tensors reach only some values up to the budget."""
 
 from __future__ import annotations
 
@@ -21,46 +21,50 @@ if TYPE_CHECKING:
 
 
 def separator(
-    relaxation: Relaxation, params: LazyParams, done: Callable[[], bool]
+    relaxation: Relaxation, params: LazyParams, is_out_of_time: Callable[[], bool]
 ) -> RoundingSeparator:
     """Return the separator of this family for a relaxation."""
-    return RoundingSeparator(relaxation, params.most_sums, done)
+    return RoundingSeparator(relaxation, params.max_sums, is_out_of_time)
 
 
 class RoundingSeparator:
-    """Rounded rows of one relaxation, with at most `most_sums` sums of sizes told apart for a row.
+    """Rounded rows of one relaxation, from at most `max_sums` distinct sums of sizes for each row.
 
-    `done` says when the time is over: the rows of hundreds of large tensors take seconds.
+    `is_out_of_time` ends the enumeration: the rows of hundreds of large tensors take seconds.
 
     Notes
     -----
-    The tensors of `s` bytes or more in a row ``sum(bytes[i] * kept[i]) <= limit`` keep the limit by
-    themselves; and as each is kept or not, they take no more than the largest sum of some of their
+    The tensors of `s` bytes or more in a row ``sum(bytes[i] * kept[i]) <= limit`` meet the limit by
+    themselves. Each is kept or not, so their bytes are at most the largest sum of some of their
     sizes up to the limit::
 
-        sum(bytes[i] * kept[i], bytes[i] >= s)  <=  largest such sum
+    sum(bytes[i] * kept[i], bytes[i] >= s)  <=  largest such sum
     """
 
     family: ClassVar[str] = "rounding"
 
     def __init__(
-        self, relaxation: Relaxation, most_sums: int, done: Callable[[], bool] = lambda: False
+        self,
+        relaxation: Relaxation,
+        max_sums: int,
+        is_out_of_time: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Store the limits of the enumeration; rows are computed on first use."""
         self.relaxation = relaxation
-        self.most_sums = most_sums
-        self.done = done
+        self.max_sums = max_sums
+        self.is_out_of_time = is_out_of_time
         self._rows: list[Cut] | None = None
 
     def rows(self) -> list[Cut]:
-        """Return the statements of the enforced stage rows about tensors from each size on.
+        """Return the rounded rows of the enforced stage rows, one for each minimum size.
 
-        Those found before the time is over; none where RAM is minimized, as the limit is a column.
+        Stops when time runs out. Empty if RAM is minimized, because the limit is then a column.
         """
         if self._rows is None:
             relaxation = self.relaxation
             by_sum = relaxation.problem.objective.is_sum
             stages = () if not by_sum else sorted(relaxation.grouping.stage_rows)
-            self._rows = [cut for q in stages for cut in self._of_stage(q)]
+            self._rows = [cut for q in stages for cut in self._stage_cuts(q)]
         return self._rows
 
     def separate(self, x: NDArray[Any], least: float) -> list[Cut]:
@@ -68,17 +72,18 @@ class RoundingSeparator:
         return [cut for cut in self.rows() if cut.violation(x) > least]
 
     def restate(self, _: Cut) -> tuple[()]:
-        """Return nothing: every relaxation has rows of its own."""
+        """Return nothing, because every relaxation computes its own rows."""
         return ()
 
-    def _of_stage(self, q: int) -> Iterator[Cut]:
+    def _stage_cuts(self, q: int) -> Iterator[Cut]:
+        """Yield the rounded rows of one stage row, for growing sets of its largest tensors."""
         relaxation = self.relaxation
         graph = relaxation.problem.working_graph
-        own = {*graph.inputs_of[q], *graph.outputs_of[q]}
+        step_tensors = {*graph.inputs_of[q], *graph.outputs_of[q]}
         limit = relaxation.problem.usable_ram_bytes - graph.step_bytes[q]
-        row = sorted(self._crossing(q, own), reverse=True)
+        row = sorted(self._crossing_columns(q, step_tensors), reverse=True)
         if limit < 0:
-            return  # nothing fits, as the row itself says
+            return  # the stage row is infeasible by itself
         total = 0
         for end, (size, _) in enumerate(row, start=1):
             check_time_limit()
@@ -86,49 +91,51 @@ class RoundingSeparator:
             last_of_size = end == len(row) or row[end][0] < size
             if total <= limit or not last_of_size:
                 continue
-            if self.done():
+            if self.is_out_of_time():
                 return
-            right = largest_sum([bytes_ for bytes_, _ in row[:end]], limit, self.most_sums)
-            if right < limit:
+            upper_limit = largest_sum(
+                [size_bytes for size_bytes, _ in row[:end]], limit, self.max_sums
+            )
+            if upper_limit < limit:
                 scale = row[0][0]
                 ordered = sorted(row[:end], key=itemgetter(1))
-                terms = ((-bytes_ / scale, column) for bytes_, column in ordered)
-                yield Cut.from_terms(terms, lower=-right / scale, name=self.family)
+                terms = ((-size_bytes / scale, column) for size_bytes, column in ordered)
+                yield Cut.from_terms(terms, lower=-upper_limit / scale, name=self.family)
 
-    def _crossing(self, q: int, own: set[int]) -> Iterator[tuple[int, int]]:
-        """Yield (bytes, column) of what may cross the end of the group of stage `q`.
+    def _crossing_columns(self, q: int, step_tensors: set[int]) -> Iterator[tuple[int, int]]:
+        """Yield (bytes, column) of tensors that may cross the end of the group of stage `q`.
 
-        Free keeps have no column; no enforced row counts them.
+        Tensors that are kept for free have no column, and no enforced row counts them.
         """
         relaxation = self.relaxation
         graph, grouping = relaxation.problem.working_graph, relaxation.grouping
-        following = grouping.group_of[q] + 1
+        next_group = grouping.group_of[q] + 1
         for i, k in enumerate(graph.node_of):
             if k >= q:
                 return
-            if i in own or not graph.tensor_bytes[i]:
+            if i in step_tensors or not graph.tensor_bytes[i]:
                 continue
-            segment = relaxation.events.segment(i, grouping.group_of[k], following)
+            segment = relaxation.events.segment(i, grouping.group_of[k], next_group)
             if segment is not None and (i, segment) in relaxation.kept:
                 yield graph.tensor_bytes[i], relaxation.kept[i, segment]
 
 
-def largest_sum(sizes: Sequence[int], limit: int, most_sums: int) -> int:
+def largest_sum(sizes: Sequence[int], limit: int, max_sums: int) -> int:
     """Return the largest sum of some of the sizes (above 0) up to a limit (0 or more).
 
-    Where it may be one of more than `most_sums` multiples of the greatest common divisor, it is the
-    largest such multiple up to the limit.
+    If that could be one of more than `max_sums` multiples of the greatest common divisor, return
+    the largest multiple up to the limit instead, which is an upper bound.
     """
     divisor = math.gcd(*sizes)
-    most = limit // divisor
-    if most > most_sums:
-        return most * divisor
-    mask = (1 << (most + 1)) - 1
+    max_multiple = limit // divisor
+    if max_multiple > max_sums:
+        return max_multiple * divisor
+    mask = (1 << (max_multiple + 1)) - 1
     sums = 1  # bit b: b divisors can be reached
     for size, count in Counter(sizes).items():
-        rest, step = count, 1
-        while rest and size * step <= limit:  # 1, 2, 4, ... of a size, then the rest
-            sums |= (sums << (size // divisor * step)) & mask
-            rest -= step
-            step = min(2 * step, rest)
+        remaining, multiple = count, 1
+        while remaining and size * multiple <= limit:  # 1, 2, 4, ... of a size, then the rest
+            sums |= (sums << (size // divisor * multiple)) & mask
+            remaining -= multiple
+            multiple = min(2 * multiple, remaining)
     return (sums.bit_length() - 1) * divisor

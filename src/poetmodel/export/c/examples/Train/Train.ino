@@ -1,4 +1,4 @@
-/* Trains @PREFIX@ and says the loss of each step. */
+/* Trains @PREFIX@ and prints the loss of each step. */
 #include <pm.h>
 @IF SPI@
 
@@ -7,7 +7,7 @@
 
 static const int FLASH_SELECT = 10; /* the pin that selects the flash chip */
 
-/* What storage.c asks of the bus. */
+/* The function of the SPI bus that storage.c needs. */
 extern "C" int pm_spi_transfer(
     const uint8_t *command, uint32_t command_bytes, const uint8_t *out, uint8_t *in, uint32_t bytes)
 {
@@ -28,14 +28,14 @@ extern "C" int pm_spi_transfer(
 @ARRAYS@
 static const void *const inputs[PM_INPUTS] = {@POINTERS@};
 
-/* A batch of yours belongs here, from a sensor or a card: this is noise, of class 0. */
+/* Replace this with a batch of your data, from a sensor or a card: this is noise, of class 0. */
 static void next_batch()
 {
 @FILL@
 }
 
 @IF EVALUATION@
-/* The loss in evaluation mode, now and then: of batches that are not trained with. */
+/* The loss in evaluation mode, at intervals, of batches that are not used for training. */
 static void evaluate()
 {
     pm_real loss = 0;
@@ -54,7 +54,7 @@ static void evaluate()
 @END EVALUATION@
 static void stop(int error)
 {
-    while (true) { /* again and again: a monitor may be opened late */
+    while (true) { /* repeatedly: a monitor may be opened late */
         Serial.print("error ");
         Serial.println(error);
         delay(1000);
@@ -72,13 +72,13 @@ void setup()
 #endif
 @END SPI@
 @IF COMMIT@
-    int error = pm_resume();                        /* after a restart: what the last commit left */
+    int error = pm_resume();                        /* after a restart: state of the last commit */
 @IF MIGRATES@
-    if (error == PM_ERROR_OTHER) error = pm_migrate(); /* the first start of this program: what the one before has left */
+    if (error == PM_ERROR_OTHER) error = pm_migrate(); /* first start of this program: state of the one before */
 @END MIGRATES@
-    if (error == PM_RESUMED_OLDER) error = PM_OK;   /* or the one before, where that is damaged */
-    if (error == PM_ERROR_EMPTY) error = pm_init(); /* there is none; with other errors ask again */
-    /* PM_ERROR_OTHER: another program's state is there; pm_init would start anew over it */
+    if (error == PM_RESUMED_OLDER) error = PM_OK;   /* or of the commit before, if that is damaged */
+    if (error == PM_ERROR_EMPTY) error = pm_init(); /* no state on storage; with other errors call again */
+    /* PM_ERROR_OTHER: storage has state of another program; pm_init would replace it */
 @END COMMIT@
 @UNLESS COMMIT@
     int error = pm_init();
@@ -91,11 +91,11 @@ void loop()
     pm_real loss = 0;
     next_batch();
     const int error = pm_step(inputs, @RATE@, &loss);
-    if (error == PM_ERROR_INPUT || error == PM_ERROR_NUMBER) return; /* a bad batch: state is as before */
+    if (error == PM_ERROR_INPUT || error == PM_ERROR_NUMBER) return; /* an invalid batch: state is unchanged */
     if (error) stop(error);
     Serial.println(loss, 6);
 @IF REPLAY@
-    if (pm_keep_sample(inputs, 0) == PM_OK) pm_step_stored(PM_ANY_SAMPLE, @RATE@, &loss); /* a sample of earlier */
+    if (pm_keep_sample(inputs, 0) == PM_OK) pm_step_stored(PM_ANY_SAMPLE, @RATE@, &loss); /* an earlier sample */
 @END REPLAY@
 @IF EVALUATION@
     static uint32_t steps = 0;

@@ -1,4 +1,4 @@
-/* Where generations of state go, as the storage of this board forgets them: as the pages of other boards. */
+/* The storage of generations of state in flash, because that of this board is volatile: as pages of other boards. */
 #ifndef PM_FLASH_START
 #define PM_FLASH_START 0u
 #endif

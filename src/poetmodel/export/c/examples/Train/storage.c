@@ -1,5 +1,5 @@
-/* Where the pages of the sketch go: on an ESP32 to a partition of its flash, else to a flash chip on the SPI bus. What
-   else is kept there, such as the state of a second network, must lie before PM_FLASH_START, a multiple of 4096. */
+/* The storage of the sketch: on an ESP32 a partition of its flash, otherwise a flash chip on the SPI bus. Other data
+   on it, such as the state of a second network, must be before PM_FLASH_START, a multiple of 4096. */
 #ifndef PM_FLASH_START
 #define PM_FLASH_START 0u
 #endif

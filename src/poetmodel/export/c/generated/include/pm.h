@@ -5,9 +5,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A file of the application, in quotes, for all sources too. It may define PM_ARENA_SECTION, the
-   section of the arena in quotes; PM_ARENA_EXTERN, where pm_use_arena gives it; PM_NODE(node), a
-   hook before each node. */
+/* PM_CONFIG: name of a header of the application, in quotes, which all sources include. It may define
+   PM_ARENA_SECTION, the section of the arena in quotes; PM_ARENA_EXTERN, if pm_use_arena provides the arena;
+   PM_NODE(node), a hook before each node. */
 #ifdef PM_CONFIG
 #include PM_CONFIG
 #endif
@@ -16,15 +16,15 @@
 extern "C" {
 #endif
 
-#define PM_ARENA_BYTES @ARENA_BYTES@ /* of the build for float */
-#define PM_ALIGNMENT @ALIGNMENT@ /* of what lies in the arena, and of it */
+#define PM_ARENA_BYTES @ARENA_BYTES@ /* in the build for float */
+#define PM_ALIGNMENT @ALIGNMENT@ /* of tensors in the arena, and of the arena */
 #define PM_INPUTS @INPUT_COUNT@
 #define PM_STATES @STATE_COUNT@
-#define PM_GRADIENTS @GRADIENT_COUNT@ /* handed out, where nothing updates */
+#define PM_GRADIENTS @GRADIENT_COUNT@ /* returned gradients, in a step without updates */
 #define PM_NODES @NODE_COUNT@
-#define PM_BUFFERS @BUFFER_COUNT@ /* of state */
-#define PM_PAGE_SLOTS @PAGE_SLOTS@u /* on storage, in blocks of their own */
-#define PM_STATE_SLOTS @STATE_SLOTS@u /* of a generation, its record and its seal too */
+#define PM_BUFFERS @BUFFER_COUNT@ /* buffers of state */
+#define PM_PAGE_SLOTS @PAGE_SLOTS@u /* slots in separate erase blocks */
+#define PM_STATE_SLOTS @STATE_SLOTS@u /* slots of a generation, with record and seal */
 @IF STATE_SLOTS@
 #define PM_SLOTS (PM_PAGE_SLOTS + PM_PLACES * PM_STATE_SLOTS) /* all of them */
 @END STATE_SLOTS@
@@ -32,35 +32,34 @@ extern "C" {
 #define PM_SLOTS @PAGE_SLOTS@u /* all of them */
 @END STATE_SLOTS@
 #define PM_WEIGHT_REALS @WEIGHT_REALS@
-#define PM_INPUT_BYTES @INPUT_BYTES@ /* of all inputs */
+#define PM_INPUT_BYTES @INPUT_BYTES@ /* size of all inputs */
 #define PM_OUTPUTS @OUTPUT_ELEMENTS@ /* elements that pm_infer writes */
-#define PM_MAPPED @MAPPED@ /* whether the core reads storage */
+#define PM_MAPPED @MAPPED@ /* whether storage is memory-mapped */
 #define PM_COMMIT @COMMIT@ /* whether state has generations on storage */
-#define PM_VOLATILE @VOLATILE@ /* whether those are in flash, as storage forgets */
-#define PM_COMMIT_EVERY @COMMIT_EVERY@u /* steps */
-#define PM_STATE_SUMS @STATE_SUMS@ /* whether with checksums */
+#define PM_VOLATILE @VOLATILE@ /* whether these are in flash, because storage is volatile */
+#define PM_COMMIT_EVERY @COMMIT_EVERY@u /* steps between commits */
+#define PM_STATE_SUMS @STATE_SUMS@ /* whether state has checksums */
 #define PM_WRITES_EARLY @WRITES_EARLY@ /* whether a step writes state to storage before its end */
 #define PM_EVALUATES @EVALUATION@ /* whether it has pm_evaluate */
-#define PM_COUNTS_CORRECT @COUNTS_CORRECT@ /* whether that counts correct classes */
-#define PM_BEST @BEST@ /* whether the best generation is kept beside the others */
-#define PM_MIGRATES @MIGRATES@ /* whether it takes over the state of another step */
-#define PM_REPLAY @REPLAY@u /* samples that storage has room for */
+#define PM_COUNTS_CORRECT @COUNTS_CORRECT@ /* whether pm_evaluate counts correct classes */
+#define PM_BEST @BEST@ /* whether the best state is stored in two more generations */
+#define PM_MIGRATES @MIGRATES@ /* whether it has pm_migrate */
+#define PM_REPLAY @REPLAY@u /* max. number of stored samples */
 #define PM_RANDOM @RANDOM@ /* whether it draws random numbers */
 @IF ACCUMULATE@
-#define PM_ACCUMULATE @ACCUMULATE@ /* batches are one update */
+#define PM_ACCUMULATE @ACCUMULATE@ /* batches per update */
 @END ACCUMULATE@
-#define PM_STEP_ID 0x@STEP_ID@u /* what it computes */
-#define PM_LAYOUT_ID 0x@LAYOUT_ID@u /* the order of its state on storage */
+#define PM_STEP_ID 0x@STEP_ID@u /* hash of the computation */
+#define PM_LAYOUT_ID 0x@LAYOUT_ID@u /* hash of the order of state on storage */
 
-/* Which copy of the step this is, by the prefix of its names: state of another copy is not resumed.
-   Copies of one prefix, in programs that use the same storage, need numbers of their own. */
+/* Identity of this copy of the step, from the prefix of its names: state of another copy is not resumed. Copies with
+   the same prefix, in programs that use the same storage, need different numbers. */
 #ifndef PM_INSTANCE_ID
 #define PM_INSTANCE_ID 0x@INSTANCE_ID@u
 #endif
 
-/* Storage: all of it; what it programs at a time; what it erases at a time, where every page and
-   every generation begins; how many generations of committed state take turns, at least two. The
-   defaults are those of the device. */
+/* Storage: total size; write unit; erase block, at the beginning of which every page and every generation begins;
+   number of generations that take turns, at least two. The defaults are those of the device. */
 #if !defined PM_STORAGE_UNIT && !defined PM_STORAGE_BLOCK && !defined PM_GENERATIONS && \
     !defined PM_CHECKSUM
 #define PM_STORED_BYTES @STORED_BYTES@u
@@ -75,7 +74,7 @@ extern "C" {
 #define PM_GENERATIONS @GENERATIONS@u
 #endif
 @IF VOLATILE@
-/* The same of the flash that keeps the generations, as storage forgets them without power. */
+/* The same for the flash with the generations, because storage is volatile. */
 #ifndef PM_COMMIT_UNIT
 #define PM_COMMIT_UNIT @COMMIT_UNIT@u
 #endif
@@ -101,8 +100,8 @@ extern "C" {
     (@PAGES_TERMS@)
 #define PM_STATE_BYTES \
     (@STATE_TERMS@)
-/* Where an erase block has room for several generations they share it, each in pages of 256 bytes
-   of its own; there are two blocks at least, and that of the whole generation is not erased. */
+/* If an erase block can hold several generations, they share it, each in separate pages of 256 bytes. There are at
+   least two blocks, and the block of the newest complete generation is not erased. */
 #define PM_GENERATION_BYTES (PM_IN_UNITS(@RECORD_BYTES@u) + PM_STATE_BYTES + PM_IN_UNITS(@SEAL_BYTES@u))
 #define PM_PITCH_STEP ((255u + PM_UNIT) / PM_UNIT * PM_UNIT)
 #define PM_PITCH \
@@ -112,7 +111,7 @@ extern "C" {
     (PM_COMMIT_BLOCK / PM_PITCH < PM_GENERATIONS / 2u ? PM_COMMIT_BLOCK / PM_PITCH \
                                                       : PM_GENERATIONS / 2u)
 #define PM_BLOCK_GENERATIONS (PM_SHARE < 2u ? 1u : PM_SHARE / 2u * 2u)
-/* Places of generations: those that take turns, then two of the best one, in blocks of their own. */
+/* Addresses of generations: those that take turns, then two for the best one, in separate blocks. */
 #define PM_BEST_PLACE(number) \
     (((PM_GENERATIONS + PM_BLOCK_GENERATIONS - 1u) / PM_BLOCK_GENERATIONS + (number)) * \
      PM_BLOCK_GENERATIONS)
@@ -123,9 +122,9 @@ extern "C" {
          : PM_PLACES * ((PM_GENERATION_BYTES + PM_COMMIT_BLOCK - 1u) / PM_COMMIT_BLOCK * \
                              PM_COMMIT_BLOCK))
 @IF REPLAY@
-/* Stored samples, of PM_SAMPLE_BYTES each, are in groups of those that an erase block has room for; a
-   group is written as a whole, to the one place more than there are groups. */
-#define PM_SAMPLE_ID 0x@SAMPLE_ID@u /* the front, and what is stored of it */
+/* Stored samples, of PM_SAMPLE_BYTES each, are in groups of as many as fit an erase block. A group is written as a
+   whole, to an address without a valid group: there is one more address than groups. */
+#define PM_SAMPLE_ID 0x@SAMPLE_ID@u /* hash of the front and of the stored tensors */
 #define PM_SAMPLE_OUTPUTS @SAMPLE_OUTPUTS@u
 #define PM_SAMPLE_INPUTS @SAMPLE_INPUTS@u
 #define PM_SAMPLE_INPUT_BYTES @SAMPLE_INPUT_BYTES@u
@@ -147,10 +146,10 @@ extern "C" {
 #define PM_REPLAY_BYTES 0u
 @END REPLAY@
 @IF MIGRATES@
-/* The step whose state pm_migrate takes over, and how it wrote storage, by the defaults of its build. */
+/* The step whose state pm_migrate copies, and the layout of its storage with the defaults of its build. */
 #define PM_OLD_STEP_ID 0x@OLD_STEP_ID@u
 #define PM_OLD_LAYOUT_ID 0x@OLD_LAYOUT_ID@u
-#define PM_OLD_TENSORS @OLD_TENSORS@u /* of a generation */
+#define PM_OLD_TENSORS @OLD_TENSORS@u /* tensors of a generation */
 #define PM_OLD_PAGE_SLOTS @OLD_PAGE_SLOTS@u
 #define PM_OLD_STATE_SUMS @OLD_STATE_SUMS@
 #define PM_OLD_STORED_BYTES @OLD_STORED_BYTES@u
@@ -177,19 +176,19 @@ extern "C" {
 #define PM_STORED_BYTES (PM_PAGES_BYTES + (PM_VOLATILE ? 0u : PM_COMMITTED_BYTES + PM_REPLAY_BYTES))
 #endif
 
-/* The tensors that callers see, by their numbers; sizes are of the build for float. */
+/* Indices of inputs, state tensors and gradients; sizes are those of the build for float. */
 @TENSOR_NAMES@
 
 @DRIVER@
 
 #ifdef PM_ARENA_EXTERN
-/* Before all else: the memory for the arena, aligned to PM_ALIGNMENT, at least PM_ARENA_BYTES long
-   (twice that for double). It stays the step's. */
+/* Sets the memory of the arena, before any other call: aligned to PM_ALIGNMENT, at least PM_ARENA_BYTES long (twice
+   that for double). The step uses it until the program ends. */
 int pm_use_arena(void *arena, size_t bytes);
 #endif
 
-/* 0, or an error number; state is then as it was exported. With commits this starts anew over all
-   that storage has, state of other programs too. */
+/* Returns 0, with the state as exported, or an error number. With commits, this replaces all state on storage, also
+   that of other programs. */
 int pm_init(void);
 
 /* One training step: `inputs` in the order of manifest.json, reals as pm_real, integers int32_t,
@@ -203,89 +202,85 @@ int pm_init(void);
    PM_ERROR_STATE: begin with pm_init or pm_resume, also after PM_TORN. */
 int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss);
 
-/* The same in slices, with the same bits. Begin; run some nodes at a time as long as that returns
-   PM_MORE; 0 is the end, anything else an error as of pm_step. The arrays of the inputs stay as
-   they are until then, and state is neither read nor written. */
+/* A training step in slices, with the same bits: begin a step, then execute a number of nodes at a time as long as
+   that returns PM_MORE. 0 is the end of the step, all other values are errors as of pm_step. Until then, the input
+   arrays must not change, and state must not be read or written. */
 int pm_step_begin(const void *const inputs[PM_INPUTS], pm_real lr);
 int pm_step_some(uint32_t nodes);
-pm_real pm_loss(void); /* of the last step, unless that is not finite */
+pm_real pm_loss(void); /* loss of the last step; unchanged if that was not finite */
 
-/* Wherever the home of a state tensor is; in the order of manifest.json. */
+/* Read or write a state tensor, in RAM or on storage, by its index in manifest.json. */
 int pm_read_state(int index, pm_real *to);
 int pm_write_state(int index, const pm_real *from);
 @IF COMMIT@
 
-/* In place of pm_init after a restart: PM_OK, with the state of the last step that was committed;
-   PM_RESUMED_OLDER, with the one before, as the last one is damaged; PM_ERROR_EMPTY, and that
-   alone, where storage was read and has no state at all: call pm_init; PM_ERROR_OTHER where the
-   state is that of another step, of another instance or of another layout; PM_ERROR_CHECKSUM where
-   what it has is damaged. With any other error storage did not answer: nothing was changed, call
-   again. In none of these cases storage was written. */
+/* Loads committed state after a restart, in place of pm_init. PM_OK: the state of the last commit. PM_RESUMED_OLDER:
+   the state of the commit before, because the last one is damaged. PM_ERROR_EMPTY: storage was read and has no
+   state; call pm_init. PM_ERROR_OTHER: storage has state of another step, instance or layout. PM_ERROR_CHECKSUM: all
+   state is damaged. All other errors are failures of storage: call again. This never writes storage. */
 int pm_resume(void);
 @IF MIGRATES@
 
-/* Where pm_resume returns PM_ERROR_OTHER: takes over the newest whole generation of the step with
-   PM_OLD_STEP_ID, tensors of equal names, shapes and types; the others begin with first values, and
-   pm_steps goes on. All or nothing, over power cuts too: until PM_OK (or PM_RESUMED_OLDER: the one
-   before was taken, as the newest one is damaged) storage has the old state whole. PM_ERROR_EMPTY:
-   there is none of that step; PM_ERROR_CHECKSUM: all of it is damaged. */
+/* After PM_ERROR_OTHER of pm_resume: copies the newest complete generation of the step with PM_OLD_STEP_ID, for
+   tensors of equal names, shapes and types. All other tensors get first values, and pm_steps continues. This is
+   atomic, also across power cuts: until it returns PM_OK (or PM_RESUMED_OLDER: the generation before was copied,
+   because the newest one is damaged), storage has all old state. PM_ERROR_EMPTY: storage has no state of that step.
+   PM_ERROR_CHECKSUM: all of it is damaged. */
 int pm_migrate(void);
 @END MIGRATES@
 
-/* Between two steps: writes a generation where the last step did not (PM_COMMIT_EVERY), such as
-   before power goes. Not after PM_TORN. With an error the generation before holds: call again. */
+/* Between two steps: writes a generation if the last step did not (PM_COMMIT_EVERY), such as before a power-down.
+   Not permitted after PM_TORN. After an error, the generation before stays valid: call again. */
 int pm_commit_now(void);
-extern uint32_t pm_commits; /* 1 by pm_init, and 1 more by each step that commits, over restarts */
-extern uint32_t pm_steps;   /* done since pm_init, also over restarts */
+extern uint32_t pm_commits; /* commits so far: 1 by pm_init, 1 by each committing step, over restarts */
+extern uint32_t pm_steps;   /* number of steps since pm_init; restarts do not reset it */
 @END COMMIT@
 @IF GRADIENT_COUNT@
 
-/* A gradient of the last step; in the order of manifest.json. */
+/* Reads a gradient of the last step, by its index in manifest.json. */
 int pm_read_gradient(int index, pm_real *to);
 @END GRADIENT_COUNT@
 @IF INFERENCE@
 
-/* The forward pass in evaluation mode, with the state as it is now, which stays so. `inputs` are
-   the first ones of a step, those of the model; `outputs` gets PM_OUTPUTS elements. */
+/* The forward pass in evaluation mode, with the current state, which stays unchanged. `inputs` are the first inputs
+   of a step, those of the model; writes PM_OUTPUTS elements to `outputs`. */
 int pm_infer(const void *const inputs[], pm_real *outputs);
 @END INFERENCE@
 @IF EVALUATION@
 
-/* The loss of a batch in evaluation mode, with the state as it is now, which stays so; and, where
-   labels are classes (PM_COUNTS_CORRECT), how many samples have their label as the highest score:
-   `correct` may be 0, and gets 0 where they are none. Nothing is written with an error, such as
-   PM_ERROR_NUMBER: the loss is not finite. */
+/* The loss of a batch in evaluation mode, with the current state, which stays unchanged. If labels are classes
+   (PM_COUNTS_CORRECT), also the number of samples with the highest score for their label; otherwise 0. `correct` may
+   be 0. Writes no result with an error, such as PM_ERROR_NUMBER for a loss that is not finite. */
 int pm_evaluate(const void *const inputs[PM_INPUTS], pm_real *loss, uint32_t *correct);
 @END EVALUATION@
 @IF REPLAY@
 
-/* Between two steps: offers a batch to the samples that are stored, as outputs of the frozen front
-   and labels, and what else is read behind it. With room it is stored; later it takes the place of
-   another one or of none, so that all that were offered are equally likely to be there (reservoir
-   sampling). `sample` may be 0; it gets the number of the sample, or PM_NO_SAMPLE. All or nothing,
-   over power cuts too; pm_init forgets all samples. */
+/* Between two steps: offers a batch for storage, as outputs of the frozen front, labels and other inputs of later
+   nodes. It is stored if there is space; otherwise it replaces a random sample or none, so that all offered batches
+   are stored with equal probability (reservoir sampling). `sample` may be 0; it gets the number of the sample, or
+   PM_NO_SAMPLE. This is atomic, also across power cuts. pm_init deletes all samples. */
 int pm_keep_sample(const void *const inputs[PM_INPUTS], uint32_t *sample);
 #define PM_NO_SAMPLE 0xFFFFFFFFu
-uint32_t pm_samples(void);  /* how many are stored */
-extern uint32_t pm_seen;    /* how many were offered since pm_init, until the last one that was stored */
+uint32_t pm_samples(void);  /* number of stored samples */
+extern uint32_t pm_seen;    /* number of samples offered between pm_init and the last one stored */
 
-/* A training step on a stored sample, with the bits of pm_step on its batch: `sample` is its number,
-   below pm_samples(), or PM_ANY_SAMPLE, one drawn by a counter of its own. PM_ERROR_EMPTY: there is
-   none. The second one begins such a step in slices. */
+/* A training step on a stored sample, with the bits of pm_step on its batch. `sample` is its number, below
+   pm_samples(), or PM_ANY_SAMPLE for a random one. PM_ERROR_EMPTY: no sample is stored. The second function begins
+   such a step in slices. */
 int pm_step_stored(uint32_t sample, pm_real lr, pm_real *loss);
 int pm_step_stored_begin(uint32_t sample, pm_real lr);
 #define PM_ANY_SAMPLE 0xFFFFFFFFu
 @END REPLAY@
 @IF BEST@
 
-/* Between two steps: keeps the state as it is now beside the generations that take turns, with a
-   loss of yours, in place of what was kept before; all or nothing, over power cuts too. */
+/* Between two steps: stores the current state, with a loss from the caller, as the best state, and replaces the one
+   before. This is atomic, also across power cuts. */
 int pm_keep_best(pm_real loss);
-/* Its loss, as a float, and pm_steps then (`steps` may be 0); PM_ERROR_EMPTY: nothing was kept since
-   pm_init. */
+/* Reads the loss of the best state, as a float, and its pm_steps (`steps` may be 0). PM_ERROR_EMPTY: no state was
+   stored as the best since pm_init. */
 int pm_best(pm_real *loss, uint32_t *steps);
-/* Makes it the state of the next step, and of the newest generation; pm_steps goes on. PM_TORN: some
-   state in RAM is new already, pm_resume takes it back. */
+/* Makes the best state the current one, and the newest generation; pm_steps continues. PM_TORN: state in RAM is
+   partly new; pm_resume restores it. */
 int pm_restore_best(void);
 @END BEST@
 

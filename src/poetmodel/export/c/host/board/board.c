@@ -1,5 +1,5 @@
-/* The platform of QEMU's mps2-an385, -an386 and -an500: files by semihosting, timers of CMSDK at 25 MHz. With
-   "-icount shift=0" an instruction takes a nanosecond, so that a tick is 40 of them. */
+/* The platform of QEMU's mps2-an385, -an386 and -an500: files by semihosting, CMSDK timers at 25 MHz. With "-icount
+   shift=0" an instruction takes 1 ns, and a tick is 40 instructions. */
 #include "../pm_platform.h"
 
 #include <string.h>
@@ -17,7 +17,7 @@ typedef struct {
 #define ENABLE_INTERRUPTS (*(volatile uint32_t *)0xE000E100u)
 #define ALARM_INTERRUPT (1u << 9)
 
-/* Bytes of stack that no call has used hold this. */
+/* Fill value of stack bytes that no call has used. */
 #define PAINT 0xA5u
 
 extern unsigned char __stack_start[], __stack_end[], __ram_start[], __ram_used[], __ram_end[], __flash_used[];

@@ -1,4 +1,4 @@
-/* Requests of a program on a board to the machine that emulates it. */
+/* Requests of a program on a board to its emulator. */
 #ifndef SEMIHOSTING_H
 #define SEMIHOSTING_H
 
@@ -6,8 +6,8 @@
 
 int semihosting_open(const char *name, uint32_t mode);
 int semihosting_seek(int file, uint32_t position);
-uint32_t semihosting_read(int file, void *to, uint32_t bytes);          /* bytes not moved */
-uint32_t semihosting_write(int file, const void *from, uint32_t bytes); /* bytes not moved */
+uint32_t semihosting_read(int file, void *to, uint32_t bytes);          /* number of bytes not transferred */
+uint32_t semihosting_write(int file, const void *from, uint32_t bytes); /* number of bytes not transferred */
 int semihosting_command_line(char *text, uint32_t bytes);
 void semihosting_complain(const char *text);
 _Noreturn void semihosting_exit(int status);

@@ -1,4 +1,4 @@
-/* From reset to main, and back: faults end the emulation with status 3, the alarm of pm_stop_after with 9. */
+/* Code from reset to main, and its end: faults end the emulation with status 3, the alarm of pm_stop_after with 9. */
 #include <stdint.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@ int main(int argc, char **argv);
 void reset(void);
 void start(void);
 
-/* newlib's own drags in a kilobyte of data. */
+/* newlib's version needs a kilobyte of data. */
 int *__errno(void);
 int *__errno(void)
 {
@@ -33,7 +33,7 @@ static void alarm(void)
     semihosting_exit(9);
 }
 
-/* Handlers have a stack of their own, so that they run where that of the program is full. */
+/* Handlers have a separate stack, so that they can be executed if that of the program is full. */
 __attribute__((naked)) void reset(void)
 {
     __asm__ volatile("ldr r0, =__stack_end\n msr psp, r0\n movs r0, #2\n msr control, r0\n isb\n b start\n");
@@ -42,13 +42,13 @@ __attribute__((naked)) void reset(void)
 #define CPACR (*(volatile uint32_t *)0xE000ED88u)
 #define MPU ((volatile uint32_t *)0xE000ED90u) /* type, control, number, base, attributes and size */
 
-/* The megabyte below RAM is out of bounds, for that is where a stack goes that is too deep. */
+/* Accesses to the megabyte below RAM cause a fault, because a stack overflow reaches it. */
 static void guard_stack(void)
 {
     MPU[2] = 0;
     MPU[3] = (uint32_t)__stack_start - 0x100000u;
     MPU[4] = 19u << 1 | 1u; /* 2^20 bytes, no access */
-    MPU[1] = 5u;            /* on; all else as without it */
+    MPU[1] = 5u;            /* enabled; all other addresses as without it */
     __asm__ volatile("dsb\n isb\n");
 }
 
@@ -64,14 +64,14 @@ static int split(char *text, char **words, int room)
     return count;
 }
 
-/* Only the assembly of reset calls it, which an optimizer at the link does not see. */
+/* Called by the assembly of reset only, which link-time optimization cannot see. */
 __attribute__((used)) void start(void)
 {
-    /* Not in RAM that counts, and so not cleared before. */
+    /* Not in the RAM of the device, and not cleared before. */
     static char line[1024] __attribute__((section(".measure")));
     static char *words[16] __attribute__((section(".measure")));
 #ifdef __ARM_FP
-    CPACR |= 0xFu << 20; /* the floating-point unit, before anything uses it */
+    CPACR |= 0xFu << 20; /* enable the floating-point unit before its first use */
     __asm__ volatile("dsb\n isb\n");
 #endif
     guard_stack();
