@@ -85,7 +85,7 @@ def test_both_compute_the_same(tmp_path):
     assert all(row["ours"] > 0 and row["theirs"] > 0 for row in rows)
     assert all(row["ours"] < row["theirs"] for row in rows if row["kind"] in cmsis_nn.CONVOLUTIONS)
     with pytest.raises(ToolchainError, match="other results"):
-        cmsis_nn.checked(replace(found, figures={**found.metrics, "most": 2}))
+        cmsis_nn.checked(replace(found, metrics={**found.metrics, "most": 2}))
 
 
 def test_a_layer_that_the_library_refuses_is_named(tmp_path):

@@ -409,7 +409,7 @@ def test_commits_that_storage_cannot_keep_are_refused(tmp_path):
     board = Device.load("rp2350-psram")
     assert board.flash is not None
     without = replace(board, flash=replace(board.flash, storage_bytes=0))
-    with pytest.raises(InputError, match=r"forgets without power, and no \[flash\] of it may take"):
+    with pytest.raises(InputError, match=r"is volatile, and no \[flash\] of it may take"):
         export_step(load_step(STEP), tmp_path, device=without, ram="90%", commit=True)
     small = replace(board, flash=replace(board.flash, storage_bytes=8191))
     with pytest.raises((BudgetError, NoScheduleError), match="train fewer parameters"):

@@ -296,7 +296,7 @@ def test_folders_inside_an_export_are_refused(tmp_path):
     outer = tmp_path / "outer"
     export_step(load_step(STEP), outer, ram="100%", gap=0.5)
     for inner in (outer / "inner", outer / "src" / "deep" / "er"):
-        with pytest.raises(InputError, match=r"lies inside .*outer, which is an exported folder"):
+        with pytest.raises(InputError, match=r"is inside .*outer, which is an exported folder"):
             export_step(load_step(STEP), inner, ram="100%", gap=0.5)
         assert not inner.exists()
     for other in (outer, tmp_path / "beside"):

@@ -151,7 +151,7 @@ def test_steps_without_a_front_or_storage_are_refused(tmp_path):
     for samples in (-1, 70_000, 1.5):
         with pytest.raises(InputError, match="replay: expected a number of samples"):
             export_step(step, folder, replay=samples)
-    with pytest.raises(InputError, match="forgets without power"):
+    with pytest.raises(InputError, match="is volatile"):
         export_step(step, folder, replay=4, device="rp2350-psram")
     board = replace(Device.load("nrf52840"), storage=None)
     with pytest.raises(InputError, match="no storage for samples"):

@@ -244,7 +244,7 @@ def test_errors_of_the_compiler_are_shown(tmp_path):
         status=12,
         losses={},
         state=b"",
-        figures={},
+        metrics={},
         node_instructions={},
         messages="pm_run: step 3: error 2\n",
     )

@@ -297,11 +297,11 @@ def test_profiles_take_the_figure_of_the_core(monkeypatch, device, core, built, 
 
     targets = []
 
-    def count_work(*given):
+    def counted(*given):
         targets.append(given[2])
         return dict.fromkeys(node_instructions(given[0]), 1000)
 
-    monkeypatch.setattr(measuring, "_instructions", count_work)
+    monkeypatch.setattr(measuring, "_measure_instructions", counted)
     board = Device.load(device)
     board = replace(board, compute=replace(board.compute, memory_factor=1.25))
     profile = emulated_profile(linear_step(), device=board, core=core)

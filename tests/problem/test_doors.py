@@ -1,14 +1,16 @@
 """Doors: what options, files, the explorer and sweeps state reaches the fields of a problem."""
 
-from dataclasses import replace
-from inspect import signature
+import re
+from dataclasses import fields, replace
+from inspect import getsource, signature
 
 import pytest
 
 import poetmodel as pm
 from kit.worked import bench_device, even_costs, skip_graph
 from poetmodel.baselines import run
-from poetmodel.cli.options import LimitOptions
+from poetmodel.cli import choosing
+from poetmodel.cli.options import CommitOptions, LimitOptions
 from poetmodel.explore.choice import Catalogue, ExplorerChoice
 from poetmodel.export.exporting import ExportKeywords, export_step
 from poetmodel.problem import Problem
@@ -110,3 +112,12 @@ def test_unknown_keywords_name_the_known_ones():
     """Of methods, too, which take those of `solve`."""
     with pytest.raises(TypeError, match=r"'limit'.*time_limit"):
         run(stated(), "checkpoint-all", limit=3)
+
+
+def test_choose_passes_each_limit_on():
+    """An option of limits that ``choose`` offers is read by it; a new one would else be ignored."""
+    source = getsource(choosing)
+    excluded = re.search(r"LimitOptions, options\.without\((.*?)\)", source)[1]
+    commits = {field.name for field in fields(CommitOptions)}  # read as `steps_to_commit`
+    offered = {field.name for field in fields(LimitOptions)} - set(re.findall(r"\w+", excluded))
+    assert offered - commits | {"steps_to_commit"} <= set(re.findall(r"\blimits\.(\w+)", source))

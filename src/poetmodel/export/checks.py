@@ -108,9 +108,8 @@ def _check_commit(board: Device) -> None:
     if board.is_volatile:
         if board.flash is None or not board.flash.storage_bytes:
             raise InputError(
-                f"commit: the storage of {board.name} forgets without power, and no [flash] of it "
-                "may take state; state its storage_bytes, or choose a device whose storage keeps "
-                "state"
+                f"commit: the storage of {board.name} is volatile, and no [flash] of it may take "
+                "state; state its storage_bytes, or choose a device whose storage retains state"
             )
         return
     unit_bytes = GenerationLayout.for_device(board).write_unit_bytes

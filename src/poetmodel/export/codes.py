@@ -69,8 +69,8 @@ def _arguments_by_name(call: Call) -> dict[str, Any]:
 def _kernel_numbers(lookup: Call, quantize: Call) -> tuple[int, ...] | None:
     """Return the numeric arguments of the fused kernel, None if the strides are irregular.
 
-    They are the numbers of images, channels and elements of a plane, the strides of the input for
-    each of the three, and the stride of the table between channels [elements].
+    They are the numbers of images, channels and elements of a plane, the three strides of the
+    input for these, and the stride of the table between channels [elements].
     """
     arguments = _arguments_by_name(quantize)
     batch, channels, plane = (arguments[name] for name in ("batch", "channels", "plane"))

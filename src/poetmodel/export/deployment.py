@@ -143,6 +143,7 @@ class Deployment:
 
     @cached_property
     def _page_bytes(self) -> dict[str, int]:
+        """Sizes of the slots outside of generations, by name, in the order of slots [B]."""
         buffers = self.step.buffers
         paged = {name: buffers[name].bytes for name in _paged_out_names(self.step, self.plan)}
         pass_pages = {
@@ -240,7 +241,7 @@ class Deployment:
 
     @property
     def generations(self) -> int:
-        """Number of generations that take turns: 2, or as many as fit storage that wears out."""
+        """Number of generations that take turns: 0, 2, or as many as fit if erasing causes wear."""
         if not self.generation:
             return 0
         if self.device is None or self._endurance_cycles is None:
@@ -321,6 +322,7 @@ class Deployment:
         return self._stored_bytes(min(self._generation_groups, 2))
 
     def _stored_bytes(self, generations: int) -> int:
+        """Return the erase blocks on storage for a number of groups of generations [B]."""
         if self.copies_to_flash:
             return self._paged_bytes
         stored_generations_bytes = generations * self._bytes_per_generation + self._best_bytes

@@ -472,7 +472,8 @@ class ProgramSource:
         max_elements = _PIECE if len(pieces) <= _MAX_LONG_PIECES else _PIECE // 2
         begin = "{"
         if not self.deployment.rotating_state and targets <= self._written_state:
-            # Values are already written; a conditional call would write them again, and erase.
+            # Skip the whole block if the condition is false: targets are already written, and
+            # writing unchanged values would erase them.
             (call,) = calls
             begin, calls = self._conditional_line(call, begin), (replace(call, where=None),)
         yield begin
@@ -628,6 +629,7 @@ class ProgramSource:
         self._written_state.add(weight.buffer)
 
     def _argument(self, argument: Argument) -> str:
+        """Return the C of an argument: a pointer, the learning rate, a list name or a literal."""
         if isinstance(argument, Ref):
             return self._pointer(argument)
         if isinstance(argument, ScaledLearningRate):
@@ -637,6 +639,10 @@ class ProgramSource:
         return str(int(argument)) if isinstance(argument, int) else _real_literal(argument)
 
     def _pointer(self, ref: Ref, *, old: bool = False) -> str:
+        """Return the C pointer to a workspace, or a buffer of caller, storage, arena or weights.
+
+        The pointer to mapped state is that of its new value if it is written, unless `old`.
+        """
         name = ref.buffer
         if name == WORKSPACE:
             # The kernel defines the type of elements: 4 bytes each, scaled by PM_SCALE.
@@ -661,6 +667,7 @@ class ProgramSource:
     # -- transfers and results ---------------------------------------------------------------------
 
     def _slot_of(self, name: str) -> str:
+        """Return the slot for transfers of a tensor, in C; replacements use that of new state."""
         old = self._replaced_state.get(name)
         if old is not None:
             return self._new_slot(old)
@@ -691,6 +698,7 @@ class ProgramSource:
             yield self._checked_call("pm_commit_begin(1)")
 
     def _transfer_lines(self, direction: str, name: str, *, wait: bool = False) -> Iterator[str]:
+        """Yield the page-in or page-out of a tensor, and its wait if `wait` or blocking."""
         slot = self._slot_of(name)
         size = self.step.buffers[self._replaced_state.get(name, name)].bytes
         address = f"PM_ADDRESS({self._address_of(name)})"

@@ -375,8 +375,8 @@ def _make_replay(step: LoweredStep, samples: int, device: Device, *, commit: boo
         return None
     if device.is_volatile and not commit:
         raise InputError(
-            f"replay: the storage of {device.name} forgets without power, and stored samples with "
-            "it; commit to its flash too, where samples lie then"
+            f"replay: the storage of {device.name} is volatile and cannot retain samples; commit "
+            "to its flash, which then holds samples, too"
         )
     return create_replay(step, samples, GenerationLayout.for_device(device))
 
@@ -394,7 +394,7 @@ def _load_migration_source(
     if not commit or device.is_volatile or source["in_flash"]:
         raise InputError(
             "migrate_from: expected commits to the storage of the device, of both folders; give "
-            "commit, or copy state by name where storage forgets without power"
+            "commit, or copy state by name if storage is volatile"
         )
     return source
 
@@ -557,8 +557,8 @@ def _check_storage(
     advises more RAM if the device `has_more_ram`.
     """
     flash = device.flash if commit and device.is_volatile else None
-    room = device.aux_bytes if flash is None else flash.storage_bytes
-    if room is None or stored_bytes <= room:
+    capacity_bytes = device.aux_bytes if flash is None else flash.storage_bytes
+    if capacity_bytes is None or stored_bytes <= capacity_bytes:
         return
     content, blocks = "data stored there take", ""
     advice = "give more ram" if has_more_ram else "take a smaller network or another device"
@@ -569,7 +569,7 @@ def _check_storage(
         blocks = f" in blocks of {GenerationLayout.for_device(device).erase_block_bytes:,} B"
     raise BudgetError(
         f"{'storage' if flash is None else 'flash'}: {content} {stored_bytes:,} B{blocks}, and "
-        f"device {device.name} has {room:,} B; {advice}"
+        f"device {device.name} has {capacity_bytes:,} B; {advice}"
     )
 
 
@@ -592,11 +592,13 @@ def _total_ram_bytes(
     if ram is None:
         return device.ram_bytes
     budget = Budget.parse(ram)
-    room = budget.tensor_bytes(checkpoint_all_peak_bytes(step.graph), reserved_bytes=reserved)
+    tensor_bytes = budget.tensor_bytes(
+        checkpoint_all_peak_bytes(step.graph), reserved_bytes=reserved
+    )
     if budget.keeps_all:
         aligned = align_sizes(step.graph, device_alignment(device))
-        room = max(room, checkpoint_all_peak_bytes(aligned))
-    return room + reserved
+        tensor_bytes = max(tensor_bytes, checkpoint_all_peak_bytes(aligned))
+    return tensor_bytes + reserved
 
 
 def _ram_hints(
@@ -615,8 +617,8 @@ def _ram_hints(
     """
 
     def choose_tile(choice: TileChoice, *, paging: bool) -> tuple[int | None, int]:
-        room = ram_bytes - reserved
-        size, step = choose_tiles(whole, choice, device, ram_bytes=room, paging=paging)
+        budget_bytes = ram_bytes - reserved
+        size, step = choose_tiles(whole, choice, device, ram_bytes=budget_bytes, paging=paging)
         return size, needed_bytes(step, device, paging=paging)
 
     device_bytes = device.ram_bytes - reserved

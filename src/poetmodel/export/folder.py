@@ -66,7 +66,7 @@ def check_folder(folder: Path) -> None:
     outer = next((above for above in folder.resolve().parents if _read_manifest(above)), None)
     if outer is not None:
         raise InputError(
-            f"{folder}: lies inside {outer}, which is an exported folder, and builds of that would "
+            f"{folder}: is inside {outer}, which is an exported folder, and builds of that would "
             "find its files; choose a folder outside of it"
         )
     if not _read_manifest(folder):
@@ -83,6 +83,7 @@ def check_shared_folder(shared: Path, folder: Path) -> None:
 
 
 def _check_folder(folder: Path) -> None:
+    """Raise `InputError` unless a folder, or its nearest existing ancestor, can be written."""
     with raise_write_errors(folder):
         existing = next(
             ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.exists()

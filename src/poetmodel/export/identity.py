@@ -18,7 +18,7 @@ def step_identity(step: LoweredStep) -> str:
     """Return the SHA-256 of the computation of a step, as hexadecimal digits.
 
     Two steps with one identity compute the same losses and the same new state from the same state,
-    inputs and learning rate. The identity covers the calls with all their numbers, the values of
+    inputs and learning rate. It covers the calls with all their numbers, the values of
     the constants that calls read (frozen weights, class weights, tables of byte inputs), and the
     names of replaced state. It excludes the first values of replaced state, the inference, the name
     of the graph, and the names of other tensors.

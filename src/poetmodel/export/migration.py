@@ -77,11 +77,9 @@ def load_generation(folder: str | Path) -> dict[str, Any]:
             raise InputError("expected the manifest of a folder that poetmodel export made")
         source = document.get("generation")
         if not isinstance(source, dict) or any(key not in source for key in _KEYS):
-            reason = (
-                "does not say how" if document.get("commit") else "has no commits, so that none"
-            )
+            reason = "does not describe" if document.get("commit") else "has no commits and no"
             raise InputError(
-                f"{reason} state lies on storage; name a folder that was exported with commit, by "
+                f"{reason} generations on storage; name a folder that was exported with commit, by "
                 "this version (the same command gives the same state)"
             )
         return source

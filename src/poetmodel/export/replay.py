@@ -195,6 +195,10 @@ def _make_front(
     node_buffers: Sequence[Collection[str]],
     inputs: dict[str, int],
 ) -> Front:
+    """Return the front of `nodes`, with the outputs and inputs that later nodes read.
+
+    `node_buffers` has the buffers of each node's calls, `inputs` the index of each input buffer.
+    """
     graph, front = step.graph, frozenset(nodes)
     read_later: set[str] = set(step.returned_buffers)
     for k, node in enumerate(graph.nodes):

@@ -84,6 +84,7 @@ class StepSource:
         return {**self._header_words(), **self._program_words(), **self._weight_words()}
 
     def _header_words(self) -> Words:
+        """Return the template words of ``pm.h``."""
         step, deployment = self.step, self.deployment
         state_slots = len(deployment.generation)
         return {
@@ -198,6 +199,7 @@ class StepSource:
         return {"WEIGHT_WORDS": "\n".join(rows) or "    0"}
 
     def _program_words(self) -> Words:
+        """Return the template words of ``pm_step.c``: arena map, tables, lists and programs."""
         tables = "\n\n".join(self._tables())  # before the lists, because tables add to these
         lists = [
             f"static const int32_t {name}[] = {{{', '.join(map(str, values)) or '0'}}};"
@@ -248,6 +250,7 @@ class StepSource:
     # -- tables ------------------------------------------------------------------------------------
 
     def _tables(self) -> Iterator[str]:
+        """Yield the C tables of slots, buffers, state, samples, migration and gradients."""
         slots = self.deployment.page_bytes
         if self.deployment.generation:
             slots = (*slots, RECORD_BYTES, *self.deployment.generation_bytes, SEAL_BYTES)
@@ -288,6 +291,7 @@ class StepSource:
         return f"{{{', '.join(map(str, numbers))}}}"
 
     def _buffer_row(self, name: str) -> str:
+        """Return the row of a state buffer: elements, first values, offset, slot, home, type."""
         buffer = self.step.buffers[name]
         home = self.home(name)
         slots = self.deployment.slots
@@ -309,6 +313,7 @@ class StepSource:
         return "mapped" if plan.memory_mapped else "storage"
 
     def _tensor_row(self, value: NamedTensor, pieces: list[str]) -> str:
+        """Append the rows of the pieces of a state tensor to `pieces`, and return its own row."""
         first, remaining = len(pieces), value.elements
         for ref in value.pieces:
             count = min(remaining, self.step.buffers[ref.buffer].elements - ref.offset)
@@ -317,6 +322,7 @@ class StepSource:
         return f"{{{first}, {len(value.pieces)}}}"
 
     def _gradient_table(self) -> Iterator[str]:
+        """Yield the table of returned gradients, if any, and register lists of their dimensions."""
         slots = self.deployment.slots
         rows = []
         for value in self.step.gradients:

@@ -264,7 +264,7 @@ class _Division:
     def _maker(self, name: str) -> int:
         return self.graph.node_of[self.graph.tensor_index[name]]
 
-    # -- what becomes of nodes ---------------------------------------------------------------------
+    # -- division of nodes -------------------------------------------------------------------------
 
     def _divide_nodes(self) -> bool:
         """Divide the calls of all nodes around divided tensors; return whether that succeeded.
