@@ -137,10 +137,10 @@ def _facts(wanted: Int8StepRun, step: LoweredStep, folder: Path) -> dict[str, An
     except NoScheduleError as error:
         proved = error.result.status is Status.INFEASIBLE
         return {"status": NO if proved else OPEN, "reason": error.result.reason}
-    return {"status": YES, "reason": "", **_decided(deployment)}
+    return {"status": YES, "reason": "", **_decision_record(deployment)}
 
 
-def _decided(deployment: Deployment) -> dict[str, Any]:
+def _decision_record(deployment: Deployment) -> dict[str, Any]:
     result, graph = deployment.result, deployment.step.graph
     simulation = None if result is None else result.simulation
     if result is None or simulation is None:

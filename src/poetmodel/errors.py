@@ -1,6 +1,6 @@
 """The exceptions of poetmodel, with one root class, and formatting of their messages.
 
-Messages have the form *subject: what was expected, what came, what to do*.
+Messages have the form *subject: expected value, actual value, remedy*.
 """
 
 from __future__ import annotations

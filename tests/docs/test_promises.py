@@ -106,17 +106,17 @@ How do I leave RAM for the rest of my firmware?
   start-embedded.md: Leave 128 KiB for the rest of your firmware
 Does the budget of an export include stack, inputs and runtime?
   guides/export.md: for 64 KiB of RAM: state, tensors, inputs, stack and runtime together
-What is left after a power cut in the middle of a step?
-  guides/export.md: a power cut at any moment leaves one whole
+What remains after a power cut in the middle of a step?
+  guides/export.md: after a power cut at any moment one is complete
 What does `--commit` cost?
   concepts/stages.md: they count in the baseline, the time, the energy, the bytes written and the
   wear
 How long does my flash last?
-  reference/formats.md: results state after how many training steps the storage is worn
+  reference/formats.md: the number of training steps until the storage is worn
 Can I train with int8 weights?
-  guides/quantized.md: lets the weights of layers in int8 train, too
+  guides/quantized.md: With `train`, int8 weights are trained too
 My watchdog fires during a step. What now?
-  guides/build-systems.md: run it in slices with `vTaskDelay(1)` between
+  guides/build-systems.md: run it in several calls with `vTaskDelay(1)` between
 How do I put the arena into PSRAM?
   guides/build-systems.md: For an arena in PSRAM define `GESTURE_ARENA_EXTERN`
 How do I train the last layers alone?
@@ -125,9 +125,9 @@ Were the energies measured on boards?
   concepts/deviations.md: No board was measured for this project
 
 What happens to a smaller last batch?
-  guides/pytorch.md: the same bytes for all that come after, such as a smaller last batch
+  guides/pytorch.md: the same bytes apply to all later shapes, such as a smaller last batch
 Is the budget kept outside of the step, in evaluation or `optimizer.step()`?
-  guides/pytorch.md: Outside of the step, as in evaluation, eager PyTorch has no budget
+  guides/pytorch.md: Eager PyTorch outside of the step has no budget
 Do recomputing and paging change my results?
   guides/pytorch.md: Recomputing and paging change no bit
 Does it run on a GPU?
@@ -139,12 +139,12 @@ Where do I put autocast?
 Does a recomputed dropout draw the same mask?
   guides/pytorch.md: dropout keeps its mask
 How do I go on after the process was killed?
-  guides/pytorch.md: One whole state exists at every moment, and the next process loads it
+  guides/pytorch.md: One complete state exists at every moment, and the next process loads it
 My model branches on an activation. Is it captured?
   guides/pytorch-limits.md: values of **parameters, activations, random numbers** | refused, with
   the line
 How do I save the minutes of the first compile?
-  guides/pytorch.md: keeps tensors, workspaces, costs and schedules
+  guides/pytorch.md: stores tensors, workspaces, costs and schedules
 
 How do I add a linear constraint on the bytes written?
   guides/constraints.md: problem.subject_to(wear=lambda v: v.bytes_written <= 100_000)
@@ -159,7 +159,7 @@ How do I compare methods fairly?
 Can I hand the program to another solver?
   guides/elsewhere.md: You can write it as an LP or MPS file
 Can I run the same solve twice and get the same schedule?
-  concepts/deviations.md: on one thread, is reproducible
+  concepts/deviations.md: on one thread that ends with a proof is reproducible
 Will a later version read my schedules?
   reference/promises.md: every later release reads these versions
 How do I run a sweep under Slurm, and resume it?

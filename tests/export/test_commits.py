@@ -144,7 +144,7 @@ def test_said_is_what_the_flash_counts(programs, plan):
         assert total == -(-commits // shared) * made.commit_erases
     header = program.path.parents[1] / "include" / "pm.h"
     assert f"#define PM_STORED_BYTES {made.stored_bytes}u" in header.read_text()
-    kept = made.saved_bytes if made.saves else made.stored_bytes
+    kept = made.saved_bytes if made.copies_to_flash else made.stored_bytes
     assert program.flash.stat().st_size == kept + 1
 
 

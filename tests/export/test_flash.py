@@ -104,7 +104,7 @@ def test_zeros_of_state_take_no_flash(plan, tmp_path):
     )
     assert made.flash_map().keys() == whole.flash_map().keys()
     saved = sum(step.buffers[name].bytes for name in names[1::2])
-    if made.program:
+    if made.program_bytes:
         assert made.program_bytes["first weights"] == whole.program_bytes["first weights"] - saved
         assert made.program_bytes["constants"] <= whole.program_bytes["constants"]
     (folders[1] / "first.bin").write_bytes(b"".join(step.values[n].tobytes() for n in names))
@@ -234,7 +234,7 @@ def test_programs_are_counted_by_what_they_repeat(tmp_path):
 @pytest.mark.parametrize("plan", rotating(PLANS, ("read in place",)))
 def test_estimates_are_near_what_is_linked(tmp_path, plan):
     """Within a tenth of what GCC makes of the step and its runtime, kernels and library."""
-    needs(*board.programs(Target.M4, emulate=False))
+    needs(*board.required_programs(Target.M4, emulate=False))
     from mcu.code_sizes import linked_step
 
     made = export_step(load_step(STEP), tmp_path, gap=0.5, **PLANS[plan])

@@ -226,7 +226,7 @@ def test_folder_of_gradients_has_no_file_of_state(tmp_path):
     assert invoke("state", tmp_path).status == 0
     readme = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "pm_read_gradient(0, gradient)" in readme
-    assert "STATE is written: the gradients of the last step" in readme
+    assert "STATE is an output: the gradients of the last step" in readme
     assert "load_state" not in readme
 
 

@@ -2,7 +2,7 @@
 
 This is the pebble game (Sethi, 1975) with sizes: a node may be computed if its inputs are in RAM.
 It ignores the order and the stages of schedules, so its minimum is a lower bound for every schedule
-that trains the same parameters, and possibly others.
+that trains the same parameters, and possibly further ones.
 
 References
 ----------

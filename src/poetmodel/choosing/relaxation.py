@@ -35,7 +35,7 @@ MAX_MOMENTS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetCut:
-    """A proven condition for all sets that train some layers, and possibly others."""
+    """A proven condition for all sets that train some layers, and possibly further ones."""
 
     layers: frozenset[str]
     state_bytes: int | None = None

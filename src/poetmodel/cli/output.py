@@ -222,7 +222,7 @@ def listing(
 ) -> Table:
     """Return a table with heads.
 
-    The first `left` columns are left-aligned texts; the others are right-aligned numbers. With
+    The first `left` columns are left-aligned texts; the rest are right-aligned numbers. With
     `whole_names` the first column is not wrapped, so that it can be copied.
     """
     from rich import box

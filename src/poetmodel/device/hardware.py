@@ -63,7 +63,7 @@ def quantity_field(
 ) -> Any:
     """Return a dataclass field with a `DeviceQuantity` as metadata.
 
-    Quantities in bytes are integers, all others floats.
+    Quantities in bytes are integers, the rest are floats.
     """
     quantity = DeviceQuantity(name, unit, typical_range, is_positive, is_optional=default is None)
     return field(default=default, metadata={"quantity": quantity})

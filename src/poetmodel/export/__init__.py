@@ -1,1 +1,1 @@
-"""A training step as C: what is computed by which kernels, and the folder that builds."""
+"""Export of training steps as C: the kernel calls of a step, and the folder that builds."""

@@ -443,7 +443,7 @@ def _drop_oversized(
     fitting: list[tuple[int | None, LoweredStep]],
     deploy_tiles: Callable[[int | None, LoweredStep], Deployment],
 ) -> list[tuple[int | None, LoweredStep]]:
-    """Return the first (size, step), and all others whose weights and code may fit the flash."""
+    """Return the first (size, step), and each later one whose weights and code may fit flash."""
     first_candidate, *others = fitting
     return [
         first_candidate,

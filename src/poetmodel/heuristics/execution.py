@@ -410,7 +410,7 @@ class _Retention(StagedExecution):
 def recompute_once(
     graph: Graph, saved: Collection[int], groups: Collection[Collection[int]] = ()
 ) -> Schedule:
-    """Return the schedule that saves some tensors and recomputes the others when they are read.
+    """Return the schedule that saves some tensors and recomputes the rest when they are read.
 
     Every node is recomputed at most once: saved and recomputed tensors stay while a later node
     reads them or their results. `groups` are sets of nodes that are recomputed together: if one of

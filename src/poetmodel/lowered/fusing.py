@@ -111,7 +111,7 @@ def split_fused_updates(step: LoweredStep) -> LoweredStep:
                 calls.append((Call("pm_sgd", (w, Ref(name), count, rate, sign, decay)),))
             case (Call(kernel) as fused_call,) if kernel in _QUANTIZED_SEPARATE_KERNELS:
                 name = f"{node.name}.gradient"
-                gradient_call, update = _split_quantized(fused_call, name)
+                gradient_call, update = _split_int8_call(fused_call, name)
                 weight, *further_inputs = (ref.buffer for ref in written_refs(fused_call))
                 count = step.buffers[weight].elements
                 buffers[name] = Buffer(elements=count, type=DataType.REAL)
@@ -131,7 +131,7 @@ def _gradient_call(kernel: str, gradient: Ref, operands: Sequence[Argument]) -> 
     return Call(kernel, (gradient, *operands[:-1]))
 
 
-def _split_quantized(fused_call: Call, gradient: str) -> tuple[Call, Call]:
+def _split_int8_call(fused_call: Call, gradient: str) -> tuple[Call, Call]:
     """Return the call that writes `gradient` and the update that reads it, for a fused call."""
     kernel, update = _QUANTIZED_SEPARATE_KERNELS[fused_call.kernel]
     size, last = len(QUANTIZED_UPDATES[update]), len(parameter_names(kernel)) - _NOT_SIZES

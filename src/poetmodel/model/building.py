@@ -70,7 +70,7 @@ def build(
         ``model.M_in[t, i]``, ``model.M_out[t, i]`` for every entry of the triangle: a variable, or
         an expression if the formulation fixes the entry; ``model.resident[i]`` for every state
         tensor. ``model.exact`` is whether its bound is valid for the problem.
-        ``model.stated_rows`` has its own constraints; all others were added later.
+        ``model.stated_rows`` has its own constraints; all other rows were added later.
 
     Raises
     ------

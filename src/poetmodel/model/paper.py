@@ -1,7 +1,7 @@
 """``paper``: Algorithm 1 of POET as published, for comparison and teaching.
 
 Its memory recurrence differs from the simulator: a page-in's destination counts one stage late, and
-a tensor without readers is never freed. Its schedules are verified like all others.
+a tensor without readers is never freed. Its schedules are verified like all schedules.
 
 It supports only nodes with one output. Other graphs are reduced first: see `merge_outputs`.
 """

@@ -1,4 +1,4 @@
-"""Derivation of instructions from the others: waits before uses, and frees after last uses."""
+"""Derive waits before uses, and frees after last uses, from the other instructions."""
 
 from __future__ import annotations
 

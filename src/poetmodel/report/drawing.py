@@ -32,7 +32,7 @@ PICTURE_LIBRARIES: Final[Mapping[str, Sequence[str]]] = {
 def check_picture(
     path: str | Path, libraries: Mapping[str, Sequence[str]] = PICTURE_LIBRARIES
 ) -> None:
-    """Raise unless a picture with this file name can be drawn; write nothing.
+    """Raise unless a picture with this file name can be drawn. Writes no file.
 
     Raises `InputError` for an unknown suffix, and `MissingExtraError` if a library is missing.
     """

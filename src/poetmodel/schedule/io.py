@@ -306,7 +306,7 @@ def validate_model(model: type[File], values: object, *, kind: str) -> File:
 
 
 def validation_messages(error: ValidationError, *, kind: str) -> list[str]:
-    """Return the messages of a pydantic error, at most `MAX_FAULTS` and a count of the others."""
+    """Return the messages of a pydantic error, at most `MAX_FAULTS` and a count of the rest."""
     faults = []
     errors = error.errors(include_url=False, include_context=False)
     for fault in errors[:MAX_FAULTS]:

@@ -29,7 +29,7 @@ MARKS: Final = "osv^D<>PX*"
 
 
 def check_suffix(path: Path) -> None:
-    """Raise if a picture with this name cannot be drawn; nothing is written."""
+    """Raise if a picture with this name cannot be drawn. Writes no file."""
     check_picture(path, PICTURE_LIBRARIES)
 
 

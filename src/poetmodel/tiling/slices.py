@@ -132,7 +132,7 @@ class Channels:
     ) -> Call | None:
         """Return the call for ranges (first, end, channels) of dimensions; None if impossible.
 
-        Tensors in `views` are slices; all others are undivided.
+        Tensors in `views` are slices; all other tensors are undivided.
         """
         loops, sizes = self.loops, list(self.loops.sizes)
         for d, (first, end, channels) in ranges.items():

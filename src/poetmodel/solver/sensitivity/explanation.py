@@ -137,7 +137,7 @@ class Explanation:
 
 
 def _list_names(names: Sequence[str], noun: str) -> str:
-    """Join at most `MAX_ROWS` quoted names with their noun, and the number of the others."""
+    """Join at most `MAX_ROWS` quoted names with their noun, and the number of the rest."""
     *some, last = map(repr, names[:MAX_ROWS])
     more = len(names) - MAX_ROWS
     if more > 0:

@@ -82,7 +82,7 @@ class Guards:
         self.compiled = self._assumptions(joint.inputs)
 
     def hold(self, inputs: Sequence[Any]) -> bool:
-        """Return whether the step computes what PyTorch would for flat inputs.
+        """Return whether the step computes PyTorch's results for flat inputs.
 
         Raises `CaptureError` if no compiled step would, for example with hooks of parameters.
         """

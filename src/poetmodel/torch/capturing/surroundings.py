@@ -381,7 +381,7 @@ _GENERATORS: Final = (
 def checkpoints_as_eager(stepped: torch.nn.Module) -> Iterator[None]:
     """Context manager that removes ``torch.utils.checkpoint``, with the results of eager.
 
-    A compiled step decides itself what it recomputes. Reentrant checkpoints cannot be captured, and
+    A compiled step decides its recomputations itself. Reentrant checkpoints cannot be captured, and
     are replaced by a plain call, with gradients if an input requires one. In its backward pass
     eager executes a checkpointed function again, which updates the statistics of a norm once more.
     Therefore the statistics are updated here once more per enclosing checkpoint.

@@ -396,7 +396,7 @@ def _lower_index_put(op: Lowering) -> None:
 def _index_position(indices: Sequence[Any]) -> int:
     """Return the position of the index dimensions in the result.
 
-    Adjacent index dimensions stay in place; others come first.
+    Adjacent index dimensions stay in place; other ones come first.
     """
     used = [k for k, argument in enumerate(indices) if argument is not None]
     return used[0] if used[-1] - used[0] + 1 == len(used) else 0

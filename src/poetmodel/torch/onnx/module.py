@@ -414,7 +414,7 @@ class _Constants:
                     use.others.append((node.operator, position))
 
     def _unshare(self, node: NodeRecord) -> NodeRecord:
-        """Return a node with own copies of constants that it shares with others by chance.
+        """Return a node with own copies of constants that it shares with other nodes by chance.
 
         Each batch norm gets its own statistics. Uniform weights, such as zeros of new biases, are
         shared by chance because exporters store equal constants once. Adds the copies to `arrays`

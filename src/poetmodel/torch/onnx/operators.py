@@ -177,7 +177,7 @@ def _reference(proto: bytes) -> Any:
 
 
 def to_array(value: Numbers) -> np.ndarray:
-    """Return numbers as an array: integers as int64, booleans as bool, others as float32."""
+    """Return numbers as an array: integers as int64, booleans as bool, the rest as float32."""
     elements = np.array(value)
     if elements.size == 0:
         return elements.astype(np.int64)

@@ -218,7 +218,7 @@ def _space_to_depth(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None) -> torch.Tensor:
     """Pad axes with a constant, by reflection, or by repeating the edges.
 
-    Reflection and edges are supported for the last one or two axes; others raise `InputError`.
+    Reflection and edges are supported for the last one or two axes; other axes raise `InputError`.
     """
     x = tensor(x)
     widths = integers(node, pads, "pads")

@@ -162,7 +162,7 @@ def list_differences(differences: Sequence[ResultDifference], *, max_count: int 
 def eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = True) -> Any:
     """Execute a step in eager PyTorch, or its forward pass alone; return the step's output.
 
-    Changes what a step changes: gradients, or parameters and moments, and buffers.
+    Changes the state of a step: gradients, or parameters and moments, and buffers.
     """
     with torch.enable_grad():
         outputs = joint.module(*inputs)

@@ -307,7 +307,7 @@ def extend_with_optimizer(
 
     `accumulate` is the number of batches whose gradients are summed before the optimizer's step.
 
-    Raises `CaptureError` if updates per parameter would not do what PyTorch does.
+    Raises `CaptureError` if updates per parameter would differ from PyTorch's update.
     """
     combined = Optimizers.combine(optimizer)
     refuse(joint.name, (f"optimizer: {error}" for error in optimizer_errors(combined)))
