@@ -1,6 +1,6 @@
-"""Steps with float and with int8 weights, whole and at the end of a network, in little RAM.
+"""Steps with float and with int8 weights, of whole networks and their last layers, in little RAM.
 
-Each row is one solve, whose schedule the verifier has checked; nothing is built or run. Needs
+Each row is one solve with a verified schedule; no program is built or executed. Needs
 PyTorch and torchao.
 """
 
@@ -34,9 +34,9 @@ FLOAT, INT8 = KINDS = ("float", "int8")
 NETWORKS: Final = ("mobilenetv1-vww", "resnet8", "mobilenetv2-035-96")
 """Networks of `mcu.networks`."""
 TRAINED: Final = ("all", "last-4")
-"""Layers that train, as `poetmodel.torch.quantized` takes them."""
+"""Trained layers in the notation of `poetmodel.torch.quantized`."""
 BUDGETS: Final = ("64KiB", "128KiB", "256KiB")
-"""RAM of the board that may be taken."""
+"""Usable RAM of the board."""
 BOARD: Final = "nrf52840"
 SOLVE_S: Final = 300.0
 """Limit of each solve [s]."""
