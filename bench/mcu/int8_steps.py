@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -80,8 +81,8 @@ def runs(
 
 
 def smoke_runs() -> Iterator[Int8StepRun]:
-    """Yield a run with each type of weights, of a small network."""
-    for kind in KINDS:
+    """Yield a run with each type of weights, of a small network; int8 only with torchao."""
+    for kind in KINDS if find_spec("torchao") else (FLOAT,):
         yield Int8StepRun(
             network="resnet8-thin", trained="last-4", weights=kind, ram="64KiB", solve_s=2.0
         )
