@@ -86,7 +86,7 @@ class Graph:
     """Multiply-accumulates of the forward pass: convolutions, linear layers, matrix products."""
     kernels: str | None = None
     """Kernels that compute the graph: ``pytorch``, ``exported`` (the C of `poetmodel.export`), or
-    None if unknown. No part of its identity."""
+    None if unknown. Excluded from the hash of the graph."""
 
     def __post_init__(self) -> None:
         self._freeze()
@@ -125,7 +125,7 @@ class Graph:
 
     @property
     def exactness(self) -> str:
-        """Label for results that differ from those of a float network.
+        """Label of the graph's results if these differ from those of a float network.
 
         "" for float networks; networks with int8 layers have one.
         """
@@ -249,10 +249,11 @@ class Graph:
 
     @cached_property
     def last_stages(self) -> tuple[int, ...]:
-        """Last stage in which each node may run: that in which state that it reads is replaced.
+        """Last stage in which each node may run, by node.
 
-        For a node that holds state, the stage in which that state is replaced. Without such state,
-        the last stage of all.
+        A node that reads state may run until the stage in which that state is replaced. So may a
+        node that holds the state. All other nodes may run until the last stage of the training
+        step.
         """
         last = [len(self.nodes) - 1] * len(self.nodes)
         for old, new in self.replacement_of.items():
@@ -296,7 +297,7 @@ class Graph:
     def shared_bytes_of(self) -> tuple[Mapping[int, int], ...]:
         """For each node, the bytes saved by overwriting an input [B], by input.
 
-        They are saved only if the node is the last use of the input.
+        A node saves them only if it is the last reader of the input.
         """
         sizes = self.tensor_bytes
         return tuple(
@@ -338,8 +339,8 @@ class Graph:
             If the file is missing or has another format. Lists every error in the file with its
             location.
         """
-        document, source, repeated = read_document(path)
-        return cls.from_dict(document, source=source, faults=repeated)
+        document, source, repeated_keys = read_document(path)
+        return cls.from_dict(document, source=source, faults=repeated_keys)
 
     @classmethod
     def from_dict(
