@@ -200,14 +200,14 @@ def linear_limits(problem: Problem) -> Iterator[LinearRow]:
     with all signs reversed.
     """
     if problem.deadline_s is not None:
-        for name, counted in zip(DEADLINE_ROWS, problem.deadline_sums, strict=False):
+        for name, time_sum in zip(DEADLINE_ROWS, problem.deadline_sums, strict=False):
             yield row_over_totals(
                 problem,
-                _time_coefficients(problem, counted),
+                _time_coefficients(problem, time_sum),
                 name=name,
                 # Rows sum the excess over a single pass, whose time is subtracted from the limit.
                 upper=problem.deadline_s * (1 + RELATIVE_TOLERANCE)
-                - counted.weigh(problem.pass_compute_s, problem.commit_cost.time_s),
+                - time_sum.weigh(problem.pass_compute_s, problem.commit_cost.time_s),
                 baseline=problem.pass_time_s,
             )
     if problem.energy_budget_j is not None:
@@ -231,7 +231,7 @@ def stage_limits(problem: Problem) -> Iterator[LinearRow]:
     0. Impossible decisions, such as page-ins of a tensor before its computation, are omitted.
     """
     graph = problem.graph
-    unread = {*graph.state_of, *(graph.state_tensors if problem.reads_in_place else ())}
+    unread_tensors = {*graph.state_of, *(graph.state_tensors if problem.reads_in_place else ())}
     for constraint in problem.constraints:
         if not constraint.is_per_stage:
             continue
@@ -246,7 +246,7 @@ def stage_limits(problem: Problem) -> Iterator[LinearRow]:
                 raise ValueError(msg)
             else:
                 family, item = "paged_in", graph.tensor_index[name]
-                last = -1 if item in unread else graph.last_page_in(item)
+                last = -1 if item in unread_tensors else graph.last_page_in(item)
                 stages = range(graph.node_of[item] + 1, last + 1)
             for t in stages:
                 terms.setdefault((family, (t, item)), 0)
@@ -307,7 +307,10 @@ def _bound_rows(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]
 def expand_totals(
     problem: Problem, terms: Iterable[tuple[str, float]]
 ) -> tuple[Coefficients, float]:
-    """Return the coefficients of decisions in a weighted sum of totals, and its single-pass sum."""
+    """Return the coefficients of decisions in a weighted sum of totals, and a constant.
+
+    The constant is the value of the sum for a single pass.
+    """
     graph, table = problem.graph, problem.table
     zeros = (0,) * len(graph.tensors)
     parts: list[tuple[Coefficients, float]] = []
@@ -444,7 +447,7 @@ def may_reward_page_outs(problem: Problem) -> bool:
 
     Page-outs of replacements do not count, since homes of state decide them.
     """
-    fixed = {*problem.graph.state_tensors, *problem.graph.state_of}
+    state_and_replacements = {*problem.graph.state_tensors, *problem.graph.state_of}
     sums = [expand_totals(problem, problem.own_objective)[0]]
     for constraint in problem.constraints:
         if not constraint.is_per_stage:
@@ -453,7 +456,7 @@ def may_reward_page_outs(problem: Problem) -> bool:
         value < 0
         for coefficients in sums
         for i, value in enumerate(coefficients.page_out)
-        if i not in fixed
+        if i not in state_and_replacements
     )
 
 
@@ -486,14 +489,14 @@ OBJECTIVES: Final[Mapping[str, Callable[[Problem], Objective]]] = {
 """Function that makes the objective of each quantity."""
 
 
-def _time_coefficients(problem: Problem, counted: TimeSum) -> Coefficients:
+def _time_coefficients(problem: Problem, time_sum: TimeSum) -> Coefficients:
     """POET (ICML 2022), equation 3, plus transfers."""
     table = problem.table
     return _coefficients(
         problem,
-        [counted.compute * time_s for time_s in table.compute_time_s],
-        [counted.transfer * time_s for time_s in table.page_in_time_s],
-        [counted.transfer * time_s for time_s in table.page_out_time_s],
+        [time_sum.compute * time_s for time_s in table.compute_time_s],
+        [time_sum.transfer * time_s for time_s in table.page_in_time_s],
+        [time_sum.transfer * time_s for time_s in table.page_out_time_s],
     )
 
 
@@ -522,17 +525,19 @@ def _with_state_transfers(
     *,
     counts: bool = False,
 ) -> Coefficients:
-    """Return coefficients in which state on storage includes its first read and its write-back.
+    """Return coefficients whose ``storage_home`` includes the transfers of state on storage.
 
-    `home` is added to these. Memory-mapped state is not read. Write-backs that commits pay for are
-    excluded, unless the coefficients are `counts` of page-outs.
+    These are one page-in of the state, its first read, unless storage is memory-mapped, and one
+    page-out of its replacement. A page-out that writes a replacement for a commit is excluded,
+    since every schedule pays it, except if the coefficients are `counts` of page-outs. `home` has
+    further costs of a home on storage, by tensor.
     """
     graph, commit = problem.graph, problem.table.commit
-    paid = () if commit is None or counts else commit.replacements
-    at_home: list[float] = list(home) or [0] * len(graph.tensors)
+    excluded = () if commit is None or counts else commit.replacements
+    storage_home: list[float] = list(home) or [0] * len(graph.tensors)
     for i in graph.state_tensors:
         if not problem.reads_in_place:
-            at_home[i] += page_in[i]
-        if i in graph.replacement_of and graph.replacement_of[i] not in paid:
-            at_home[i] += page_out[graph.replacement_of[i]]
-    return Coefficients(compute, page_in, page_out, tuple(at_home))
+            storage_home[i] += page_in[i]
+        if i in graph.replacement_of and graph.replacement_of[i] not in excluded:
+            storage_home[i] += page_out[graph.replacement_of[i]]
+    return Coefficients(compute, page_in, page_out, tuple(storage_home))

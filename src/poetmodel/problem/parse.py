@@ -135,7 +135,10 @@ def _switch_faults(problem: Problem) -> Iterator[str]:
 
 
 def _costs_with_commits(problem: Problem) -> Costs:
-    """Return the problem's costs with its commits; the same object if they agree."""
+    """Return the costs of a problem with the problem's commits.
+
+    Returns the same object if its commits are already those of the problem.
+    """
     if problem.costs.commit == problem.commit:
         return problem.costs
     return replace(problem.costs, commit=problem.commit)
@@ -146,10 +149,14 @@ def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
     graph, device = problem.graph, problem.costs.device
     rows = tuple(row for row in problem.constraints if row.name != COMMIT_CONSTRAINT)
     # Between two commits, replaced state on storage would be in neither generation.
-    replaced = [graph.tensors[i].name for i in graph.replacement_of]
-    if (problem.commit or 1) > 1 and replaced and not (device is not None and device.is_volatile):
-        terms: dict[str, float] = {f"{Count.RESIDENT}:{name}": 1 for name in replaced}
-        return (*rows, Constraint(name=COMMIT_CONSTRAINT, terms=terms, lower=len(replaced)))
+    replaced_state = [graph.tensors[i].name for i in graph.replacement_of]
+    if (
+        (problem.commit or 1) > 1
+        and replaced_state
+        and not (device is not None and device.is_volatile)
+    ):
+        terms: dict[str, float] = {f"{Count.RESIDENT}:{name}": 1 for name in replaced_state}
+        return (*rows, Constraint(name=COMMIT_CONSTRAINT, terms=terms, lower=len(replaced_state)))
     return rows
 
 
@@ -177,7 +184,7 @@ def _type_faults(problem: Problem) -> Iterator[str]:
 
 
 def _energy_reward_faults(objective: Terms, constraints: Iterable[Constraint]) -> Iterator[str]:
-    """Yield an error for each sum that rewards energy, with idle power over a makespan.
+    """Yield an error for each user sum that rewards energy, if idle power counts over a makespan.
 
     Models have only a lower bound on the makespan, so they would overestimate such rewards.
     """
@@ -235,11 +242,11 @@ def user_sum_faults(
     """Yield an error for each invalid user-defined constraint and objective."""
     names: set[str] = set()
     for row in constraints:
-        where = f"constraint {shown(row.name)}"
+        label = f"constraint {shown(row.name)}"
         if row.name in names:
-            yield f"{where}: another constraint has this name"
+            yield f"{label}: another constraint has this name"
         names.add(row.name)
-        yield from term_faults(graph, row.terms.items(), where)
+        yield from term_faults(graph, row.terms.items(), label)
     yield from term_faults(graph, objective, "objective")
     for key, _ in objective:
         if Key.parse(key).stage is not None:

@@ -143,7 +143,7 @@ class Constraint:
     """
 
     name: str
-    """Its name in reports."""
+    """Name of the constraint in reports."""
     terms: dict[str, float] = field(hash=False)
     """Coefficients by total: ``bytes_written``, ``page_ins:conv1``, ``page_ins@12:conv1``."""
     lower: float | None = None
@@ -153,18 +153,18 @@ class Constraint:
 
     def __post_init__(self) -> None:
         """Validate the fields, and convert whole numbers to int."""
-        where = f"constraint {shown(self.name)}"
+        label = f"constraint {shown(self.name)}"
         if not self.name:
-            raise InputError(f"{where}: expected a non-empty name")
+            raise InputError(f"{label}: expected a non-empty name")
         limits = [limit for limit in (self.lower, self.upper) if limit is not None]
         if not limits:
-            raise InputError(f"{where}: expected a limit: at most, at least or equals")
+            raise InputError(f"{label}: expected a limit: at most, at least or equals")
         for value in (*limits, *dict(self.terms).values()):
             if not is_number(value):
-                raise InputError(f"{where}: expected a finite number, got {shown(value)}")
+                raise InputError(f"{label}: expected a finite number, got {shown(value)}")
         if len(limits) > 1 and limits[0] > limits[1]:
             raise InputError(
-                f"{where}: at least {limits[0]:g} and at most {limits[1]:g} contradict each other"
+                f"{label}: at least {limits[0]:g} and at most {limits[1]:g} contradict each other"
             )
         terms = {key: to_int_if_whole(value) for key, value in dict(self.terms).items()}
         object.__setattr__(self, "terms", terms)
@@ -172,25 +172,25 @@ class Constraint:
             limit = getattr(self, side)
             object.__setattr__(self, side, None if limit is None else to_int_if_whole(limit))
         if self.is_per_stage:
-            self._check_stages(where)
+            self._check_stages(label)
 
     @property
     def is_per_stage(self) -> bool:
         """Whether it contains counts in stages."""
         return any(Key.parse(key).stage is not None for key in self.terms)
 
-    def _check_stages(self, where: str) -> None:
+    def _check_stages(self, label: str) -> None:
         """Raise `InputError` if a per-stage constraint has other counts or a lower limit."""
         other_terms = [key for key in self.terms if Key.parse(key).stage is None]
         hint = "a model of pm.build(problem, reductions=False) can state it"
         if other_terms:
             raise InputError(
-                f"{where}: {shown(other_terms[0])} does not count by stage, but other terms do; "
+                f"{label}: {shown(other_terms[0])} does not count by stage, but other terms do; "
                 f"{hint}"
             )
         if self.upper is None or (self.lower or 0) > 0 or min(self.terms.values()) < 0:
             raise InputError(
-                f"{where}: a per-stage constraint can only have an upper limit, and no negative "
+                f"{label}: a per-stage constraint can only have an upper limit, and no negative "
                 f"coefficients; {hint}"
             )
 
@@ -383,10 +383,12 @@ class TotalsBlock:
                 row.construct()
                 body, limits = row.body, (row.lower, row.upper)
         except (ValueError, TypeError, KeyError) as error:
-            got = shown(str(relation) if hasattr(relation, "is_expression_type") else relation)
-            why = "" if relation is None else f" ({str(error).splitlines()[0].strip()})"
+            relation_text = shown(
+                str(relation) if hasattr(relation, "is_expression_type") else relation
+            )
+            reason = "" if relation is None else f" ({str(error).splitlines()[0].strip()})"
             raise InputError(
-                f"{where}: expected a linear relation between totals, got {got}{why}"
+                f"{where}: expected a linear relation between totals, got {relation_text}{reason}"
             ) from None
         terms = dict(self._parse_terms(body, where))
         constant = terms.pop(CONSTANT, 0)
