@@ -1,4 +1,4 @@
-"""Building models of problems, estimates of build times, and schedules of solutions."""
+"""Build models of problems, estimate build times, and read schedules from solutions."""
 
 from __future__ import annotations
 
@@ -107,15 +107,15 @@ def build_arrays(
     """Build the model of a problem as arrays, without user-defined components; see `build`."""
     if not isinstance(problem, Problem):
         raise InputError(f"build takes a Problem, got {shown(problem)}")
-    chosen = _find_formulation(formulation, reductions=reductions)
-    m = Model(problem, chosen, exact=chosen in (COMPACT, UNREDUCED))
-    user_defined = {component.name for component in user_components(chosen)}
-    if chosen == PAPER:
+    found_formulation = _find_formulation(formulation, reductions=reductions)
+    m = Model(problem, found_formulation, exact=found_formulation in (COMPACT, UNREDUCED))
+    user_defined = {component.name for component in user_components(found_formulation)}
+    if found_formulation == PAPER:
         check_fits(problem)
         if describe_reduction(problem.graph) is not None:
             m.problem = merge_outputs(problem)
-    if chosen in (PAPER, UNREDUCED):
-        chosen.populate(m)
+    if found_formulation in (PAPER, UNREDUCED):
+        found_formulation.populate(m)
         m.relations = TriangleRelations(m)
         if m.problem is not problem:
             restore_tensors(m, problem)
@@ -128,7 +128,7 @@ def build_arrays(
         recomputable=recomputable_nodes(problem),
         counted=rows,
     )
-    chosen.populate(m, without=user_defined)
+    found_formulation.populate(m, without=user_defined)
     m.relations = CompactRelations(m)
     return m
 

@@ -54,11 +54,11 @@ class Formulation:
         """Check that components are unique and follow those that they require."""
         built: set[str] = set()
         for component in self.components:
-            missing = component.requires - built
-            if missing:
+            missing_names = component.requires - built
+            if missing_names:
                 raise InputError(
                     f"formulation {self.name!r}: component {component.name!r} requires "
-                    f"{', '.join(sorted(missing))} before it"
+                    f"{', '.join(sorted(missing_names))} before it"
                 )
             if component.name in built:
                 raise InputError(

@@ -32,7 +32,7 @@ class Grouping:
     own_rows: frozenset[int] = frozenset()
     """Positions of the enforced per-stage user constraints."""
     own_cuts: frozenset[int] = frozenset()
-    """Stages after which groups end because of these constraints."""
+    """Stages after which groups end because of the constraints in `own_rows`."""
     every_row: bool = False
     """Whether the rows of all possible steps are enforced."""
 
@@ -83,8 +83,8 @@ class Grouping:
         """Return whether no enforced row counts tensor `i` across the ends of groups begin..end-1.
 
         Each end is a stage with a row, or adjacent to a stage with a step row. The row of a stage
-        that makes or reads `i` counts it anyway, unless an output may overwrite it. An end adjacent
-        to a step row may count it. A tensor of 0 bytes is always free to keep.
+        that makes or reads `i` counts it anyway, unless an output may overwrite it. A step row
+        adjacent to an end may count it. A tensor of 0 bytes is always free to keep.
         """
         if graph.tensor_bytes[i] == 0:
             return True
@@ -107,9 +107,9 @@ class Grouping:
         step_rows: Sequence[tuple[int, int]] = (),
         own: Mapping[int, frozenset[int]] | None = None,
     ) -> Grouping:
-        """Return a grouping that also enforces these rows.
+        """Return a grouping that enforces further rows.
 
-        `own` maps user constraints to their cuts.
+        `own` maps the position of each further per-stage user constraint to its `change_stages`.
         """
         own = own or {}
         return Grouping(

@@ -1,7 +1,7 @@
 """``compact`` without reductions: every valid decision is possible; memory rows are as exact.
 
-It is for user-defined constraints on decisions that the reductions remove, such as a page-out later
-than the first computation.
+Users choose it to constrain decisions that the reductions remove, such as a page-out later than the
+first computation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _presence_columns(m: Model, t: int, i: int) -> list[int]:
-    """Return the columns of which one must be 1 for a copy of tensor `i` in stage `t`."""
+    """Return the columns of which at least one must be 1 for a copy of tensor `i` in stage `t`."""
     columns = [m.R[t, m.problem.working_graph.node_of[i]]]
     if (t, i) in m.S_RAM:
         columns += [m.S_RAM[t, i], m.M_in[t, i]]
