@@ -61,7 +61,7 @@ class Channels:
 
     @property
     def sums(self) -> Mapping[int, int]:
-        """Dimensions that are summed, each with the position of the argument to continue a sum."""
+        """Position of the argument that continues a sum, by dimension that the kernel sums over."""
         kernel = self.loops.call.kernel
         last = len(self.loops.call.arguments) - 1
         return {SUMMED[kernel]: last} if kernel in SUMMED else {}
@@ -116,15 +116,15 @@ class Channels:
     def can_slice(self, dimension: int) -> bool:
         """Return whether a dimension can be computed slice by slice.
 
-        It must be summed over, or be a dimension of every written tensor.
+        The kernel must sum over the dimension, or every written tensor must have it.
         """
         if dimension in self.sums:
             return True
-        written = written_refs(self.loops.call)
+        written_pointers = written_refs(self.loops.call)
         return all(
             self.loops.steps[number][dimension]
             for number, ref in enumerate(call_refs(self.loops.call))
-            if ref in written
+            if ref in written_pointers
         )
 
     def slice_call(
@@ -148,7 +148,9 @@ class Channels:
                 offset += (first - view_first) * (loops.sizes[d] // channels) * new_steps[d]
             if number == self.bits:
                 remaining_steps = zip(sizes, new_steps, contiguous_steps(sizes), strict=True)
-                if offset % BYTE or any(n > 1 and step != one for n, step, one in remaining_steps):
+                if offset % BYTE or any(
+                    n > 1 and step != dense for n, step, dense in remaining_steps
+                ):
                     return None
                 offset //= BYTE
             refs.append(Ref(ref.buffer, offset))
