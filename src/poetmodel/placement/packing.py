@@ -150,6 +150,7 @@ class _Search:
         bound: int,
         rng: Random,
     ) -> None:
+        """Sort the blocks by the first exponent of `LIFE_POWERS`; place no block yet."""
         self.packing, self.bound, self.rng = packing, bound, rng
         self.life = [sum(end - begin for begin, end, _ in block.spans) for block in blocks]
         self.powers = cycle(LIFE_POWERS)
