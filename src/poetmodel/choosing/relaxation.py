@@ -107,9 +107,9 @@ class ChoiceRelaxation:
     @cached_property
     def nodes_for(self) -> Mapping[str, frozenset[int]]:
         """For each layer, the nodes needed to train it in addition to those of every step."""
-        needed, always = self.freezable.needed_for, self.freezable.always
+        nodes_of, always = self.freezable.needed_for, self.freezable.always
         return {
-            layer: frozenset[int]().union(*(needed[name] for name in names)) - always
+            layer: frozenset[int]().union(*(nodes_of[name] for name in names)) - always
             for layer, names in self.layers.items()
         }
 

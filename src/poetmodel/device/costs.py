@@ -436,12 +436,12 @@ def _faults(costs: Costs) -> Iterator[str]:
         yield from _cost_fault(f"{name}: page_out", page.page_out)
 
 
-def _cost_fault(where: str, cost: Cost) -> Iterator[str]:
+def _cost_fault(prefix: str, cost: Cost) -> Iterator[str]:
     for quantity in ("time_s", "energy_j"):
         value: Any = getattr(cost, quantity)
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         if not is_number or not 0 <= value < math.inf:
-            yield f"{where}_{quantity}: expected a finite number >= 0, got {shown(value)}"
+            yield f"{prefix}_{quantity}: expected a finite number >= 0, got {shown(value)}"
 
 
 def _mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:

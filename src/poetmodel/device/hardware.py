@@ -351,7 +351,7 @@ def _file_keys(kind: type) -> tuple[str, ...]:
     return tuple(
         entry.name
         for entry in fields(kind)
-        if entry.name not in {part.rpartition(".")[2] for part in _TABLES_BY_PATH} | {"key"}
+        if entry.name not in {path.rpartition(".")[2] for path in _TABLES_BY_PATH} | {"key"}
     )
 
 

@@ -201,8 +201,11 @@ class Graph:
         """
         sizes = self.tensor_bytes
         return tuple(
-            sum(sizes[i] for i in inputs) + made_bytes + node.workspace_bytes - sum(shared.values())
-            for node, inputs, made_bytes, shared in zip(
+            sum(sizes[i] for i in inputs)
+            + made_bytes
+            + node.workspace_bytes
+            - sum(shared_bytes.values())
+            for node, inputs, made_bytes, shared_bytes in zip(
                 self.nodes, self.inputs_of, self.made_bytes, self.shared_bytes_of, strict=True
             )
         )
@@ -371,8 +374,12 @@ class Graph:
         Contains only JSON types and shares no object with the graph.
         """
         nodes: tuple[object, ...] = self.nodes  # not checked yet
-        newer = any(isinstance(node, Node) and node.needs_version_2 for node in nodes)
-        document: dict[str, Any] = {"format": FORMAT, "version": VERSIONS[newer], "name": self.name}
+        needs_version_2 = any(isinstance(node, Node) and node.needs_version_2 for node in nodes)
+        document: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSIONS[needs_version_2],
+            "name": self.name,
+        }
         document |= optional_keys(self, graph_defaults(type(self)), defaults=defaults)
         if "resident_bytes" in document:
             document["resident_bytes"] = dict(self.resident_bytes)

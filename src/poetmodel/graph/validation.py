@@ -96,7 +96,7 @@ def value_faults(document: Mapping[str, Any]) -> list[str]:
     faults: list[str] = []
 
     def check(item: object, rules: Mapping[str, _Rule], *path: str | int) -> None:
-        """Add a message for each invalid key and value of the object at `path`."""
+        """Add a message for each invalid key and value of `item`, which is at `path`."""
         for key_path, words in _key_faults(item, rules):
             faults.append(f"{format_location((*path, *key_path), document)}: {words}")
 
@@ -146,16 +146,16 @@ def structure_faults(nodes: Sequence[Node], *, version: int = 2) -> list[str]:
     Checks names, execution order, cycles, state and in-place pairs, and that a file of version 1
     uses no feature of version 2.
     """
-    newer = [k for k, node in enumerate(nodes) if node.needs_version_2]
+    version_2_nodes = [k for k, node in enumerate(nodes) if node.needs_version_2]
     faults = [] if nodes else ["nodes: expected at least 1 node, got 0"]
     if version == 1:
-        for k in newer:
+        for k in version_2_nodes:
             keys = ", ".join(_version_2_keys(nodes[k]))
             faults.append(f'{_node_label(nodes, k)}: {keys}: needs "version": 2, the file says 1')
     maker: dict[str, int] = {}
     faults += _repeated_name_faults(nodes, maker)
     faults += _order_faults(nodes, maker)
-    return faults + (list(_state_faults(nodes, maker)) if newer else [])
+    return faults + (list(_state_faults(nodes, maker)) if version_2_nodes else [])
 
 
 def _order_faults(nodes: Sequence[Node], maker: Mapping[str, int]) -> Iterator[str]:
@@ -173,7 +173,7 @@ def _order_faults(nodes: Sequence[Node], maker: Mapping[str, int]) -> Iterator[s
                     f"nodes[{maker[name]}], which does not come before it; nodes must be in "
                     "execution order"
                 )
-    if any(writer >= read for writer, read in edges):
+    if any(writer >= reader for writer, reader in edges):
         import networkx as nx
 
         cycle = cycle_fault(nx.DiGraph(edges), lambda k: nodes[k].name)
@@ -276,11 +276,11 @@ def _state_node_faults(nodes: Sequence[Node], k: int) -> Iterator[str]:
 
 
 def _replacement_faults(
-    nodes: Sequence[Node], k: int, maker: Mapping[str, int], replaced: dict[str, int]
+    nodes: Sequence[Node], k: int, maker: Mapping[str, int], replacer: dict[str, int]
 ) -> Iterator[str]:
-    """Yield a message for each invalid replacement among a node's outputs.
+    """Yield a message for each invalid replacement among the outputs of node `k`.
 
-    Adds node `k` to `replacer`, the node that replaces each state tensor, by tensor name.
+    Adds the node to `replacer`, the node that replaces each state tensor, by tensor name.
     """
     node, label = nodes[k], _node_label(nodes, k)
     replacing = _replacement_pairs(node)
@@ -288,23 +288,23 @@ def _replacement_faults(
         yield f"{label}.outputs: a node of phase state replaces nothing; leave replaces out"
         return
     for tensor, name in replacing:
-        claim = f"{label}.outputs: {shown(tensor.name)} replaces {shown(name)}"
+        message = f"{label}.outputs: {shown(tensor.name)} replaces {shown(name)}"
         position = maker.get(name)
         if position is None:
-            yield f"{claim}, which no node makes"
+            yield f"{message}, which no node makes"
             continue
         if not nodes[position].is_state:
             maker_name = _node_label(nodes, position)
-            yield f"{claim}, which is no state tensor: {maker_name} is not of phase state"
+            yield f"{message}, which is no state tensor: {maker_name} is not of phase state"
             continue
         if name not in node.inputs:
-            yield f"{claim}, which the node does not read; add it to inputs"
-        was = next(state.bytes for state in nodes[position].outputs if state.name == name)
-        if was != tensor.bytes:
-            yield f"{claim}, but they differ in bytes: {tensor.bytes} and {was}"
-        if name in replaced:
-            yield f"{claim}, which {_node_label(nodes, replaced[name])} replaces already"
-        replaced.setdefault(name, k)
+            yield f"{message}, which the node does not read; add it to inputs"
+        old_bytes = next(state.bytes for state in nodes[position].outputs if state.name == name)
+        if old_bytes != tensor.bytes:
+            yield f"{message}, but they differ in bytes: {tensor.bytes} and {old_bytes}"
+        if name in replacer:
+            yield f"{message}, which {_node_label(nodes, replacer[name])} replaces already"
+        replacer.setdefault(name, k)
     if replacing and node.recomputable:
         yield (
             f"{label}.recomputable: expected false, since the node replaces "

@@ -218,21 +218,30 @@ def _count_correlation(
 ) -> None:
     """Count the sums of ``pm_correlate``: of four channels or one, at four positions or one."""
     rows, places = sum(down.taps), len(down.taps)
-    whole = [taps == across.window for taps in across.taps]
+    is_whole = [taps == across.window for taps in across.taps]
     for times, fours in zip(divmod(results, _BLOCK), (True, False), strict=True):
         counts["line"] += times * places
         k = 0
-        while k < len(whole) and times:
-            four = across.step in (1, 2) and len(whole) - k >= _BLOCK and whole[k] and whole[k + 3]
-            name = f"{4 if fours else 1}x{4 if four else 1}"
-            if fours and slides and (not four or (across.step == 1 and across.window in _SLIDING)):
+        while k < len(is_whole) and times:
+            is_four = (
+                across.step in (1, 2)
+                and len(is_whole) - k >= _BLOCK
+                and is_whole[k]
+                and is_whole[k + 3]
+            )
+            name = f"{4 if fours else 1}x{4 if is_four else 1}"
+            if (
+                fours
+                and slides
+                and (not is_four or (across.step == 1 and across.window in _SLIDING))
+            ):
                 name += " sliding"
-            elif four:
+            elif is_four:
                 name += f" by {across.step}"
             counts[name] += times * places
             counts[f"{name} row"] += times * rows * channels
             counts[f"{name} tap"] += times * rows * channels * across.taps[k]
-            k += _BLOCK if four else 1
+            k += _BLOCK if is_four else 1
 
 
 def _count_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:

@@ -148,20 +148,22 @@ class Weights:
     def of(cls, step: LoweredStep) -> Weights:
         """Return the file of a step and its forward passes in evaluation mode."""
         steps = (step, *step.evaluation_steps)
-        stored = [(owner, name, values) for owner in steps for name, values in owner.values.items()]
-        data, offsets, reals = bytearray(), {}, 0
+        values_of_steps = [
+            (owner, name, values) for owner in steps for name, values in owner.values.items()
+        ]
+        file_bytes, offsets, reals = bytearray(), {}, 0
         for kind in DataType:
-            for owner, name, values in stored:
+            for owner, name, values in values_of_steps:
                 if owner.buffers[name].type is not kind:
                     continue
                 content = values.astype(kind.stored).tobytes()
                 if any(content) or name not in step.graph.tensor_index:
-                    offsets[name] = len(data)
-                    data += content
-                    data += bytes(-len(data) % ALIGNMENT)
+                    offsets[name] = len(file_bytes)
+                    file_bytes += content
+                    file_bytes += bytes(-len(file_bytes) % ALIGNMENT)
             if kind is DataType.REAL:
-                reals = len(data) // kind.itemsize
-        return cls(data=bytes(data), offsets=offsets, reals=reals)
+                reals = len(file_bytes) // kind.itemsize
+        return cls(data=bytes(file_bytes), offsets=offsets, reals=reals)
 
 
 def with_stored_state(inference: LoweredStep, stored: Collection[str]) -> LoweredStep:

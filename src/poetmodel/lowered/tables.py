@@ -37,12 +37,12 @@ _TYPES: Final = {str(kind): kind for kind in (DataType.UINT8, DataType.INT8)}
 
 def tables_of(step: LoweredStep, value: NamedTensor) -> tuple[str, ...]:
     """Return the tables with which a step converts an input, in the order of their first use."""
-    found: dict[str, None] = {}
+    tables: dict[str, None] = {}
     for call in (call for calls in step.calls for call in calls):
         if call.kernel in (LOOKUP, CODES):
             _, x, table = call_refs(call)
-            found.update({table.buffer: None} if x.buffer == value.pieces[0].buffer else {})
-    return tuple(found)
+            tables.update({table.buffer: None} if x.buffer == value.pieces[0].buffer else {})
+    return tuple(tables)
 
 
 @dataclass(frozen=True, slots=True)

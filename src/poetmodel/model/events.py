@@ -76,7 +76,7 @@ def storage_is_limiting(problem: Problem) -> bool:
         return False
     return limit < graph.state_bytes + sum(
         size
-        for size, users, into, out, stored in zip(
+        for size, users, page_in_reward, page_out_reward, is_stored in zip(
             graph.tensor_bytes,
             graph.users_of,
             problem.rewards.page_in,
@@ -84,7 +84,7 @@ def storage_is_limiting(problem: Problem) -> bool:
             graph.starts_on_storage,
             strict=True,
         )
-        if (users or into or out) and not stored
+        if (users or page_in_reward or page_out_reward) and not is_stored
     )
 
 
@@ -210,10 +210,10 @@ def find_events(
 def drop_dominated_keeps(
     problem: Problem, events: Events, *, may_move: Callable[[int], bool]
 ) -> Events:
-    """Remove keeps and page-ins that are dominated by those of a reader's outputs.
+    """Return events without keeps and page-ins that those of a reader's outputs dominate.
 
-    `may_move` returns for a group whether no memory row distinguishes when a node is recomputed in
-    it.
+    `may_move` returns for a group whether no memory row depends on the stage of the group in which
+    a node is recomputed.
 
     Notes
     -----
@@ -230,7 +230,7 @@ def drop_dominated_keeps(
     if _limits_makespan(problem):
         return events
     graph, group_of = problem.working_graph, events.group_of
-    kept, sure, page_in = events.kept, events.sure, list(events.page_in)
+    free_keeps, sure_groups, page_in = events.kept, events.sure, list(events.page_in)
     dominated: set[tuple[int, int]] = set()
     for i, u, outputs in _replaceable_tensors(problem):
         check_time_limit()
@@ -241,9 +241,11 @@ def drop_dominated_keeps(
         end = next(ends, len(group_of))
         begins = (group_of[k], *events.events[i])
         dominated.update(
-            (i, a) for a, e in enumerate(begins[:-1]) if last <= e < end and (i, a) not in kept
+            (i, a)
+            for a, e in enumerate(begins[:-1])
+            if last <= e < end and (i, a) not in free_keeps
         )
-        is_sure_until_reader = all(e in sure[i] for e in events.events[i] if e <= last)
+        is_sure_until_reader = all(e in sure_groups[i] for e in events.events[i] if e <= last)
         if is_sure_until_reader and _paging_costs_no_more(problem, i, outputs):
             page_in[i] = ()
     return replace(events, page_in=tuple(page_in), dominated=frozenset(dominated))

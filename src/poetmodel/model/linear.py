@@ -111,16 +111,18 @@ def _exact_sum(values: NDArray[Any]) -> float:
 
 
 def reduce_coefficients(row: LinearRow, upper_bounds: Sequence[float]) -> LinearRow:
-    """Return an equivalent limit in which no negative value is larger than the maximum violation.
+    """Return an equivalent limit whose negative values are at least minus the maximum violation.
 
     The same decisions meet the limit, and small values are not lost beside large ones (coefficient
     reduction: Savelsbergh, ORSA Journal on Computing 6, 1994). `upper_bounds` has the upper bound
     of each column.
     """
-    added = sum(value * round(upper_bounds[column]) for value, column in row.terms if value > 0)
-    max_violation = added - row.upper
+    positive_sum = sum(
+        value * round(upper_bounds[column]) for value, column in row.terms if value > 0
+    )
+    max_violation = positive_sum - row.upper
     if not isinstance(max_violation, int):
-        max_violation += ROUNDING_ERROR * added
+        max_violation += ROUNDING_ERROR * positive_sum
     return (
         replace(row, values=[max(value, -max_violation) for value in row.values])
         if max_violation > 0

@@ -368,14 +368,19 @@ def _add_liveness_rows(m: Model) -> None:
     """Add the rows that bound liveness columns from below."""
     number = 0
     for column, (needs, unless, provided) in zip(m.live.values(), m.live_for, strict=True):
-        signed = ((unless, -1.0), (provided, 1.0))
-        conditions = [(other, sign) for other, sign in signed if other >= 0]
+        signed_columns = ((unless, -1.0), (provided, 1.0))
+        conditions = [
+            (needed_column, sign) for needed_column, sign in signed_columns if needed_column >= 0
+        ]
         signs = (1.0, -1.0, *(sign for _, sign in conditions))
         upper = 1.0 if provided >= 0 else 0.0
         for need in needs:
             number += 1
             m.add_row(
-                number, (need, column, *(other for other, _ in conditions)), signs, upper=upper
+                number,
+                (need, column, *(needed_column for needed_column, _ in conditions)),
+                signs,
+                upper=upper,
             )
 
 

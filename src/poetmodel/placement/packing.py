@@ -69,20 +69,20 @@ class Packing:
             if size
         )
         pairs: dict[tuple[int, int], tuple[int, int]] = {}
-        present: list[tuple[int, int, int]] = []
+        live_blocks: list[tuple[int, int, int]] = []
         for begin, end, size, number in spans:
-            present = [block for block in present if block[0] > begin]
-            for _, other_size, other in present:
-                if other != number:
-                    key = (number, other)
+            live_blocks = [block for block in live_blocks if block[0] > begin]
+            for _, other_size, other_number in live_blocks:
+                if other_number != number:
+                    key = (number, other_number)
                     sizes = pairs.get(key, (0, 0))
                     pairs[key] = max(sizes[0], size), max(sizes[1], other_size)
-            present.append((end, size, number))
+            live_blocks.append((end, size, number))
         rows: list[dict[int, tuple[int, int]]] = [{} for _ in blocks]
-        for (number, other), (size, other_size) in pairs.items():
+        for (number, other_number), (size, other_size) in pairs.items():
             for first, second, below, above in (
-                (number, other, size, other_size),
-                (other, number, other_size, size),
+                (number, other_number, size, other_size),
+                (other_number, number, other_size, size),
             ):
                 sizes = rows[first].get(second, (0, 0))
                 rows[first][second] = max(sizes[0], below), max(sizes[1], above)

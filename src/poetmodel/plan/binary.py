@@ -102,32 +102,32 @@ def encode(plan: Plan, graph: Graph | None = None) -> bytes:
         steps = homes.to_steps(plan.program)
     if plan.memory_mapped:
         flags |= MEMORY_MAPPED
-    head = bytearray()
+    header = bytearray()
     if plan.ram_budget_bytes is not None:
         flags |= HAS_BUDGET
-        head += _varint(plan.ram_budget_bytes)
+        header += _varint(plan.ram_budget_bytes)
     if plan.device is not None:
         flags |= HAS_DEVICE
         name = plan.device.encode("utf-8", "surrogatepass")
-        head += _varint(len(name)) + name
+        header += _varint(len(name)) + name
     if plan.commit is not None:
         flags |= HAS_COMMIT
-        head += _varint(plan.commit)
+        header += _varint(plan.commit)
     if plan.resident is not None:
-        head += _pack_bits(state in plan.resident for state in graph.state_tensors)
-    body = bytes(head) + _encode_steps(homes, steps)
+        header += _pack_bits(state in plan.resident for state in graph.state_tensors)
+    body = bytes(header) + _encode_steps(homes, steps)
     version = VERSION if plan.resident is None else VERSION_WITH_STATE
     if flags & ~_FLAGS[version]:
         raise PlanError("memory_mapped and commit: expected only in plans of graphs with state")
-    start = MAGIC + bytes((version, flags)) + _fingerprint(graph)
-    content = start + _varint(len(body)) + body
-    data = content + _checksum(content)
-    decoded = decode(data, graph)
+    prefix = MAGIC + bytes((version, flags)) + _fingerprint(graph)
+    content = prefix + _varint(len(body)) + body
+    encoded_plan = content + _checksum(content)
+    decoded = decode(encoded_plan, graph)
     if decoded.program != plan.program:
         raise PlanError("the program does not compute every node of the graph; see check_plan")
     if decoded.resident != plan.resident:
         raise PlanError("the plan lists resident tensors that are not state of the graph")
-    return data
+    return encoded_plan
 
 
 def decode(data: bytes, graph: Graph) -> Plan:

@@ -140,9 +140,9 @@ class Timing:
         """Begin a transfer of tensor `i` on the bus, after the end of its pending transfers."""
         if i in self._dead_since:
             self._release(i)
-        for pending in (self._arriving, self._leaving):
-            if i in pending:
-                self._wait(i, pending)
+        for transfer_ends in (self._arriving, self._leaving):
+            if i in transfer_ends:
+                self._wait(i, transfer_ends)
         if op == Op.PAGE_IN:
             self._wait_for_room(self._sizes[i])
             self._ram += self._sizes[i]
@@ -234,7 +234,7 @@ def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
 def _bus_transfers(timing: Timing) -> list[_BusTransfer]:
     """Return the transfers of a program in bus order, each with its latest end and last slot."""
     table, steps = timing.table, timing.given_steps
-    unread = unread_page_ins(timing.homes, steps)
+    unread_positions = unread_page_ins(timing.homes, steps)
     transfers = []
     for position, (op, i) in enumerate(steps):
         if op == Op.COMPUTE:
@@ -244,7 +244,7 @@ def _bus_transfers(timing: Timing) -> list[_BusTransfer]:
         waiting_step = timing.waiting_position[position]
         limit_s = end_s if waiting_step == len(steps) else max(end_s, timing.core_s[waiting_step])
         reader = position
-        if op == Op.PAGE_IN and position not in unread:
+        if op == Op.PAGE_IN and position not in unread_positions:
             reader, limit_s = waiting_step, timing.begin_s[waiting_step]
         transfers.append(_BusTransfer(position, position, time_s, end_s, limit_s, reader))
     return transfers

@@ -113,7 +113,7 @@ class TransferWindows:
         """Page-outs, sorted by due interval."""
         self.page_ins = sorted(self._ins, key=lambda x: (x.last, x.tensor))
         """Page-ins, sorted by last interval."""
-        index_of_page_out = {out.tensor: x for x, out in enumerate(self.page_outs)}
+        index_of_page_out = {page_out.tensor: x for x, page_out in enumerate(self.page_outs)}
         for page_in in self.page_ins:
             page_in.source = index_of_page_out.get(page_in.tensor)
 

@@ -85,19 +85,19 @@ def _ram_fault(problem: Problem) -> str | None:
     if floor.bytes <= problem.usable_ram_bytes:
         return None
     node = graph.nodes[floor.node]
-    tensors = list(_floor_contents(problem))
-    short = format_bytes(floor.bytes)
-    rounded = "" if short == f"{floor.bytes:,} B" else f" ({short})"
-    resident = total_text = ""
+    contents = list(_floor_contents(problem))
+    minimum_text = format_bytes(floor.bytes)
+    rounded_text = "" if minimum_text == f"{floor.bytes:,} B" else f" ({minimum_text})"
+    resident_text = total_text = ""
     resident_bytes = problem.resident_bytes
     if resident_bytes:
         total_text = (
             f"; {floor.bytes + resident_bytes:,} B with the parameters, gradients and optimizer"
         )
-        resident = f", of which parameters, gradients and optimizer take {resident_bytes:,} B"
+        resident_text = f", of which parameters, gradients and optimizer take {resident_bytes:,} B"
     return (
-        f"RAM budget {problem.ram_budget_bytes:,} B{resident}: the minimum RAM is "
-        f"{floor.bytes:,} B{rounded}, which step {node.name!r} needs for {listed(tensors)}"
+        f"RAM budget {problem.ram_budget_bytes:,} B{resident_text}: the minimum RAM is "
+        f"{floor.bytes:,} B{rounded_text}, which step {node.name!r} needs for {listed(contents)}"
         f"{total_text}{missing_unit_hint(problem.ram_budget_bytes, floor.bytes)}"
     )
 

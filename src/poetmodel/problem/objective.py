@@ -269,37 +269,39 @@ def row_over_totals(problem: Problem, coefficients: Coefficients, **fields: Any)
 def _bound_rows(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]:
     """Yield one row per bound of a user constraint.
 
-    Its `upper` is the bound minus the constant part, plus the tolerance; negative if the constant
-    part alone violates the bound.
+    The `upper` of a row is the bound minus the value of a single pass, plus the tolerance. It is
+    negative if a single pass violates the bound.
     """
     coefficients, baseline = expand_totals(problem, constraint.terms.items())
     # Parts of a single pass that cancel out retain their rounding errors.
-    passes: dict[str, float] = {
+    pass_totals: dict[str, float] = {
         Total.ENERGY: problem.energy.baseline,
         Total.COMPUTE: problem.pass_compute_s,
         Total.TRANSFER: problem.commit_cost.time_s,
         Total.BYTES_WRITTEN: committed_bytes_of(problem),
     }
-    parts = (abs(weight * passes.get(key, 0)) for key, weight in constraint.terms.items())
-    largest = max(parts, default=0)
+    pass_parts = (abs(weight * pass_totals.get(key, 0)) for key, weight in constraint.terms.items())
+    max_part = max(pass_parts, default=0)
     for side, limit, sign in (("upper", constraint.upper, 1), ("lower", constraint.lower, -1)):
         if limit is None:
             continue
-        signed = coefficients
+        signed_coefficients = coefficients
         if sign < 0:
-            signed = Coefficients(*(tuple(map(neg, column)) for column in coefficients))
-        slack = sign * (limit - baseline)
-        if all(isinstance(value, int) for column in signed for value in column):
+            signed_coefficients = Coefficients(
+                *(tuple(map(neg, column)) for column in coefficients)
+            )
+        upper = sign * (limit - baseline)
+        if all(isinstance(value, int) for column in signed_coefficients for value in column):
             # A sum of integers exceeds the floor by 1 or not at all: no tolerance is needed.
-            slack = math.floor(slack)
+            upper = math.floor(upper)
         else:
-            slack += RELATIVE_TOLERANCE * max(abs(limit), largest)
+            upper += RELATIVE_TOLERANCE * max(abs(limit), max_part)
         yield row_over_totals(
             problem,
-            signed,
+            signed_coefficients,
             name=USER_CONSTRAINTS,
             key=(constraint.name, side),
-            upper=slack,
+            upper=upper,
             baseline=sign * baseline,
         )
 
@@ -324,8 +326,8 @@ def expand_totals(
         if kind == Count.RECOMPUTATIONS:
             compute[graph.node_index[name]] += weight
         elif kind in (Count.PAGE_INS, Count.PAGE_OUTS):
-            counted = page_in if kind == Count.PAGE_INS else page_out
-            counted[graph.tensor_index[name]] += weight
+            transfer_weights = page_in if kind == Count.PAGE_INS else page_out
+            transfer_weights[graph.tensor_index[name]] += weight
         elif kind == Count.RESIDENT:
             # In a single pass all state is resident; a home on storage subtracts the weight.
             baseline += weight
@@ -334,10 +336,12 @@ def expand_totals(
             baseline += weight
         elif key in (Total.BYTES_WRITTEN, Total.BYTES_READ):
             sizes = graph.tensor_bytes
-            moved = (zeros, sizes) if key == Total.BYTES_WRITTEN else (sizes, zeros)
+            transfer_bytes = (zeros, sizes) if key == Total.BYTES_WRITTEN else (sizes, zeros)
             if key == Total.BYTES_WRITTEN:
                 baseline += weight * committed_bytes_of(problem)
-            parts.append((_with_state_transfers(problem, (0,) * len(graph.nodes), *moved), weight))
+            parts.append(
+                (_with_state_transfers(problem, (0,) * len(graph.nodes), *transfer_bytes), weight)
+            )
         elif key == Total.ENERGY:
             parts += [(part, weight * power) for part, power in _energy_terms(problem)]
             baseline += weight * problem.energy.baseline

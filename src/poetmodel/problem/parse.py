@@ -218,15 +218,18 @@ def check_limits(
     energy_budget: str | float | None = None,
 ) -> None:
     """Raise `BudgetError` for limits that are invalid for every graph, such as an unknown unit."""
-    whole = 1.0
-    parsed: tuple[tuple[Any, Callable[[Any], float]], ...] = (
+    reference = 1.0
+    values_and_parsers: tuple[tuple[Any, Callable[[Any], float]], ...] = (
         (ram, lambda value: Budget.parse(value).resolve(1)),
-        (deadline, lambda value: parse_time(value, field="deadline", whole_s=whole)),
+        (deadline, lambda value: parse_time(value, field="deadline", whole_s=reference)),
         (aux_bytes, lambda value: parse_size(value, field="aux", whole_bytes=1)),
-        (energy_budget, lambda value: parse_energy(value, field="energy budget", whole_j=whole)),
+        (
+            energy_budget,
+            lambda value: parse_energy(value, field="energy budget", whole_j=reference),
+        ),
     )
     faults: list[str] = []
-    for value, parse in parsed:
+    for value, parse in values_and_parsers:
         try:
             if value is not None:
                 parse(value)
@@ -282,8 +285,8 @@ def _parse_deadline(problem: Problem, single_pass: SinglePass) -> float | None:
 def _parse_storage(problem: Problem) -> int | None:
     if problem.aux_bytes is None:
         return None if problem.costs.device is None else problem.costs.device.aux_bytes
-    whole = checkpoint_all_peak_bytes(problem.graph)
-    return parse_size(problem.aux_bytes, field="aux", whole_bytes=whole)
+    reference = checkpoint_all_peak_bytes(problem.graph)
+    return parse_size(problem.aux_bytes, field="aux", whole_bytes=reference)
 
 
 def _parse_energy_budget(problem: Problem, single_pass: SinglePass) -> float | None:
@@ -312,8 +315,8 @@ def _cost_range_faults(single_pass: SinglePass) -> Iterator[str]:
             for column, names in zip(columns, (nodes, tensors, tensors), strict=True)
             for cost, name in zip(getattr(table, column), names, strict=False)
         ]
-        tiny = [entry for entry in costs if 0 < entry[0] < MIN_POSITIVE_COST]
-        for cost, name, column in tiny[:1]:
+        small_costs = [entry for entry in costs if 0 < entry[0] < MIN_POSITIVE_COST]
+        for cost, name, column in small_costs[:1]:
             yield f"{source}{name}: {column}: expected 0 or at least 1e-300, got {cost:g}"
         power_w = max(1.0, single_pass.idle_power_w) if unit == "time_s" else 1.0
         if sum(cost for cost, _, _ in costs) * times * power_w == math.inf:

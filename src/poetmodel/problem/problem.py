@@ -219,8 +219,8 @@ class Problem:
         {'name': 'once', 'terms': {'recomputations:a': 1}, 'lower': None, 'upper': 0}
         """
         totals = TotalsBlock(self.graph)
-        added = [row for name, rule in rules.items() for row in totals.constraints(rule, name)]
-        return replace(self, constraints=(*self.constraints, *added))
+        new_rows = [row for name, rule in rules.items() for row in totals.constraints(rule, name)]
+        return replace(self, constraints=(*self.constraints, *new_rows))
 
     def minimizing(self, rule: Callable[[Any], Any]) -> Self:
         """Return the problem with another objective: a linear expression of totals.
@@ -398,17 +398,22 @@ class Problem:
         )
         return self._without_forbidden_transfers(rewards) if self.graph.state_tensors else rewards
 
-    def _without_forbidden_transfers(self, wanted: Coefficients) -> Coefficients:
+    def _without_forbidden_transfers(self, all_rewards: Coefficients) -> Coefficients:
         """Return rewards with 0 for some transfers.
 
         These are the transfers that state forbids, and those that the home of state decides.
         """
         graph = self.graph
-        fixed = {*graph.state_tensors, *graph.state_of}
-        unread = fixed if self.reads_in_place else set(graph.state_of)
-        return wanted._replace(
-            page_in=tuple(0.0 if i in unread else c for i, c in enumerate(wanted.page_in)),
-            page_out=tuple(0.0 if i in fixed else c for i, c in enumerate(wanted.page_out)),
+        state_and_replacements = {*graph.state_tensors, *graph.state_of}
+        unread_tensors = state_and_replacements if self.reads_in_place else set(graph.state_of)
+        return all_rewards._replace(
+            page_in=tuple(
+                0.0 if i in unread_tensors else c for i, c in enumerate(all_rewards.page_in)
+            ),
+            page_out=tuple(
+                0.0 if i in state_and_replacements else c
+                for i, c in enumerate(all_rewards.page_out)
+            ),
         )
 
     def quantity(self, quantity: str) -> Objective:
@@ -447,8 +452,8 @@ class Problem:
         Plans with overlapping transfers omit page-outs that no page-in needs, since these take no
         time.
         """
-        wants = self.stand_in.wants_page_outs or may_reward_page_outs(self)
-        return self.deadline_counts != DeadlineCounts.OVERLAP or not wants
+        may_reward = self.stand_in.wants_page_outs or may_reward_page_outs(self)
+        return self.deadline_counts != DeadlineCounts.OVERLAP or not may_reward
 
     @property
     def deadline_sums(self) -> tuple[TimeSum, ...]:

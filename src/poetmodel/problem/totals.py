@@ -204,12 +204,12 @@ class Constraint:
         amount = self.amount if amount is None else amount
         if self.upper is not None and self.lower == self.upper:
             return f"exactly {amount(self.upper)}"
-        parts = [
+        phrases = [
             f"{words} {amount(limit)}"
             for words, limit in (("at least", self.lower), ("at most", self.upper))
             if limit is not None
         ]
-        return " and ".join(parts)
+        return " and ".join(phrases)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the constraint as an entry of a schedule file."""
@@ -221,26 +221,26 @@ class Constraint:
         }
 
 
-def term_faults(graph: Graph, terms: Iterable[tuple[str, float]], where: str) -> Iterator[str]:
+def term_faults(graph: Graph, terms: Iterable[tuple[str, float]], label: str) -> Iterator[str]:
     """Yield an error for each invalid term of an expression, such as an unknown node."""
     for key, weight in terms:
         if not is_number(weight):
-            yield f"{where}: {shown(key)}: expected a finite number, got {shown(weight)}"
+            yield f"{label}: {shown(key)}: expected a finite number, got {shown(weight)}"
         kind, stage, name = Key.parse(key)
         if key in tuple(Total) or key == CONSTANT:
             continue
         if kind not in tuple(Count if stage is None else STAGE_COUNTS) or not name:
-            yield f"{where}: {shown(key)}: expected one of {', '.join(KEYS)}"
+            yield f"{label}: {shown(key)}: expected one of {', '.join(KEYS)}"
         elif stage is not None and not 0 <= stage < len(graph.nodes):
             yield (
-                f"{where}: {shown(key)}: expected a stage from 0 to {len(graph.nodes) - 1} after @"
+                f"{label}: {shown(key)}: expected a stage from 0 to {len(graph.nodes) - 1} after @"
             )
         elif kind == Count.RECOMPUTATIONS and name not in graph.node_index:
-            yield f"{where}: {shown(key)}: the graph has no node {shown(name)}"
+            yield f"{label}: {shown(key)}: the graph has no node {shown(name)}"
         elif kind != Count.RECOMPUTATIONS and name not in graph.tensor_index:
-            yield f"{where}: {shown(key)}: the graph has no tensor {shown(name)}"
+            yield f"{label}: {shown(key)}: the graph has no tensor {shown(name)}"
         elif kind == Count.RESIDENT and name not in _state_index(graph):
-            yield f"{where}: {shown(key)}: tensor {shown(name)} is no state"
+            yield f"{label}: {shown(key)}: tensor {shown(name)} is no state"
 
 
 def _state_index(graph: Graph) -> dict[str, int]:
@@ -280,8 +280,8 @@ class _CountVariables(Mapping[Any, Any]):
             hint = f"only {' and '.join(STAGE_COUNTS)} can be counted by stage"
         if isinstance(key, str) and (close := get_close_matches(key, self._index, n=1)):
             hint = f"did you mean {shown(close[0])}?"
-        where = f"{self._variables.local_name}[{shown(key)}]"
-        raise InputError(f"{where}: the graph has no such entry; {hint}")
+        label = f"{self._variables.local_name}[{shown(key)}]"
+        raise InputError(f"{label}: the graph has no such entry; {hint}")
 
     def __contains__(self, key: Any) -> bool:
         if isinstance(key, str):

@@ -64,8 +64,8 @@ class _PresenceTracker:
         self.missing: list[int] = []
         """Listed tensors that are absent, ascending."""
 
-    def enter_stage(self, t: int, present: Container[int]) -> list[int]:
-        """Move to stage `t` and return the listed tensors that are not in `present`."""
+    def enter_stage(self, t: int, present_tensors: Container[int]) -> list[int]:
+        """Move to stage `t` and return the listed tensors that are not in `present_tensors`."""
         self.listed.difference_update(self.last.get(t - 1, ()))
         first = self.first.get(t)
         # A present tensor stays while it is listed, so only new entries and entries that were
@@ -73,7 +73,7 @@ class _PresenceTracker:
         if first or self.missing:
             self.listed.update(first or ())
             candidates = {*self.missing, *(first or ())} & self.listed
-            self.missing = sorted(i for i in candidates if i not in present)
+            self.missing = sorted(i for i in candidates if i not in present_tensors)
         return self.missing
 
     def is_listed_next(self, t: int, i: int) -> bool:

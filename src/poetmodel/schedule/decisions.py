@@ -76,8 +76,8 @@ class Decision:
 
         Recomputation of an unread output does not count.
         """
-        moved = bool(self.paged_in or self.paged_out)
-        return moved or self.choice in (Treatment.RECOMPUTED, Treatment.BOTH)
+        is_paged = bool(self.paged_in or self.paged_out)
+        return is_paged or self.choice in (Treatment.RECOMPUTED, Treatment.BOTH)
 
     def to_dict(self, graph: Graph) -> dict[str, Any]:
         """Return the decision as JSON values in SI units."""

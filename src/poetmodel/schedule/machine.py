@@ -81,8 +81,8 @@ class Stay:
 
     def first_free_position(self, program: Program) -> int:
         """Return the first position of the program at which its addresses can be reused."""
-        freed = self.end == len(program) or program[self.end].op == Op.FREE
-        return self.end if freed else self.end + 1
+        is_freed = self.end == len(program) or program[self.end].op == Op.FREE
+        return self.end if is_freed else self.end + 1
 
 
 class Moment(NamedTuple):

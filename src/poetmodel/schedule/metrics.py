@@ -97,9 +97,9 @@ def _make_metric(
     **displays: Any,
 ) -> Metric:
     """Return a metric that is claimed by a solve, or read from attribute `key` of a simulation."""
-    read = None if is_claimed else attrgetter(key)
+    getter = None if is_claimed else attrgetter(key)
     return Metric(
-        key=key, name=name, unit=unit, meaning=meaning, group=group, read=read, **displays
+        key=key, name=name, unit=unit, meaning=meaning, group=group, read=getter, **displays
     )
 
 

@@ -247,14 +247,14 @@ def _false_claims(
     exact_as = {metric.key: metric.as_exact_as or metric.key for metric in METRICS}
     metrics |= device_ram_metrics(device_ram) | gauge_by_json_path(gauge(device_ram))
     metrics[OBJECTIVE_VALUE] = problem.objective.value_of(simulation)
-    for key, claim in stated.items():
+    for key, claimed_value in stated.items():
         value = metrics.get(key)
-        if claim is None or value is None:
+        if claimed_value is None or value is None:
             continue
         scale = metrics[exact_as.get(key, key)]
         slack = 0.0 if key.endswith("bytes") else RELATIVE_TOLERANCE * abs(scale or 0.0)
-        if abs(claim - value) > slack:
-            yield f"{key}: the file says {claim!r}, the simulation gives {value!r}"
+        if abs(claimed_value - value) > slack:
+            yield f"{key}: the file says {claimed_value!r}, the simulation gives {value!r}"
     for key, noun, value in (
         ("bound_j", "energy", simulation.energy_j),
         (OBJECTIVE_BOUND, "objective", metrics[OBJECTIVE_VALUE]),

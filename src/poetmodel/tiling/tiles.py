@@ -57,16 +57,16 @@ def distinct_tilings(step: LoweredStep, sizes: Iterable[int]) -> Iterator[tuple[
 
     Skips a size whose slices are those of an earlier size.
     """
-    undivided = split_fused_updates(step)
-    seen: list[object] = []
+    split_step = split_fused_updates(step)
+    identities: list[object] = []
     for tile_bytes in sizes:
         undivided_buffers = set(step.returned_buffers)
         while True:
             try:
-                tiling = _Tiling(undivided, tile_bytes, undivided_buffers)
-                if tiling.identity in seen:
+                tiling = _Tiling(split_step, tile_bytes, undivided_buffers)
+                if tiling.identity in identities:
                     break
-                seen.append(tiling.identity)
+                identities.append(tiling.identity)
                 yield tile_bytes, fuse_updates(tiling.step()) if tiling.slices else step
             except UnsliceableError as error:
                 undivided_buffers |= error.buffers
@@ -206,7 +206,9 @@ class _Tiling:
             if d is None:
                 continue
             inner_size = split.loops.sizes[d] // layout.channels
-            for other, (other_ref, steps) in enumerate(zip(refs, split.loops.steps, strict=True)):
+            for other_number, (other_ref, steps) in enumerate(
+                zip(refs, split.loops.steps, strict=True)
+            ):
                 if (
                     not steps[d]
                     or other_ref.offset
@@ -215,7 +217,9 @@ class _Tiling:
                 ):
                     continue
                 other_layout = ChannelLayout(layout.channels, inner_size * steps[d])
-                total = channels.element_count(other, self.whole.buffers[other_ref.buffer].elements)
+                total = channels.element_count(
+                    other_number, self.whole.buffers[other_ref.buffer].elements
+                )
                 if total % other_layout.span == 0:
                     self._layouts[other_ref.buffer] = other_layout
                     self._totals[other_ref.buffer] = total
