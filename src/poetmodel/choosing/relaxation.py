@@ -298,7 +298,7 @@ class _Program:
             coo_array((values, (rows, columns)), shape=(len(self.rows), len(self.upper))),
             objective,
             upper=self.upper,
-            row_upper=[most for _, most in self.rows],
+            row_upper=[upper for _, upper in self.rows],
             integer=self.is_integer,
             sense=MAXIMIZE,
         )

@@ -535,10 +535,10 @@ def check_scores(scores: Mapping[str, float], layers: Collection[str], source: s
         raise InputError(f"{source}: expected scores with a finite sum, such as fractions of 1")
 
 
-def rename_costs(costs: Costs, graph: Graph, other: Graph) -> Costs:
-    """Return the costs of a graph for another graph that differs only in names."""
-    node_names = dict(zip(graph.node_index, other.node_index, strict=True))
-    tensor_names = dict(zip(graph.tensor_index, other.tensor_index, strict=True))
+def rename_costs(costs: Costs, graph: Graph, renamed_graph: Graph) -> Costs:
+    """Return the costs of `graph` for `renamed_graph`, which differs only in names."""
+    node_names = dict(zip(graph.node_index, renamed_graph.node_index, strict=True))
+    tensor_names = dict(zip(graph.tensor_index, renamed_graph.tensor_index, strict=True))
     return replace(
         costs,
         compute={node_names[name]: cost for name, cost in costs.compute.items()},

@@ -233,7 +233,7 @@ class Costs:
                 compute[node.name] = _estimate_node(graph, k, device)
         pages = None
         if device.storage is not None:
-            into, out = device.storage.page_in, device.storage.page_out
+            read_direction, write_direction = device.storage.page_in, device.storage.page_out
             pages = {
                 tensor.name: PageCost(
                     *(
@@ -241,7 +241,7 @@ class Costs:
                             direction.time_s(tensor.bytes),
                             direction.time_s(tensor.bytes) * direction.power_w,
                         )
-                        for direction in (into, out)
+                        for direction in (read_direction, write_direction)
                     )
                 )
                 for tensor in graph.tensors
@@ -298,8 +298,12 @@ class Costs:
         pages = None
         if page_in is not None and page_out is not None:
             pages = {
-                tensor.name: PageCost(Cost(*map(float, into)), Cost(*map(float, out)))
-                for tensor, into, out in zip(graph.tensors, page_in, page_out, strict=True)
+                tensor.name: PageCost(
+                    Cost(*map(float, page_in_cost)), Cost(*map(float, page_out_cost))
+                )
+                for tensor, page_in_cost, page_out_cost in zip(
+                    graph.tensors, page_in, page_out, strict=True
+                )
             }
         return cls(compute=compute, pages=pages, device=device)
 

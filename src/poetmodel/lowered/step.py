@@ -167,10 +167,11 @@ class Weights:
 
 
 def with_stored_state(inference: LoweredStep, stored: Collection[str]) -> LoweredStep:
-    """Return an inference whose graph has some state tensors as samples on storage.
+    """Return an inference whose graph can page some state tensors.
 
-    Each of the `stored` tensors has a node in front of its first reader. All other state is read
-    from its home, like constants.
+    Each of the `stored` tensors becomes the output of a node on auxiliary storage (`Node.on_aux`)
+    in front of its first reader, like a sample. All other state is read from its home, like
+    constants.
     """
     nodes: list[Node] = []
     calls: list[tuple[Call, ...]] = []

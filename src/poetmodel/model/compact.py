@@ -262,8 +262,8 @@ def _add_storage_rows(m: Model) -> None:
         return
     graph = problem.graph
     sizes = [
-        0 if stored else size
-        for stored, size in zip(graph.starts_on_storage, graph.tensor_bytes, strict=True)
+        0 if is_stored else size
+        for is_stored, size in zip(graph.starts_on_storage, graph.tensor_bytes, strict=True)
     ]
     state = set(graph.state_tensors)
     homes = [size if i in state else 0 for i, size in enumerate(graph.tensor_bytes)]

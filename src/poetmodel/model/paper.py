@@ -30,10 +30,10 @@ def check_fits(problem: Problem) -> None:
     """Raise `ModelError` if Algorithm 1 cannot state the problem."""
     graph = problem.graph
     faults = []
-    stored = [node.name for node in graph.nodes if node.on_aux]
-    if stored:
+    stored_nodes = [node.name for node in graph.nodes if node.on_aux]
+    if stored_nodes:
         faults.append(
-            f"formulation 'paper' has no nodes on auxiliary storage such as {stored[0]!r}; "
+            f"formulation 'paper' has no nodes on auxiliary storage such as {stored_nodes[0]!r}; "
             "use lazy or compact"
         )
     if graph.version > 1:
@@ -170,12 +170,12 @@ def _add_inputs_resident_rows(m: Model) -> None:
     for j, inputs in enumerate(m.problem.graph.inputs_of):
         for i in inputs:
             for t in range(j, len(m.problem.graph.nodes)):
-                held = [m.S_RAM[t, i]] if i < t else []
-                m.add_implication_row((t, i, j), m.R[t, j], [m.R[t, i], *held])
+                ram_columns = [m.S_RAM[t, i]] if i < t else []
+                m.add_implication_row((t, i, j), m.R[t, j], [m.R[t, i], *ram_columns])
 
 
 def _add_ram_continuity_rows(m: Model) -> None:
-    """Have in RAM only tensors that were there, were computed, or were paged in.
+    """Have in RAM only tensors that were in RAM, were computed, or were paged in, one stage before.
 
     ::
 
@@ -188,7 +188,7 @@ def _add_ram_continuity_rows(m: Model) -> None:
 
 
 def _add_aux_continuity_rows(m: Model) -> None:
-    """Have on storage only tensors that were there or were paged out.
+    """Have on storage only tensors that were on storage or were paged out, one stage before.
 
     ::
 

@@ -135,15 +135,15 @@ def _fix_state(m: Model) -> None:
     """Fix impossible entries of state and replacements to 0."""
     problem, node_of = m.problem, m.problem.graph.node_of
     state = frozenset(problem.graph.state_tensors)
-    mapped = state if problem.reads_in_place else frozenset()
+    mapped_state = state if problem.reads_in_place else frozenset()
     for name in ("S_RAM", "S_AUX", "M_in", "M_out"):
         for (t, i), column in m.families[name].items():
             if i in state:
-                never = name == "M_out" or t > problem.graph.last_page_in(i)
-                never = never or (i in mapped and name != "S_AUX")
+                is_impossible = name == "M_out" or t > problem.graph.last_page_in(i)
+                is_impossible = is_impossible or (i in mapped_state and name != "S_AUX")
             else:
-                never = i in problem.graph.state_of and (name != "M_out" or t > node_of[i])
-            if never:
+                is_impossible = i in problem.graph.state_of and (name != "M_out" or t > node_of[i])
+            if is_impossible:
                 m.fixed[column] = 0.0
 
 

@@ -80,19 +80,24 @@ class Packing:
             live_blocks.append((end, size, number))
         rows: list[dict[int, tuple[int, int]]] = [{} for _ in blocks]
         for (number, other_number), (size, other_size) in pairs.items():
-            for first, second, below, above in (
+            for block_number, neighbour, block_bytes, neighbour_bytes in (
                 (number, other_number, size, other_size),
                 (other_number, number, other_size, size),
             ):
-                sizes = rows[first].get(second, (0, 0))
-                rows[first][second] = max(sizes[0], below), max(sizes[1], above)
+                sizes = rows[block_number].get(neighbour, (0, 0))
+                rows[block_number][neighbour] = (
+                    max(sizes[0], block_bytes),
+                    max(sizes[1], neighbour_bytes),
+                )
         return cls(
             height=tuple(max((span.bytes for span in block.spans), default=0) for block in blocks),
             neighbours=tuple(
                 Neighbours(
                     np.array(list(row), dtype=np.int64),
-                    np.array([below for below, _ in row.values()], dtype=np.int64),
-                    np.array([above for _, above in row.values()], dtype=np.int64),
+                    np.array([block_bytes for block_bytes, _ in row.values()], dtype=np.int64),
+                    np.array(
+                        [neighbour_bytes for _, neighbour_bytes in row.values()], dtype=np.int64
+                    ),
                 )
                 for row in rows
             ),

@@ -339,26 +339,29 @@ class _BeamSearch:
             return True  # the window of the page-in ensures that it fits alone
         windows, page_in = self.windows, self.windows.page_ins[index]
         free_bytes = windows.budget_bytes - page_in.bytes
-        pending = [
+        pending_page_ins = [
             windows.page_ins[pending_index]
             for pending_index, _ in label.arriving
             if windows.page_ins[pending_index].last > interval
         ]
-        pending_bytes = sum(earlier.bytes for earlier in pending)
+        pending_bytes = sum(pending_page_in.bytes for pending_page_in in pending_page_ins)
         position = interval
-        for earlier in pending:
-            end = min(earlier.last, page_in.last)
+        for pending_page_in in pending_page_ins:
+            end = min(pending_page_in.last, page_in.last)
             if (
                 position < end
                 and max(windows.need_bytes[position:end]) + pending_bytes > free_bytes
             ):
                 return False
-            pending_bytes -= earlier.bytes
+            pending_bytes -= pending_page_in.bytes
             position = max(position, end)
         return True
 
     def _wait_for_room(self, label: _Label, interval: int, extra_bytes: int) -> _Label:
-        """Wait for page-outs until the next computation and `extra_bytes` fit in RAM."""
+        """Return the label after waits for page-outs.
+
+        The core waits until the next computation and `extra_bytes` fit in RAM.
+        """
         page_ins, page_outs = self.windows.page_ins, self.windows.page_outs
         excess = self.windows.need_bytes[interval] + extra_bytes - self.windows.budget_bytes
         for page_in, _ in label.arriving:
@@ -373,34 +376,41 @@ class _BeamSearch:
         return label if excess <= 0 else self._free_bytes(label, interval, excess)
 
     def _free_bytes(self, label: _Label, interval: int, excess: int) -> _Label:
-        """Wait for page-outs, begun ones first, until `excess` bytes are free."""
-        outs, held_by_page_outs = self.windows.page_outs, self.held_by_page_outs[interval]
-        core, leaving = label.core, []
+        """Return the label after waits for page-outs, until `excess` bytes are free.
+
+        Waits first for page-outs that have begun; then begins further ones and waits for them.
+        """
+        page_outs, held_by_page_outs = self.windows.page_outs, self.held_by_page_outs[interval]
+        core_s, leaving = label.core, []
         for page_out, end in label.leaving:
             if excess > 0 and held_by_page_outs >> page_out & 1:
-                excess -= outs[page_out].held_bytes(interval)
-                core = max(core, end)
-            elif end > core:
+                excess -= page_outs[page_out].held_bytes(interval)
+                core_s = max(core_s, end)
+            elif end > core_s:
                 leaving.append((page_out, end))
-        label = label._replace(core=core, leaving=tuple(leaving))
+        label = label._replace(core=core_s, leaving=tuple(leaving))
         for page_out in _set_bits(held_by_page_outs & ~label.outs):
             if excess <= 0:
                 break
             label = self._page_out(label, page_out, interval)
-            excess -= outs[page_out].held_bytes(interval)
+            excess -= page_outs[page_out].held_bytes(interval)
             # The bus is sequential: the end of this transfer implies the end of all earlier ones.
             label = label._replace(core=label.bus, leaving=())
         return label
 
 
 class _DueTransfer(NamedTuple):
-    """A transfer in an estimate: due and first interval, time, and bit in a label's mask."""
+    """A transfer in an estimate of the makespan."""
 
     due: int
+    """Due interval."""
     first: int
+    """First interval in which it may begin."""
     time_s: float
+    """Duration on the bus [s]."""
     is_page_in: bool
     bit: int
+    """Bit of the transfer in the masks of a label."""
 
 
 class _Estimates:

@@ -187,6 +187,7 @@ class TransferWindows:
         """Set the due interval of page-outs, and the first interval with enough RAM of page-ins."""
 
         def fits(interval: int, size_bytes: int) -> bool:
+            """Return whether RAM has further `size_bytes` in an interval."""
             return self.need_bytes[interval] + size_bytes <= self.budget_bytes
 
         # Reversed, so that the first of several page-ins of a tensor is stored.

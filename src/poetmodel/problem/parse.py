@@ -190,13 +190,13 @@ def _energy_reward_faults(objective: Terms, constraints: Iterable[Constraint]) -
     """
     sums = [("objective", dict(objective), 1)]
     for row in constraints:
-        where, terms = f"constraint {shown(row.name)}", row.terms
-        sums += [(where, terms, 1)] * (row.upper is not None)
-        sums += [(where, terms, -1)] * (row.lower is not None)
-    for where, terms, sign in sums:
+        label, terms = f"constraint {shown(row.name)}", row.terms
+        sums += [(label, terms, 1)] * (row.upper is not None)
+        sums += [(label, terms, -1)] * (row.lower is not None)
+    for label, terms, sign in sums:
         if sign * terms.get(Total.ENERGY, 0) < 0:
             yield (
-                f"{where}: energy_j: no sum may reward energy if the device draws idle power over "
+                f"{label}: energy_j: no sum may reward energy if the device draws idle power over "
                 "a makespan; use compute_s and transfer_s, or deadline_counts='serial'"
             )
 

@@ -366,13 +366,13 @@ class Expansion:
 
     def _piece_inputs(self, calls: Iterable[Call]) -> list[str]:
         """Return the inputs that the calls read, and those that no call of the node names."""
-        read = {name for call in calls for name in call.buffers}
-        named = {name for call in self._calls for name in call.buffers}
+        read_names = {name for call in calls for name in call.buffers}
+        call_names = {name for call in self._calls for name in call.buffers}
         return [
             tile
             for name in self._node.inputs
             for tile in self._slices.names(name)
-            if tile in read or name not in named
+            if tile in read_names or name not in call_names
         ]
 
     def _piece_traffic(

@@ -89,14 +89,18 @@ class Channels:
         return prod(self.loops.sizes) if number == self.bits else elements
 
     def summed_layouts(self, names: Collection[str]) -> Iterator[tuple[str, ChannelLayout]]:
-        """Yield the layout of channels that the call sums over, for some buffers."""
+        """Yield (buffer, layout) for each buffer in `names` over whose channels the call sums."""
         for ref, steps in zip(self.loops.refs, self.loops.steps, strict=True):
             for d in self.sums:
                 if ref.buffer in names and not ref.offset and steps[d]:
                     yield ref.buffer, ChannelLayout(self.loops.sizes[d], steps[d])
 
     def dimension(self, number: int, layout: ChannelLayout) -> int | None:
-        """Return the dimension of a tensor's channels, or within them; None if there is none."""
+        """Return the loop dimension over the channels of tensor `number`; None if there is none.
+
+        The loop may also step within channels: its size is then a multiple of the number of
+        channels.
+        """
         pairs = enumerate(zip(self.loops.sizes, self.loops.steps[number], strict=True))
         for d, (size, step) in pairs:
             if step > 0 and size * step == layout.span and layout.step % step == 0:
@@ -104,7 +108,11 @@ class Channels:
         return None
 
     def split(self, number: int, layout: ChannelLayout) -> Channels:
-        """Return loops with a dimension for a tensor's channels; if impossible, the same loops."""
+        """Return loops in which one dimension is over the channels of tensor `number`.
+
+        Divides a loop over channels and outer dimensions, such as the batch. Returns the same loops
+        if that is not needed or not possible.
+        """
         loops = self.loops
         for d, (size, step) in enumerate(zip(loops.sizes, loops.steps[number], strict=True)):
             if step and layout.step % step == 0 and size * step > layout.span:
