@@ -135,11 +135,10 @@ _saved_thresholds: list[tuple[int, int, int]] = []
 def infrequent_gc() -> Iterator[None]:
     """Context manager: collect garbage less often, until the last concurrent use ends.
 
-    Notes
-    -----
-    A model or schedule of a large graph consists of hundreds of thousands of small objects. With
-    default thresholds, collections while they are created take up to a third of the time outside
-    the solver. Has no effect if collections are disabled or less frequent already.
+    Notes ----- A model or schedule of a large graph consists of hundreds of thousands of small
+    objects. With default thresholds, garbage collections during their creation take up to a third
+    of the time outside the solver. Has no effect if collections are disabled or less frequent
+    already.
     """
     with _lock:
         thresholds_before = gc.get_threshold()

@@ -90,7 +90,7 @@ class ModelObjective:
 class SolveResult:
     """A schedule with its proven bound, or the reason why there is none.
 
-    Metrics are those of `simulation`, never those of the solver; without a schedule they are None.
+    Metrics come from `simulation`, never from the solver; without a schedule, metrics are None.
     """
 
     problem: Problem

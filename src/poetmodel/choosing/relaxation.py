@@ -41,8 +41,8 @@ class SetCut:
     state_bytes: int | None = None
     """The cut applies if trained state, all in RAM, has at least this size [B]; None: always."""
     extra_s: float | None = None
-    """Time that these sets need beyond one pass and transfers of other layers' state [s]; None:
-    they have no schedule."""
+    """Time that the sets of the cut need beyond one pass and transfers of other layers' state [s];
+    None: the sets have no schedule."""
     is_exact: bool = False
     """Whether the cut applies only to exactly this set, not to supersets."""
 

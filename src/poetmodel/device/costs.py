@@ -41,8 +41,8 @@ class Commit:
     replacements: tuple[int, ...]
     """The replacements whose page-outs are writes of the commit."""
     other_cost: Cost
-    """Cost of everything except these writes: erases and the record; for volatile storage, all
-    state."""
+    """Cost of commits except writes of `replacements`: erases and the record; for volatile storage,
+    all state."""
     min_costs: Mapping[int, Cost]
     """Lower bound on the cost of each replacement: its write and its fraction of the erases."""
     written_bytes: int
@@ -355,8 +355,8 @@ def _commit_cost(
     def write_cost(size_bytes: int, page_out: Cost = FREE, paid_bytes: int = 0) -> Cost:
         """Return the cost per step of writing `size_bytes` in each commit.
 
-        In flash, all bytes are written at its rate. On other storage, the first `paid_bytes` cost a
-        `page_out`, and all others are written at the rate of page-outs.
+        In flash, all bytes are written at the flash's rate. On other storage, the first
+        `paid_bytes` cost a `page_out`, and all others are written at the rate of page-outs.
         """
         if flash is not None:
             time_s, power_w = flash.write_s(size_bytes, 0), flash.power_w

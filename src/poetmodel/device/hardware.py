@@ -184,7 +184,7 @@ class Device:
     compute: Compute
     """The core."""
     storage: Storage | None = None
-    """Auxiliary storage; None if nothing can be paged."""
+    """Auxiliary storage; None if no tensor can be paged."""
     flash: Flash | None = None
     """Flash of the program; None if its size is not checked."""
     aux_bytes: int | None = quantity_field(

@@ -1,4 +1,4 @@
-"""Kernel calls: their arguments, and the buffers and tensors that these refer to."""
+"""Kernel calls, their arguments, and the buffers and tensors that arguments refer to."""
 
 from __future__ import annotations
 

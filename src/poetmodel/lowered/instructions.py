@@ -313,7 +313,7 @@ def _count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) ->
 def _phases(
     size: int, places: int, window: int, stride: int, pad: int, dilation: int
 ) -> Iterator[tuple[_Axis, int]]:
-    """Yield the input positions that share taps, as an axis, with the distance of these taps."""
+    """Yield (axis of input positions that share taps, distance of these taps) for each phase."""
     for i in range(min(stride, size)):
         tap = next(
             (t for t in range(min(window, stride)) if (i + pad - t * dilation) % stride == 0), -1
@@ -533,7 +533,11 @@ def _count_q8_input_gradient(counts: Counter[str], arguments: Mapping[str, Any])
 
 
 def _q8_gradient_sizes(arguments: Mapping[str, Any]) -> tuple[ConvolutionSizes, int, int]:
-    """Return the sizes of a layer, its number of input pixels, and of visits of these by taps."""
+    """Return the sizes of a layer, and its numbers of input pixels and of visits by taps.
+
+    Each tap visits an input pixel once for each output position that reads the pixel through the
+    tap.
+    """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     n_visits = sum(rows * columns for rows, columns in _tap_counts(sizes))
     return sizes, batch * sizes.plane, batch * n_visits

@@ -333,7 +333,7 @@ def _value_errors(step: LoweredStep, value: NamedTensor) -> Iterator[str]:
 
 
 def _span_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Return the distance from the first to the last element of a tensor, both included."""
+    """Return the number of buffer elements from the first to the last element of a tensor."""
     last = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
     return last + 1 if math.prod(shape) else 0
 

@@ -165,7 +165,8 @@ def table_columns(table: Argument) -> list[Numbers]:
 def merge_dimensions(columns: Sequence[Numbers]) -> list[list[int]]:
     """Return the rows of a shape table without dimensions of size 1, contiguous dimensions merged.
 
-    Two dimensions are merged if all tensors continue from one to the other with the same step.
+    Two dimensions are merged if one step of the outer loop continues the inner loop, in all
+    tensors.
     """
     rows: list[list[int]] = []
     for size, *steps in zip(*columns, strict=True):

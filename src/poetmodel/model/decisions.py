@@ -52,7 +52,7 @@ class Decisions:
         )
 
     def row_over_columns(self, row: LinearRow) -> LinearRow:
-        """Convert a row over totals to a row over the columns of these decisions."""
+        """Convert a row over totals to a row over the columns of the decisions."""
         terms = self.terms(row.coefficients)
         return LinearRow.from_terms(terms, upper=row.upper, name=row.name, key=row.key)
 
@@ -91,7 +91,7 @@ class Liveness(NamedTuple):
     unless: int = NO_COLUMN
     """Column that removes the bounds if it is 1."""
     provided: int = NO_COLUMN
-    """Column without which there are no bounds: they apply only if it is 1."""
+    """Column that must be 1 for the bounds to apply."""
 
     def min_value(self, values: Mapping[int, float] | NDArray[np.float64]) -> float:
         """Return the lower bound on the column; `values` are those of the other columns."""

@@ -152,7 +152,7 @@ def _limited_quantities(problem: Problem) -> list[Coefficients]:
 def recomputable_nodes(problem: Problem, *, dominance: bool = True) -> tuple[bool, ...]:
     """Return for each node whether the model must include its recomputation.
 
-    Excludes useless recomputations and, with `dominance`, those that paging dominates.
+    Excludes useless recomputations and, with `dominance`, recomputations that paging dominates.
     """
     graph, rewards = problem.graph, problem.rewards.compute
     limiting = storage_is_limiting(problem)

@@ -51,7 +51,7 @@ class Formulation:
     """The components, in build order."""
 
     def __post_init__(self) -> None:
-        """Check that components are unique and follow those that they require."""
+        """Check that components are unique, and follow the components that they require."""
         preceding_names: set[str] = set()
         for component in self.components:
             missing_names = component.requires - preceding_names

@@ -91,7 +91,10 @@ def _declare(m: pyo.ConcreteModel, model: Model) -> list[Any]:
 
 
 def _includes_memory_rows(model: Model, rows: range, *, memory_rows: bool | None) -> bool:
-    """Return whether to state memory rows; raise if that is not given and they are too many."""
+    """Return whether the Pyomo model gets the memory rows: `memory_rows`, by default True.
+
+    Raises `TooLargeError` by default if the rows have more than `MAX_TERMS` terms.
+    """
     count = model.n_terms(rows)
     if memory_rows is None and count > MAX_TERMS:
         raise TooLargeError(

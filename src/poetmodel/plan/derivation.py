@@ -101,7 +101,7 @@ class Copy:
     begin: int
     """Position of the computation or page-in that makes it."""
     end: int
-    """Position of the last step that touches it, or of the step that makes it if no step does."""
+    """Position of the last step that reads it or waits for it; `begin` if there is none."""
     reads: list[int] = field(default_factory=list)
     """Positions of the computations that read it."""
     paged_out: bool = False
@@ -131,7 +131,7 @@ def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
 
 
 def last_uses_by_position(homes: Homes, steps: Iterable[Instruction]) -> dict[int, list[int]]:
-    """Return the tensors whose copy each step touches last, ascending, by position.
+    """Return the tensors whose copy each step reads, writes or waits for last, by position.
 
     Copies of state that are replaced are omitted, since they are not freed.
     """

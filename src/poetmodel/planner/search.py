@@ -478,7 +478,10 @@ def _window_masks(n_intervals: int, windows: Iterable[tuple[int, int]]) -> list[
 
 
 def _add_undominated(group: list[_Label], label: _Label) -> None:
-    """Add a label to a group unless another one dominates it; remove those that it dominates."""
+    """Add a label to a group unless a label of the group dominates it.
+
+    Removes the labels of the group that the added label dominates.
+    """
     if any(_dominates(existing, label) for existing in group):
         return
     group[:] = [existing for existing in group if not _dominates(label, existing)]

@@ -157,8 +157,8 @@ class Objective:
         """Divisor of the objective in models.
 
         One thousandth of the reference, else of the baseline or the scale, so that relevant gaps
-        are far above a solver's absolute tolerances. If these are 0, the cost of the most expensive
-        transfer.
+        are far above a solver's absolute tolerances. If all of these are 0, the cost of the most
+        expensive transfer.
         """
         typical = self.scale if self.user_sum is not None or not self.is_sum else self.baseline
         value = (self.reference if self.is_sum else None) or typical

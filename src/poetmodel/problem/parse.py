@@ -186,7 +186,7 @@ def _type_faults(problem: Problem) -> Iterator[str]:
 def _energy_reward_faults(objective: Terms, constraints: Iterable[Constraint]) -> Iterator[str]:
     """Yield an error for each user sum that rewards energy, if idle power counts over a makespan.
 
-    Models have only a lower bound on the makespan, so they would overestimate such rewards.
+    Models have only a lower bound on the makespan, so models would overestimate such rewards.
     """
     sums = [("objective", dict(objective), 1)]
     for row in constraints:

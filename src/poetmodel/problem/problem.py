@@ -242,7 +242,7 @@ class Problem:
     def resolved(self) -> Self:
         """Return this problem with numbers (SI) for its limits.
 
-        Unlike percentages, they keep their values if ``dataclasses.replace`` changes graph or
+        Unlike percentages, numbers keep their values if ``dataclasses.replace`` changes graph or
         costs.
         """
         return replace(
@@ -399,10 +399,7 @@ class Problem:
         return self._without_forbidden_transfers(rewards) if self.graph.state_tensors else rewards
 
     def _without_forbidden_transfers(self, all_rewards: Coefficients) -> Coefficients:
-        """Return rewards with 0 for some transfers.
-
-        These are the transfers that state forbids, and those that the home of state decides.
-        """
+        """Return rewards with 0 for each transfer that state forbids or that its home decides."""
         graph = self.graph
         state_and_replacements = {*graph.state_tensors, *graph.state_of}
         unread_tensors = state_and_replacements if self.reads_in_place else set(graph.state_of)
@@ -449,8 +446,8 @@ class Problem:
     def plans_all_transfers(self) -> bool:
         """Whether plans execute all transfers of the relevant schedules.
 
-        Plans with overlapping transfers omit page-outs that no page-in needs, since these take no
-        time.
+        Plans with overlapping transfers omit page-outs that no page-in needs, since such page-outs
+        take no time.
         """
         may_reward = self.stand_in.wants_page_outs or may_reward_page_outs(self)
         return self.deadline_counts != DeadlineCounts.OVERLAP or not may_reward

@@ -64,9 +64,10 @@ class Decision:
     """Stages that page it out. For state on storage, the stages that page out its replacement; the
     decision on the replacement lists none."""
     energy_j: float
-    """Energy of these recomputations and transfers [J]; outputs of a node share recomputations."""
+    """Energy of the recomputations and transfers of the tensor [J]; outputs of a node share
+    recomputations."""
     time_s: float
-    """Time of these recomputations and transfers [s]."""
+    """Time of the recomputations and transfers of the tensor [s]."""
     bytes_at_limit: int
     """Size times the number of steps at the RAM limit at which it is in RAM [B]."""
 

@@ -360,7 +360,7 @@ def with_immediate_page_outs(
 ) -> Schedule:
     """Return a schedule that pages out each paged-in tensor right after its first computation.
 
-    Parameters are those of `Schedule.from_spans`; The spans on storage are derived from the
+    Parameters are those of `Schedule.from_spans`. The spans on storage are derived from the
     page-ins, and `M_out` may contain further page-outs. Replacements of state that is not resident
     are paged out where they are made.
     """

@@ -133,7 +133,7 @@ class Simulation:
 
     @property
     def paged_bytes(self) -> int:
-        """Bytes written without those of commits [B]."""
+        """Bytes that page-outs write, without the bytes that commits write [B]."""
         return self.written_bytes - self.committed_bytes
 
     @property

@@ -32,7 +32,7 @@ def parse_tile(tile: str | int | TileChoice | None) -> TileChoice:
     Raises
     ------
     InputError
-        If `tile` is none of these.
+        If `tile` is no size, ``auto`` or ``none``.
     BudgetError
         If the size is smaller than the smallest slice.
     """

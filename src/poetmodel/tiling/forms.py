@@ -42,7 +42,7 @@ def read_loops(call: Call) -> Loops | None:
 
 
 def write_call(loops: Loops) -> Call | None:
-    """Return the call for loops; None if the kernel cannot execute these loops."""
+    """Return loops as a call; None if the kernel cannot execute them."""
     loop_format = _loop_format(loops.call)
     return _LOOP_FORMATS[loop_format][1](loops) if loop_format else loops.as_call()
 

@@ -158,7 +158,7 @@ def _read_sum(call: Call) -> Loops:
 
 
 def _write_sum(loops: Loops) -> Call | None:
-    """Convert loops to a sum; None if they cannot be merged to one contiguous loop."""
+    """Convert loops to a sum; None if the loops cannot be merged to one contiguous loop."""
     rows = merge_dimensions((loops.sizes, *loops.steps)) or [[1, *(1 for _ in loops.refs)]]
     ((size, *steps), *other_rows) = rows
     return None if other_rows or {*steps} != {1} else with_arguments(loops, {"n": size})

@@ -131,7 +131,7 @@ class SlicedCall:
     views: Mapping[int, tuple[str, int]]
     """Buffer and channel dimension of each divided tensor, by its position among the pointers."""
     axes: Mapping[int, Axis]
-    """The axis of each of these dimensions."""
+    """The axis of each channel dimension in `views`."""
 
     def call_for(self, slices: Slices, of: Mapping[Axis, Range]) -> Call | None:
         """Return the call for some channels on each axis; None if the kernel cannot execute it."""
@@ -365,7 +365,11 @@ class Expansion:
         ]
 
     def _piece_inputs(self, calls: Iterable[Call]) -> list[str]:
-        """Return the inputs that the calls read, and those that no call of the node names."""
+        """Return the inputs of a piece, in slices.
+
+        These are the inputs that `calls` read, and the inputs of the node that no call of the node
+        reads.
+        """
         read_names = {name for call in calls for name in call.buffers}
         call_names = {name for call in self._calls for name in call.buffers}
         return [
@@ -380,8 +384,8 @@ class Expansion:
     ) -> int | None:
         """Return the memory traffic of a piece [B]; None if the operator states none.
 
-        It is the bytes of the tensors of the piece, and of the operator's other traffic the same
-        fraction as of its FLOP.
+        That is the bytes of the piece's tensors, plus the piece's fraction of the operator's other
+        traffic, in proportion to FLOP.
         """
         node, size = self._node, self._slices.bytes
         if node.bytes_moved is None:

@@ -47,7 +47,7 @@ class View:
 
     layout: ChannelLayout
     dimension: int
-    """Dimension of the loops over these channels."""
+    """Dimension of the loops over the channels of the slice."""
     first: int
     """First channel of the slice."""
     count: int
@@ -55,7 +55,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """The loops of a call, and how they can be divided."""
+    """The loops of a call, which can be divided into slices of channels."""
 
     loops: Loops
 

@@ -271,7 +271,7 @@ class _Tiling:
     def _dimensions(self, channels: Channels) -> tuple[Channels, dict[int, int]]:
         """Return loops with a dimension for the channels of each sliceable tensor.
 
-        The dict has these dimensions by the position of the tensor.
+        The dict maps the position of each of these tensors to its dimension.
         """
         for number, ref in enumerate(channels.loops.refs):
             if ref.buffer in self._sliceable:
