@@ -1,8 +1,8 @@
 """Parsing of ``--ram`` and ``--tile``, for all commands and functions.
 
 A percentage of RAM refers to the *keep-all peak*: the peak of the tensors and workspaces that the
-budget counts when all tensors are kept; for a step in tiles, that of the whole step. Other RAM,
-such as the stack of exported C, is not part of the percentage.
+budget counts when all tensors are kept; for a step in tiles, the peak of the undivided step. Other
+RAM, such as the stack of exported C, is not part of the percentage.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Budget:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether it is at least 100 % of the keep-all peak."""
+        """Whether the budget is a fraction of at least 100 % of the keep-all peak."""
         return self.share is not None and self.share >= 1
 
     @property
@@ -80,8 +80,8 @@ class Budget:
     def tensor_bytes(self, keep_all_bytes: int, *, reserved_bytes: int) -> int:
         """Return the RAM for tensors and workspaces [B]; negative if the budget is too small.
 
-        `reserved_bytes` is RAM that the keep-all peak excludes [B]. It is subtracted from a size; a
-        fraction of the keep-all peak excludes it already.
+        `reserved_bytes` is RAM that the keep-all peak excludes [B]. `reserved_bytes` is subtracted
+        from a budget that is a size. A budget that is a fraction excludes it already.
         """
         excluded_bytes = 0 if self.share is not None else reserved_bytes
         return self.resolve(keep_all_bytes) - excluded_bytes
@@ -89,12 +89,12 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileChoice:
-    """The tiles of a step: of a given size, of an automatic size, or none."""
+    """Choice of the tiles of a step: a given size, an automatic size, or no tiles."""
 
     size_bytes: int | None = None
     """Maximum size of a tile [B]; None for the other choices."""
     is_auto: bool = False
-    """Whether the size is chosen so that the step fits a device."""
+    """Whether the tile size is chosen so that the step fits a device."""
 
     WHOLE: ClassVar[TileChoice]
     """No tiles."""

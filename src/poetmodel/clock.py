@@ -28,7 +28,7 @@ T = TypeVar("T")
 CHUNK: Final = 65_536
 """Number of items between two checks of the time limit."""
 _END_S: Final[ContextVar[float | None]] = ContextVar("end_s", default=None)
-"""End of the time limit on the clock of `now_s` [s]; None without a limit."""
+"""End of the time limit, on the clock of `now_s` [s]; None without a limit."""
 _WALL_END_S: Final[ContextVar[float | None]] = ContextVar("wall_end_s", default=None)
 """If limits count processor time, the end of the wall time on the monotonic clock [s]."""
 
@@ -55,13 +55,13 @@ def wall_end_s() -> float | None:
 
 
 def now_s(*, of_processor: bool | None = None) -> float:
-    """Return the time on the clock that limits count, or on a given clock [s].
+    """Return the time on the clock that time limits use, or on a given clock [s].
 
     Parameters
     ----------
     of_processor : bool, optional
         Whether to read the processor time of this process instead of the monotonic clock. Default:
-        by the context (`processor_clock`); another thread has another context.
+        True inside `processor_clock`, which has no effect on other threads.
     """
     if of_processor is None:
         of_processor = _WALL_END_S.get() is not None
@@ -116,11 +116,11 @@ def block_ctrl_c() -> Iterator[None]:
     if sys.platform == "win32":
         yield
     else:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        blocked_signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked_signals)
 
 
 GC_ALLOCATIONS: Final = 20_000
@@ -135,17 +135,16 @@ _saved_thresholds: list[tuple[int, int, int]] = []
 def infrequent_gc() -> Iterator[None]:
     """Context manager: collect garbage less often, until the last concurrent use ends.
 
-    Notes
-    -----
-    A model or schedule of a large graph consists of hundreds of thousands of small objects. With
-    default thresholds, collections while they are created take up to a third of the time outside
-    the solver. Has no effect if collections are disabled or less frequent already.
+    Notes ----- A model or schedule of a large graph consists of hundreds of thousands of small
+    objects. With default thresholds, garbage collections during their creation take up to a third
+    of the time outside the solver. Has no effect if collections are disabled or less frequent
+    already.
     """
     with _lock:
-        before = gc.get_threshold()
-        _saved_thresholds.append(_saved_thresholds[0] if _saved_thresholds else before)
-        if 0 < before[0] < GC_ALLOCATIONS:
-            gc.set_threshold(GC_ALLOCATIONS, *before[1:])
+        thresholds_before = gc.get_threshold()
+        _saved_thresholds.append(_saved_thresholds[0] if _saved_thresholds else thresholds_before)
+        if 0 < thresholds_before[0] < GC_ALLOCATIONS:
+            gc.set_threshold(GC_ALLOCATIONS, *thresholds_before[1:])
     try:
         yield
     finally:

@@ -62,8 +62,8 @@ def listed(names: Iterable[str], *, max_names: int = 5) -> str:
 
 def did_you_mean(typed: str, names: Iterable[str], *, max_names: int = 1) -> str:
     """Return a question that suggests the names most similar to `typed`; "" if none is similar."""
-    close = get_close_matches(typed, tuple(names), n=max_names)
-    return f"did you mean {' or '.join(close)}?" if close else ""
+    matches = get_close_matches(typed, tuple(names), n=max_names)
+    return f"did you mean {' or '.join(matches)}?" if matches else ""
 
 
 class PoetModelError(Exception):
@@ -85,7 +85,10 @@ class InputError(PoetModelError, ValueError):
         super().__init__("; ".join(self.faults))
 
     def within(self, where: str) -> InputError:
-        """Return the same error with `where`, such as a file name, before every message."""
+        """Return a new error of the same class with `where` before every message.
+
+        `where` is a file name, for example; if it is empty, the messages stay unchanged.
+        """
         return type(self)(f"{where}: {fault}" if where else fault for fault in self.faults)
 
 

@@ -25,7 +25,7 @@ _KINDS: Final = ("graphs", "devices")
 def shipped_folder(kind: str) -> Path:
     """Return the folder of shipped files of one kind, ``graphs`` or ``devices``.
 
-    It is inside the installed package, or in the checkout of an editable install.
+    The folder is inside the installed package, or in the checkout of an editable install.
     """
     package = Path(str(files("poetmodel")))
     for folder in (package / "_data" / kind, package.parents[1] / kind):
@@ -37,7 +37,7 @@ def shipped_folder(kind: str) -> Path:
 def installed_version(package: str) -> str | None:
     """Return the version of an installed package without importing it.
 
-    None if it is not installed.
+    None if the package is not installed.
     """
     try:
         return version(package)
@@ -46,12 +46,16 @@ def installed_version(package: str) -> str | None:
 
 
 def licence(package: str) -> str:
-    """Return the licence that an installed package states, without importing it; "" if none."""
+    """Return the licence in the metadata of a package; "" if it states none or is not installed."""
     try:
-        facts = metadata(package)
+        package_metadata = metadata(package)
     except PackageNotFoundError:
         return ""
-    licences = (facts[key] for key in ("License-Expression", "License") if key in facts)
+    licences = (
+        package_metadata[key]
+        for key in ("License-Expression", "License")
+        if key in package_metadata
+    )
     return next((str(text) for text in licences if text), "")
 
 
@@ -69,12 +73,12 @@ def processor_line(*keys: str) -> str:
 
 
 def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) -> bytes:
-    """Read a file from byte `begin` on.
+    """Return the content of a file from byte `begin` on.
 
     Raises
     ------
     InputError
-        If it cannot be read or has more than `limit_bytes` bytes after `begin`.
+        If the file cannot be read, or has more than `limit_bytes` bytes after `begin`.
     """
     path = Path(path)
     try:
@@ -96,12 +100,12 @@ def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) ->
 
 
 def read_text(path: str | Path, *, limit_bytes: int = 2**30) -> str:
-    """Read a UTF-8 text file of at most `limit_bytes`; raise `InputError` if that fails."""
+    """Return the text of a UTF-8 file of at most `limit_bytes`; raise `InputError` on failure."""
     return decode_text(read_bytes(path, limit_bytes=limit_bytes), source=str(path))
 
 
 def decode_text(content: bytes, *, source: str) -> str:
-    """Decode UTF-8 bytes; `source` names them in errors."""
+    """Decode UTF-8 bytes; raise `InputError` for other bytes. `source` names the file in errors."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -111,16 +115,18 @@ def decode_text(content: bytes, *, source: str) -> str:
 
 
 def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -> object:
-    """Parse JSON; NaN and infinities become floats, which no key accepts.
+    """Parse JSON; NaN and infinities become floats, which validation of every key refuses.
 
-    `expected` names the format in messages. An error for each key that is repeated in one object is
-    appended to `repeated` if given, else raised.
+    `expected` names the format in messages. Adds an error to the list `repeated` for each key that
+    occurs twice in one object; raises `InputError` with these errors if there is no list. Also
+    raises it for a text that is not JSON.
     """
     if not text.strip():
         raise InputError(f"expected a {expected} file (a JSON object), got an empty file")
     repeated_keys: list[str] = []
 
     def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return the dict of an object's pairs; add keys that occur twice to `repeated_keys`."""
         values = dict(pairs)
         if len(values) < len(pairs):
             counts = Counter(key for key, _ in pairs)
@@ -130,11 +136,11 @@ def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -
     try:
         document = json.loads(text, object_pairs_hook=make_object)
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
+        position = f"line {error.lineno}, column {error.colno}"
         if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
-            msg = f"{where}: unexpected end of file: the JSON is truncated"
+            msg = f"{position}: unexpected end of file: the JSON is truncated"
         else:
-            msg = f"{where}: not valid JSON ({error.msg})"
+            msg = f"{position}: not valid JSON ({error.msg})"
         raise InputError(msg) from None
     except RecursionError:
         raise InputError(f"its JSON is nested too deeply to be a {expected} file") from None
@@ -149,7 +155,7 @@ def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -
 
 
 def parse_toml(text: str, *, expected: str) -> dict[str, Any]:
-    """Parse TOML; `expected` names the kind of file in messages."""
+    """Parse TOML; raise `InputError` for invalid TOML. `expected` names the kind of file."""
     import tomllib
 
     try:
@@ -169,25 +175,25 @@ def format_location(path: Sequence[str | int], document: object = None) -> str:
     """
     location = ""
     value: Any = document
-    for depth, part in enumerate(path):
-        if isinstance(part, str):
-            location += f".{part}" if location else part
+    for depth, key in enumerate(path):
+        if isinstance(key, str):
+            location += f".{key}" if location else key
         else:
-            location += f"[{part}]"
+            location += f"[{key}]"
         try:
-            value = value[part]
+            value = value[key]
         except (KeyError, IndexError, TypeError):
             value = None
         # Items of top-level lists have names that users recognize.
         if depth == 1 and isinstance(value, dict) and isinstance(value.get("name"), str):
-            location += f" ({shown(value['name'])})" if isinstance(part, int) else ""
+            location += f" ({shown(value['name'])})" if isinstance(key, int) else ""
     return location
 
 
 def unknown_key(key: object, known: Iterable[str]) -> str:
-    """Return a message on an unknown key, with a suggestion or the known keys."""
-    accepted = tuple(known)
-    hint = did_you_mean(str(key), accepted) or f"accepted are {', '.join(accepted)}"
+    """Return a message for an unknown key that suggests a similar known key, or lists all."""
+    keys = tuple(known)
+    hint = did_you_mean(str(key), keys) or f"accepted are {', '.join(keys)}"
     return f"unknown key; {hint}"
 
 

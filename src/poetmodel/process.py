@@ -2,7 +2,7 @@
 
 Jobs, messages and results are pickled and sent through two pipes. On both sides, threads read and
 write the pipes, so that senders are never blocked and an interrupt never truncates a frame. A
-process ends when it is killed, or when its parent process has ended for any reason.
+process ends when it is killed, or when its parent process has ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ serve()
 """
 """Program of the process; it has the parent's module search path."""
 CANCEL_GRACE_S: Final = 0.2
-"""Time until a cancelled job is interrupted [s]."""
+"""Time after which a cancelled job that has not ended is interrupted [s]."""
 
 
 class ProcessEndedError(BrokenExecutor):
@@ -47,7 +47,7 @@ class ProcessEndedError(BrokenExecutor):
 
 
 class _Call(NamedTuple):
-    """A job from the caller's side."""
+    """The current job on the caller's side."""
 
     number: int
     future: Future[Any]
@@ -103,7 +103,7 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process has not ended."""
+        """Whether the process is running."""
         return self._status is None
 
     @property
@@ -164,8 +164,8 @@ class WorkerProcess:
     def _write_frames(self) -> None:
         """Write queued frames until the process has ended."""
         with suppress(OSError), cast("IO[bytes]", self._process.stdin) as stream:
-            while (data := self._outbox.get()) is not None:
-                stream.write(data)
+            while (frame_bytes := self._outbox.get()) is not None:
+                stream.write(frame_bytes)
                 stream.flush()
 
     def _read_frames(self) -> None:

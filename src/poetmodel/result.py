@@ -80,15 +80,17 @@ class ModelObjective:
         """(value - bound) / value, as a fraction, 0 or more; 1 without a bound."""
         if self.bound is None:
             return 1.0
-        missing = self.value - self.bound if self.sense == "minimize" else self.bound - self.value
-        return max(0.0, missing) / (abs(self.value) or abs(self.bound) or 1.0)
+        difference = (
+            self.value - self.bound if self.sense == "minimize" else self.bound - self.value
+        )
+        return max(0.0, difference) / (abs(self.value) or abs(self.bound) or 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveResult:
     """A schedule with its proven bound, or the reason why there is none.
 
-    Metrics are those of `simulation`, never those of the solver; without a schedule they are None.
+    Metrics come from `simulation`, never from the solver; without a schedule, metrics are None.
     """
 
     problem: Problem
@@ -128,16 +130,16 @@ class SolveResult:
     requested_gap: float = 0.0
     """Gap tolerance, as a fraction."""
     build_s: float = 0.0
-    """Time to build and compile models [s]."""
+    """Time to build models and convert them for the solver [s]."""
     solve_s: float = 0.0
     """All other wall time of the solve: search, solver, verification [s]."""
     verify_s: float = 0.0
-    """Part of `solve_s` for the verification of the schedule [s]."""
+    """Time of `solve_s` that the verification of the schedule took [s]."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of poetmodel, the solver and its wrapper."""
     history: tuple[Moment, ...] = field(default=(), repr=False)
     """Incumbents and bounds over time: seconds since the start, best value and best bound up to
-    then (None before the first). Values exclude the baseline."""
+    then (None before the first). Values and bounds exclude the baseline."""
     statistics: Mapping[str, Any] = field(default_factory=dict)
     """Sizes of the solved models: columns, rows, nodes, rounds, ..."""
     log: str = field(default="", repr=False)
@@ -279,9 +281,9 @@ class SolveResult:
     def proven_bound(self) -> float:
         """Proven lower bound on the objective, at least the baseline.
 
-        May exceed the value by rounding.
+        May exceed the value by a rounding error.
 
-        Also known without a schedule.
+        It is also valid without a schedule.
         """
         baseline = self.problem.objective.baseline
         return baseline if self.objective_bound is None else max(baseline, self.objective_bound)
@@ -463,10 +465,10 @@ def primal_integral_s(history: Sequence[Moment], best: float | None = None) -> f
     Source: Berthold, "Measuring the impact of primal heuristics", Operations Research Letters 41
     (2013).
     """
-    last = None if not history else history[-1][1]
-    if last is None:
+    last_value = None if not history else history[-1][1]
+    if last_value is None:
         return None
-    reference = last if best is None else best
+    reference = last_value if best is None else best
     total_s, since_s, primal_gap = 0.0, 0.0, 1.0
     for seconds, value, _ in history:
         total_s += primal_gap * (seconds - since_s)

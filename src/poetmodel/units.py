@@ -78,7 +78,7 @@ _OTHER_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "mw": ("mWh",),
     "\u03bcj": ("uJ",),
 }
-"""Units that other spellings may mean, by spelling in lower case."""
+"""Units that an unknown unit may mean, by the unknown unit in lower case."""
 
 _QUANTITY: Final = re.compile(
     # Lengths are bounded, so that parsing is always fast.
@@ -107,8 +107,8 @@ _FREQUENCY: Final = _QuantityKind("a frequency such as 64MHz", FREQUENCY_UNITS)
 def parse_size(value: str | int, *, field: str, whole_bytes: int | None = None) -> int:
     """Parse a size as bytes, rounded down: ``256KiB`` (1024), ``32kB`` (1000), ``50%``, bytes.
 
-    `field` is the prefix of error messages. `whole_bytes` is the size of 100 % [B]; without it,
-    percentages raise an error.
+    `field` is the prefix of error messages. `whole_bytes` is the size of 100 % [B]; without
+    `whole_bytes`, percentages raise `BudgetError`.
     """
     with raised_as(BudgetError, field):
         size, unit = _split_quantity(value, _SIZE)
@@ -234,10 +234,10 @@ def _unit_factor(unit: str, value: str, kind: _QuantityKind) -> Fraction:
 
 def _similar_units(unit: str, units: Mapping[str, object]) -> list[str]:
     """Return the known units that a misspelled unit may mean."""
-    small = unit.lower().replace("\u00b5", "\u03bc")
-    alike = [name for name in units if name.lower() == small]
-    respelled = [name for name in _OTHER_SPELLINGS.get(small, ()) if name in units]
-    return list(dict.fromkeys((*respelled, *alike)))
+    lower_case = unit.lower().replace("\u00b5", "\u03bc")
+    same_letters = [name for name in units if name.lower() == lower_case]
+    respelled = [name for name in _OTHER_SPELLINGS.get(lower_case, ()) if name in units]
+    return list(dict.fromkeys((*respelled, *same_letters)))
 
 
 def _format_candidate(number: str, unit: str) -> str:
@@ -249,8 +249,8 @@ def _format_candidate(number: str, unit: str) -> str:
 
 def _percentage_base(whole: float | None, kind: _QuantityKind) -> Fraction:
     if whole is None:
-        known = kind.examples.replace(" or ", ", not ")
-        raise BudgetError(f"a percentage has no meaning here; expected {known}")
+        other_examples = kind.examples.replace(" or ", ", not ")
+        raise BudgetError(f"a percentage has no meaning here; expected {other_examples}")
     return Fraction(whole)
 
 

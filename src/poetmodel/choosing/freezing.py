@@ -1,7 +1,8 @@
 """Steps that train only some parameters, derived from the step that trains all.
 
-The graph of the latter contains all nodes of the former. To freeze a parameter is to remove its
-update, and then all nodes and tensors that are no longer read; the parameter becomes a constant.
+The graph of the step that trains all parameters contains all nodes of the other steps. To freeze a
+parameter is to remove its update, and then all nodes and tensors that are no longer read; the
+parameter becomes a constant.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Freezable:
     def graph_for(self, names: Collection[str]) -> Graph:
         """Return the graph of the step that trains only these parameters.
 
-        It equals the graph of a step captured this way, except for names: see `graph_signature`.
+        It equals the graph of a step that was captured with only these parameters trained, except
+        for names: see `graph_signature`.
         """
         ordered = ((node, ()) for node in _capture_order(self.restricted(names)))
         pairs = defer_updates(ordered, self.step.loss.buffer)
@@ -84,9 +86,10 @@ class Freezable:
     def padded_graph(self, names: Collection[str]) -> Graph:
         """Return a graph with removed nodes replaced by empty ones.
 
-        It is feasible within limits if the padded graph of any superset of these parameters is,
-        because all such graphs have the same stages. Updates of buffers are removed, because they
-        come earlier if fewer nodes follow: there is an empty node at each possible position.
+        A padded graph has a schedule within the limits if the padded graph of any superset of these
+        parameters has one, because all such graphs have the same stages. Updates of buffers are
+        removed, because they come earlier if fewer nodes follow: there is an empty node at each
+        possible position.
 
         Notes
         -----
@@ -137,7 +140,7 @@ class Freezable:
 
     @cached_property
     def buffer_updates(self) -> frozenset[int]:
-        """The updates of buffers, and the buffers."""
+        """The nodes that update buffers of the model, and the state nodes of these buffers."""
         nodes = enumerate(self.graph.nodes)
         updates = {k for k, node in nodes if node.phase == Phase.UPDATE and k not in self.owner}
         return frozenset(updates | self._replaced_state(updates))
@@ -148,8 +151,8 @@ class Freezable:
         graph = self.graph
         update_counts: Counter[int] = Counter()
         for u in self.buffer_updates:
-            read = [i for i in graph.outputs_of[u] if i in graph.state_of]
-            readers = {k for i in read for k in graph.users_of[graph.state_of[i]]}
+            replacements = [i for i in graph.outputs_of[u] if i in graph.state_of]
+            readers = {k for i in replacements for k in graph.users_of[graph.state_of[i]]}
             makers = {graph.node_of[i] for i in graph.inputs_of[u]}
             outputs = (i for k in readers - {u} for i in graph.outputs_of[k])
             users = {k for i in outputs for k in graph.users_of[i]}
@@ -163,21 +166,23 @@ class Freezable:
         parameter_of = {
             buffer: name for name, buffers in self.parameters.items() for buffer in buffers
         }
-        replaced = ((new, graph.tensors[old].name) for old, new in graph.replacement_of.items())
+        replacements = ((new, graph.tensors[old].name) for old, new in graph.replacement_of.items())
         return {
-            graph.node_of[new]: parameter_of[name] for new, name in replaced if name in parameter_of
+            graph.node_of[new]: parameter_of[name]
+            for new, name in replacements
+            if name in parameter_of
         }
 
     def _ancestors(self, roots: Collection[int]) -> frozenset[int]:
-        """Return nodes, their ancestors except state, and the state that these nodes replace."""
-        graph, reached, pending = self.graph, set(roots), list(roots)
-        while pending:
-            for i in graph.inputs_of[pending.pop()]:
+        """Return `roots`, their ancestors except state, and the state nodes that these replace."""
+        graph, found_nodes, unvisited_nodes = self.graph, set(roots), list(roots)
+        while unvisited_nodes:
+            for i in graph.inputs_of[unvisited_nodes.pop()]:
                 k = graph.node_of[i]
-                if k not in reached and not self._is_state(k):
-                    reached.add(k)
-                    pending.append(k)
-        return frozenset(reached | self._replaced_state(reached))
+                if k not in found_nodes and not self._is_state(k):
+                    found_nodes.add(k)
+                    unvisited_nodes.append(k)
+        return frozenset(found_nodes | self._replaced_state(found_nodes))
 
     def _is_state(self, k: int) -> bool:
         return self.graph.nodes[k].is_state
@@ -188,18 +193,20 @@ class Freezable:
         outputs = (i for k in nodes for i in graph.outputs_of[k])
         return {graph.node_of[graph.state_of[i]] for i in outputs if i in graph.state_of}
 
-    def _remove_others(self, kept: Collection[int]) -> dict[int, Node]:
-        """Return the kept nodes without missing inputs and without unread gradients."""
+    def _remove_others(self, kept_nodes: Collection[int]) -> dict[int, Node]:
+        """Return the `kept_nodes` by index, without missing inputs and without unread gradients."""
         graph = self.graph
-        nodes = {k: graph.nodes[k] for k in sorted(kept)}
+        nodes = {k: graph.nodes[k] for k in sorted(kept_nodes)}
         available = {tensor.name for node in nodes.values() for tensor in node.outputs}
-        read = {name for node in nodes.values() for name in node.inputs} | {self.step.loss.buffer}
+        read_names = {name for node in nodes.values() for name in node.inputs} | {
+            self.step.loss.buffer
+        }
         restricted = {}
         for k, node in nodes.items():
             inputs, outputs, bytes_moved = node.inputs, node.outputs, node.bytes_moved
             instruction_count = node.instructions
             if node.phase == Phase.BACKWARD:
-                outputs = tuple(tensor for tensor in outputs if tensor.name in read)
+                outputs = tuple(tensor for tensor in outputs if tensor.name in read_names)
             if outputs != node.outputs:
                 bytes_moved = bytes_moved and bytes_moved - node.output_bytes + sum(
                     t.bytes for t in outputs
@@ -218,18 +225,20 @@ class Freezable:
             )
         return restricted
 
-    def inputs_for(self, k: int, wanted: AbstractSet[str]) -> tuple[str, ...]:
-        """Return the inputs that a node reads to compute some of its outputs."""
-        read_names = {name for call in self._calls_for(k, wanted) for name in call.buffers}
+    def inputs_for(self, k: int, output_names: AbstractSet[str]) -> tuple[str, ...]:
+        """Return the inputs that node `k` reads to compute the outputs with these names."""
+        read_names = {name for call in self._calls_for(k, output_names) for name in call.buffers}
         return tuple(name for name in self.graph.nodes[k].inputs if name in read_names)
 
-    def _calls_for(self, k: int, wanted: AbstractSet[str]) -> list[Call]:
-        """Return the calls of a node for some outputs, without calls only for its other outputs."""
-        others = {tensor.name for tensor in self.graph.nodes[k].outputs}.difference(wanted)
+    def _calls_for(self, k: int, output_names: AbstractSet[str]) -> list[Call]:
+        """Return the calls of node `k` without those that only compute outputs with other names."""
+        other_names = {tensor.name for tensor in self.graph.nodes[k].outputs}.difference(
+            output_names
+        )
         return [
             call
             for call in self.step.calls[k]
-            if others.isdisjoint(call.buffers) or not wanted.isdisjoint(call.buffers)
+            if other_names.isdisjoint(call.buffers) or not output_names.isdisjoint(call.buffers)
         ]
 
 
@@ -249,15 +258,15 @@ def _capture_order(nodes: Sequence[Node]) -> Iterator[Node]:
     ]
     state = {node.outputs[0].name: node for node in nodes if node.is_state}
     state_order = {node.outputs[0].name: k for k, node in enumerate(nodes) if node.is_state}
-    computed = [n for n in nodes if not n.is_state and n not in buffer_updates]
+    other_nodes = [n for n in nodes if not n.is_state and n not in buffer_updates]
     last_use: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
-    for k, node in enumerate(computed):
+    for k, node in enumerate(other_nodes):
         last_use |= {tensor.name: k for tensor in node.outputs}
         last_use |= dict.fromkeys(node.inputs, k)
         for name in node.inputs:
             readers.setdefault(name, []).append(k)
-    makers = {tensor.name: k for k, node in enumerate(computed) for tensor in node.outputs}
+    makers = {tensor.name: k for k, node in enumerate(other_nodes) for tensor in node.outputs}
     updates_after: dict[int, list[tuple[int, Node]]] = {}
     for node in buffer_updates:
         reader_positions = [k for t in node.outputs for k in readers.get(str(t.replaces), ())]
@@ -266,12 +275,12 @@ def _capture_order(nodes: Sequence[Node]) -> Iterator[Node]:
             *(makers[name] for name in node.inputs if name in makers),
         ]
         required_positions += [
-            last_use[tensor.name] for k in reader_positions for tensor in computed[k].outputs
+            last_use[tensor.name] for k in reader_positions for tensor in other_nodes[k].outputs
         ]
         updates_after.setdefault(max(required_positions), []).append(
             (min(required_positions), node)
         )
-    for k, node in enumerate(computed):
+    for k, node in enumerate(other_nodes):
         updates = sorted(updates_after.get(k, []), key=lambda pair: pair[0])
         for next_node in (node, *(renewal for _, renewal in updates)):
             state_reads = sorted(

@@ -44,16 +44,19 @@ class PebbleGame:
         """RAM sufficient for each set that was shown to be computable."""
 
     def min_bytes(self, name: str, bound: int) -> int:
-        """Raise a known lower bound on the RAM to train a parameter [B]."""
+        """Return a lower bound on the RAM to train a parameter [B], at least the known `bound`."""
         graph = self.graph
         for u, node in enumerate(graph.nodes):
             if self.freezable.owner.get(u) == name and not node.is_state:
-                read = (i for i in graph.inputs_of[u] if not self._is_state(i))
-                bound = self._raise_bound(frozenset(read), bound)
+                inputs = (i for i in graph.inputs_of[u] if not self._is_state(i))
+                bound = self._raise_bound(frozenset(inputs), bound)
         return bound
 
     def _raise_bound(self, tensors: frozenset[int], bound: int) -> int:
-        """Raise the bound until a search succeeds, or `MAX_SETS` sets are visited."""
+        """Return a higher lower bound on the RAM to compute `tensors` [B].
+
+        Raises `bound` until a search succeeds within it, or `MAX_SETS` sets are visited.
+        """
         remaining_sets = MAX_SETS
         while remaining_sets > 0:
             visited, next_limit = self._search_within(tensors, bound, remaining_sets)
@@ -74,17 +77,17 @@ class PebbleGame:
         path = [(goal, self._predecessors(goal))]
         visited = {goal}
         while path:
-            tensors, steps = path[-1]
+            tensors, predecessors = path[-1]
             if not tensors or self._reached.get(tensors, limit + 1) <= limit:
                 for reached_set, _ in path:
                     self._reached[reached_set] = min(limit, self._reached.get(reached_set, limit))
                 return len(visited), None
-            for needed, size in steps:
-                if size > limit:
-                    next_limit = size if next_limit is None else min(next_limit, size)
-                elif needed not in visited:
-                    visited.add(needed)
-                    path.append((needed, self._predecessors(needed)))
+            for required_set, ram_bytes in predecessors:
+                if ram_bytes > limit:
+                    next_limit = ram_bytes if next_limit is None else min(next_limit, ram_bytes)
+                elif required_set not in visited:
+                    visited.add(required_set)
+                    path.append((required_set, self._predecessors(required_set)))
                     break
             else:
                 path.pop()
@@ -93,26 +96,30 @@ class PebbleGame:
         return len(visited), next_limit
 
     def _predecessors(self, tensors: frozenset[int]) -> Iterator[tuple[frozenset[int], int]]:
-        """Yield for each node that may be last: the set required before it, and its RAM [B]."""
+        """Yield (required tensors, RAM [B]) for each node that may compute the last of `tensors`.
+
+        The required tensors must be in RAM before the node is computed; the RAM is that during its
+        computation.
+        """
         graph, sizes = self.graph, self.graph.tensor_bytes
         for k in sorted({graph.node_of[i] for i in tensors}):
             node = graph.nodes[k]
             outputs = tensors.intersection(graph.outputs_of[k])
-            read = self._inputs_for(k, outputs)
-            others = tensors - outputs
-            required = others | read
+            inputs = self._inputs_for(k, outputs)
+            other_tensors = tensors - outputs
+            required = other_tensors | inputs
             ram_bytes = sum(sizes[i] for i in required) + node.workspace_bytes
             allocated = outputs if node.phase == Phase.BACKWARD else graph.outputs_of[k]
             ram_bytes += sum(sizes[i] for i in allocated)
-            ram_bytes -= graph.shared_bytes(k, read - others)
+            ram_bytes -= graph.shared_bytes(k, inputs - other_tensors)
             yield required, ram_bytes
 
-    def _inputs_for(self, k: int, wanted: frozenset[int]) -> frozenset[int]:
-        """Return the inputs that a node reads for some of its outputs, without state."""
+    def _inputs_for(self, k: int, outputs: frozenset[int]) -> frozenset[int]:
+        """Return the inputs that node `k` reads to compute `outputs`, without state."""
         graph = self.graph
         inputs: tuple[int, ...] = graph.inputs_of[k]
-        if graph.nodes[k].phase == Phase.BACKWARD and len(wanted) < len(graph.outputs_of[k]):
-            names = self.freezable.inputs_for(k, {graph.tensors[i].name for i in wanted})
+        if graph.nodes[k].phase == Phase.BACKWARD and len(outputs) < len(graph.outputs_of[k]):
+            names = self.freezable.inputs_for(k, {graph.tensors[i].name for i in outputs})
             inputs = tuple(graph.tensor_index[name] for name in names)
         return frozenset(i for i in inputs if not self._is_state(i))
 

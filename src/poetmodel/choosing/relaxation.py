@@ -41,8 +41,8 @@ class SetCut:
     state_bytes: int | None = None
     """The cut applies if trained state, all in RAM, has at least this size [B]; None: always."""
     extra_s: float | None = None
-    """Time that these sets need beyond one pass and transfers of other layers' state [s]; None:
-    they have no schedule."""
+    """Time that the sets of the cut need beyond one pass and transfers of other layers' state [s];
+    None: the sets have no schedule."""
     is_exact: bool = False
     """Whether the cut applies only to exactly this set, not to supersets."""
 
@@ -83,7 +83,10 @@ class ChoiceRelaxation:
         seed: int = 0,
         solver_options: Mapping[str, OptionValue] | None = None,
     ) -> RawSolution:
-        """Return the best set that is not excluded, and a bound on all sets in units of `unit`."""
+        """Return the solution with the highest score, and a bound on the scores of all sets.
+
+        Scores and bound are in units of `unit`. Sets that rows or cuts exclude are no solutions.
+        """
         from poetmodel.backends.protocol import Limits
         from poetmodel.backends.registry import backend as find_backend
 
@@ -104,9 +107,9 @@ class ChoiceRelaxation:
     @cached_property
     def nodes_for(self) -> Mapping[str, frozenset[int]]:
         """For each layer, the nodes needed to train it in addition to those of every step."""
-        needed, always = self.freezable.needed_for, self.freezable.always
+        nodes_of, always = self.freezable.needed_for, self.freezable.always
         return {
-            layer: frozenset[int]().union(*(needed[name] for name in names)) - always
+            layer: frozenset[int]().union(*(nodes_of[name] for name in names)) - always
             for layer, names in self.layers.items()
         }
 
@@ -143,12 +146,14 @@ class ChoiceRelaxation:
     @cached_property
     def min_inputs(self) -> Sequence[frozenset[int]]:
         """The inputs that each node reads for any subset of its outputs."""
-        whole = self.freezable.graph
-        read = [frozenset(inputs) for inputs in whole.inputs_of]
+        full_graph = self.freezable.graph
+        inputs_of = [frozenset(inputs) for inputs in full_graph.inputs_of]
         for graph in self.single_graphs:
             for node in graph.nodes:
-                read[whole.node_index[node.name]] &= {whole.tensor_index[x] for x in node.inputs}
-        return read
+                inputs_of[full_graph.node_index[node.name]] &= {
+                    full_graph.tensor_index[x] for x in node.inputs
+                }
+        return inputs_of
 
     def min_step_bytes(self, k: int) -> int:
         """Return the minimum working set of a node that training needs, without state [B]."""
@@ -173,7 +178,7 @@ class ChoiceRelaxation:
         return sum(times[k] for k in self.freezable.buffer_updates)
 
     def pass_s(self, layers: Collection[str]) -> float:
-        """Return the time to compute once the additional nodes for some layers [s]."""
+        """Return the time to compute the additional nodes for some layers once [s]."""
         nodes = frozenset[int]().union(*(self.nodes_for[layer] for layer in layers))
         times = self.min_costs[0]
         return sum(times[k] for k in nodes)
@@ -193,20 +198,20 @@ class ChoiceRelaxation:
     def working_bytes(self) -> Mapping[str, int]:
         """For each layer, a lower bound on the RAM besides state of steps that train it [B].
 
-        Without paging, it is the RAM of recomputation; otherwise the largest working set.
+        Without paging, the bound is the result of `PebbleGame`; otherwise the largest working set.
         """
-        taken = {layer: self._working_bytes(names) for layer, names in self.layers.items()}
+        bytes_of_layer = {layer: self._working_bytes(names) for layer, names in self.layers.items()}
         if self.problem.can_page:
-            return taken
+            return bytes_of_layer
         game = PebbleGame(self.freezable)
         for layer, names in self.layers.items():
             for name in names:
-                taken[layer] = game.min_bytes(name, taken[layer])
-        return taken
+                bytes_of_layer[layer] = game.min_bytes(name, bytes_of_layer[layer])
+        return bytes_of_layer
 
     @cached_property
     def min_working_bytes(self) -> int:
-        """The same bound for a step that trains no layer [B]."""
+        """Lower bound on the RAM besides state of a step that trains no layer [B]."""
         return self._working_bytes(())
 
     @cached_property
@@ -247,6 +252,7 @@ class _Program:
     """The columns and rows of a relaxation, as a mixed-integer program."""
 
     def __init__(self, relaxation: ChoiceRelaxation) -> None:
+        """Add all columns and rows of a relaxation."""
         self.relaxation = relaxation
         self.problem = relaxation.problem
         self.graph = relaxation.freezable.graph
@@ -292,7 +298,7 @@ class _Program:
             coo_array((values, (rows, columns)), shape=(len(self.rows), len(self.upper))),
             objective,
             upper=self.upper,
-            row_upper=[most for _, most in self.rows],
+            row_upper=[upper for _, upper in self.rows],
             integer=self.is_integer,
             sense=MAXIMIZE,
         )
@@ -308,8 +314,8 @@ class _Program:
     def _add_computed_columns(self) -> dict[int, int]:
         """Add columns that state whether nodes are computed; return them by node.
 
-        Nodes of every step have none. Nodes needed by the same layers share a column, which is at
-        least that of each layer.
+        Nodes of every step have no column. Nodes needed by the same layers share a column, which is
+        at least that of each layer.
         """
         layers_for: dict[int, set[str]] = {}
         for layer, nodes in self.relaxation.nodes_for.items():
@@ -395,10 +401,10 @@ class _Program:
         row |= {column: costs[k] for k, column in self.recomputed.items()}
 
     def _add_paged(
-        self, row: dict[int, float], into: Sequence[float], out: Sequence[float]
+        self, row: dict[int, float], page_in_costs: Sequence[float], page_out_costs: Sequence[float]
     ) -> None:
         """Add the costs of paging to a row."""
-        row |= {column: into[i] + out[i] for i, column in self.paged.items()}
+        row |= {column: page_in_costs[i] + page_out_costs[i] for i, column in self.paged.items()}
 
     def _time_row(self, excluded_layers: Collection[str] = ()) -> tuple[dict[int, float], float]:
         """Return the row of a pass and its transfers, and its upper bound.
@@ -427,24 +433,31 @@ class _Program:
         return row, limit - sum(costs[k] for k in self.relaxation.freezable.always)
 
     def _transfer_costs(
-        self, into: Sequence[float], out: Sequence[float], excluded_layers: Collection[str] = ()
+        self,
+        page_in_costs: Sequence[float],
+        page_out_costs: Sequence[float],
+        excluded_layers: Collection[str] = (),
     ) -> dict[int, float]:
-        """Return the costs of transfers of state on storage, by column.
+        """Return the costs of transfers of trained state on storage, by column.
 
         The state of some layers may be excluded.
         """
-        row: dict[int, float] = {}
+        costs_by_column: dict[int, float] = {}
         if not self.problem.can_page:
-            return row
+            return costs_by_column
         replacements, commit = self.graph.replacement_of, self.problem.table.commit
-        committed = () if commit is None else commit.replacements
+        committed_replacements = () if commit is None else commit.replacements
         for layer, state in self.relaxation.state_of.items():
             for i in state if layer not in excluded_layers else ():
-                cost = 0.0 if replacements[i] in committed else out[replacements[i]]
-                cost += 0.0 if self.problem.reads_in_place else into[i]
+                cost = (
+                    0.0
+                    if replacements[i] in committed_replacements
+                    else page_out_costs[replacements[i]]
+                )
+                cost += 0.0 if self.problem.reads_in_place else page_in_costs[i]
                 for column, value in ((self.trained[layer], cost), (self.resident[i], -cost)):
-                    row[column] = row.get(column, 0.0) + value
-        return row
+                    costs_by_column[column] = costs_by_column.get(column, 0.0) + value
+        return costs_by_column
 
     def _add_commit_costs(
         self,
@@ -452,15 +465,15 @@ class _Program:
         cost: Callable[[Cost], float],
         excluded_layers: Collection[str] = (),
     ) -> float:
-        """Add the costs of committing each layer's state to a row, except some layers' state.
+        """Add the costs of committing the state of each layer to a row, except `excluded_layers`.
 
-        Returns the costs of commits in every step. A generation takes at least the blocks that its
-        bytes fill.
+        Returns the costs of committing the state that belongs to no layer, which every step pays.
+        These are lower bounds: a generation erases at least the blocks that its bytes fill.
         """
         commit = self.problem.table.commit
         if commit is None:
             return 0.0
-        remaining_costs = {new: cost(least) for new, least in commit.min_costs.items()}
+        remaining_costs = {new: cost(min_cost) for new, min_cost in commit.min_costs.items()}
         for layer, state in self.relaxation.state_of.items():
             layer_cost = sum(remaining_costs.pop(self.graph.replacement_of[i]) for i in state)
             if layer not in excluded_layers:
@@ -468,11 +481,11 @@ class _Program:
         return sum(remaining_costs.values())
 
     def _add_cut(self, cut: SetCut) -> None:
-        """Add the row of a cut: ``active`` is 1 if the cut applies, otherwise 0 or less."""
-        active = {self.trained[layer]: 1.0 for layer in cut.layers}
-        missing = len(active) - 1.0
+        """Add the row of a cut: ``active_row`` is 1 if the cut applies, otherwise 0 or less."""
+        active_row = {self.trained[layer]: 1.0 for layer in cut.layers}
+        active_bound = len(active_row) - 1.0
         if cut.is_exact:
-            active |= {c: -1.0 for c in self.trained.values() if c not in active}
+            active_row |= {c: -1.0 for c in self.trained.values() if c not in active_row}
         if cut.state_bytes is not None:
             max_bytes, min_bytes = self.relaxation.max_state_bytes, cut.state_bytes
             unit = max(1.0, max_bytes)
@@ -482,59 +495,63 @@ class _Program:
                 min_bytes - 1.0,
                 unit,
             )
-            active[reaches_state] = 1.0
-            missing += 1.0
+            active_row[reaches_state] = 1.0
+            active_bound += 1.0
         if cut.extra_s is None:
-            self._add_row(active, missing)
+            self._add_row(active_row, active_bound)
             return
         deadline_s = self.problem.deadline_s or 0.0
         row, upper = self._time_row(excluded_layers=cut.layers)
-        for column, coefficient in active.items():
+        for column, coefficient in active_row.items():
             row[column] = row.get(column, 0.0) + coefficient * cut.extra_s
-        self._add_row(row, upper + missing * cut.extra_s, deadline_s or 1.0)
+        self._add_row(row, upper + active_bound * cut.extra_s, deadline_s or 1.0)
 
     # -- tensors that must be in RAM or restored ---------------------------------------------------
 
     def _moments(self) -> Iterator[int]:
-        """Yield nodes of the backward pass at which rows limit the tensors in RAM.
+        """Yield the nodes of the backward pass at which rows limit the tensors in RAM.
 
-        None if restoring tensors has no cost in any limit.
+        Yields none if restoring tensors has no cost in any limit.
         """
         problem = self.problem
-        limited = problem.deadline_s is not None or problem.energy_budget_j is not None
-        if not limited and (problem.can_page or problem.recompute):
+        has_limit = problem.deadline_s is not None or problem.energy_budget_j is not None
+        if not has_limit and (problem.can_page or problem.recompute):
             return  # restoring tensors is free
         nodes = self.graph.nodes
-        backward = [k for k in sorted(self.computed) if nodes[k].phase == Phase.BACKWARD]
-        count = min(MAX_MOMENTS, len(backward))
-        yield from (backward[k * len(backward) // count] for k in range(count))
+        backward_nodes = [k for k in sorted(self.computed) if nodes[k].phase == Phase.BACKWARD]
+        count = min(MAX_MOMENTS, len(backward_nodes))
+        yield from (backward_nodes[k * len(backward_nodes) // count] for k in range(count))
 
     def _limit_ram_at(self, moment: int) -> None:
-        """Limit the RAM at the first computation of a node, or just before if it is not computed.
+        """Limit the RAM at a moment: the first computation of node `moment`.
 
-        Each tensor from before that is read later is in RAM at this moment, or restored later.
+        If the node is not computed, the moment is its position in execution order. Each tensor that
+        was computed up to the moment and is read later must be in RAM at the moment, or restored
+        later.
         """
         graph, sizes = self.graph, self.graph.tensor_bytes
-        before = [
+        earlier_tensors = [
             i
             for i, k in enumerate(graph.node_of)
             if k <= moment and not graph.nodes[k].is_state and i not in graph.state_of
         ]
-        kept = {i: self._add_column() for i in before}
+        keep_columns = {i: self._add_column() for i in earlier_tensors}
         restore_columns = {
             i: [column, *([self._moment_column(self.paged, i)] if self.problem.can_page else [])]
-            for i, column in kept.items()
+            for i, column in keep_columns.items()
         }
-        recompute_columns = self._recompute_columns(before)
-        for i in before:
+        recompute_columns = self._recompute_columns(earlier_tensors)
+        for i in earlier_tensors:
             if graph.node_of[i] in recompute_columns:
                 restore_columns[i].append(recompute_columns[graph.node_of[i]])
         freezable, min_inputs = self.relaxation.freezable, self.relaxation.min_inputs
         # Buffers may be updated before; nodes only for layers of score 0 are not computed.
-        needed = self.computed.keys() | (freezable.always - freezable.buffer_updates)
-        for i in before:
+        computed_nodes = self.computed.keys() | (freezable.always - freezable.buffer_updates)
+        for i in earlier_tensors:
             later_readers = [
-                k for k in graph.users_of[i] if k > moment and k in needed and i in min_inputs[k]
+                k
+                for k in graph.users_of[i]
+                if k > moment and k in computed_nodes and i in min_inputs[k]
             ]
             for reader in {self.computed.get(k) for k in later_readers}:
                 self._require_restored(reader, restore_columns[i])
@@ -546,20 +563,20 @@ class _Program:
         working_bytes = self.relaxation.min_step_bytes(moment)
         ram_bytes = float(self.relaxation.max_state_bytes + self.relaxation.min_working_bytes)
         unit = max(1.0, ram_bytes)
-        row = {kept[i]: float(sizes[i]) for i in before if i not in own_tensors}
+        row = {keep_columns[i]: float(sizes[i]) for i in earlier_tensors if i not in own_tensors}
         row[self.state] = float(max(1, self.relaxation.max_state_bytes))
         row[self.computed[moment]] = float(working_bytes)
         self._add_row(row, ram_bytes, unit)
 
     def _require_restored(self, reader: int | None, columns: Sequence[int]) -> None:
-        """Require that one of the columns is 1 if a reader is computed; None means always."""
+        """Require that one of `columns` is 1 if the column `reader` is 1; None means always."""
         row = dict.fromkeys(columns, -1.0)
         self._add_row(
             row if reader is None else row | {reader: 1.0}, -1.0 if reader is None else 0.0
         )
 
     def _recompute_columns(self, tensors: Sequence[int]) -> dict[int, int]:
-        """Add columns that state whether nodes are recomputed after a moment, by node."""
+        """Add columns that are 1 if a node is recomputed after the moment; return them by node."""
         columns: dict[int, int] = {}
         for k in dict.fromkeys(self.graph.node_of[i] for i in tensors):
             if self.problem.may_recompute(k):
@@ -567,7 +584,11 @@ class _Program:
         return columns
 
     def _moment_column(self, totals: dict[int, int], key: int) -> int:
-        """Add a column for one moment, at most the column of all moments in `totals`."""
+        """Add and return a column for one moment.
+
+        It is at most the column of `key` in `totals`, which stands for all moments and is added if
+        it is new.
+        """
         column = self._add_column()
         if key not in totals:
             totals[key] = self._add_column()

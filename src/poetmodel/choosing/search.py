@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 GRADIENT_NORM: Final = "gradient-norm"
 """The option for scores that are norms of gradients."""
 MIN_GAP: Final = 1e-9
-"""Gap at which a set counts as optimal, even if a smaller gap was requested."""
+"""Gap up to which a set counts as optimal, even if a smaller gap was requested."""
 DEADLINE_TOLERANCE: Final = 2e-6
 """Relative tolerance of deadlines in refutations. It exceeds the tolerance of the relaxation, which
 therefore respects the cut."""
@@ -70,7 +70,7 @@ class LayerSet:
     result: SolveResult | None = None
     """A schedule for the set, of the graph derived from the one that trains all layers."""
     reason: str = ""
-    """Why no set was found, for display."""
+    """Reason for which no set was found, for display."""
     statistics: Mapping[str, int] = field(default_factory=dict)
     """Numbers of sets checked and of cuts added."""
 
@@ -126,6 +126,10 @@ class _LayerSearch:
         scores: Mapping[str, float],
         request: Request,
     ) -> None:
+        """Make the relaxation of the problem, in which every layer has a score above 0.
+
+        Layers with score 0 are omitted. No set is known to be feasible or infeasible yet.
+        """
         self.freezable, self.request = freezable, request
         self.problem = problem.resolved()
         self.relaxation = ChoiceRelaxation(
@@ -155,7 +159,7 @@ class _LayerSearch:
         return self._selection()
 
     def _search(self) -> None:
-        """Propose and check sets; infeasible ones become cuts, and undecided ones are excluded."""
+        """Propose and check sets: infeasible sets become cuts, and undecided sets are excluded."""
         self._try_first_sets()
         while not self._is_closed() and self.request.remaining_s() > 0:
             proposed = self._propose()
@@ -172,9 +176,10 @@ class _LayerSearch:
                 self._try_subsets(proposed)
 
     def _propose(self) -> tuple[str, ...] | None:
-        """Return the best set of the relaxation, and lower the bound.
+        """Return the best set of the relaxation, and lower `bound` to the relaxation's bound.
 
-        None if there is no set, its status is known, or time is up.
+        Returns None if no set is left, if the best set is feasible already, or if the solver found
+        none in time.
         """
         solution = self.relaxation.solve(
             self.request.backend,
@@ -182,29 +187,35 @@ class _LayerSearch:
             seed=self.request.seed,
             solver_options=self.request.solver_options,
         )
-        left = max((self._score(self.best), *self.open.values()), default=0.0)
+        best_known_score = max((self._score(self.best), *self.open.values()), default=0.0)
         if solution.infeasible:
-            self.bound = left
+            self.bound = best_known_score
             return None
         if solution.bound is not None:
-            self.bound = min(self.bound, max(left, solution.bound * self.relaxation.unit))
+            self.bound = min(
+                self.bound, max(best_known_score, solution.bound * self.relaxation.unit)
+            )
         self.proposals += 1
-        proposed = self.relaxation.selected_layers(solution)
-        settled = (Status.FEASIBLE, Status.OPTIMAL)
-        return None if not proposed or self.known.get(frozenset(proposed)) in settled else proposed
+        proposal = self.relaxation.selected_layers(solution)
+        feasible_statuses = (Status.FEASIBLE, Status.OPTIMAL)
+        return (
+            None
+            if not proposal or self.known.get(frozenset(proposal)) in feasible_statuses
+            else proposal
+        )
 
     def _score(self, layers: Iterable[str]) -> float:
         return float(sum(self.scores[layer] for layer in self._model_order(layers)))
 
     def _model_order(self, layers: Iterable[str]) -> tuple[str, ...]:
         """Return layers in the order of the model."""
-        wanted = frozenset(layers)
-        return tuple(layer for layer in self.relaxation.layers if layer in wanted)
+        layer_set = frozenset(layers)
+        return tuple(layer for layer in self.relaxation.layers if layer in layer_set)
 
     def _is_closed(self) -> bool:
         """Return whether the gap is at most the requested gap."""
-        missing = self.bound - self._score(self.best)
-        return bool(self.best) and missing <= max(self.request.gap, MIN_GAP) * self.bound
+        score_gap = self.bound - self._score(self.best)
+        return bool(self.best) and score_gap <= max(self.request.gap, MIN_GAP) * self.bound
 
     def _selection(self) -> LayerSet:
         """Return the best set with its status and bound."""
@@ -225,9 +236,9 @@ class _LayerSearch:
         )
 
     def _no_set_reason(self, *, is_proved: bool) -> str:
-        """Return why no set was found.
+        """Return a message that states why no set was found.
 
-        If the RAM excludes every layer, it names the smallest RAM that any layer needs.
+        If the RAM excludes every layer, the message names the smallest RAM that any layer needs.
         """
         limits = describe_limits(self.problem)
         if not is_proved:
@@ -245,9 +256,11 @@ class _LayerSearch:
 
     def _try_first_sets(self) -> None:
         """Check the last layers of the model, and then layers by score density, for first sets."""
-        able = [layer for layer in self.relaxation.layers if layer not in self.relaxation.excluded]
-        self._try_longest(able[::-1])
-        self._try_in_turn(sorted(able, key=self._score_density, reverse=True))
+        candidates = [
+            layer for layer in self.relaxation.layers if layer not in self.relaxation.excluded
+        ]
+        self._try_longest(candidates[::-1])
+        self._try_in_turn(sorted(candidates, key=self._score_density, reverse=True))
 
     def _try_subsets(self, layers: Collection[str]) -> None:
         """Check subsets of a set, layers with the highest score density first."""
@@ -255,25 +268,29 @@ class _LayerSearch:
 
     def _try_longest(self, layers: Sequence[str]) -> None:
         """Bisect for the longest prefix of a list of layers that can be trained."""
-        low, high = 0, len(layers) + 1
-        while high - low > 1 and self._has_time():
-            middle = (low + high) // 2
-            if self._can_train(layers[:middle]):
-                low = middle
+        min_length, max_length = 0, len(layers) + 1
+        while max_length - min_length > 1 and self._has_time():
+            length = (min_length + max_length) // 2
+            if self._can_train(layers[:length]):
+                min_length = length
             else:
-                high = middle
+                max_length = length
 
     def _try_in_turn(self, layers: Sequence[str]) -> None:
-        """Add layers of a list if all together can be trained, in blocks of growing size."""
-        chosen: list[str] = []
-        first, size = 0, len(layers)
-        while first < len(layers) and self._has_time():
-            if self._can_train([*chosen, *layers[first : first + size]]):
-                chosen += layers[first : first + size]
-                first += size
+        """Collect the layers of a list that can be trained together, in the order of the list.
+
+        Tries blocks of layers: all first, a larger block after a success, a smaller one after a
+        failure.
+        """
+        trained: list[str] = []
+        position, size = 0, len(layers)
+        while position < len(layers) and self._has_time():
+            if self._can_train([*trained, *layers[position : position + size]]):
+                trained += layers[position : position + size]
+                position += size
                 size *= 2
             elif size == 1:
-                first += 1
+                position += 1
             else:
                 size = (size + 1) // 2
 
@@ -289,7 +306,7 @@ class _LayerSearch:
         )
 
     def _may_fit(self, layers: Collection[str]) -> bool:
-        """Return whether no simple bound excludes a set."""
+        """Return whether the bounds on RAM and time of the relaxation permit a set."""
         relaxation, deadline_s = self.relaxation, self.problem.deadline_s
         extra_bytes = (
             max(relaxation.working_bytes[layer] for layer in layers) - relaxation.min_working_bytes
@@ -337,14 +354,16 @@ class _LayerSearch:
     def _parameters(self, layers: Iterable[str]) -> list[str]:
         return [name for layer in layers for name in self.relaxation.layers[layer]]
 
-    def _solve(self, stated: Problem, ratio: float, *, gap: float = ANY_GAP) -> SolveResult:
+    def _solve(
+        self, problem: Problem, time_fraction: float, *, gap: float = ANY_GAP
+    ) -> SolveResult:
         """Solve a problem within a fraction of the remaining time.
 
         Raises `KeyboardInterrupt` if the solver was interrupted.
         """
-        limit_s = max(ratio * self.request.remaining_s(), 1e-2)
+        limit_s = max(time_fraction * self.request.remaining_s(), 1e-2)
         result = solve(
-            stated,
+            problem,
             backend=self.request.backend,
             time_limit=limit_s,
             gap=gap,
@@ -385,9 +404,10 @@ class _LayerSearch:
         return SetCut(layers=subset, state_bytes=state_bytes, extra_s=extra_s)
 
     def _minimal_refuted_subset(self, layers: frozenset[str]) -> frozenset[str] | None:
-        """Return a refuted subset from which no layer can be removed; None if none is refuted.
+        """Return a refuted subset from which no layer can be removed.
 
-        Layers whose training needs the most nodes come first.
+        The layers whose training needs the most nodes form the first subset, which doubles until it
+        is refuted; then layers are removed. Returns None if not even all layers are refuted.
         """
         order = sorted(layers, key=lambda layer: -len(self.relaxation.nodes_for[layer]))
         size = 1
@@ -398,18 +418,22 @@ class _LayerSearch:
         remaining = order[:size]
         size = len(remaining) // 2
         while size:
-            first = 0
-            while first < len(remaining):
-                rest = remaining[:first] + remaining[first + size :]
-                if rest and self._is_refuted(frozenset(rest), layers):
-                    remaining = rest
+            position = 0
+            while position < len(remaining):
+                smaller_set = remaining[:position] + remaining[position + size :]
+                if smaller_set and self._is_refuted(frozenset(smaller_set), layers):
+                    remaining = smaller_set
                 else:
-                    first += size
+                    position += size
             size //= 2
         return frozenset(remaining)
 
     def _excess_state_bytes(self, subset: frozenset[str]) -> int:
-        """Return the smallest trained state with which a superset is infeasible [B]."""
+        """Return the smallest size of trained state with which a superset is infeasible [B].
+
+        With this size, all state and the minimum RAM of `subset` without its state exceed the
+        budget.
+        """
         relaxation = self.relaxation
         graph = self.freezable.padded_graph(self._parameters(self._model_order(subset)))
         problem = self._problem_for(graph, ram="100%", minimize="ram")
@@ -418,9 +442,10 @@ class _LayerSearch:
         return ram_bytes - (min_ram_bytes - relaxation.state_bytes(subset)) + 1
 
     def _min_extra_s(self, subset: frozenset[str], other_state_bytes: int) -> float:
-        """Return a lower bound on the time beyond a pass of a step that trains some layers [s].
+        """Return a lower bound on the time beyond a single pass of steps that train a subset [s].
 
-        `other_state_bytes` are the RAM of other layers' state.
+        `other_state_bytes` is the RAM of the state of the other layers, which is subtracted from
+        the budget [B].
         """
         ram = self.problem.ram_budget_bytes - other_state_bytes
         if not self.problem.can_page:
@@ -435,7 +460,11 @@ class _LayerSearch:
     def _is_refuted(
         self, subset: frozenset[str], full_set: frozenset[str], *, with_state: bool = True
     ) -> bool:
-        """Return whether a subset has no schedule besides the minimum needs of the other layers."""
+        """Return whether the solver proves that a subset of a set has no schedule.
+
+        The minimum needs of the layers in `full_set` but not in `subset` are subtracted from the
+        limits: the time of their nodes, and `with_state` the RAM of their state.
+        """
         relaxation, problem = self.relaxation, self.problem
         ram, deadline_s = problem.ram_budget_bytes, problem.deadline_s
         if not problem.can_page:
@@ -477,24 +506,24 @@ def layers_of(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:
 def check_names(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
     """Raise `InputError` for scores of unknown layers."""
     unknown = [shown(name) for name in scores if name not in layers]
-    known = listed([shown(name) for name in layers], max_names=_MAX_NAMED)
+    layer_names = listed([shown(name) for name in layers], max_names=_MAX_NAMED)
     if unknown:
         raise InputError(
             f"{source}: no layer is called {listed(unknown, max_names=_MAX_NAMED)}; expected "
-            f"{known}"
+            f"{layer_names}"
         )
 
 
 def check_scores(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
     """Raise `InputError` unless each layer, and no other name, has a finite score of 0 or more."""
     check_names(scores, layers, source)
-    missing = [shown(name) for name in layers if name not in scores]
+    unscored = [shown(name) for name in layers if name not in scores]
     wrong = [
         f"{shown(name)} is {score:g}" for name, score in scores.items() if not 0 <= score < math.inf
     ]
-    if missing:
+    if unscored:
         raise InputError(
-            f"{source}: no score for {listed(missing, max_names=_MAX_NAMED)}; use 0 for layers "
+            f"{source}: no score for {listed(unscored, max_names=_MAX_NAMED)}; use 0 for layers "
             "that "
             "should stay frozen"
         )
@@ -506,10 +535,10 @@ def check_scores(scores: Mapping[str, float], layers: Collection[str], source: s
         raise InputError(f"{source}: expected scores with a finite sum, such as fractions of 1")
 
 
-def rename_costs(costs: Costs, graph: Graph, other: Graph) -> Costs:
-    """Return the costs of a graph for another graph that differs only in names."""
-    node_names = dict(zip(graph.node_index, other.node_index, strict=True))
-    tensor_names = dict(zip(graph.tensor_index, other.tensor_index, strict=True))
+def rename_costs(costs: Costs, graph: Graph, renamed_graph: Graph) -> Costs:
+    """Return the costs of `graph` for `renamed_graph`, which differs only in names."""
+    node_names = dict(zip(graph.node_index, renamed_graph.node_index, strict=True))
+    tensor_names = dict(zip(graph.tensor_index, renamed_graph.tensor_index, strict=True))
     return replace(
         costs,
         compute={node_names[name]: cost for name, cost in costs.compute.items()},

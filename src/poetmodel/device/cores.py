@@ -1,4 +1,4 @@
-"""Processor cores that run exported C: instructions per cycle, with sources."""
+"""Processor cores that execute exported C: instructions per cycle, with sources."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ class Commit:
     replacements: tuple[int, ...]
     """The replacements whose page-outs are writes of the commit."""
     other_cost: Cost
-    """Cost of everything except these writes: erases and the record; for volatile storage, all
-    state."""
+    """Cost of commits except writes of `replacements`: erases and the record; for volatile storage,
+    all state."""
     min_costs: Mapping[int, Cost]
     """Lower bound on the cost of each replacement: its write and its fraction of the erases."""
     written_bytes: int
@@ -59,7 +59,7 @@ class Commit:
 class CostTable:
     """The costs of one graph, indexed by node (compute) or tensor (page), in seconds and joules.
 
-    The page columns are empty if nothing can be paged.
+    The page columns are empty if no tensor can be paged.
     """
 
     compute_time_s: tuple[float, ...]
@@ -233,7 +233,7 @@ class Costs:
                 compute[node.name] = _estimate_node(graph, k, device)
         pages = None
         if device.storage is not None:
-            into, out = device.storage.page_in, device.storage.page_out
+            read_direction, write_direction = device.storage.page_in, device.storage.page_out
             pages = {
                 tensor.name: PageCost(
                     *(
@@ -241,7 +241,7 @@ class Costs:
                             direction.time_s(tensor.bytes),
                             direction.time_s(tensor.bytes) * direction.power_w,
                         )
-                        for direction in (into, out)
+                        for direction in (read_direction, write_direction)
                     )
                 )
                 for tensor in graph.tensors
@@ -277,7 +277,7 @@ class Costs:
         Returns
         -------
         Costs
-            The same costs, by name.
+            The given costs, by name.
 
         Raises
         ------
@@ -298,8 +298,12 @@ class Costs:
         pages = None
         if page_in is not None and page_out is not None:
             pages = {
-                tensor.name: PageCost(Cost(*map(float, into)), Cost(*map(float, out)))
-                for tensor, into, out in zip(graph.tensors, page_in, page_out, strict=True)
+                tensor.name: PageCost(
+                    Cost(*map(float, page_in_cost)), Cost(*map(float, page_out_cost))
+                )
+                for tensor, page_in_cost, page_out_cost in zip(
+                    graph.tensors, page_in, page_out, strict=True
+                )
             }
         return cls(compute=compute, pages=pages, device=device)
 
@@ -338,9 +342,9 @@ def _commit_cost(
 ) -> tuple[Commit, dict[int, Cost]]:
     """Return the cost per step of a commit every `interval` steps, and the writes of replacements.
 
-    The writes are by tensor. In flash, writes take the flash's write rate, and a generation erases
-    all its blocks. On other storage, writing a tensor costs as much as its page-out, which includes
-    erases.
+    The writes are costs by tensor. In flash, bytes are written at the flash's rate, and a commit
+    erases all blocks of its generation. On other storage, writing a tensor costs as much as its
+    page-out, which includes erases.
     """
     layout, fraction = GenerationLayout.for_device(device), 1 / interval
     sizes = {i: graph.tensor_bytes[i] for i in sorted(graph.state_of)}
@@ -349,9 +353,10 @@ def _commit_cost(
     blocks = layout.blocks(sizes.values())
 
     def write_cost(size_bytes: int, page_out: Cost = FREE, paid_bytes: int = 0) -> Cost:
-        """Return the cost per step of writing bytes.
+        """Return the cost per step of writing `size_bytes` in each commit.
 
-        On other storage than flash, `page_out` is the cost of the first `paid_bytes`.
+        In flash, all bytes are written at the flash's rate. On other storage, the first
+        `paid_bytes` cost a `page_out`, and all others are written at the rate of page-outs.
         """
         if flash is not None:
             time_s, power_w = flash.write_s(size_bytes, 0), flash.power_w
@@ -360,19 +365,25 @@ def _commit_cost(
             time_s = (size_bytes - paid_bytes) / direction.bytes_per_s
         else:
             time_s = power_w = 0.0
-        paid = FREE if flash is not None else page_out
+        first_cost = FREE if flash is not None else page_out
         return Cost(
-            fraction * (paid.time_s + time_s), fraction * (paid.energy_j + time_s * power_w)
+            fraction * (first_cost.time_s + time_s),
+            fraction * (first_cost.energy_j + time_s * power_w),
         )
 
     writes = {i: write_cost(layout.stored_bytes(m), page_outs[i], m) for i, m in sizes.items()}
     min_costs = writes
-    quickest = min(page_outs, key=attrgetter("time_s"))
-    extra = [write_cost(size_bytes, quickest) for size_bytes in layout.record_and_seal_bytes]
-    other_cost = Cost(sum(cost.time_s for cost in extra), sum(cost.energy_j for cost in extra))
+    fastest_page_out = min(page_outs, key=attrgetter("time_s"))
+    record_and_seal_costs = [
+        write_cost(size_bytes, fastest_page_out) for size_bytes in layout.record_and_seal_bytes
+    ]
+    other_cost = Cost(
+        sum(cost.time_s for cost in record_and_seal_costs),
+        sum(cost.energy_j for cost in record_and_seal_costs),
+    )
     if flash is not None:
-        volatile = device is not None and device.is_volatile
-        other_cost = write_cost(layout.size_bytes(sizes.values() if volatile else ()))
+        is_volatile = device is not None and device.is_volatile
+        other_cost = write_cost(layout.size_bytes(sizes.values() if is_volatile else ()))
         erased_s = fraction * flash.write_s(0, blocks)
         other_cost = Cost(
             other_cost.time_s + erased_s, other_cost.energy_j + erased_s * flash.power_w
@@ -385,7 +396,7 @@ def _commit_cost(
             )
             for i, cost in writes.items()
         }
-        writes = {} if volatile else writes
+        writes = {} if is_volatile else writes
     commit = Commit(
         replacements=tuple(writes),
         other_cost=other_cost,
@@ -429,32 +440,32 @@ def _faults(costs: Costs) -> Iterator[str]:
         yield from _cost_fault(f"{name}: page_out", page.page_out)
 
 
-def _cost_fault(where: str, cost: Cost) -> Iterator[str]:
+def _cost_fault(prefix: str, cost: Cost) -> Iterator[str]:
     for quantity in ("time_s", "energy_j"):
         value: Any = getattr(cost, quantity)
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         if not is_number or not 0 <= value < math.inf:
-            yield f"{where}_{quantity}: expected a finite number >= 0, got {shown(value)}"
+            yield f"{prefix}_{quantity}: expected a finite number >= 0, got {shown(value)}"
 
 
 def _mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:
     """Yield an error for missing costs, and for costs of unknown or stateful nodes and tensors."""
     state = {graph.nodes[graph.node_of[i]].name for i in graph.state_tensors}
     computing = [name for name in graph.node_index if name not in state]
-    compared: list[tuple[str, str, Mapping[str, object], Collection[str]]] = [
+    cost_tables: list[tuple[str, str, Mapping[str, object], Collection[str]]] = [
         ("compute", "node", costs.compute, computing)
     ]
     if costs.pages is not None:
-        compared.append(("page", "tensor", costs.pages, graph.tensor_index))
-    for kind, owner, costs_by_name, names_in_graph in compared:
-        missing = [shown(name) for name in names_in_graph if name not in costs_by_name]
-        if missing:
+        cost_tables.append(("page", "tensor", costs.pages, graph.tensor_index))
+    for kind, owner, costs_by_name, names_in_graph in cost_tables:
+        missing_names = [shown(name) for name in names_in_graph if name not in costs_by_name]
+        if missing_names:
             yield (
-                f"no {kind} costs for {listed(missing, max_names=_MAX_NAMED)} of graph "
+                f"no {kind} costs for {listed(missing_names, max_names=_MAX_NAMED)} of graph "
                 f"{graph.name!r}; every {owner} needs a row with the {kind} columns"
             )
-        known = frozenset(names_in_graph)
-        extra = [shown(name) for name in costs_by_name if name not in known]
+        graph_names = frozenset(names_in_graph)
+        extra_names = [shown(name) for name in costs_by_name if name not in graph_names]
         stateful = [shown(name) for name in costs_by_name if kind == "compute" and name in state]
         if stateful:
             yield (
@@ -462,7 +473,7 @@ def _mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:
                 f"{graph.name!r}, which holds state and computes nothing; leave its compute "
                 "columns empty"
             )
-            extra = [name for name in extra if name not in stateful]
-        if extra:
-            names = listed(extra, max_names=_MAX_NAMED)
+            extra_names = [name for name in extra_names if name not in stateful]
+        if extra_names:
+            names = listed(extra_names, max_names=_MAX_NAMED)
             yield f"{kind} costs for {names}, which graph {graph.name!r} does not have"

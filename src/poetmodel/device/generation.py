@@ -29,7 +29,8 @@ MIN_WRITE_UNIT_BYTES: Final = 4
 PAGE_BYTES: Final = 256
 """Generations in one erase block share no page of this size, that of usual NOR flash [B]."""
 PADDING_BYTES: Final = 64
-"""Spare bytes per slot of such a generation, for drivers with larger write units [B]."""
+"""Spare bytes for each generation that shares an erase block, for drivers with larger write units
+[B]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class GenerationLayout:
     def for_device(cls, device: Device | None, *, checksums: bool = True) -> GenerationLayout:
         """Return the layout of generations on a device.
 
-        They are in its flash if it commits there, else on its storage.
+        Generations are in the device's flash if it commits there, else on its storage.
         """
         flash = None if device is None or not device.commits_to_flash else device.flash
         if flash is not None:
@@ -77,8 +78,9 @@ class GenerationLayout:
     def generations_per_block(self, sizes: Sequence[int]) -> int:
         """Return the number of generations that can share an erase block: even, or 1.
 
-        Two such blocks retain the newest generation, since a block is erased only before its first
-        one. ``PM_BLOCK_GENERATIONS`` of an exported folder has the same value.
+        A block is erased only before its first generation is written. So of two such blocks, the
+        other one has the newest generation during an erase. ``PM_BLOCK_GENERATIONS`` of an exported
+        folder has the same value.
         """
         unit = max(MIN_WRITE_UNIT_BYTES, self.write_unit_bytes)
         step = (PAGE_BYTES - 1 + unit) // unit * unit

@@ -184,7 +184,7 @@ class Device:
     compute: Compute
     """The core."""
     storage: Storage | None = None
-    """Auxiliary storage; None if nothing can be paged."""
+    """Auxiliary storage; None if no tensor can be paged."""
     flash: Flash | None = None
     """Flash of the program; None if its size is not checked."""
     aux_bytes: int | None = quantity_field(
@@ -285,27 +285,30 @@ class Device:
         -------
         float or None
             Size of the storage times its endurance, divided by the bytes of all erase blocks
-            written per step; for volatile storage, the same of the flash with the commits. None if
-            the device states no endurance or size, or nothing is written.
+            written per step; if storage is volatile, commits are written to flash, and the smaller
+            result of storage and flash is returned. None if the device states no endurance or size,
+            or nothing is written.
         """
         storage, flash = self.storage, self.flash
         if storage is None:
             return None
-        worn = flash if flash is not None and self.stores_in_flash else storage
-        block = worn.erase_block_bytes or 1
-        page_out_bytes = sum(-(-size // block) * block * times for size, times in writes)
+        page_storage = flash if flash is not None and self.stores_in_flash else storage
+        block_bytes = page_storage.erase_block_bytes or 1
+        page_out_bytes = sum(
+            -(-size // block_bytes) * block_bytes * count for size, count in writes
+        )
         commits_elsewhere = flash is not None and self.is_volatile
-        commit_bytes = 0.0 if commits_elsewhere else committed_blocks * block
-        parts = [(self.aux_bytes, worn.endurance_cycles, page_out_bytes + commit_bytes)]
+        commit_bytes = 0.0 if commits_elsewhere else committed_blocks * block_bytes
+        storages = [(self.aux_bytes, page_storage.endurance_cycles, page_out_bytes + commit_bytes)]
         if flash is not None and commits_elsewhere:
-            committed = committed_blocks * flash.erase_block_bytes
-            parts.append((flash.storage_bytes, flash.endurance_cycles, committed))
-        lives = [
-            size * cycles / erased
-            for size, cycles, erased in parts
-            if size is not None and cycles is not None and erased
+            committed_bytes = committed_blocks * flash.erase_block_bytes
+            storages.append((flash.storage_bytes, flash.endurance_cycles, committed_bytes))
+        steps_of_storage = [
+            size * cycles / erased_bytes
+            for size, cycles, erased_bytes in storages
+            if size is not None and cycles is not None and erased_bytes
         ]
-        return min(lives, default=None)
+        return min(steps_of_storage, default=None)
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Device:
@@ -335,11 +338,11 @@ _TABLES_BY_PATH: Final[Mapping[str, tuple[type, str]]] = {
 
 def device_quantities() -> Iterator[tuple[str, DeviceQuantity]]:
     """Yield each quantity of a device with its path, such as ``storage.page_in.latency_s``."""
-    for part, (kind, prefix) in _TABLES_BY_PATH.items():
+    for table_path, (kind, prefix) in _TABLES_BY_PATH.items():
         for entry in fields(kind):
             if "quantity" in entry.metadata:
                 quantity: DeviceQuantity = entry.metadata["quantity"]
-                path = f"{part}.{entry.name}" if part else entry.name
+                path = f"{table_path}.{entry.name}" if table_path else entry.name
                 yield path, quantity._replace(name=prefix + quantity.name)
 
 
@@ -348,7 +351,7 @@ def _file_keys(kind: type) -> tuple[str, ...]:
     return tuple(
         entry.name
         for entry in fields(kind)
-        if entry.name not in {part.rpartition(".")[2] for part in _TABLES_BY_PATH} | {"key"}
+        if entry.name not in {path.rpartition(".")[2] for path in _TABLES_BY_PATH} | {"key"}
     )
 
 
@@ -413,9 +416,10 @@ def _parse_storage(document: dict[str, Any], flash: Flash | None, faults: list[s
 def _parse_table(
     owner: Mapping[str, Any], key: str, where: str, known: tuple[str, ...], faults: list[str]
 ) -> dict[str, Any]:
-    """Return a table of the file, adding errors for unknown keys and wrong types to `faults`.
+    """Return the table of a file with this key; {} if the file has none.
 
-    Returns {} if the table is missing or no table.
+    `where` is the path of the table in messages. Adds errors to `faults` for unknown keys; if the
+    value is no table, adds an error and returns {}.
     """
     table = owner.get(key, {})
     if not isinstance(table, dict):
@@ -434,11 +438,11 @@ def quantity_values(device: Device) -> Iterator[tuple[str, DeviceQuantity, Any]]
     """Yield (key in files, quantity, value) for each quantity of a device; skips absent tables."""
     for path, quantity in device_quantities():
         table, _, key = path.rpartition(".")
-        part: Any = device
+        owner: Any = device
         for name in table.split(".") if table else ():
-            part = None if part is None else getattr(part, name)
-        if part is not None:
-            yield f"[{table}] {key}" if table else key, quantity, getattr(part, key)
+            owner = None if owner is None else getattr(owner, name)
+        if owner is not None:
+            yield f"[{table}] {key}" if table else key, quantity, getattr(owner, key)
 
 
 def _faults(device: Device) -> Iterator[str]:
@@ -474,7 +478,7 @@ def _storage_faults(storage: Storage) -> Iterator[str]:
 def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
     """Yield an error for each contradiction between values of the flash.
 
-    Requires each value to be valid by itself; yields nothing otherwise.
+    Yields no error if a value has the wrong type, which `_quantity_fault` reports.
     """
     sizes = (flash.size_bytes, flash.erase_block_bytes, flash.write_unit_bytes, flash.storage_bytes)
     if not all(isinstance(size, int) for size in sizes) or flash.write_unit_bytes < 1:

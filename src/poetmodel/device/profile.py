@@ -126,20 +126,20 @@ class _ProfileParser:
             return
         row = dict(zip(columns, cells, strict=True))
         name = row["name"]
-        where = f"line {line} ({shown(name)})"
+        label = f"line {line} ({shown(name)})"
         if not name:
             self.faults.append(f"line {line}: name: expected a non-empty string, got an empty cell")
         elif name in self._line_of:
             self.faults.append(
-                f"{where}: the name already has a row, in line {self._line_of[name]}"
+                f"{label}: the name already has a row, in line {self._line_of[name]}"
             )
         else:
             self._line_of[name] = line
-        computing = self._parse_cells(row, COMPUTE_COLUMNS, where)
-        paging = self._parse_cells(row, PAGE_COLUMNS, where)
+        computing = self._parse_cells(row, COMPUTE_COLUMNS, label)
+        paging = self._parse_cells(row, PAGE_COLUMNS, label)
         if name and not any(row[column].strip() for column in columns if column != "name"):
             self.faults.append(
-                f"{where}: expected {COMPUTE_COLUMNS[0]} and {COMPUTE_COLUMNS[1]}, or the four "
+                f"{label}: expected {COMPUTE_COLUMNS[0]} and {COMPUTE_COLUMNS[1]}, or the four "
                 "page columns, or all; got only a name"
             )
         if computing:
@@ -148,7 +148,7 @@ class _ProfileParser:
             self.pages[name] = PageCost(Cost(*paging[:2]), Cost(*paging[2:]))
 
     def _parse_cells(
-        self, row: dict[str, str], columns: tuple[str, ...], where: str
+        self, row: dict[str, str], columns: tuple[str, ...], label: str
     ) -> list[float]:
         """Return the numbers in a group of cells; [] if all are empty or one is invalid.
 
@@ -157,9 +157,9 @@ class _ProfileParser:
         filled = [column for column in columns if row[column].strip()]
         empty = [column for column in columns if column not in filled]
         if filled and empty:
-            self.faults.append(f"{where}: {filled[0]} is given, but not {', '.join(empty)}")
+            self.faults.append(f"{label}: {filled[0]} is given, but not {', '.join(empty)}")
         faults = [
-            f"{where}: {column}: expected a finite number >= 0, got {shown(cell)}"
+            f"{label}: {column}: expected a finite number >= 0, got {shown(cell)}"
             for column in filled
             if _NUMBER.fullmatch(cell := row[column].strip()) is None
             or not 0 <= float(cell) < math.inf

@@ -78,7 +78,7 @@ def ram_use(
             if x in dying:
                 bytes_of_kind[tensor_kind(graph, y)] -= graph.shared_bytes_of[step].get(x, 0)
     return RamUse(
-        **{f"{kind}_bytes": used for kind, used in bytes_of_kind.items()},
+        **{f"{kind}_bytes": size for kind, size in bytes_of_kind.items()},
         workspace_bytes=0 if step is None else graph.nodes[step].workspace_bytes,
     )
 
@@ -102,18 +102,22 @@ def keep_all_ram_use(graph: Graph) -> RamUse:
     Tensors are kept until their last use, state throughout.
     """
     profile = checkpoint_all_profile(graph)
-    k = profile.index(max(profile))
+    peak_node = profile.index(max(profile))
     last_use = [
         max(users, default=maker)
         for users, maker in zip(graph.users_of, graph.node_of, strict=True)
     ]
-    kept = [
+    live_tensors = [
         i
         for i, maker in enumerate(graph.node_of)
-        if graph.nodes[maker].is_state or maker <= k <= last_use[i]
+        if graph.nodes[maker].is_state or maker <= peak_node <= last_use[i]
     ]
-    dying = {i for i in kept if last_use[i] == k and not graph.nodes[graph.node_of[i]].is_state}
-    return ram_use(graph, kept, step=k, dying=dying)
+    dying = {
+        i
+        for i in live_tensors
+        if last_use[i] == peak_node and not graph.nodes[graph.node_of[i]].is_state
+    }
+    return ram_use(graph, live_tensors, step=peak_node, dying=dying)
 
 
 def floor_ram_use(graph: Graph, *, memory_mapped: bool = False) -> RamUse:
@@ -246,9 +250,10 @@ KIND_NAMES: Final = ("state", "activations", "gradients", "workspace")
 
 
 def gauge(ram: DeviceRam | None) -> dict[str, Any] | None:
-    """Return the device gauge for JSON: RAM use by kind, free or missing bytes, whether it trains.
+    """Return the device gauge for JSON: RAM use by kind, free or missing bytes, whether it fits.
 
-    Includes resident bytes, even if the budget does not count them. None if the kinds are unknown.
+    The gauge includes resident bytes, even if the RAM budget excludes them. None if the kinds are
+    unknown.
     """
     if ram is None or ram.use is None:
         return None
@@ -269,10 +274,10 @@ def gauge_by_json_path(values: Mapping[str, Any] | None) -> dict[str, Any]:
 def format_gauge(values: Mapping[str, Any]) -> tuple[str, str]:
     """Return two phrases: the RAM that is free or missing, and the RAM in use by kind."""
     used_bytes = {
-        name: values[part.name] for name, part in zip(KIND_NAMES, fields(RamUse), strict=True)
+        name: values[entry.name] for name, entry in zip(KIND_NAMES, fields(RamUse), strict=True)
     }
-    parts = [f"{name} {format_bytes(size)}" for name, size in used_bytes.items() if size]
+    phrases = [f"{name} {format_bytes(size)}" for name, size in used_bytes.items() if size]
     free_text = f"{format_bytes(values['free_bytes'])} free"
     if values["missing_bytes"]:
         free_text = f"{format_bytes(values['missing_bytes'])} missing"
-    return free_text, ", ".join(parts)
+    return free_text, ", ".join(phrases)

@@ -139,8 +139,8 @@ def read_model_or_file(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
     `name` is a path if it contains a separator, ends in ``.json`` or names an existing file.
     """
-    separated = os.sep in name and not name.startswith(_PUBLISHED)
-    is_file = separated or name.endswith(".json") or Path(name).exists()
+    has_separator = os.sep in name and not name.startswith(_PUBLISHED)
+    is_file = has_separator or name.endswith(".json") or Path(name).exists()
     if name not in _DESCRIPTIONS and is_file:
         return load_file(name, shape)
     return load_model(name, shape)
@@ -162,27 +162,29 @@ def load_file(path: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
 
 def _build_zoo_model(name: str, shape: InputShape) -> Graph:
-    """Generate the graph of a built-in network with the settings of `shape`.
+    """Generate the graph of a built-in network with the overrides of `shape`.
 
     Raises `GraphError` for a published graph, for settings that the network does not have, and for
-    values that it refuses.
+    values that its function refuses.
     """
     subject = f"model {name!r}, {shlex.join(shape.options)}"
     if name.startswith(_PUBLISHED):
         raise GraphError(f"{subject}: the published graphs have fixed sizes; leave the option out")
     from poetmodel.graph.zoo import MODELS
 
-    make = MODELS[name]
-    parameters = signature(make).parameters
-    accepted = [
+    build_graph = MODELS[name]
+    parameters = signature(build_graph).parameters
+    choices = [
         key for key, argument in _ARGUMENTS.items() if key == "batch" or argument in parameters
     ]
-    if shape.overrides.keys() & _ARGUMENTS.keys() - set(accepted):
+    if shape.overrides.keys() & _ARGUMENTS.keys() - set(choices):
         raise GraphError(
-            f"{subject}: this network only accepts {' and '.join(f'--{key}' for key in accepted)}"
+            f"{subject}: this network only accepts {' and '.join(f'--{key}' for key in choices)}"
         )
     try:
-        return make(**{_ARGUMENTS.get(key, key): value for key, value in shape.overrides.items()})
+        return build_graph(
+            **{_ARGUMENTS.get(key, key): value for key, value in shape.overrides.items()}
+        )
     except InputError as error:
         raise GraphError(
             f"{subject}: {_with_option_names(fault)}" for fault in error.faults
@@ -191,9 +193,9 @@ def _build_zoo_model(name: str, shape: InputShape) -> Graph:
 
 def _with_option_names(fault: str) -> str:
     """Replace argument names of a zoo function in an error message by command-line options."""
-    subject, colon, rest = fault.partition(": ")
-    if subject in Variant.__dataclass_fields__:
-        fault = f"--{subject.replace('_', '-')}{colon}{rest}"
+    argument_name, colon, description = fault.partition(": ")
+    if argument_name in Variant.__dataclass_fields__:
+        fault = f"--{argument_name.replace('_', '-')}{colon}{description}"
     for key, argument in _ARGUMENTS.items():
         fault = fault.replace(argument, f"--{key}")
     return fault
@@ -240,9 +242,13 @@ def check_model_name(name: str) -> None:
     """
     if name in _DESCRIPTIONS:
         return
-    typed = name.strip().lower().replace("_", "-")
-    variants = [candidate for candidate in (typed, f"paper/{typed}") if candidate in _DESCRIPTIONS]
-    matches = dict.fromkeys((*variants, *get_close_matches(typed, _DESCRIPTIONS, n=3)))
+    normalized_name = name.strip().lower().replace("_", "-")
+    variants = [
+        candidate
+        for candidate in (normalized_name, f"paper/{normalized_name}")
+        if candidate in _DESCRIPTIONS
+    ]
+    matches = dict.fromkeys((*variants, *get_close_matches(normalized_name, _DESCRIPTIONS, n=3)))
     hint = f"did you mean {' or '.join(matches)}? " if matches else ""
     file_hint = " (a graph file is given with --graph)" if name.endswith(".json") else ""
     raise GraphError(

@@ -50,10 +50,10 @@ def to_networkx(document: Mapping[str, Any], nodes: Iterable[Node]) -> networkx.
         digraph.add_node(item["name"], index=index, **attributes)
     maker_of: dict[str, str] = {}
     for node in nodes:
-        shared: dict[str, list[str]] = {}
+        tensors_of_maker: dict[str, list[str]] = {}
         for name in dict.fromkeys(node.inputs):
-            shared.setdefault(maker_of[name], []).append(name)
-        for maker, tensors in shared.items():
+            tensors_of_maker.setdefault(maker_of[name], []).append(name)
+        for maker, tensors in tensors_of_maker.items():
             digraph.add_edge(maker, node.name, tensors=tuple(tensors))
         maker_of |= {tensor.name: node.name for tensor in node.outputs}
     return digraph
@@ -102,24 +102,24 @@ def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
         }
         item.pop("index", None)
         edges = ((maker, digraph.edges[maker, key]) for maker in digraph.predecessors(key))
-        read = [
+        edge_inputs = [
             name
             for maker, edge in edges
             for name in _to_json_value(edge.get("tensors", _output_names(items[maker])))
         ]
-        inputs = item.setdefault("inputs", read)
-        declared = set(map(str, inputs if isinstance(inputs, list) else read))
-        differing = sorted(declared.symmetric_difference(map(str, read)))
-        if differing:
+        inputs = item.setdefault("inputs", edge_inputs)
+        input_names = set(map(str, inputs if isinstance(inputs, list) else edge_inputs))
+        differing_names = sorted(input_names.symmetric_difference(map(str, edge_inputs)))
+        if differing_names:
             faults.append(
                 f"digraph: node {shown(item['name'])}: inputs and edges differ in "
-                f"{listed(differing)}; list the same tensors in both"
+                f"{listed(differing_names)}; list the same tensors in both"
             )
     if faults:
         raise GraphError(faults)
     attributes = {key: value for key, value in digraph.graph.items() if value != ""}
-    head = {"format": FORMAT, "version": VERSIONS[-1], "name": "graph"}
-    return {**head, **_to_json_value(attributes), "nodes": list(items.values())}
+    format_keys = {"format": FORMAT, "version": VERSIONS[-1], "name": "graph"}
+    return {**format_keys, **_to_json_value(attributes), "nodes": list(items.values())}
 
 
 def _to_json_value(value: Any) -> Any:

@@ -66,12 +66,12 @@ def read_document(path: str | Path) -> tuple[object, str, list[str]]:
     """
     with raised_as(GraphError):
         text = read_text(path)
-    repeated: list[str] = []
+    repeated_keys: list[str] = []
     with raised_as(GraphError, str(path)):
-        document = parse_json(text, expected=FORMAT, repeated=repeated)
+        document = parse_json(text, expected=FORMAT, repeated=repeated_keys)
     if isinstance(document, dict) and document.get("format") == STEP_FORMAT:
-        return document.get("graph"), f"{path}: graph", repeated
-    return document, str(path), repeated
+        return document.get("graph"), f"{path}: graph", repeated_keys
+    return document, str(path), repeated_keys
 
 
 def write_document(document: Mapping[str, Any], path: str | Path) -> None:
@@ -182,10 +182,10 @@ def parse_graph_fields(document: object, *, source: str, faults: Iterable[str]) 
 
 
 def _format_faults(document: dict[str, Any]) -> Iterator[str]:
-    for key, accepted in (("format", (FORMAT,)), ("version", VERSIONS)):
+    for key, choices in (("format", (FORMAT,)), ("version", VERSIONS)):
         value = document.get(key)
-        if value not in accepted or isinstance(value, bool | float):
-            yield f"{key}: expected {' or '.join(map(json.dumps, accepted))}, got {shown(value)}"
+        if value not in choices or isinstance(value, bool | float):
+            yield f"{key}: expected {' or '.join(map(json.dumps, choices))}, got {shown(value)}"
 
 
 def _parse_node(item: dict[str, Any]) -> Node:
@@ -208,7 +208,7 @@ def canonical_json(document: dict[str, Any]) -> str:
     """Return the canonical JSON that a graph's hash is computed from: sorted keys, no spaces.
 
     `document` comes from `Graph.to_dict` with all defaults. Removes ``kernels`` and
-    ``instructions`` from it, since they are no part of a graph's identity.
+    ``instructions`` from it, because two graphs that differ only in these are the same graph.
     """
     document.pop("kernels", None)
     for node in document["nodes"]:

@@ -65,26 +65,28 @@ def checkpoint_all_profile(graph: Graph) -> tuple[int, ...]:
     return _keep_all_profile(graph, range(len(graph.nodes)))
 
 
-def _keep_all_profile(graph: Graph, chosen: Sequence[int]) -> tuple[int, ...]:
-    """Return the RAM in use at each of the `chosen` nodes under keep-all [B].
+def _keep_all_profile(graph: Graph, node_indices: Sequence[int]) -> tuple[int, ...]:
+    """Return the RAM in use at each of the `node_indices` nodes under keep-all [B].
 
     Only these nodes are computed, in the order given; other readers of a tensor are ignored.
     """
-    sizes, computed = graph.tensor_bytes, frozenset(chosen)
+    sizes, computed_nodes = graph.tensor_bytes, frozenset(node_indices)
     state = frozenset(graph.state_tensors)
     never_freed = state.union(graph.state_of)
-    freed: dict[int, list[int]] = {k: [] for k in chosen}
+    freed_after: dict[int, list[int]] = {k: [] for k in node_indices}
     for i, k in enumerate(graph.node_of):
-        if k in computed and i not in never_freed:
-            last = max((user for user in graph.users_of[i] if user in computed), default=k)
-            freed[last].append(i)
-    live_bytes = sum(sizes[i] for i in state if graph.node_of[i] in computed)
+        if k in computed_nodes and i not in never_freed:
+            last_user = max(
+                (user for user in graph.users_of[i] if user in computed_nodes), default=k
+            )
+            freed_after[last_user].append(i)
+    live_bytes = sum(sizes[i] for i in state if graph.node_of[i] in computed_nodes)
     profile = []
-    for k in chosen:
+    for k in node_indices:
         live_bytes += 0 if graph.nodes[k].is_state else graph.made_bytes[k]
-        saved_bytes = graph.shared_bytes(k, freed[k])
+        saved_bytes = graph.shared_bytes(k, freed_after[k])
         profile.append(live_bytes + graph.nodes[k].workspace_bytes - saved_bytes)
-        live_bytes -= sum(sizes[i] for i in freed[k])
+        live_bytes -= sum(sizes[i] for i in freed_after[k])
     return tuple(profile)
 
 
@@ -96,43 +98,45 @@ def checkpoint_all_peak_bytes(graph: Graph) -> int:
 def inference_profile(graph: Graph) -> dict[int, int] | None:
     """Return the RAM in use at each node of inference, by node [B].
 
-    Inference computes every ``forward`` node and all that these read, directly or indirectly.
-    Labels, which only the loss reads, are not part of it. Each tensor is freed after its last use
-    in inference. Returns None if phases do not separate the forward pass from the rest of the
+    Inference computes every ``forward`` node and the nodes whose outputs these read, directly or
+    indirectly. Labels, which only the loss reads, do not count. Each tensor is freed after its last
+    use in inference. Returns None if phases do not separate the forward pass from the rest of the
     training step: there is no ``forward`` node, or there are only ``input`` and ``forward`` nodes.
     """
     forward = {k for k, node in enumerate(graph.nodes) if node.phase == Phase.FORWARD}
     if not forward or all(node.phase in (Phase.INPUT, Phase.FORWARD) for node in graph.nodes):
         return None
-    waiting = list(forward)
-    while waiting:
-        read = {graph.node_of[i] for i in graph.inputs_of[waiting.pop()]} - forward
-        forward |= read
-        waiting.extend(read)
-    chosen = sorted(forward)
-    return dict(zip(chosen, _keep_all_profile(graph, chosen), strict=True))
+    unvisited_nodes = list(forward)
+    while unvisited_nodes:
+        new_nodes = {graph.node_of[i] for i in graph.inputs_of[unvisited_nodes.pop()]} - forward
+        forward |= new_nodes
+        unvisited_nodes.extend(new_nodes)
+    inference_nodes = sorted(forward)
+    return dict(zip(inference_nodes, _keep_all_profile(graph, inference_nodes), strict=True))
 
 
 def articulation_points(graph: Graph, *, phases: Collection[str] | None = None) -> tuple[int, ...]:
     """Return the nodes whose outputs alone carry all data to later nodes.
 
-    Node `k` is one if no tensor made before it is read after it. Segmenting methods cut the graph
-    at these nodes (Chen et al., 2016, section 4). With `phases`, only nodes of these phases and
-    their reads count; ``{"input", "forward"}`` gives the cut points of the network itself, which
-    reads of the backward pass would hide.
+    Node `k` is such a node if no tensor made before `k` is read after `k`. Segmenting methods cut
+    the graph at these nodes (Chen et al., 2016, section 4). With `phases`, only nodes of these
+    phases and their reads count; ``{"input", "forward"}`` gives the cut points of the network
+    itself, which reads of the backward pass would hide.
     """
-    chosen = [k for k, node in enumerate(graph.nodes) if phases is None or node.phase in phases]
-    position_of = {k: position for position, k in enumerate(chosen)}
-    carried_change = [0] * (len(chosen) + 1)
+    node_indices = [
+        k for k, node in enumerate(graph.nodes) if phases is None or node.phase in phases
+    ]
+    position_of = {k: position for position, k in enumerate(node_indices)}
+    crossing_change = [0] * (len(node_indices) + 1)
     for i, k in enumerate(graph.node_of):
         users = [position_of[user] for user in graph.users_of[i] if user in position_of]
         if k in position_of and users and users[-1] > position_of[k] + 1:
-            carried_change[position_of[k] + 1] += 1
-            carried_change[users[-1]] -= 1
+            crossing_change[position_of[k] + 1] += 1
+            crossing_change[users[-1]] -= 1
     points = []
-    carried = 0
-    for position, k in enumerate(chosen):
-        carried += carried_change[position]
-        if carried == 0:
+    n_crossing = 0
+    for position, k in enumerate(node_indices):
+        n_crossing += crossing_change[position]
+        if n_crossing == 0:
             points.append(k)
     return tuple(points)

@@ -52,23 +52,23 @@ class Node:
     phase: str
     """A member of `Phase`."""
     inputs: tuple[str, ...] = ()
-    """Names of the tensors that it reads; a repeated name counts once."""
+    """Names of the tensors that the node reads; a repeated name counts once."""
     outputs: tuple[Tensor, ...] = ()
-    """The tensors that it makes; may be empty."""
+    """The tensors that the node makes; may be empty."""
     workspace_bytes: int = 0
-    """Memory needed only during its execution [B]."""
+    """Memory that the operator needs only during its execution [B]."""
     flops: int = 0
-    """Floating-point operations (1 MAC = 2 FLOP)."""
+    """Floating-point operations of one execution (1 multiply-accumulate = 2 FLOP)."""
     recomputable: bool = True
-    """Whether it may be computed more than once."""
+    """Whether a schedule may compute the node more than once."""
     on_aux: bool = False
-    """Whether its tensors are on auxiliary storage when the step begins (a sample on the SD
-    card)."""
+    """Whether the node's tensors are on auxiliary storage when the training step begins (a sample
+    on the SD card)."""
     bytes_moved: int | None = None
     """Memory traffic of one execution [B]; None means the bytes of its inputs and outputs."""
     instructions: int | None = None
     """Estimated instructions of one execution of exported C on a Cortex-M with an FPU; None for
-    other kernels. No part of the identity of a graph."""
+    other kernels. Excluded from the hash of a graph."""
     in_place: tuple[tuple[str, str], ...] = ()
     """Pairs (output, input) in which the output may overwrite the input; a mapping is also
     accepted."""
@@ -91,7 +91,10 @@ class Node:
 
     @property
     def needs_version_2(self) -> bool:
-        """Whether graphs with this node need version 2 (it has state or works in place)."""
+        """Whether a graph file with this node needs format version 2.
+
+        It does if the node holds state, makes a replacement of state, or has in-place pairs.
+        """
         if self.is_state or self.in_place:
             return True
         outputs: object = self.outputs
@@ -125,7 +128,7 @@ def operation(
     inputs: tuple[str, ...] | list[str] = (),
     **attributes: Any,
 ) -> Node:
-    """Make a node with one output tensor of the node's own name.
+    """Return a new `Node` with one output tensor of the node's own name.
 
     Parameters
     ----------

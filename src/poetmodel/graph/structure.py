@@ -86,7 +86,7 @@ class Graph:
     """Multiply-accumulates of the forward pass: convolutions, linear layers, matrix products."""
     kernels: str | None = None
     """Kernels that compute the graph: ``pytorch``, ``exported`` (the C of `poetmodel.export`), or
-    None if unknown. No part of its identity."""
+    None if unknown. Excluded from the hash of the graph."""
 
     def __post_init__(self) -> None:
         self._freeze()
@@ -125,7 +125,7 @@ class Graph:
 
     @property
     def exactness(self) -> str:
-        """Label for results that differ from those of a float network.
+        """Label of the graph's results if these differ from those of a float network.
 
         "" for float networks; networks with int8 layers have one.
         """
@@ -201,8 +201,11 @@ class Graph:
         """
         sizes = self.tensor_bytes
         return tuple(
-            sum(sizes[i] for i in inputs) + made_bytes + node.workspace_bytes - sum(shared.values())
-            for node, inputs, made_bytes, shared in zip(
+            sum(sizes[i] for i in inputs)
+            + made_bytes
+            + node.workspace_bytes
+            - sum(shared_bytes.values())
+            for node, inputs, made_bytes, shared_bytes in zip(
                 self.nodes, self.inputs_of, self.made_bytes, self.shared_bytes_of, strict=True
             )
         )
@@ -249,10 +252,11 @@ class Graph:
 
     @cached_property
     def last_stages(self) -> tuple[int, ...]:
-        """Last stage in which each node may run: that in which state that it reads is replaced.
+        """Last stage in which each node may run, by node.
 
-        For a node that holds state, the stage in which that state is replaced. Without such state,
-        the last stage of all.
+        A node that reads state may run until the stage in which that state is replaced. So may a
+        node that holds the state. All other nodes may run until the last stage of the training
+        step.
         """
         last = [len(self.nodes) - 1] * len(self.nodes)
         for old, new in self.replacement_of.items():
@@ -296,7 +300,7 @@ class Graph:
     def shared_bytes_of(self) -> tuple[Mapping[int, int], ...]:
         """For each node, the bytes saved by overwriting an input [B], by input.
 
-        They are saved only if the node is the last use of the input.
+        A node saves them only if it is the last reader of the input.
         """
         sizes = self.tensor_bytes
         return tuple(
@@ -338,8 +342,8 @@ class Graph:
             If the file is missing or has another format. Lists every error in the file with its
             location.
         """
-        document, source, repeated = read_document(path)
-        return cls.from_dict(document, source=source, faults=repeated)
+        document, source, repeated_keys = read_document(path)
+        return cls.from_dict(document, source=source, faults=repeated_keys)
 
     @classmethod
     def from_dict(
@@ -370,8 +374,12 @@ class Graph:
         Contains only JSON types and shares no object with the graph.
         """
         nodes: tuple[object, ...] = self.nodes  # not checked yet
-        newer = any(isinstance(node, Node) and node.needs_version_2 for node in nodes)
-        document: dict[str, Any] = {"format": FORMAT, "version": VERSIONS[newer], "name": self.name}
+        needs_version_2 = any(isinstance(node, Node) and node.needs_version_2 for node in nodes)
+        document: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSIONS[needs_version_2],
+            "name": self.name,
+        }
         document |= optional_keys(self, graph_defaults(type(self)), defaults=defaults)
         if "resident_bytes" in document:
             document["resident_bytes"] = dict(self.resident_bytes)

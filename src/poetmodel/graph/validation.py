@@ -96,6 +96,7 @@ def value_faults(document: Mapping[str, Any]) -> list[str]:
     faults: list[str] = []
 
     def check(item: object, rules: Mapping[str, _Rule], *path: str | int) -> None:
+        """Add a message for each invalid key and value of `item`, which is at `path`."""
         for key_path, words in _key_faults(item, rules):
             faults.append(f"{format_location((*path, *key_path), document)}: {words}")
 
@@ -108,9 +109,9 @@ def value_faults(document: Mapping[str, Any]) -> list[str]:
         if not isinstance(node, dict):
             continue
         if ("outputs" in node) == ("output_bytes" in node):
-            got = "both" if "outputs" in node else "neither"
-            where = format_location(("nodes", k), document)
-            faults.append(f"{where}: expected output_bytes or outputs, got {got}")
+            value_text = "both" if "outputs" in node else "neither"
+            label = format_location(("nodes", k), document)
+            faults.append(f"{label}: expected output_bytes or outputs, got {value_text}")
         outputs = node.get("outputs")
         for j, output in enumerate(outputs if isinstance(outputs, list) else ()):
             check(output, _TENSOR_KEYS, "nodes", k, "outputs", j)
@@ -131,10 +132,10 @@ def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tupl
             continue
         value = item.get(key)
         if not rule.accepts(value):
-            got = shown(value)
+            value_text = shown(value)
             if rule is _NAMES and isinstance(value, list):
-                got = f"[{', '.join(map(shown, value))}]"
-            yield (key,), f"expected {rule.expected}, got {got}"
+                value_text = f"[{', '.join(map(shown, value))}]"
+            yield (key,), f"expected {rule.expected}, got {value_text}"
         elif rule is _NAME and _SURROGATE.search(str(value)):
             yield (key,), f"expected characters that UTF-8 can encode, got {shown(value)}"
 
@@ -145,16 +146,16 @@ def structure_faults(nodes: Sequence[Node], *, version: int = 2) -> list[str]:
     Checks names, execution order, cycles, state and in-place pairs, and that a file of version 1
     uses no feature of version 2.
     """
-    newer = [k for k, node in enumerate(nodes) if node.needs_version_2]
+    version_2_nodes = [k for k, node in enumerate(nodes) if node.needs_version_2]
     faults = [] if nodes else ["nodes: expected at least 1 node, got 0"]
     if version == 1:
-        for k in newer:
+        for k in version_2_nodes:
             keys = ", ".join(_version_2_keys(nodes[k]))
             faults.append(f'{_node_label(nodes, k)}: {keys}: needs "version": 2, the file says 1')
     maker: dict[str, int] = {}
     faults += _repeated_name_faults(nodes, maker)
     faults += _order_faults(nodes, maker)
-    return faults + (list(_state_faults(nodes, maker)) if newer else [])
+    return faults + (list(_state_faults(nodes, maker)) if version_2_nodes else [])
 
 
 def _order_faults(nodes: Sequence[Node], maker: Mapping[str, int]) -> Iterator[str]:
@@ -172,7 +173,7 @@ def _order_faults(nodes: Sequence[Node], maker: Mapping[str, int]) -> Iterator[s
                     f"nodes[{maker[name]}], which does not come before it; nodes must be in "
                     "execution order"
                 )
-    if any(writer >= read for writer, read in edges):
+    if any(writer >= reader for writer, reader in edges):
         import networkx as nx
 
         cycle = cycle_fault(nx.DiGraph(edges), lambda k: nodes[k].name)
@@ -186,12 +187,12 @@ def _repeated_name_faults(nodes: Sequence[Node], maker: dict[str, int]) -> Itera
     """
     first: dict[str, int] = {}
     for k, node in enumerate(nodes):
-        repeated = node.name in first
-        if repeated:
+        repeated_name = node.name in first
+        if repeated_name:
             yield f"{_node_label(nodes, k)}: its name is already used by nodes[{first[node.name]}]"
         first.setdefault(node.name, k)
         for name in (tensor.name for tensor in node.outputs):
-            if name in maker and not (repeated and name == node.name):
+            if name in maker and not (repeated_name and name == node.name):
                 yield (
                     f"{_node_label(nodes, k)}: its output tensor {shown(name)} is already an "
                     f"output of nodes[{maker[name]}]"
@@ -241,98 +242,98 @@ def _version_2_keys(node: Node) -> Iterator[str]:
 
 def _state_faults(nodes: Sequence[Node], maker: Mapping[str, int]) -> Iterator[str]:
     """Yield a message for each violated rule of state, replacements and in-place pairs."""
-    replaced: dict[str, int] = {}
+    replacer: dict[str, int] = {}
     for k, node in enumerate(nodes):
         if node.is_state:
             yield from _state_node_faults(nodes, k)
-        yield from _replacement_faults(nodes, k, maker, replaced)
+        yield from _replacement_faults(nodes, k, maker, replacer)
         yield from _in_place_faults(nodes, k, maker)
     replacements = {
         tensor.name for node in nodes if not node.is_state for tensor, _ in _replacement_pairs(node)
     }
     for k, node in enumerate(nodes):
         for name in dict.fromkeys(node.inputs):
-            where = f"{_node_label(nodes, k)}.inputs: {shown(name)}"
+            label = f"{_node_label(nodes, k)}.inputs: {shown(name)}"
             if name in replacements:
-                yield f"{where} replaces a state tensor, and no node may read it in the same step"
-            elif replaced.get(name, k) < k:
+                yield f"{label} replaces a state tensor, and no node may read it in the same step"
+            elif replacer.get(name, k) < k:
                 yield (
-                    f"{where} is read after {_node_label(nodes, replaced[name])} has replaced it; "
+                    f"{label} is read after {_node_label(nodes, replacer[name])} has replaced it; "
                     "the node that replaces a state tensor must be its last reader"
                 )
 
 
 def _state_node_faults(nodes: Sequence[Node], k: int) -> Iterator[str]:
     """Yield a message for each violated rule of node `k`, which holds state."""
-    node, where = nodes[k], _node_label(nodes, k)
+    node, label = nodes[k], _node_label(nodes, k)
     for key, default in STATE_DEFAULTS.items():
         if getattr(node, key) != default:
-            yield f"{where}.{key}: a node of phase state computes nothing; leave the key out"
+            yield f"{label}.{key}: a node of phase state computes nothing; leave the key out"
     if node.inputs:
-        yield f"{where}.inputs: a node of phase state reads nothing; expected []"
+        yield f"{label}.inputs: a node of phase state reads nothing; expected []"
     if len(node.outputs) != 1:
-        yield f"{where}.outputs: a node of phase state has 1 output, got {len(node.outputs)}"
+        yield f"{label}.outputs: a node of phase state has 1 output, got {len(node.outputs)}"
 
 
 def _replacement_faults(
-    nodes: Sequence[Node], k: int, maker: Mapping[str, int], replaced: dict[str, int]
+    nodes: Sequence[Node], k: int, maker: Mapping[str, int], replacer: dict[str, int]
 ) -> Iterator[str]:
-    """Yield a message for each invalid replacement among a node's outputs.
+    """Yield a message for each invalid replacement among the outputs of node `k`.
 
-    Adds the state tensors that the node replaces to `replaced`.
+    Adds the node to `replacer`, the node that replaces each state tensor, by tensor name.
     """
-    node, where = nodes[k], _node_label(nodes, k)
+    node, label = nodes[k], _node_label(nodes, k)
     replacing = _replacement_pairs(node)
     if replacing and node.is_state:
-        yield f"{where}.outputs: a node of phase state replaces nothing; leave replaces out"
+        yield f"{label}.outputs: a node of phase state replaces nothing; leave replaces out"
         return
     for tensor, name in replacing:
-        claim = f"{where}.outputs: {shown(tensor.name)} replaces {shown(name)}"
+        message = f"{label}.outputs: {shown(tensor.name)} replaces {shown(name)}"
         position = maker.get(name)
         if position is None:
-            yield f"{claim}, which no node makes"
+            yield f"{message}, which no node makes"
             continue
         if not nodes[position].is_state:
             maker_name = _node_label(nodes, position)
-            yield f"{claim}, which is no state tensor: {maker_name} is not of phase state"
+            yield f"{message}, which is no state tensor: {maker_name} is not of phase state"
             continue
         if name not in node.inputs:
-            yield f"{claim}, which the node does not read; add it to inputs"
-        was = next(state.bytes for state in nodes[position].outputs if state.name == name)
-        if was != tensor.bytes:
-            yield f"{claim}, but they differ in bytes: {tensor.bytes} and {was}"
-        if name in replaced:
-            yield f"{claim}, which {_node_label(nodes, replaced[name])} replaces already"
-        replaced.setdefault(name, k)
+            yield f"{message}, which the node does not read; add it to inputs"
+        old_bytes = next(state.bytes for state in nodes[position].outputs if state.name == name)
+        if old_bytes != tensor.bytes:
+            yield f"{message}, but they differ in bytes: {tensor.bytes} and {old_bytes}"
+        if name in replacer:
+            yield f"{message}, which {_node_label(nodes, replacer[name])} replaces already"
+        replacer.setdefault(name, k)
     if replacing and node.recomputable:
         yield (
-            f"{where}.recomputable: expected false, since the node replaces "
+            f"{label}.recomputable: expected false, since the node replaces "
             f"{shown(replacing[0][1])}; a state tensor is updated once"
         )
     if replacing and node.on_aux:
         yield (
-            f"{where}.on_aux: expected false, since the node replaces {shown(replacing[0][1])}: "
+            f"{label}.on_aux: expected false, since the node replaces {shown(replacing[0][1])}: "
             "its value is not on storage when the step begins"
         )
 
 
 def _in_place_faults(nodes: Sequence[Node], k: int, maker: Mapping[str, int]) -> Iterator[str]:
     """Yield a message for each invalid in-place pair of node `k`."""
-    node, where = nodes[k], f"{_node_label(nodes, k)}.in_place"
+    node, label = nodes[k], f"{_node_label(nodes, k)}.in_place"
     outputs = [tensor.name for tensor in node.outputs]
     replacements = {tensor.name for tensor, _ in _replacement_pairs(node)}
     output_by_input: dict[str, str] = {}
     for output, name in node.in_place:
         if output not in outputs:
-            yield f"{where}: {shown(output)} is no output of the node"
+            yield f"{label}: {shown(output)} is no output of the node"
         elif output in replacements:
-            yield f"{where}: {shown(output)} replaces a state tensor, in whose memory it is written"
+            yield f"{label}: {shown(output)} replaces a state tensor, in whose memory it is written"
         if name not in node.inputs:
-            yield f"{where}: {shown(name)} is no input of the node"
+            yield f"{label}: {shown(name)} is no input of the node"
         elif nodes[maker.get(name, k)].is_state:
-            yield f"{where}: {shown(name)} is a state tensor; only its replacement may overwrite it"
+            yield f"{label}: {shown(name)} is a state tensor; only its replacement may overwrite it"
         if name in output_by_input:
-            yield f"{where}: {shown(output_by_input[name])} overwrites {shown(name)} already"
+            yield f"{label}: {shown(output_by_input[name])} overwrites {shown(name)} already"
         output_by_input.setdefault(name, output)
 
 

@@ -1,4 +1,4 @@
-"""Kernel calls: their arguments, and the buffers and tensors that these refer to."""
+"""Kernel calls, their arguments, and the buffers and tensors that arguments refer to."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DataType(StrEnum):
 
     @property
     def stored(self) -> str:
-        """NumPy type in files: little-endian, in the size of the build for the device."""
+        """NumPy type of elements in files: little-endian, with their size on the device."""
         return {
             DataType.REAL: "<f4",
             DataType.INT32: "<i4",
@@ -42,7 +42,7 @@ class DataType(StrEnum):
 
     @property
     def c_name(self) -> str:
-        """The type's name in C."""
+        """Name of the type in C."""
         return {
             DataType.REAL: "pm_real",
             DataType.INT32: "int32_t",
@@ -145,14 +145,16 @@ class Call:
     where: Condition | None = None
     """The condition of the call; None if it is unconditional."""
     within: tuple[int, int] | None = None
-    """Lower and exclusive upper limit of the indices that the kernel reads; None if it reads none,
-    or if they are always in range."""
+    """Lower and exclusive upper limit of the indices in the tensors that the kernel reads; None if
+    it reads no indices, or if all are always in range."""
 
     @property
     def buffers(self) -> tuple[str, ...]:
         """The buffers in the arguments and the condition, each once."""
-        named = [a.buffer for a in self.arguments if isinstance(a, Ref)]
-        return tuple(dict.fromkeys([*named, *([self.where.counter.buffer] if self.where else [])]))
+        argument_buffers = [a.buffer for a in self.arguments if isinstance(a, Ref)]
+        return tuple(
+            dict.fromkeys([*argument_buffers, *([self.where.counter.buffer] if self.where else [])])
+        )
 
     def with_buffers(self, names: Mapping[str, str]) -> Call:
         """Return the call with buffers replaced by `names`, except in its condition."""

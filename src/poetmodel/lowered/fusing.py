@@ -48,14 +48,14 @@ pointers and count."""
 
 
 def fuse_updates(step: LoweredStep) -> LoweredStep:
-    """Return a step in which each SGD update computes its weight gradient, if it can.
+    """Return a step in which each SGD update computes its weight gradient itself, if possible.
 
-    The weight is that of a matrix product or a convolution, and its gradient is one call that only
-    the update reads. The fused node has the position of the update, so the gradient's operands stay
-    in memory until then. For convolutions, this is done only if the gradient is at least as large
-    as each operand. Otherwise it would only remove a stage, and with it an opportunity to
-    recompute, since a stage computes a node once. Gradients of int8 weights are four times as large
-    as the weights and always fused.
+    That is possible for the weight of a matrix product or a convolution, if one call writes the
+    gradient and only the update reads it. The fused node has the position of the update, so the
+    gradient's operands stay in memory until then. Updates of convolutions are fused only if the
+    gradient is at least as large as each operand. Otherwise fusion would only remove a stage, and
+    with the stage an opportunity to recompute, since a stage computes a node once. Gradients of
+    int8 weights are four times as large as the weights and always fused.
     """
     gradient_nodes = dict(_fusible_pairs(step))
     if not gradient_nodes:
@@ -134,21 +134,32 @@ def _gradient_call(kernel: str, gradient: Ref, operands: Sequence[Argument]) -> 
 def _split_int8_call(fused_call: Call, gradient: str) -> tuple[Call, Call]:
     """Return the call that writes `gradient` and the update that reads it, for a fused call."""
     kernel, update = _QUANTIZED_SEPARATE_KERNELS[fused_call.kernel]
-    size, last = len(QUANTIZED_UPDATES[update]), len(parameter_names(kernel)) - _NOT_SIZES
-    state, (of_result, x, scale, *rest) = fused_call.arguments[:size], fused_call.arguments[size:]
-    numbers, further_inputs = rest[:last], rest[last:]
+    n_state, n_size_arguments = (
+        len(QUANTIZED_UPDATES[update]),
+        len(parameter_names(kernel)) - _NOT_SIZES,
+    )
+    state, (result_gradient, x, scale, *remaining_arguments) = (
+        fused_call.arguments[:n_state],
+        fused_call.arguments[n_state:],
+    )
+    size_arguments, further_inputs = (
+        remaining_arguments[:n_size_arguments],
+        remaining_arguments[n_size_arguments:],
+    )
     operands = named_arguments(fused_call)
     sizes = ConvolutionSizes(*operands["shape"]) if "shape" in operands else None
     if sizes is not None and "depthwise" in kernel:
-        inner, results = 1, sizes.channels
+        weights_per_result, results = 1, sizes.channels
         count = results
     else:
         count = operands["count"]
-        inner = operands["in"] if sizes is None else sizes.group_channels * sizes.window
-        results = count // inner
-    gradient_call = Call(kernel, (Ref(gradient), of_result, x, *numbers, count))
+        weights_per_result = (
+            operands["in"] if sizes is None else sizes.group_channels * sizes.window
+        )
+        results = count // weights_per_result
+    gradient_call = Call(kernel, (Ref(gradient), result_gradient, x, *size_arguments, count))
     return gradient_call, Call(
-        update, (*state, Ref(gradient), scale, results, inner, *further_inputs)
+        update, (*state, Ref(gradient), scale, results, weights_per_result, *further_inputs)
     )
 
 
@@ -237,14 +248,17 @@ def _fused_call(step: LoweredStep, k: int, u: int) -> Call:
     """Return the call that computes a gradient and updates the weight."""
     (gradient_call,), (update,) = step.calls[k], step.calls[u]
     if gradient_call.kernel in QUANTIZED:
-        size = len(QUANTIZED_UPDATES[update.kernel])
-        state, (_, scale, _, _, *further_inputs) = update.arguments[:size], update.arguments[size:]
-        _, gradient, x, *rest, _ = (
+        n_state = len(QUANTIZED_UPDATES[update.kernel])
+        state, (_, scale, _, _, *further_inputs) = (
+            update.arguments[:n_state],
+            update.arguments[n_state:],
+        )
+        _, gradient, x, *size_arguments, _ = (
             gradient_call.arguments
         )  # the update has a number of weights, too
-        arguments = (*state, gradient, x, scale, *rest, *further_inputs)
+        arguments = (*state, gradient, x, scale, *size_arguments, *further_inputs)
         return Call(QUANTIZED_FUSED[gradient_call.kernel, update.kernel], arguments)
-    weight, _, _, *numbers = update.arguments
+    weight, _, _, *update_arguments = update.arguments
     _, *operands = gradient_call.arguments
     match operands:
         case _, _, tuple(shape), *_:
@@ -254,4 +268,4 @@ def _fused_call(step: LoweredStep, k: int, u: int) -> Call:
             )  # the input, from one of the batch to the next
         case _:
             del operands[-1]  # the flag that adds the product to the output
-    return Call(FUSED[gradient_call.kernel], (weight, *operands, *numbers))
+    return Call(FUSED[gradient_call.kernel], (weight, *operands, *update_arguments))

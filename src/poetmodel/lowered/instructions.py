@@ -1,7 +1,7 @@
 """Estimated instructions of kernels on a Cortex-M with an FPU, without an emulator.
 
 The repeated units of a kernel are counted for a call: blocks, rows, taps, elements. A table has the
-instructions per unit, which ``bench/mcu/instructions.py`` measures with an emulator.
+instructions per unit, measured by ``bench/mcu/instructions.py`` with an emulator.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def _inner_sizes(arguments: Mapping[str, Any]) -> list[int]:
 
 def _sizes(shape: tuple[int, ...]) -> list[int]:
     """Return the sizes of a shape table, the innermost first, as in ``pm_each.h``."""
-    rank, *rest = shape
-    return rest[:: len(rest) // rank]
+    rank, *sizes_and_steps = shape
+    return sizes_and_steps[:: len(sizes_and_steps) // rank]
 
 
 def _count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
@@ -138,9 +138,10 @@ def _count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     if "x_height" in arguments:
         counts.update(x=planes * arguments["x_height"] * arguments["x_width"])
     if "row_step" in arguments or "divisor" in arguments:
-        seen = [_n_visited(arguments, axis) for axis in ("row", "column")]
+        n_visited = [_n_visited(arguments, axis) for axis in ("row", "column")]
         counts.update(
-            window_row=planes * arguments["width"] * seen[0], seen=planes * math.prod(seen)
+            window_row=planes * arguments["width"] * n_visited[0],
+            seen=planes * math.prod(n_visited),
         )
 
 
@@ -149,8 +150,8 @@ def _n_visited(arguments: Mapping[str, Any], axis: str) -> int:
 
     `arguments` have a list of the limits of each window.
     """
-    windows, numbers = arguments[f"{axis}s"], 2 if "row_step" in arguments else 3
-    starts, ends, step = windows[::numbers], windows[1::numbers], arguments.get(f"{axis}_step", 1)
+    limits, n_limits = arguments[f"{axis}s"], 2 if "row_step" in arguments else 3
+    starts, ends, step = limits[::n_limits], limits[1::n_limits], arguments.get(f"{axis}_step", 1)
     return sum(-(-(end - start) // step) for start, end in zip(starts, ends, strict=True))
 
 
@@ -190,16 +191,24 @@ def _product_order(arguments: Mapping[str, Any]) -> str:
 
 def _taps(position: int, size: int, taps: int, step: int) -> range:
     """Return the taps of a window that fall into the input, as ``pm_taps`` does."""
-    inside = [k for k in range(taps) if 0 <= position + k * step < size]
-    return range(inside[0], inside[-1] + 1) if inside else range(0)
+    taps_inside = [k for k in range(taps) if 0 <= position + k * step < size]
+    return range(taps_inside[0], taps_inside[-1] + 1) if taps_inside else range(0)
 
 
 class _Axis:
-    """One axis of a correlation: output positions, with the number of taps of each in the input."""
+    """One axis of a correlation.
+
+    `taps` has the number of taps inside the input for each output position.
+    """
 
     def __init__(
         self, places: int, start: int, step: int, size: int, taps: int, tap_step: int
     ) -> None:
+        """Count the taps inside the input for each of `places` output positions.
+
+        Position `k` reads from ``start + k * step`` on, its taps `tap_step` apart; the input has
+        `size` elements.
+        """
         self.step, self.tap_step, self.window = step, tap_step, taps
         self.taps = [len(_taps(start + k * step, size, taps, tap_step)) for k in range(places)]
 
@@ -209,51 +218,63 @@ def _count_correlation(
 ) -> None:
     """Count the sums of ``pm_correlate``: of four channels or one, at four positions or one."""
     rows, places = sum(down.taps), len(down.taps)
-    whole = [taps == across.window for taps in across.taps]
+    is_whole = [taps == across.window for taps in across.taps]
     for times, fours in zip(divmod(results, _BLOCK), (True, False), strict=True):
         counts["line"] += times * places
         k = 0
-        while k < len(whole) and times:
-            four = across.step in (1, 2) and len(whole) - k >= _BLOCK and whole[k] and whole[k + 3]
-            name = f"{4 if fours else 1}x{4 if four else 1}"
-            if fours and slides and (not four or (across.step == 1 and across.window in _SLIDING)):
+        while k < len(is_whole) and times:
+            is_four = (
+                across.step in (1, 2)
+                and len(is_whole) - k >= _BLOCK
+                and is_whole[k]
+                and is_whole[k + 3]
+            )
+            name = f"{4 if fours else 1}x{4 if is_four else 1}"
+            if (
+                fours
+                and slides
+                and (not is_four or (across.step == 1 and across.window in _SLIDING))
+            ):
                 name += " sliding"
-            elif four:
+            elif is_four:
                 name += f" by {across.step}"
             counts[name] += times * places
             counts[f"{name} row"] += times * rows * channels
             counts[f"{name} tap"] += times * rows * channels * across.taps[k]
-            k += _BLOCK if four else 1
+            k += _BLOCK if is_four else 1
 
 
 def _count_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count a convolution as correlations of its groups; a pointwise one over its channels."""
+    """Count a convolution as correlations of its groups.
+
+    A pointwise convolution is one whose taps are its channels.
+    """
     sizes = ConvolutionSizes(*arguments["shape"])
     channels = sizes.group_channels
     (height, rows, window_h, stride_h, pad_h, dilation_h), across = sizes.directions
     width, columns, window_w, stride_w, pad_w, dilation_w = across
     down = _Axis(rows, -pad_h, stride_h, height, window_h, dilation_h)
     line = _Axis(columns, -pad_w, stride_w, width, window_w, dilation_w)
-    summed = channels
+    n_summed = channels
     if window_h == window_w == 1 and pad_h == pad_w == 0:
         # A pointwise convolution is a correlation whose taps are the channels.
-        plane, summed = height * width, 1
+        plane, n_summed = height * width, 1
         line = _Axis(columns, 0, stride_w, channels * plane, channels, plane)
         if stride_h == stride_w == 1:
             down = _Axis(1, 0, 1, 1, 1, 1)
             line = _Axis(plane, 0, 1, channels * plane, channels, plane)
     for results in _group_sizes(arguments["first"], arguments["count"], sizes.group_results):
         for _ in range(arguments["batch"]):
-            _count_correlation(counts, down, line, summed, results, slides=line.tap_step == 1)
+            _count_correlation(counts, down, line, n_summed, results, slides=line.tap_step == 1)
 
 
 def _group_sizes(first: int, count: int, results: int) -> Iterator[int]:
-    """Yield the number of channels of each group in a range of channels."""
-    done = 0
-    while done < count:
-        now = min(results - (first + done) % results, count - done)
-        yield now
-        done += now
+    """Yield the number of channels of each group among `count` channels from `first` on."""
+    n_done = 0
+    while n_done < count:
+        n_channels = min(results - (first + n_done) % results, count - n_done)
+        yield n_channels
+        n_done += n_channels
 
 
 def _count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
@@ -262,40 +283,46 @@ def _count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) ->
     channels, axes = sizes.group_channels, sizes.directions
     pointwise = all(axis[2] == 1 and axis[4] == 0 for axis in axes)
     plane, out_plane = sizes.plane, sizes.out_plane
-    for summed in _group_sizes(arguments["first"], arguments["count"], sizes.group_results):
+    for n_summed in _group_sizes(arguments["first"], arguments["count"], sizes.group_results):
         for _ in range(arguments["batch"]):
             if pointwise and all(axis[3] == 1 for axis in axes):
                 lines = [
-                    (_Axis(1, 0, 1, 1, 1, 1), _Axis(plane, 0, 1, summed * plane, summed, plane), 1)
+                    (
+                        _Axis(1, 0, 1, 1, 1, 1),
+                        _Axis(plane, 0, 1, n_summed * plane, n_summed, plane),
+                        1,
+                    )
                 ]
             else:
                 lines = [
-                    (down, across, between)
+                    (down, across, tap_distance)
                     for down, _ in _phases(*axes[0])
-                    for across, between in _phases(*axes[1])
+                    for across, tap_distance in _phases(*axes[1])
                 ]
-            for down, columns, between in lines:
-                across, times = columns, summed if down.window and columns.window else 0
+            for down, columns, tap_distance in lines:
+                across, times = columns, n_summed if down.window and columns.window else 0
                 if pointwise and times:
                     times = 1
-                    across = _Axis(len(columns.taps), 0, 1, summed * out_plane, summed, out_plane)
-                slides = between == 1 and across.tap_step == -1
+                    across = _Axis(
+                        len(columns.taps), 0, 1, n_summed * out_plane, n_summed, out_plane
+                    )
+                slides = tap_distance == 1 and across.tap_step == -1
                 _count_correlation(counts, down, across, times, channels, slides=slides)
 
 
 def _phases(
     size: int, places: int, window: int, stride: int, pad: int, dilation: int
 ) -> Iterator[tuple[_Axis, int]]:
-    """Yield the input positions that share taps, as an axis, with the distance of these taps."""
+    """Yield (axis of input positions that share taps, distance of these taps) for each phase."""
     for i in range(min(stride, size)):
         tap = next(
             (t for t in range(min(window, stride)) if (i + pad - t * dilation) % stride == 0), -1
         )
-        between = stride // math.gcd(stride, dilation)
-        taps = 0 if tap < 0 else -(-(window - tap) // between)
+        tap_distance = stride // math.gcd(stride, dilation)
+        taps = 0 if tap < 0 else -(-(window - tap) // tap_distance)
         start = 0 if tap < 0 else (i + pad - tap * dilation) // stride
-        step = -(between * dilation) // stride
-        yield _Axis(-(-(size - i) // stride), start, 1, places, taps, step), between
+        step = -(tap_distance * dilation) // stride
+        yield _Axis(-(-(size - i) // stride), start, 1, places, taps, step), tap_distance
 
 
 def _tap_counts(sizes: ConvolutionSizes) -> Iterator[tuple[int, int]]:
@@ -322,11 +349,11 @@ def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -
             if batch == rows == columns == 1:
                 counts.update(point=results * channels)
                 continue
-            fours, ones = divmod(results, _BLOCK)
+            n_fours, n_single = divmod(results, _BLOCK)
             blocks = {
-                "4x4": fours * (channels // _BLOCK),
-                "1x4": fours * (channels % _BLOCK),
-                "1x1": ones * channels,
+                "4x4": n_fours * (channels // _BLOCK),
+                "1x4": n_fours * (channels % _BLOCK),
+                "1x1": n_single * channels,
             }
             for name, times in blocks.items():
                 counts[name] += times
@@ -373,8 +400,8 @@ def _count_bags(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 def _count_dots(counts: Counter[str], name: str, times: int, length: int) -> None:
     """Count products of length `length`, summed for several rows at once: ``pm_q8_dots``."""
-    words, rest = divmod(length, _BLOCK)
-    counts.update({f"{name} word": times * words, f"{name} rest": times * rest})
+    words, n_rest = divmod(length, _BLOCK)
+    counts.update({f"{name} word": times * words, f"{name} rest": times * n_rest})
 
 
 def _count_clamped(counts: Counter[str], arguments: Mapping[str, Any], results: int) -> None:
@@ -397,23 +424,29 @@ def _count_q8_pool(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     places = arguments["batch"] * arguments["height"] * arguments["width"]
     rows = arguments["batch"] * _n_visited(arguments, "row")
     elements = rows * _n_visited(arguments, "column")
-    words, rest = divmod(arguments["channels"], _BLOCK)
+    channel_words, single_channels = divmod(arguments["channels"], _BLOCK)
     lists = (arguments["rows"], arguments["columns"])
     largest = math.prod(max(map(sub, ends[1::2], ends[::2])) for ends in lists)
     if "scale" in arguments and largest > _MAX_SUMMED:
-        words, rest = 0, arguments["channels"]
+        channel_words, single_channels = 0, arguments["channels"]
     counts.update(place=places)
-    for name, times in (("4", words), ("1", rest)):
-        seen = {"element": places, "row": rows * arguments["width"], "seen": elements}
-        counts.update({f"{name} {unit}": times * number for unit, number in seen.items()})
+    for name, times in (("4", channel_words), ("1", single_channels)):
+        units = {"element": places, "row": rows * arguments["width"], "seen": elements}
+        counts.update({f"{name} {unit}": times * number for unit, number in units.items()})
     _count_clamped(counts, arguments, places * arguments["channels"])
 
 
 def _count_q8_pointwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count products of two outputs by two pixels, and of the rest by one."""
-    (pairs, one), (twos, last) = divmod(arguments["results"], 2), divmod(arguments["pixels"], 2)
-    blocks = {"2x2": pairs * twos, "1x2": pairs * last + one * (twos + last)}
-    counts.update(pair=pairs)
+    (result_pairs, single_results), (pixel_pairs, single_pixels) = (
+        divmod(arguments["results"], 2),
+        divmod(arguments["pixels"], 2),
+    )
+    blocks = {
+        "2x2": result_pairs * pixel_pairs,
+        "1x2": result_pairs * single_pixels + single_results * (pixel_pairs + single_pixels),
+    }
+    counts.update(pair=result_pairs)
     for name, times in blocks.items():
         counts[name] += times
         _count_dots(counts, name, times, arguments["in"])
@@ -434,37 +467,46 @@ def _count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) ->
     pairs = arguments["batch"] * sizes.groups * -(-arguments["count"] // sizes.groups // 2)
     in_line = sizes.groups == sizes.dilation_across == 1
     down, across = _taps_in_image(sizes)
-    lines, places = down.count(sizes.window_height), across.count(sizes.window_width)
-    counts.update({"inside": pairs * (lines * places > 0), "line": pairs * lines * (places > 0)})
-    whole = [(sizes.window_height, sizes.window_width)] * (lines * -(-places // 2))
-    edges = [seen for seen in product(down, across) if seen != sizes[6:8]]
-    counts.update(place=arguments["batch"] * len(edges))
-    for name, windows in (("2x2", whole), ("1x2", edges)):
+    rows_inside, columns_inside = down.count(sizes.window_height), across.count(sizes.window_width)
+    counts.update(
+        {
+            "inside": pairs * (rows_inside * columns_inside > 0),
+            "line": pairs * rows_inside * (columns_inside > 0),
+        }
+    )
+    whole_windows = [(sizes.window_height, sizes.window_width)] * (
+        rows_inside * -(-columns_inside // 2)
+    )
+    edge_windows = [window for window in product(down, across) if window != sizes[6:8]]
+    counts.update(place=arguments["batch"] * len(edge_windows))
+    for name, windows in (("2x2", whole_windows), ("1x2", edge_windows)):
         for (rows, columns), times in Counter(windows).items():
             runs, length = (1, columns) if in_line else (columns, 1)
-            many = pairs * times * rows * runs
-            counts.update({name: pairs * times, f"{name} run": many})
-            _count_dots(counts, name, many, length * sizes.group_channels)
+            n_runs = pairs * times * rows * runs
+            counts.update({name: pairs * times, f"{name} run": n_runs})
+            _count_dots(counts, name, n_runs, length * sizes.group_channels)
     _count_clamped(counts, arguments, arguments["batch"] * arguments["count"] * sizes.out_plane)
 
 
 def _count_q8_depthwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count words of four channels and single channels, for whole and for cut windows."""
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
-    window, (fours, ones) = sizes[6:8], divmod(arguments["count"], _BLOCK)
+    window, (channel_words, single_channels) = sizes[6:8], divmod(arguments["count"], _BLOCK)
     down, across = _taps_in_image(sizes)
     name = "3x3" if window == (3, 3) else "whole"
     for rows, columns in product(down, across):
         taps, is_whole = rows * columns, (rows, columns) == window
-        made = {name if is_whole else "edge": fours, "1": ones}
-        counts.update({"place": batch, "made": batch * (ones > 0 or not is_whole)})
-        for kind, times in made.items():
+        n_by_kind = {name if is_whole else "edge": channel_words, "1": single_channels}
+        counts.update({"place": batch, "made": batch * (single_channels > 0 or not is_whole)})
+        for kind, times in n_by_kind.items():
             counts.update({kind: batch * times})
             if kind != "3x3":
                 counts.update({f"{kind} row": batch * times * rows})
                 counts.update({f"{kind} tap": batch * times * taps})
     lines = down.count(window[0]) if window[1] in across else 0
-    counts.update({"inside": batch * fours * (lines > 0), "line": batch * fours * lines})
+    counts.update(
+        {"inside": batch * channel_words * (lines > 0), "line": batch * channel_words * lines}
+    )
     _count_clamped(counts, arguments, batch * arguments["count"] * sizes.out_plane)
 
 
@@ -491,40 +533,44 @@ def _count_q8_input_gradient(counts: Counter[str], arguments: Mapping[str, Any])
 
 
 def _q8_gradient_sizes(arguments: Mapping[str, Any]) -> tuple[ConvolutionSizes, int, int]:
-    """Return the sizes of a layer, its number of input pixels, and of visits of these by taps."""
+    """Return the sizes of a layer, and its numbers of input pixels and of visits by taps.
+
+    Each tap visits an input pixel once for each output position that reads the pixel through the
+    tap.
+    """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
-    seen = sum(rows * columns for rows, columns in _tap_counts(sizes))
-    return sizes, batch * sizes.plane, batch * seen
+    n_visits = sum(rows * columns for rows, columns in _tap_counts(sizes))
+    return sizes, batch * sizes.plane, batch * n_visits
 
 
 def _count_q8_convolution_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count input pixels, and the products of words of four channels and of single channels."""
-    sizes, pixels, seen = _q8_gradient_sizes(arguments)
+    sizes, pixels, n_visits = _q8_gradient_sizes(arguments)
     groups, results = sizes.groups, arguments["results"] // sizes.groups
     counts.update(pixel=pixels)
-    for name, times in zip(
+    for name, n_per_group in zip(
         ("4", "1"), divmod(arguments["channels"] // groups, _BLOCK), strict=True
     ):
-        taps, many = seen * times * -(-results // _BLOCK), groups * times
-        counts.update({name: pixels * many, f"{name} tap": groups * taps})
-        counts.update({f"{name} result": seen * many * results})
+        taps, n_channels = n_visits * n_per_group * -(-results // _BLOCK), groups * n_per_group
+        counts.update({name: pixels * n_channels, f"{name} tap": groups * taps})
+        counts.update({f"{name} result": n_visits * n_channels * results})
 
 
 def _count_q8_depthwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    _, pixels, seen = _q8_gradient_sizes(arguments)
+    _, pixels, n_visits = _q8_gradient_sizes(arguments)
     counts.update(pixel=pixels)
     for name, times in zip(("4", "1"), divmod(arguments["count"], _BLOCK), strict=True):
-        counts.update({name: pixels * times, f"{name} tap": seen * times})
+        counts.update({name: pixels * times, f"{name} tap": n_visits * times})
 
 
 def _count_q8_pool_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count input pixels, output elements, and the elements that windows visit."""
-    sizes, pixels, seen = _q8_gradient_sizes(arguments)
+    sizes, pixels, n_visits = _q8_gradient_sizes(arguments)
     counts.update(
         pixel=pixels,
         x=pixels * arguments["count"],
         element=arguments["batch"] * sizes.out_plane * arguments["count"],
-        seen=seen * arguments["count"],
+        seen=n_visits * arguments["count"],
     )
 
 
@@ -532,10 +578,16 @@ def _count_q8_products(
     counts: Counter[str], results: int, channels: int, rows: int, places: int
 ) -> None:
     """Count the products of weight gradients between outputs and input channels: ``pm_q8_dw``."""
-    (fours, ones), (blocks, left) = divmod(results, _BLOCK), divmod(channels, _BLOCK)
+    (result_blocks, results_left), (channel_blocks, channels_left) = (
+        divmod(results, _BLOCK),
+        divmod(channels, _BLOCK),
+    )
     kinds = {
-        "4x4": fours * blocks, "4x1": fours * left, "1x4": ones * blocks, "1x1": ones * left,
-    }  # fmt: skip
+        "4x4": result_blocks * channel_blocks,
+        "4x1": result_blocks * channels_left,
+        "1x4": results_left * channel_blocks,
+        "1x1": results_left * channels_left,
+    }
     for name, times in kinds.items():
         counts.update({name: times, f"{name} row": times * rows, f"{name} place": times * places})
 

@@ -81,6 +81,8 @@ class _Value(Strict):
 
 
 class _StepFile(Strict):
+    """Content of a step file, or of the forward pass (inference, evaluation) in it."""
+
     format: Literal["poetmodel-step"]
     version: Literal[1]
     graph: dict[str, Any]
@@ -128,9 +130,9 @@ def _document(step: LoweredStep) -> dict[str, object]:
         document["accumulate"] = step.accumulate
     if step.output is not None:
         document["output"] = _value_to_json(step.output)
-    for key, part in (("inference", step.inference), ("evaluation", step.evaluation)):
-        if part is not None:
-            document[key] = _document(part)
+    for key, forward_pass in (("inference", step.inference), ("evaluation", step.evaluation)):
+        if forward_pass is not None:
+            document[key] = _document(forward_pass)
     return document
 
 
@@ -147,8 +149,8 @@ def _call_to_json(call: Call) -> dict[str, object]:
         entry["within"] = list(call.within)
     if call.where is None:
         return entry
-    where = {"counter": _argument_to_json(call.where.counter), "value": call.where.value}
-    return entry | {"where": where}
+    condition_entry = {"counter": _argument_to_json(call.where.counter), "value": call.where.value}
+    return entry | {"where": condition_entry}
 
 
 def _argument_to_json(argument: Argument) -> object:
@@ -183,7 +185,7 @@ def load_step(path: str | Path) -> LoweredStep:
 def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> LoweredStep:
     """Convert a parsed document to a step. Raises `InputError` with all errors.
 
-    `outer_values` are names of buffers whose values the enclosing step has.
+    `outer_values` are names of buffers with values in the enclosing step.
     """
     step = LoweredStep(
         graph=Graph.from_dict(document.graph, source="graph"),
@@ -206,23 +208,28 @@ def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> 
     if errors:
         raise InputError(errors)
     values = {name: _decode_values(step, name, coded) for name, coded in document.values.items()}
-    beside: dict[str, LoweredStep] = {}
-    there = dict(document.values)
-    for key, part in (("inference", document.inference), ("evaluation", document.evaluation)):
-        if part is not None:
+    forward_passes: dict[str, LoweredStep] = {}
+    values_so_far = dict(document.values)
+    for key, forward_document in (
+        ("inference", document.inference),
+        ("evaluation", document.evaluation),
+    ):
+        if forward_document is not None:
             with raised_as(InputError, key):
-                beside[key] = _step_from_json(part, there)
-            there |= part.values
-    return step.with_nodes(step.graph.nodes, step.calls, values=values, **beside)
+                forward_passes[key] = _step_from_json(forward_document, values_so_far)
+            values_so_far |= forward_document.values
+    return step.with_nodes(step.graph.nodes, step.calls, values=values, **forward_passes)
 
 
 def _call_from_json(call: _CallEntry) -> Call:
-    where = None
+    condition = None
     if call.where is not None:
         counter = call.where.counter
-        where = Condition(Ref(counter.buffer, counter.offset), call.where.value)
-    within = None if call.within is None else (call.within[0], call.within[1])
-    return Call(call.kernel, tuple(map(_argument_from_json, call.arguments)), where, within)
+        condition = Condition(Ref(counter.buffer, counter.offset), call.where.value)
+    index_range = None if call.within is None else (call.within[0], call.within[1])
+    return Call(
+        call.kernel, tuple(map(_argument_from_json, call.arguments)), condition, index_range
+    )
 
 
 def _argument_from_json(argument: object) -> Argument:
@@ -254,9 +261,10 @@ def _value_from_json(value: _Value) -> NamedTensor:
 def _find_errors(
     step: LoweredStep, values: Collection[str], outer_values: Collection[str]
 ) -> Iterator[str]:
-    """Yield contradictions between parts of a file.
+    """Yield an error for each contradiction between the graph, the buffers and the calls of a file.
 
-    `outer_values` has values of the enclosing step.
+    `values` and `outer_values` are names of buffers with values, in this step and the enclosing
+    step.
     """
     for tensor in step.graph.tensors:
         name = tensor.replaces or tensor.name
@@ -265,9 +273,9 @@ def _find_errors(
         elif step.buffers[name].bytes != tensor.bytes:
             yield f"buffers: {name!r} has {step.buffers[name].bytes} B, its tensor {tensor.bytes} B"
     yield from _find_tensor_errors(step)
-    needed = {ref.buffer for value in step.states for ref in value.pieces}
-    needed.update(t.name for node in step.graph.nodes if node.is_state for t in node.outputs)
-    for name in sorted(needed - set(values)):
+    state_buffers = {ref.buffer for value in step.states for ref in value.pieces}
+    state_buffers.update(t.name for node in step.graph.nodes if node.is_state for t in node.outputs)
+    for name in sorted(state_buffers - set(values)):
         yield f"values: those of state {name!r} are missing"
     for name in sorted(set(values) - step.buffers.keys()):
         yield f"values: {name!r} is no buffer"
@@ -279,7 +287,7 @@ def _find_errors(
 def _find_call_errors(step: LoweredStep, readable_constants: Collection[str]) -> Iterator[str]:
     """Yield errors of all calls.
 
-    `readable_constants` are buffers that they may read besides tensors.
+    `readable_constants` are buffers that calls may read besides the tensors of their node.
     """
     if len(step.calls) != len(step.graph.nodes):
         yield f"calls: expected {len(step.graph.nodes)} lists, one a node, got {len(step.calls)}"
@@ -295,8 +303,8 @@ def _find_call_errors(step: LoweredStep, readable_constants: Collection[str]) ->
 
 def _find_tensor_errors(step: LoweredStep) -> Iterator[str]:
     """Yield errors of inputs, states, gradients, the output and the loss."""
-    listed = [(key, value) for key in _LISTS for value in getattr(step, key)]
-    for key, value in [*listed, *([] if step.output is None else [("output", step.output)])]:
+    tensors = [(key, value) for key in _LISTS for value in getattr(step, key)]
+    for key, value in [*tensors, *([] if step.output is None else [("output", step.output)])]:
         for error in _value_errors(step, value):
             yield f"{key}: {value.name!r}: {error}"
     for error in _ref_errors(step, step.loss):
@@ -316,16 +324,16 @@ def _value_errors(step: LoweredStep, value: NamedTensor) -> Iterator[str]:
     if value.strides is not None:
         if len(value.strides) != len(value.shape) or len(value.pieces) > 1:
             yield f"expected {len(value.shape)} strides in one piece, got {len(value.strides)}"
-        elif (needed := _span_elements(value.shape, value.strides)) > available_elements[0]:
-            yield f"reaches {needed} elements, its buffer has {available_elements[0]}"
-    elif (needed := math.prod(value.shape)) > sum(available_elements):
-        yield f"has {needed} elements, its buffers {sum(available_elements)}"
-    elif len(value.pieces) > 1 and needed != sum(available_elements):
-        yield f"has {needed} elements, its pieces {sum(available_elements)}"
+        elif (n_elements := _span_elements(value.shape, value.strides)) > available_elements[0]:
+            yield f"reaches {n_elements} elements, its buffer has {available_elements[0]}"
+    elif (n_elements := math.prod(value.shape)) > sum(available_elements):
+        yield f"has {n_elements} elements, its buffers {sum(available_elements)}"
+    elif len(value.pieces) > 1 and n_elements != sum(available_elements):
+        yield f"has {n_elements} elements, its pieces {sum(available_elements)}"
 
 
 def _span_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Return the distance from the first to the last element of a tensor, both included."""
+    """Return the number of buffer elements from the first to the last element of a tensor."""
     last = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
     return last + 1 if math.prod(shape) else 0
 
@@ -335,8 +343,8 @@ def _ref_errors(step: LoweredStep, ref: Ref) -> Iterator[str]:
     if ref.buffer not in step.buffers:
         yield f"buffer {ref.buffer!r} is not there"
     elif ref.offset > max(0, step.buffers[ref.buffer].elements - 1):
-        there = step.buffers[ref.buffer].elements
-        yield f"element {ref.offset} of {ref.buffer!r}, which has {there}"
+        n_elements = step.buffers[ref.buffer].elements
+        yield f"element {ref.offset} of {ref.buffer!r}, which has {n_elements}"
 
 
 def _call_errors(
@@ -365,13 +373,13 @@ def _call_errors(
 
 
 def _condition_errors(
-    step: LoweredStep, where: Condition | None, readable: Collection[str]
+    step: LoweredStep, condition: Condition | None, readable: Collection[str]
 ) -> Iterator[str]:
-    """Yield reasons why a call cannot depend on a counter."""
-    if where is None:
+    """Yield an error if a call cannot depend on the counter of its condition."""
+    if condition is None:
         return
-    name = where.counter.buffer
-    yield from _ref_errors(step, where.counter)
+    name = condition.counter.buffer
+    yield from _ref_errors(step, condition.counter)
     if name not in readable:
         yield f"where: {name!r} is not read by its node"
     elif step.buffers[name].type is not DataType.INT32:
@@ -383,13 +391,13 @@ def _is_accepted(step: LoweredStep, parameter_type: str, argument: Argument) -> 
     is_pointer = parameter_type.endswith("*")
     if isinstance(argument, Ref):
         buffer = step.buffers.get(argument.buffer)
-        signed = (
+        is_int8_as_uint8 = (
             buffer is not None
             and buffer.type is DataType.INT8
             and parameter_type == "const uint8_t *"
         )
         return is_pointer and (
-            buffer is None or buffer.type.c_name in parameter_type.split() or signed
+            buffer is None or buffer.type.c_name in parameter_type.split() or is_int8_as_uint8
         )
     if isinstance(argument, tuple):
         return parameter_type == "const int32_t *" and all(
@@ -406,19 +414,19 @@ def _argument_text(argument: Argument) -> str:
     return f"{len(argument)} numbers" if isinstance(argument, tuple) else str(argument)
 
 
-def _decode_values(step: LoweredStep, name: str, coded: str) -> np.ndarray:
+def _decode_values(step: LoweredStep, name: str, base64_text: str) -> np.ndarray:
     """Return the array of a buffer from base64.
 
     Raise `InputError` if the text or its size is wrong.
     """
     buffer = step.buffers[name]
     try:
-        data = base64.b64decode(coded, validate=True)
+        content = base64.b64decode(base64_text, validate=True)
     except (binascii.Error, ValueError):
         raise InputError(f"values: {name!r} is not base64") from None
-    if len(data) != buffer.bytes:
-        raise InputError(f"values: {name!r} has {len(data)} B, its buffer {buffer.bytes} B")
-    return np.frombuffer(data, dtype=buffer.type.stored)
+    if len(content) != buffer.bytes:
+        raise InputError(f"values: {name!r} has {len(content)} B, its buffer {buffer.bytes} B")
+    return np.frombuffer(content, dtype=buffer.type.stored)
 
 
 def load_scores(path: Path) -> dict[str, float]:

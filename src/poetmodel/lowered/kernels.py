@@ -65,8 +65,8 @@ def _parameter_declarations(kernel: str) -> Iterator[str]:
     (declaration,) = (
         prototype for prototype in defined_functions(text) if f" {kernel}(" in prototype
     )
-    for part in declaration[declaration.index("(") + 1 : -1].split(","):
-        yield " ".join(part.split())
+    for parameter in declaration[declaration.index("(") + 1 : -1].split(","):
+        yield " ".join(parameter.split())
 
 
 def kernel_source(name: str) -> str:

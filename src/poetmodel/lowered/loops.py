@@ -1,7 +1,7 @@
 """Kernel calls as nested loops over their tensors, and calls from modified loops.
 
-Only for kernels that accept any offsets, sizes and strides: matrix products, sums, copies and
-elementwise operators.
+This module supports only kernels that accept any offsets, sizes and strides: matrix products, sums,
+copies and elementwise operators.
 """
 
 from __future__ import annotations
@@ -62,13 +62,14 @@ class Loops:
         return loops if (loops.elements(number) == elements).all() else None
 
     def subset(self, dimension: int, number: int, *, rows: int, count: int) -> Loops:
-        """Return loops over some iterations `i` of a dimension: ``(i // rows) % count == number``.
+        """Return loops over some iterations `i` of a dimension.
 
-        The dimension becomes two if each group has several rows and there are several groups.
+        These are the groups of `rows` iterations with ``(i // rows) % count == number``. The
+        dimension becomes two dimensions if there are several groups of several iterations.
         """
-        rounds = self.sizes[dimension] // (rows * count)
-        replaced_dimensions = [(rows, 1)] if rounds == 1 else [(rounds, rows * count)]
-        if rows > 1 and rounds > 1:
+        n_rounds = self.sizes[dimension] // (rows * count)
+        replaced_dimensions = [(rows, 1)] if n_rounds == 1 else [(n_rounds, rows * count)]
+        if rows > 1 and n_rounds > 1:
             replaced_dimensions.insert(0, (rows, 1))
         refs = tuple(
             replace(ref, offset=ref.offset + number * rows * steps[dimension])
@@ -76,11 +77,11 @@ class Loops:
         )
         steps = tuple(
             (
-                *each[:dimension],
-                *(each[dimension] * factor for _, factor in replaced_dimensions),
-                *each[dimension + 1 :],
+                *tensor_steps[:dimension],
+                *(tensor_steps[dimension] * factor for _, factor in replaced_dimensions),
+                *tensor_steps[dimension + 1 :],
             )
-            for each in self.steps
+            for tensor_steps in self.steps
         )
         new_sizes = (size for size, _ in replaced_dimensions)
         sizes = (*self.sizes[:dimension], *new_sizes, *self.sizes[dimension + 1 :])
@@ -93,8 +94,8 @@ class Loops:
 
 def loops_of(call: Call) -> Loops | None:
     """Return a call as loops; None if its kernel is not supported or it has a condition."""
-    form = _loop_kind(call)
-    return _LOOP_KINDS[form][0](call) if form in _LOOP_KINDS and call.where is None else None
+    kind = _loop_kind(call)
+    return _LOOP_KINDS[kind][0](call) if kind in _LOOP_KINDS and call.where is None else None
 
 
 def is_by_element(call: Call) -> bool:
@@ -103,16 +104,16 @@ def is_by_element(call: Call) -> bool:
 
 
 def _loop_kind(call: Call) -> str:
-    """Return the key in `_LOOP_KINDS` of a call's kernel; empty if there is none."""
+    """Return the key in `_LOOP_KINDS` of a call's kernel; "" if the kernel is not supported."""
     if call.kernel in _LOOP_KINDS:
         return call.kernel
     refs = [a for a in call.arguments if isinstance(a, Ref)]
-    names, rest = parameter_names(call.kernel), call.arguments[len(refs) + 1 :]
+    names, other_arguments = parameter_names(call.kernel), call.arguments[len(refs) + 1 :]
     table = call.arguments[len(refs)] if len(call.arguments) > len(refs) else None
     if names[len(refs) : len(refs) + 1] != ("shape",) or not isinstance(table, tuple):
         return ""
-    fits = 1 <= table[0] <= RANK and len(table) == 1 + table[0] * (1 + len(refs))
-    return "each" if fits and all(isinstance(a, float) for a in rest) else ""
+    is_shape_table = 1 <= table[0] <= RANK and len(table) == 1 + table[0] * (1 + len(refs))
+    return "each" if is_shape_table and all(isinstance(a, float) for a in other_arguments) else ""
 
 
 def _int_arguments(arguments: Iterable[Argument]) -> list[int]:
@@ -156,15 +157,16 @@ def table_columns(table: Argument) -> list[Numbers]:
     """Return the sizes, then the steps of each tensor, of a shape table as in ``pm_each.h``."""
     if not isinstance(table, tuple):
         raise TypeError(table)
-    rank, *rest = table
-    width = len(rest) // rank
-    return [tuple(rest[k::width]) for k in range(width)]
+    rank, *sizes_and_steps = table
+    width = len(sizes_and_steps) // rank
+    return [tuple(sizes_and_steps[k::width]) for k in range(width)]
 
 
 def merge_dimensions(columns: Sequence[Numbers]) -> list[list[int]]:
     """Return the rows of a shape table without dimensions of size 1, contiguous dimensions merged.
 
-    Two dimensions are merged if all tensors continue from one to the other with the same step.
+    Two dimensions are merged if one step of the outer loop continues the inner loop, in all
+    tensors.
     """
     rows: list[list[int]] = []
     for size, *steps in zip(*columns, strict=True):
@@ -189,8 +191,12 @@ def _read_each(call: Call) -> Loops:
 
 def _write_each(loops: Loops) -> Call | None:
     table, count = shape_table((loops.sizes, *loops.steps)), len(loops.refs)
-    rest = loops.call.arguments[count + 1 :]
-    return None if table is None else replace(loops.call, arguments=(*loops.refs, table, *rest))
+    other_arguments = loops.call.arguments[count + 1 :]
+    return (
+        None
+        if table is None
+        else replace(loops.call, arguments=(*loops.refs, table, *other_arguments))
+    )
 
 
 def _read_product(call: Call) -> Loops:
@@ -203,27 +209,31 @@ def _write_product(loops: Loops) -> Call | None:
     if len(loops.sizes) != len(_PRODUCT) or (loops.steps[0][2] != 1 and loops.sizes[2] > 1):
         return None
     (out_row, _, _), (a_row, a_column, _), (_, b_row, b_column) = loops.steps
-    numbers = (*loops.sizes, out_row, a_row, a_column, b_row, b_column)
-    return replace(loops.call, arguments=(*loops.refs, *numbers, loops.call.arguments[-1]))
+    sizes_and_steps = (*loops.sizes, out_row, a_row, a_column, b_row, b_column)
+    return replace(loops.call, arguments=(*loops.refs, *sizes_and_steps, loops.call.arguments[-1]))
 
 
 def _read_sum(call: Call) -> Loops:
     """Return a sum as loops over the outputs and the summed elements."""
-    sizes, out, x = table_columns(call.arguments[2])
-    summed, new_sizes = table_columns(call.arguments[3])
-    steps = (*out, *(0 for _ in summed)), (*x, *new_sizes)
-    return Loops(call=call, sizes=(*sizes, *summed), refs=call_refs(call), steps=steps)
+    sizes, out_steps, x_steps = table_columns(call.arguments[2])
+    summed_sizes, summed_steps = table_columns(call.arguments[3])
+    steps = (*out_steps, *(0 for _ in summed_sizes)), (*x_steps, *summed_steps)
+    return Loops(call=call, sizes=(*sizes, *summed_sizes), refs=call_refs(call), steps=steps)
 
 
 def _write_sum(loops: Loops) -> Call | None:
     """Return the loops of a sum as a call; None if a shape table is too large."""
     rows = list(zip(loops.sizes, *loops.steps, strict=True))
-    outer = shape_table(tuple(zip(*(row for row in rows if row[1]), strict=True)) or ((1,),) * 3)
-    summed = [(size, x) for size, out, x in rows if not out]
-    inner = shape_table(tuple(zip(*summed, strict=True)) or ((1,),) * 2)
-    if outer is None or inner is None:
+    outer_table = shape_table(
+        tuple(zip(*(row for row in rows if row[1]), strict=True)) or ((1,),) * 3
+    )
+    summed_rows = [(size, x_step) for size, out_step, x_step in rows if not out_step]
+    inner_table = shape_table(tuple(zip(*summed_rows, strict=True)) or ((1,),) * 2)
+    if outer_table is None or inner_table is None:
         return None
-    return replace(loops.call, arguments=(*loops.refs, outer, inner, *loops.call.arguments[4:]))
+    return replace(
+        loops.call, arguments=(*loops.refs, outer_table, inner_table, *loops.call.arguments[4:])
+    )
 
 
 def _read_fill(call: Call) -> Loops:

@@ -84,9 +84,11 @@ class LoweredStep:
         """
         loss = changes.get("loss", self.loss)
         pairs = defer_updates(zip(nodes, calls, strict=True), loss.buffer)
-        ordered = tuple(node_calls for _, node_calls in pairs)
-        graph = replace(self.graph, nodes=with_instructions((node for node, _ in pairs), ordered))
-        return replace(self, graph=graph, calls=ordered, **changes)
+        ordered_calls = tuple(node_calls for _, node_calls in pairs)
+        graph = replace(
+            self.graph, nodes=with_instructions((node for node, _ in pairs), ordered_calls)
+        )
+        return replace(self, graph=graph, calls=ordered_calls, **changes)
 
 
 def _output_names(node: Node) -> set[str]:
@@ -96,31 +98,32 @@ def _output_names(node: Node) -> set[str]:
 def defer_updates(
     pairs: Iterable[tuple[Node, tuple[Call, ...]]], loss: str
 ) -> list[tuple[Node, tuple[Call, ...]]]:
-    """Move nodes that replace state behind the node of the loss.
+    """Return (node, calls) pairs with nodes that replace state moved behind the node of the loss.
 
-    Such a node stays before the loss in two cases. The loss or a node that stays there reads
-    another output of it. Or a node that stays there replaces state that it reads.
+    Such a node stays before the loss in two cases. First, the loss, or a node that stays before the
+    loss, reads one of the node's outputs. Second, a node that stays before the loss replaces state
+    that the moved node would read.
     """
-    ordered = list(pairs)
-    loss_nodes = (k for k, (node, _) in enumerate(ordered) if loss in _output_names(node))
+    all_pairs = list(pairs)
+    loss_nodes = (k for k, (node, _) in enumerate(all_pairs) if loss in _output_names(node))
     end = next(loss_nodes, -1)
     deferred: list[tuple[Node, tuple[Call, ...]]] = []
-    staying: list[tuple[Node, tuple[Call, ...]]] = []
+    undeferred: list[tuple[Node, tuple[Call, ...]]] = []
     read_names: set[str | None] = {loss}
     replaced_names: set[str | None] = set()
-    for node, calls in reversed(ordered[: end + 1]):
-        replaced = {tensor.replaces for tensor in node.outputs if tensor.replaces is not None}
+    for node, calls in reversed(all_pairs[: end + 1]):
+        node_replaces = {tensor.replaces for tensor in node.outputs if tensor.replaces is not None}
         if (
-            replaced
+            node_replaces
             and not read_names & _output_names(node)
             and replaced_names.isdisjoint(node.inputs)
         ):
             deferred.append((node, calls))
         else:
-            staying.append((node, calls))
+            undeferred.append((node, calls))
             read_names.update(node.inputs)
-            replaced_names |= replaced
-    return [*staying[::-1], *deferred[::-1], *ordered[end + 1 :]]
+            replaced_names |= node_replaces
+    return [*undeferred[::-1], *deferred[::-1], *all_pairs[end + 1 :]]
 
 
 ALIGNMENT: Final = 16
@@ -145,34 +148,39 @@ class Weights:
     def of(cls, step: LoweredStep) -> Weights:
         """Return the file of a step and its forward passes in evaluation mode."""
         steps = (step, *step.evaluation_steps)
-        stored = [(owner, name, values) for owner in steps for name, values in owner.values.items()]
-        data, offsets, reals = bytearray(), {}, 0
+        values_of_steps = [
+            (owner, name, values) for owner in steps for name, values in owner.values.items()
+        ]
+        file_bytes, offsets, reals = bytearray(), {}, 0
         for kind in DataType:
-            for owner, name, values in stored:
+            for owner, name, values in values_of_steps:
                 if owner.buffers[name].type is not kind:
                     continue
                 content = values.astype(kind.stored).tobytes()
                 if any(content) or name not in step.graph.tensor_index:
-                    offsets[name] = len(data)
-                    data += content
-                    data += bytes(-len(data) % ALIGNMENT)
+                    offsets[name] = len(file_bytes)
+                    file_bytes += content
+                    file_bytes += bytes(-len(file_bytes) % ALIGNMENT)
             if kind is DataType.REAL:
-                reals = len(data) // kind.itemsize
-        return cls(data=bytes(data), offsets=offsets, reals=reals)
+                reals = len(file_bytes) // kind.itemsize
+        return cls(data=bytes(file_bytes), offsets=offsets, reals=reals)
 
 
 def with_stored_state(inference: LoweredStep, stored: Collection[str]) -> LoweredStep:
-    """Return an inference whose graph has some state tensors as samples on storage.
+    """Return an inference whose graph can page some state tensors.
 
-    Each of the `stored` tensors has a node in front of its first reader. All other state is read
-    from its home, like constants.
+    Each of the `stored` tensors becomes the output of a node on auxiliary storage (`Node.on_aux`)
+    in front of its first reader, like a sample. All other state is read from its home, like
+    constants.
     """
     nodes: list[Node] = []
     calls: list[tuple[Call, ...]] = []
     sampled_names: set[str] = set()
     for node, node_calls in zip(inference.graph.nodes, inference.calls, strict=True):
-        named = (a.buffer for call in node_calls for a in call.arguments if isinstance(a, Ref))
-        read_names = [name for name in dict.fromkeys(named) if name in stored]
+        call_buffers = (
+            a.buffer for call in node_calls for a in call.arguments if isinstance(a, Ref)
+        )
+        read_names = [name for name in dict.fromkeys(call_buffers) if name in stored]
         nodes += _samples(inference, (name for name in read_names if name not in sampled_names))
         calls += [()] * (len(nodes) - len(calls))
         sampled_names.update(read_names)

@@ -37,17 +37,20 @@ _TYPES: Final = {str(kind): kind for kind in (DataType.UINT8, DataType.INT8)}
 
 def tables_of(step: LoweredStep, value: NamedTensor) -> tuple[str, ...]:
     """Return the tables with which a step converts an input, in the order of their first use."""
-    found: dict[str, None] = {}
+    tables: dict[str, None] = {}
     for call in (call for calls in step.calls for call in calls):
         if call.kernel in (LOOKUP, CODES):
             _, x, table = call_refs(call)
-            found.update({table.buffer: None} if x.buffer == value.pieces[0].buffer else {})
-    return tuple(found)
+            tables.update({table.buffer: None} if x.buffer == value.pieces[0].buffer else {})
+    return tuple(tables)
 
 
 @dataclass(frozen=True, slots=True)
 class ByteInput:
-    """The meaning of bytes: each integer times a scale, plus an offset, in single precision."""
+    """Real values of the bytes of an input.
+
+    Each integer is multiplied by a scale, and an offset is added, in single precision.
+    """
 
     type: DataType
     scale: tuple[float, ...] = (1.0,)
@@ -58,25 +61,32 @@ class ByteInput:
     def parse(cls, text: str, *, field: str) -> ByteInput:
         """Parse ``TYPE[:SCALE[:OFFSET]]``.
 
-        Each of both is a number, or one for each channel with commas.
+        SCALE and OFFSET are each one number, or one number for each channel, separated by commas.
 
         Raises `InputError` for other texts.
         """
-        kind, *rest = str(text).split(":")
+        kind, *parameter_texts = str(text).split(":")
         try:
-            numbers = [tuple(map(float, channel_values.split(","))) for channel_values in rest]
+            parameters = [
+                tuple(map(float, channel_values.split(","))) for channel_values in parameter_texts
+            ]
         except ValueError:
-            numbers = [(math.nan,)]
-        finite = all(
-            math.isfinite(number) for channel_values in numbers for number in channel_values
+            parameters = [(math.nan,)]
+        is_finite = all(
+            math.isfinite(number) for channel_values in parameters for number in channel_values
         )
-        channels = {len(channel_values) for channel_values in numbers} - {1}
-        if kind not in _TYPES or len(rest) > _NUMBERS or len(channels) > 1 or not finite:
+        channels = {len(channel_values) for channel_values in parameters} - {1}
+        if (
+            kind not in _TYPES
+            or len(parameter_texts) > _NUMBERS
+            or len(channels) > 1
+            or not is_finite
+        ):
             raise InputError(
                 f"{field}: expected {' or '.join(_TYPES)}, a scale and an offset, each one number "
                 f"or one a channel, such as uint8:0.0039 or uint8:0.01,0.02,0.01:-1.5, got {text!r}"
             )
-        return cls(_TYPES[kind], *numbers)
+        return cls(_TYPES[kind], *parameters)
 
     def rows(self) -> np.ndarray:
         """Return the table: one row of 256 reals, or one for each channel."""
@@ -87,7 +97,7 @@ class ByteInput:
 
 
 def parse_byte_inputs(texts: Mapping[str, str]) -> dict[str, ByteInput]:
-    """Parse the meaning of the bytes of each input; raise `InputError` for other texts."""
+    """Parse the text of each byte input to a `ByteInput`; raise `InputError` for invalid texts."""
     if not isinstance(texts, Mapping):
         raise InputError(f"byte_inputs: expected texts by the names of inputs, got {texts!r}")
     return {
@@ -123,10 +133,10 @@ def with_byte_inputs(step: LoweredStep, texts: Mapping[str, str]) -> LoweredStep
     return step
 
 
-def _free_name(name: str, taken: Collection[str]) -> str:
-    """Return a name that is not taken, by appending a number if necessary."""
+def _free_name(name: str, used_names: Collection[str]) -> str:
+    """Return a name that is not among `used_names`: `name`, or `name` with a number appended."""
     names = chain([name], (f"{name}#{number}" for number in count(2)))
-    return next(free for free in names if free not in taken)
+    return next(candidate for candidate in names if candidate not in used_names)
 
 
 def _add_lookup(
@@ -134,20 +144,23 @@ def _add_lookup(
 ) -> LoweredStep:
     """Return a step that converts an input of bytes by a table, before its first reader."""
     (value,) = (value for value in step.inputs if value.name == name)
-    old = value.pieces[0].buffer
-    shape, elements = value.shape, step.buffers[old].elements
-    new = _free_name("lookup", {*step.buffers, *(node.name for node in step.graph.nodes)})
-    call = Call(LOOKUP, (Ref(new), Ref(old), Ref(table), _lookup_shape(name, shape, channels)))
+    byte_buffer = value.pieces[0].buffer
+    shape, elements = value.shape, step.buffers[byte_buffer].elements
+    real_buffer = _free_name("lookup", {*step.buffers, *(node.name for node in step.graph.nodes)})
+    call = Call(
+        LOOKUP,
+        (Ref(real_buffer), Ref(byte_buffer), Ref(table), _lookup_shape(name, shape, channels)),
+    )
     nodes: list[Node] = []
     calls: list[tuple[Call, ...]] = []
     has_lookup = False
-    for node, of_node in zip(step.graph.nodes, step.calls, strict=True):
-        if any(old in made.buffers for made in of_node):
+    for node, node_calls in zip(step.graph.nodes, step.calls, strict=True):
+        if any(byte_buffer in node_call.buffers for node_call in node_calls):
             if not has_lookup:
-                tensor = Tensor(name=new, bytes=elements * DataType.REAL.itemsize)
+                tensor = Tensor(name=real_buffer, bytes=elements * DataType.REAL.itemsize)
                 nodes.append(
                     Node(
-                        name=new,
+                        name=real_buffer,
                         op="lookup",
                         phase=Phase.FORWARD,
                         outputs=(tensor,),
@@ -156,13 +169,15 @@ def _add_lookup(
                 )
                 calls.append((call,))
                 has_lookup = True
-            node = replace(node, inputs=(*node.inputs, new))  # noqa: PLW2901 - reads that instead
+            node = replace(node, inputs=(*node.inputs, real_buffer))  # noqa: PLW2901 - reads that instead
         nodes.append(node)
-        calls.append(tuple(made.with_buffers({old: new}) for made in of_node))
+        calls.append(
+            tuple(node_call.with_buffers({byte_buffer: real_buffer}) for node_call in node_calls)
+        )
     buffers = {
         **step.buffers,
-        old: Buffer(elements=elements, type=kind),
-        new: Buffer(elements=elements, type=DataType.REAL),
+        byte_buffer: Buffer(elements=elements, type=kind),
+        real_buffer: Buffer(elements=elements, type=DataType.REAL),
         table: Buffer(elements=channels * BYTES, type=DataType.REAL),
     }
     inputs = tuple(replace(v, type=kind) if v is value else v for v in step.inputs)
@@ -171,17 +186,17 @@ def _add_lookup(
 
 def _lookup_shape(name: str, shape: Numbers, channels: int) -> Numbers:
     """Return the shape table of a lookup: output, bytes, and the row offset of each channel."""
-    places = {1: (0,), _IMAGE: (0, 1)}.get(len(shape), (1,))
-    byte_input = (d for d in places if d < len(shape) and channels in (1, shape[d]))
-    dimension = next(byte_input, None if channels > 1 else 0)
+    options = {1: (0,), _IMAGE: (0, 1)}.get(len(shape), (1,))
+    fitting_dimensions = (d for d in options if d < len(shape) and channels in (1, shape[d]))
+    dimension = next(fitting_dimensions, None if channels > 1 else 0)
     if dimension is None:
         raise InputError(
             f"byte_inputs: {name}: expected one number, or one for each channel, the "
-            f"{'first' if 0 in places else 'second'} dimension of {list(shape)}; got {channels}"
+            f"{'first' if 0 in options else 'second'} dimension of {list(shape)}; got {channels}"
         )
-    inside, outside = math.prod(shape[dimension + 1 :]), math.prod(shape[:dimension])
-    sizes = (inside, math.prod(shape[dimension : dimension + 1]), outside)
-    steps = (1, inside, math.prod(shape[dimension:]))
+    inner_size, outer_size = math.prod(shape[dimension + 1 :]), math.prod(shape[:dimension])
+    sizes = (inner_size, math.prod(shape[dimension : dimension + 1]), outer_size)
+    steps = (1, inner_size, math.prod(shape[dimension:]))
     rows = merge_dimensions((sizes, steps, steps, (0, BYTES if channels > 1 else 0, 0)))
     rows = rows or [[1, 0, 0, 0]]
     return (len(rows), *(number for row in rows for number in row))

@@ -36,13 +36,13 @@ def _add_further_counts(m: Model) -> None:
 
     A group decides once whether it recomputes a node, which may happen in each of its stages. So
     for each node or tensor that a limit or the objective rewards, an integer counts the further
-    ones::
+    recomputations or page-ins::
 
         recomputed_beside[k] <= stages after k - groups that decide on k
         paged_in_beside[i]   <= stages after node(i) - groups that decide on i
 
-    Limits and the objective include them, memory rows do not. With groups of one stage there are
-    none. Only tensors that were paged out are paged in::
+    Limits and the objective include these counts, memory rows do not. With groups of one stage
+    there are no such counts. Only tensors that were paged out are paged in::
 
         paged_in_beside[i] <= max_count * paged_out[i]    i is not on storage from the start
     """

@@ -1,4 +1,4 @@
-"""Building models of problems, estimates of build times, and schedules of solutions."""
+"""Build models of problems, estimate build times, and read schedules from solutions."""
 
 from __future__ import annotations
 
@@ -107,15 +107,15 @@ def build_arrays(
     """Build the model of a problem as arrays, without user-defined components; see `build`."""
     if not isinstance(problem, Problem):
         raise InputError(f"build takes a Problem, got {shown(problem)}")
-    chosen = _find_formulation(formulation, reductions=reductions)
-    m = Model(problem, chosen, exact=chosen in (COMPACT, UNREDUCED))
-    user_defined = {component.name for component in user_components(chosen)}
-    if chosen == PAPER:
+    found_formulation = _find_formulation(formulation, reductions=reductions)
+    m = Model(problem, found_formulation, exact=found_formulation in (COMPACT, UNREDUCED))
+    user_defined = {component.name for component in user_components(found_formulation)}
+    if found_formulation == PAPER:
         check_fits(problem)
         if describe_reduction(problem.graph) is not None:
             m.problem = merge_outputs(problem)
-    if chosen in (PAPER, UNREDUCED):
-        chosen.populate(m)
+    if found_formulation in (PAPER, UNREDUCED):
+        found_formulation.populate(m)
         m.relations = TriangleRelations(m)
         if m.problem is not problem:
             restore_tensors(m, problem)
@@ -128,7 +128,7 @@ def build_arrays(
         recomputable=recomputable_nodes(problem),
         counted=rows,
     )
-    chosen.populate(m, without=user_defined)
+    found_formulation.populate(m, without=user_defined)
     m.relations = CompactRelations(m)
     return m
 
@@ -186,26 +186,26 @@ def _find_formulation(formulation: str | Formulation, *, reductions: bool) -> Fo
 
 
 def estimate_build_s(problem: Problem, formulation: str) -> float:
-    """Return the approximate time to build and compile a model [s]."""
+    """Return the approximate time to build a model and convert it for a solver [s]."""
     graph = problem.graph
     n = len(graph.nodes)
     if formulation == "paper":
         edges = sum(len(inputs) for inputs in graph.inputs_of)
         return PAPER_TERM_S * (n * n * 6 + edges * n * 6)
     events = find_events(problem, range(n), recomputable=recomputable_nodes(problem))
-    alive = [0] * (n + 1)
+    live_change = [0] * (n + 1)
     for i, k in enumerate(graph.node_of):
         if graph.tensor_bytes[i] and events.events[i]:
-            alive[k + 1] += 1
-            alive[events.events[i][-1]] -= 1
+            live_change[k + 1] += 1
+            live_change[events.events[i][-1]] -= 1
     steps = [1] * n
     for k in range(n):
-        pages = (events.page_in[i] for i in graph.outputs_of[k])
-        for t in {*events.recompute[k], *(t for stages in pages for t in stages)}:
+        page_in_stages = (events.page_in[i] for i in graph.outputs_of[k])
+        for t in {*events.recompute[k], *(t for stages in page_in_stages for t in stages)}:
             steps[t] += 1
-    total = crossing = 0
+    n_terms = n_live = 0
     for t in range(n):
-        crossing += alive[t]
-        total += crossing * steps[t]
+        n_live += live_change[t]
+        n_terms += n_live * steps[t]
     decisions = sum(map(len, (*events.events, *events.recompute, *events.page_in)))
-    return MEMORY_TERM_S * total + DECISION_S * decisions
+    return MEMORY_TERM_S * n_terms + DECISION_S * decisions

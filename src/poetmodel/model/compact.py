@@ -86,7 +86,10 @@ VARIABLES = Component(
 
 
 def source_columns(m: Model, t: int, i: int) -> list[int]:
-    """Return the columns that bring tensor `i` into RAM in its event `t`, a stage or group."""
+    """Return the columns that bring tensor `i` into RAM in `t`, one of its events.
+
+    `t` is a stage, or a group of stages in a relaxation.
+    """
     k = m.problem.working_graph.node_of[i]
     segment = m.events.segment(i, m.events.group_of[k], t)
     columns = [] if segment is None else [m.kept[i, segment]]
@@ -98,7 +101,10 @@ def source_columns(m: Model, t: int, i: int) -> list[int]:
 
 
 def presence_columns(m: Model, t: int, i: int) -> list[int]:
-    """Return the columns of which one must be 1 for a step of stage or group `t` to read `i`."""
+    """Return the columns that can bring or keep tensor `i` in RAM in `t`, a stage or group.
+
+    At least one of them must be 1 if a step of `t` reads the tensor.
+    """
     home = [m.resident[i]] if i in m.resident else []
     return source_columns(m, t, i) + home
 
@@ -112,8 +118,9 @@ def _add_once_rows(m: Model) -> None:
         S_RAM[t,i] + M_in[t,i] + R[t,node(i)] <= 1    node(i) has one output and no reward
         S_RAM[t,i] + M_in[t,i] <= 1                   otherwise
 
-    The same holds in a group of stages. But if page-ins of a tensor are rewarded, it may be freed
-    in one of several stages for a recomputation, and paged in again: then there are no rows.
+    The same holds in a group of stages. But if page-ins of a tensor are rewarded, a group of
+    several stages has no row for it: the tensor may be freed in one stage for a recomputation, and
+    paged in again.
     """
     graph, rewards, grouping = m.problem.working_graph, m.problem.rewards, m.grouping
     longer_groups = {
@@ -139,7 +146,7 @@ def _add_once_rows(m: Model) -> None:
 ONCE = Component(
     "once",
     _add_once_rows,
-    "poetmodel: section 5.2 of POET with page-ins that count at once",
+    "poetmodel: section 5.2 of POET, but a page-in occupies RAM in its own stage",
     AFTER_VARIABLES,
 )
 
@@ -151,7 +158,8 @@ def _add_keeping_rows(m: Model) -> None:
 
         kept[i,a] <= S_RAM[t,i] + R[t,node(i)] + M_in[t,i]
 
-    State that is surely in RAM may be so because it is resident: then there is no row.
+    There is no row for a free keep (`Events.kept`) of state: the state may be in RAM because it is
+    resident.
     """
     m.begin_rows("keeping")
     for (i, a), column in m.kept.items():
@@ -254,8 +262,8 @@ def _add_storage_rows(m: Model) -> None:
         return
     graph = problem.graph
     sizes = [
-        0 if stored else size
-        for stored, size in zip(graph.starts_on_storage, graph.tensor_bytes, strict=True)
+        0 if is_stored else size
+        for is_stored, size in zip(graph.starts_on_storage, graph.tensor_bytes, strict=True)
     ]
     state = set(graph.state_tensors)
     homes = [size if i in state else 0 for i, size in enumerate(graph.tensor_bytes)]
@@ -273,34 +281,37 @@ STORAGE = Component(
 
 
 def _add_stage_limits(m: Model) -> None:
-    """State the per-stage user constraints; a relaxation states those that it enforces.
+    """Add the rows of the per-stage user constraints; a relaxation adds only those it enforces.
 
     Groups end where coefficients of such a constraint change, so it has equal coefficients in all
-    stages of a group::
+    stages of a group. `l` is a group; with groups of one stage, the stage::
 
         sum(coefficient * recomputed[l,k]) + sum(coefficient * paged_in[l,i])  <=  upper
     """
     add_stage_limit_rows(m, StepView(m), m.grouping.own_rows)
 
 
-def add_stage_limit_rows(m: Model, view: StepView, numbers: Iterable[int]) -> None:
-    """Add the rows of some per-stage user constraints, given by their positions."""
+def add_stage_limit_rows(m: Model, view: StepView, positions: Iterable[int]) -> None:
+    """Add the rows of some per-stage user constraints.
+
+    `positions` are their positions in `Problem.stage_limits`; `view` gives the columns.
+    """
     columns = {"recomputed": view.computed, "paged_in": view.paged_in}
     m.begin_rows("stage_limits")
-    for number in sorted(numbers):
-        row = m.problem.stage_limits[number]
+    for position in sorted(positions):
+        row = m.problem.stage_limits[position]
         if row.upper < 0:
-            m.add_infeasible_row(number)
+            m.add_infeasible_row(position)
             continue
         stated_terms = (
             (value, columns[family](*index)) for value, (family, index) in row.terms if value
         )
         terms = {column: value for value, column in stated_terms if column is not None}
         pairs = ((value, column) for column, value in terms.items())
-        limit = LinearRow.from_terms(pairs, upper=row.upper, name="stage_limits", key=number)
-        scaled = scale_and_register_limit(m, limit)
-        if scaled is not None:
-            m.add_linear_row(scaled)
+        limit = LinearRow.from_terms(pairs, upper=row.upper, name="stage_limits", key=position)
+        scaled_limit = scale_and_register_limit(m, limit)
+        if scaled_limit is not None:
+            m.add_linear_row(scaled_limit)
 
 
 STAGE_LIMITS = Component(

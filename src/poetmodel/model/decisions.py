@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from poetmodel.problem import Coefficients
 
 NO_COLUMN: Final = -(2**62)
-"""Stands for a missing column."""
+"""Placeholder for a missing column."""
 Term = tuple[float, int]
 """A coefficient and a column."""
 
@@ -52,18 +52,20 @@ class Decisions:
         )
 
     def row_over_columns(self, row: LinearRow) -> LinearRow:
-        """Convert a row over totals to a row over the columns of these decisions."""
+        """Convert a row over totals to a row over the columns of the decisions."""
         terms = self.terms(row.coefficients)
         return LinearRow.from_terms(terms, upper=row.upper, name=row.name, key=row.key)
 
     def terms(self, coefficients: Coefficients) -> list[Term]:
-        """Return the terms over columns of a sum with these coefficients, in their unit."""
+        """Return the terms over columns of the sum with these coefficients, in the sum's unit."""
         return merge_terms(
             (coefficient, column)
-            for amounts, columns in zip(coefficients, self._by_item, strict=True)
-            for item, coefficient in enumerate(amounts)
+            for coefficients_by_item, columns_by_item in zip(
+                coefficients, self._by_item, strict=True
+            )
+            for item, coefficient in enumerate(coefficients_by_item)
             if coefficient
-            for column in columns.get(item, ())
+            for column in columns_by_item.get(item, ())
         )
 
     @cached_property
@@ -78,17 +80,21 @@ class Decisions:
 
 
 class Liveness(NamedTuple):
-    """Conditions of a liveness column: from 0 to 1, and at least as large as its rows require."""
+    """Lower bounds on a liveness column, a variable from 0 to 1.
+
+    The column is at least ``need - unless - (1 - provided)`` for each column `need` in `needs`.
+    Missing columns (`NO_COLUMN`) do not count.
+    """
 
     needs: tuple[int, ...]
-    """Columns, each of which requires it to be 1,"""
+    """Columns of decisions, each of which needs the tensor in RAM."""
     unless: int = NO_COLUMN
-    """unless this column is 1,"""
+    """Column that removes the bounds if it is 1."""
     provided: int = NO_COLUMN
-    """provided that this column is 1."""
+    """Column that must be 1 for the bounds to apply."""
 
     def min_value(self, values: Mapping[int, float] | NDArray[np.float64]) -> float:
-        """Return the minimum value, given those of other columns."""
+        """Return the lower bound on the column; `values` are those of the other columns."""
         largest = max(float(values[column]) for column in self.needs)
         largest -= values[self.unless] if self.unless >= 0 else 0.0
         return max(0.0, largest - (1 - values[self.provided] if self.provided >= 0 else 0.0))

@@ -50,9 +50,9 @@ class Events:
         """Segments ``(i, a)`` in which tensor `i` stays in RAM at no cost."""
         return frozenset(
             (i, a)
-            for i, sure in enumerate(self.sure)
+            for i, sure_groups in enumerate(self.sure)
             for a, e in enumerate(self.events[i])
-            if e in sure
+            if e in sure_groups
         )
 
     def segment(self, i: int, first: int, group: int) -> int | None:
@@ -76,7 +76,7 @@ def storage_is_limiting(problem: Problem) -> bool:
         return False
     return limit < graph.state_bytes + sum(
         size
-        for size, users, into, out, stored in zip(
+        for size, users, page_in_reward, page_out_reward, is_stored in zip(
             graph.tensor_bytes,
             graph.users_of,
             problem.rewards.page_in,
@@ -84,7 +84,7 @@ def storage_is_limiting(problem: Problem) -> bool:
             graph.starts_on_storage,
             strict=True,
         )
-        if (users or into or out) and not stored
+        if (users or page_in_reward or page_out_reward) and not is_stored
     )
 
 
@@ -93,12 +93,11 @@ def paging_dominates(problem: Problem, k: int, *, limiting: bool | None = None) 
 
     `limiting` is the result of `storage_is_limiting`, if known.
 
-    Notes
-    -----
-    Replace the recomputations of `k` by one page-out of each read output and one page-in for each
-    recomputation. This needs no inputs, and no more RAM at any step. It must not cost more in any
-    quantity that is minimized or limited. Written bytes only grow, so it never holds if they are
-    minimized or storage is limiting; if time is a makespan, it would load the bus.
+    Notes ----- Replace the recomputations of `k` by one page-out of each read output and one
+    page-in for each recomputation. This needs no inputs, and no more RAM at any step. Paging
+    dominates if the replacement does not cost more in any quantity that is minimized or limited.
+    Written bytes only grow, so paging never dominates if they are minimized or storage is limiting;
+    if time is a makespan, paging would load the bus.
 
     Each row states ``sum <= limit``, lower limits with all signs reversed, so the sum must not
     grow. If `r >= 1` recomputations are removed, *at most* `r` page-ins and one page-out of each
@@ -133,8 +132,8 @@ def paging_dominates(problem: Problem, k: int, *, limiting: bool | None = None) 
 
 def _limits_makespan(problem: Problem) -> bool:
     """Return whether time is minimized or limited, and is a makespan with overlapping transfers."""
-    timed = problem.minimize == Quantity.TIME or problem.deadline_s is not None
-    return timed and problem.deadline_counts == DeadlineCounts.OVERLAP
+    is_time_counted = problem.minimize == Quantity.TIME or problem.deadline_s is not None
+    return is_time_counted and problem.deadline_counts == DeadlineCounts.OVERLAP
 
 
 def _read_outputs(graph: Graph, k: int) -> list[int]:
@@ -153,7 +152,7 @@ def _limited_quantities(problem: Problem) -> list[Coefficients]:
 def recomputable_nodes(problem: Problem, *, dominance: bool = True) -> tuple[bool, ...]:
     """Return for each node whether the model must include its recomputation.
 
-    Excludes useless recomputations and, with `dominance`, those that paging dominates.
+    Excludes useless recomputations and, with `dominance`, recomputations that paging dominates.
     """
     graph, rewards = problem.graph, problem.rewards.compute
     limiting = storage_is_limiting(problem)
@@ -199,20 +198,22 @@ def find_events(
     kept. Then it need not be paged in there, and its node need not be recomputed if that holds for
     all its outputs. Every recomputation that is removed also removes uses of its inputs.
     """
-    paged: dict[int, set[int]] = {}
+    counted_groups: dict[int, set[int]] = {}
     for family, index in {decision for row in counted for decision in row.space}:
         if family == "paged_in":
-            paged.setdefault(index[1], set()).add(group_of[index[0]])
-    return _EventFinder(problem, group_of, recomputable, is_free=is_free, paged=paged).find()
+            counted_groups.setdefault(index[1], set()).add(group_of[index[0]])
+    return _EventFinder(
+        problem, group_of, recomputable, is_free=is_free, paged=counted_groups
+    ).find()
 
 
 def drop_dominated_keeps(
     problem: Problem, events: Events, *, may_move: Callable[[int], bool]
 ) -> Events:
-    """Remove keeps and page-ins that are dominated by those of a reader's outputs.
+    """Return events without keeps and page-ins that those of a reader's outputs dominate.
 
-    `may_move` returns for a group whether no memory row distinguishes when a node is recomputed in
-    it.
+    `may_move` returns for a group whether no memory row depends on the stage of the group in which
+    a node is recomputed.
 
     Notes
     -----
@@ -229,7 +230,7 @@ def drop_dominated_keeps(
     if _limits_makespan(problem):
         return events
     graph, group_of = problem.working_graph, events.group_of
-    kept, sure, page_in = events.kept, events.sure, list(events.page_in)
+    free_keeps, sure_groups, page_in = events.kept, events.sure, list(events.page_in)
     dominated: set[tuple[int, int]] = set()
     for i, u, outputs in _replaceable_tensors(problem):
         check_time_limit()
@@ -240,9 +241,11 @@ def drop_dominated_keeps(
         end = next(ends, len(group_of))
         begins = (group_of[k], *events.events[i])
         dominated.update(
-            (i, a) for a, e in enumerate(begins[:-1]) if last <= e < end and (i, a) not in kept
+            (i, a)
+            for a, e in enumerate(begins[:-1])
+            if last <= e < end and (i, a) not in free_keeps
         )
-        is_sure_until_reader = all(e in sure[i] for e in events.events[i] if e <= last)
+        is_sure_until_reader = all(e in sure_groups[i] for e in events.events[i] if e <= last)
         if is_sure_until_reader and _paging_costs_no_more(problem, i, outputs):
             page_in[i] = ()
     return replace(events, page_in=tuple(page_in), dominated=frozenset(dominated))
@@ -266,12 +269,12 @@ def _replaceable_tensors(problem: Problem) -> Iterator[tuple[int, int, list[int]
 def _paging_costs_no_more(problem: Problem, i: int, outputs: Sequence[int]) -> bool:
     """Return whether paging `outputs` costs no more than paging tensor `i`, in every quantity.
 
-    Storage has space for them if they have no more bytes, since `i` is not paged out.
+    If `outputs` have no more bytes than `i`, storage has space for them in place of `i`.
     """
     return i not in problem.working_graph.on_aux and all(
-        sum(max(0, paged[j]) for j in outputs) <= paged[i]
+        sum(max(0, costs[j]) for j in outputs) <= costs[i]
         for quantity in _limited_quantities(problem)
-        for paged in (quantity.page_in, quantity.page_out)
+        for costs in (quantity.page_in, quantity.page_out)
     )
 
 
@@ -290,7 +293,7 @@ class _EventFinder:
         is_free: IsFree | None = None,
         paged: Mapping[int, Collection[int]] | None = None,
     ) -> None:
-        """Prepare a search; `find` does it. Parameters are those of `find_events`."""
+        """Prepare the search, which `find` executes. Parameters are those of `find_events`."""
         self.problem = problem
         self.graph = problem.working_graph
         self.rewards = problem.rewards
@@ -324,14 +327,14 @@ class _EventFinder:
         """Find the uses, recomputations, events and page-ins of a node and its outputs."""
         graph, group_of = self.graph, self.group_of
         first = group_of[k]
-        used: set[int] = set()
+        use_groups: set[int] = set()
         for i in graph.outputs_of[k]:
             readers = graph.users_of[i]
             used_in = {group_of[j] for j in readers}.union(*(self.recompute[j] for j in readers))
             self.uses[i] = tuple(sorted(e for e in used_in if e > first))
-            used.update(self.uses[i])
+            use_groups.update(self.uses[i])
         if self.recomputable[k]:
-            self.recompute[k] = self._recompute_groups(k, used)
+            self.recompute[k] = self._recompute_groups(k, use_groups)
         for i in graph.outputs_of[k]:
             self.events[i] = self._event_groups(i, self.recompute[k])
             self.sure[i] = self._sure_groups(i, self.events[i])
@@ -351,29 +354,31 @@ class _EventFinder:
         """Return the groups after that of node `k` up to that of stage `last`."""
         return range(self.group_of[k] + 1, self.group_of[last] + 1)
 
-    def _recompute_groups(self, k: int, used: set[int]) -> tuple[int, ...]:
+    def _recompute_groups(self, k: int, use_groups: set[int]) -> tuple[int, ...]:
         """Return the groups in which node `k` may be recomputed.
 
-        `used` are the uses of its outputs.
+        `use_groups` are the groups with a use of its outputs.
         """
         first = self.group_of[k]
         if self.rewards.compute[k]:
             return tuple(self._groups_after(k, self.problem.graph.last_stages[k]))
-        if not used:
+        if not use_groups:
             return ()
-        last = min(max(used), self.group_of[self.problem.graph.last_stages[k]])
+        last = min(max(use_groups), self.group_of[self.problem.graph.last_stages[k]])
         return self._useful_groups(k, range(first + 1, last + 1))
 
-    def _useful_groups(self, k: int, offered: Sequence[int]) -> tuple[int, ...]:
-        """Return the groups in which an output that is used later is not surely in RAM."""
+    def _useful_groups(self, k: int, candidates: Sequence[int]) -> tuple[int, ...]:
+        """Return the `candidates` in which an output with a later use is not surely in RAM."""
         if self.is_free is None:
-            return tuple(offered)
-        useful: set[int] = set()
+            return tuple(candidates)
+        useful_groups: set[int] = set()
         for i in self.graph.outputs_of[k]:
             if self.uses[i]:
-                sure = self._sure_groups(i, self._event_groups(i, offered))
-                useful.update(e for e in offered if e <= self.uses[i][-1] and e not in sure)
-        return tuple(sorted(useful))
+                sure_groups = self._sure_groups(i, self._event_groups(i, candidates))
+                useful_groups.update(
+                    e for e in candidates if e <= self.uses[i][-1] and e not in sure_groups
+                )
+        return tuple(sorted(useful_groups))
 
     def _event_groups(self, i: int, recompute: Sequence[int]) -> tuple[int, ...]:
         """Return the groups in which tensor `i` may be read, recomputed or paged in for a reward.
@@ -381,12 +386,16 @@ class _EventFinder:
         Ends with the last use, after which the tensor is not kept.
         """
         last = self.uses[i][-1] if self.uses[i] else -1
-        paged: Iterable[int] = self.paged.get(i, ())
+        page_in_groups: Iterable[int] = self.paged.get(i, ())
         if self._rewards_page_in(i):
-            paged = self._groups_after(self.graph.node_of[i], self.problem.graph.last_page_in(i))
+            page_in_groups = self._groups_after(
+                self.graph.node_of[i], self.problem.graph.last_page_in(i)
+            )
         first = self.group_of[self.graph.node_of[i]]
         return tuple(
-            sorted({*self.uses[i], *(e for e in (*recompute, *paged) if first < e <= last)})
+            sorted(
+                {*self.uses[i], *(e for e in (*recompute, *page_in_groups) if first < e <= last)}
+            )
         )
 
     def _sure_groups(self, i: int, events: tuple[int, ...]) -> frozenset[int]:

@@ -51,35 +51,46 @@ class Formulation:
     """The components, in build order."""
 
     def __post_init__(self) -> None:
-        """Check that components are unique and follow those that they require."""
-        built: set[str] = set()
+        """Check that components are unique, and follow the components that they require."""
+        preceding_names: set[str] = set()
         for component in self.components:
-            missing = component.requires - built
-            if missing:
+            missing_names = component.requires - preceding_names
+            if missing_names:
                 raise InputError(
                     f"formulation {self.name!r}: component {component.name!r} requires "
-                    f"{', '.join(sorted(missing))} before it"
+                    f"{', '.join(sorted(missing_names))} before it"
                 )
-            if component.name in built:
+            if component.name in preceding_names:
                 raise InputError(
                     f"formulation {self.name!r}: component {component.name!r} comes twice"
                 )
-            built.add(component.name)
+            preceding_names.add(component.name)
 
     def swap(self, component: Component, *, name: str) -> Formulation:
         """Return a formulation in which `component` replaces the one of the same name."""
         self._require(component.name, "swap")
-        parts = (component if part.name == component.name else part for part in self.components)
-        return replace(self, name=name, components=tuple(parts))
+        components = (
+            component if present_component.name == component.name else present_component
+            for present_component in self.components
+        )
+        return replace(self, name=name, components=tuple(components))
 
     def without(self, component: str, *, name: str) -> Formulation:
         """Return a formulation without the component of this name."""
         self._require(component, "leave out")
-        parts = tuple(part for part in self.components if part.name != component)
-        return replace(self, name=name, components=parts)
+        components = tuple(
+            present_component
+            for present_component in self.components
+            if present_component.name != component
+        )
+        return replace(self, name=name, components=components)
 
     def _require(self, component: str, purpose: str) -> None:
-        if component not in {part.name for part in self.components}:
+        """Raise `InputError` if there is no component of this name.
+
+        `purpose` is the verb of the message, such as ``swap``.
+        """
+        if component not in {present_component.name for present_component in self.components}:
             raise InputError(
                 f"formulation {self.name!r} has no component {component!r} to {purpose}"
             )

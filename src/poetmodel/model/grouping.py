@@ -32,15 +32,15 @@ class Grouping:
     own_rows: frozenset[int] = frozenset()
     """Positions of the enforced per-stage user constraints."""
     own_cuts: frozenset[int] = frozenset()
-    """Stages after which groups end because of these constraints."""
+    """Stages after which groups end because of the constraints in `own_rows`."""
     every_row: bool = False
     """Whether the rows of all possible steps are enforced."""
 
     @classmethod
     def one_group_per_stage(cls, n_stages: int, own_rows: int = 0) -> Grouping:
         """Return the grouping of ``compact``: one group per stage, with all rows enforced."""
-        cuts, own = frozenset(range(n_stages)), frozenset(range(own_rows))
-        return cls(n_stages, own_rows=own, own_cuts=cuts, every_row=True)
+        cuts, rows = frozenset(range(n_stages)), frozenset(range(own_rows))
+        return cls(n_stages, own_rows=rows, own_cuts=cuts, every_row=True)
 
     @cached_property
     def step_stages(self) -> frozenset[int]:
@@ -82,24 +82,25 @@ class Grouping:
     def is_free(self, graph: Graph, i: int, begin: int, end: int) -> bool:
         """Return whether no enforced row counts tensor `i` across the ends of groups begin..end-1.
 
-        Each end is a stage with a row, or adjacent to a stage with a step row. The row of a stage
-        that makes or reads `i` counts it anyway, unless an output may overwrite it. An end adjacent
-        to a step row may count it. A tensor of 0 bytes is always free to keep.
+        A group ends at a stage with an enforced row, or next to a stage with an enforced step row.
+        The row of a stage that makes or reads `i` counts `i` in any case, unless an output may
+        overwrite `i`. A step row next to an end may count `i`. A tensor of 0 bytes is always free
+        to keep.
         """
         if graph.tensor_bytes[i] == 0:
             return True
         users = graph.users_of[i]
-        own = 0
+        n_free_ends = 0
         for q in (graph.node_of[i], *users[bisect_left(users, self.first_stage[begin]) :]):
             group = self.group_of[q]
-            own += (
+            n_free_ends += (
                 begin <= group < end
                 and q == self.last_stage[group]
                 and q not in self.step_stages
                 and q + 1 not in self.step_stages
                 and i not in graph.shared_bytes_of[q]
             )
-        return own == end - begin
+        return n_free_ends == end - begin
 
     def add(
         self,
@@ -107,9 +108,9 @@ class Grouping:
         step_rows: Sequence[tuple[int, int]] = (),
         own: Mapping[int, frozenset[int]] | None = None,
     ) -> Grouping:
-        """Return a grouping that also enforces these rows.
+        """Return a grouping that enforces further rows.
 
-        `own` maps user constraints to their cuts.
+        `own` maps the position of each further per-stage user constraint to its `change_stages`.
         """
         own = own or {}
         return Grouping(
@@ -129,11 +130,11 @@ def change_stages(row: LinearRow) -> frozenset[int]:
     stages: dict[int, dict[tuple[str, int], float]] = {}
     for value, (family, (t, item)) in row.terms:
         stages.setdefault(t, {})[family, item] = value
-    changes: set[int] = set()
-    group: dict[tuple[str, int], float] = {}
+    last_stages: set[int] = set()
+    group_values: dict[tuple[str, int], float] = {}
     for t in sorted(stages):
-        if any(group.get(counted, value) != value for counted, value in stages[t].items()):
-            changes.add(t - 1)
-            group = {}
-        group |= stages[t]
-    return frozenset(changes)
+        if any(group_values.get(decision, value) != value for decision, value in stages[t].items()):
+            last_stages.add(t - 1)
+            group_values = {}
+        group_values |= stages[t]
+    return frozenset(last_stages)

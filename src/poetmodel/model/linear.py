@@ -64,12 +64,16 @@ def scale_limit(row: LinearRow) -> LinearRow | None:
     values, limit = np.asarray(row.values), row.upper
     if values.dtype.kind not in "if":  # whole numbers that arrays do not hold
         values, limit = values.astype(np.float64), float(limit)
-    parts = _scale_values(values, limit)
-    if parts is None:
+    scaled_parts = _scale_values(values, limit)
+    if scaled_parts is None:
         return None
-    kept, scaled, right = parts
-    index = np.flatnonzero(kept).astype(np.int32) if row.index is None else row.index[kept]
-    return replace(row, index=index, values=scaled, upper=right)
+    is_retained, coefficients, upper = scaled_parts
+    index = (
+        np.flatnonzero(is_retained).astype(np.int32)
+        if row.index is None
+        else row.index[is_retained]
+    )
+    return replace(row, index=index, values=coefficients, upper=upper)
 
 
 def _scale_values(
@@ -81,42 +85,44 @@ def _scale_values(
     """
     if _exact_sum(values) <= limit:
         return None
-    above = values > limit
-    fitting = values[~above]
-    if _exact_sum(fitting) <= limit:
-        return above, np.ones(int(above.sum())), 0.0
-    largest = fitting.max().item()
-    half = 0.0
+    is_above = values > limit
+    fitting_values = values[~is_above]
+    if _exact_sum(fitting_values) <= limit:
+        return is_above, np.ones(int(is_above.sum())), 0.0
+    largest = fitting_values.max().item()
+    half_divisor = 0.0
     if isinstance(limit, int):
         divisor = int(np.gcd.reduce(values.astype(np.int64)))
         limit = limit // divisor * divisor
-        half = divisor / 2 / largest
-    right = limit / largest
-    kept = values >= MIN_RELATIVE_VALUE * largest
-    scaled = values / largest
-    scaled[above] = np.clip(scaled[above], 2 * right, MAX_SCALED_VALUE * right)
-    return kept, scaled[kept], right + max(half, LOOSENING * right)
+        half_divisor = divisor / 2 / largest
+    upper = limit / largest
+    is_retained = values >= MIN_RELATIVE_VALUE * largest
+    coefficients = values / largest
+    coefficients[is_above] = np.clip(coefficients[is_above], 2 * upper, MAX_SCALED_VALUE * upper)
+    return is_retained, coefficients[is_retained], upper + max(half_divisor, LOOSENING * upper)
 
 
 def _exact_sum(values: NDArray[Any]) -> float:
     """Return the sum of values, exact for integers."""
     if values.dtype.kind == "f":
         return float(sum(values.tolist()))
-    fits = values.sum(dtype=np.float64) <= MAX_ARRAY_SUM
-    return int(values.sum()) if fits else int(sum(values.tolist()))
+    is_exact = values.sum(dtype=np.float64) <= MAX_ARRAY_SUM
+    return int(values.sum()) if is_exact else int(sum(values.tolist()))
 
 
 def reduce_coefficients(row: LinearRow, upper_bounds: Sequence[float]) -> LinearRow:
-    """Return an equivalent limit in which no negative value exceeds the maximum violation.
+    """Return an equivalent limit whose negative values are at least minus the maximum violation.
 
-    The same decisions meet it, and small values are not lost beside large ones (coefficient
+    The same decisions meet the limit, and small values are not lost beside large ones (coefficient
     reduction: Savelsbergh, ORSA Journal on Computing 6, 1994). `upper_bounds` has the upper bound
     of each column.
     """
-    added = sum(value * round(upper_bounds[column]) for value, column in row.terms if value > 0)
-    max_violation = added - row.upper
+    positive_sum = sum(
+        value * round(upper_bounds[column]) for value, column in row.terms if value > 0
+    )
+    max_violation = positive_sum - row.upper
     if not isinstance(max_violation, int):
-        max_violation += ROUNDING_ERROR * added
+        max_violation += ROUNDING_ERROR * positive_sum
     return (
         replace(row, values=[max(value, -max_violation) for value in row.values])
         if max_violation > 0
@@ -127,35 +133,35 @@ def reduce_coefficients(row: LinearRow, upper_bounds: Sequence[float]) -> Linear
 def scale_signed_limit(row: LinearRow, upper_bounds: Sequence[float]) -> LinearRow | None:
     """Return the row of a limit with negative values or counts; see `scale_limit`.
 
-    The row is stated over literals; a count up to `u` is `u` equal literals. Returns None if
-    positive values together do not exceed the limit. A negative value that would be dropped as
-    negligible gets a tiny coefficient, so that the row has the variable and covers can count it.
-    `upper_bounds` has the upper bound of each column.
+    The limit is scaled as a row over literals (`literal_slack`); a count up to `u` is `u` equal
+    literals. Returns None if positive values together do not exceed the limit. A negative value
+    that would be dropped as negligible gets a tiny coefficient, so that the row has the variable
+    and covers can count it. `upper_bounds` has the upper bound of each column.
     """
     terms = list(row.terms)
-    times = [round(upper_bounds[column]) for _, column in terms]
-    if max(times, default=1) == 1 and all(value >= 0 for value, _ in terms):
+    counts = [round(upper_bounds[column]) for _, column in terms]
+    if max(counts, default=1) == 1 and all(value >= 0 for value, _ in terms):
         return scale_limit(row)
-    weighted = zip(terms, times, strict=True)
-    if sum(value * count for (value, _), count in weighted if value > 0) <= row.upper:
+    terms_and_counts = zip(terms, counts, strict=True)
+    if sum(value * count for (value, _), count in terms_and_counts if value > 0) <= row.upper:
         return None
     literals = [
         (abs(value), (math.copysign(1.0, value), column))
-        for (value, column), count in zip(terms, times, strict=True)
+        for (value, column), count in zip(terms, counts, strict=True)
         for _ in range(count)
     ]
-    scaled = scale_limit(LinearRow.from_terms(literals, upper=literal_slack(row, upper_bounds)))
-    if scaled is None:
+    scaled_row = scale_limit(LinearRow.from_terms(literals, upper=literal_slack(row, upper_bounds)))
+    if scaled_row is None:
         return None
-    signed = list(scaled.terms)
-    right = scaled.upper - sum(value for value, (sign, _) in signed if sign < 0)
-    merged_row = {column: sign * value for value, (sign, column) in signed}
-    lost = MIN_RELATIVE_VALUE * max(value for value, _ in literals)
+    literal_terms = list(scaled_row.terms)
+    upper = scaled_row.upper - sum(value for value, (sign, _) in literal_terms if sign < 0)
+    merged_row = {column: sign * value for value, (sign, column) in literal_terms}
+    min_value = MIN_RELATIVE_VALUE * max(value for value, _ in literals)
     for value, column in terms:
-        if -lost < value < 0:
+        if -min_value < value < 0:
             merged_row.setdefault(column, -2 * MIN_RELATIVE_VALUE)
     pairs = ((value, column) for column, value in merged_row.items())
-    return LinearRow.from_terms(pairs, upper=right, name=row.name, key=row.key)
+    return LinearRow.from_terms(pairs, upper=upper, name=row.name, key=row.key)
 
 
 def scale_and_register_limit(m: Model, limit: LinearRow) -> LinearRow | None:

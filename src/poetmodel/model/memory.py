@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class StepView:
     """Entries of the relations as columns of ``compact``, for memory rows.
 
-    With groups of several stages, only for enforced rows, at which a group ends or is a single
-    stage.
+    With groups of several stages, the view is valid only for enforced rows: at these, a group ends
+    or is a single stage.
     """
 
     def __init__(self, m: Model) -> None:
@@ -62,9 +62,10 @@ _BELOW_FLOOR: Final = 0.999
 are a few bytes from the minimum, and presolve treats a bound that a row nearly implies as implied
 (`poetmodel.backends.highs`)."""
 _CONSTANT: Final = NO_COLUMN + 1
-"""Stands for a tensor that the stage's own step needs."""
+"""Placeholder column of a tensor that the stage's own step needs."""
 _SEVERAL: Final = NO_COLUMN + 2
-"""Stands for a tensor that several columns need, whose liveness column is not chosen yet."""
+"""Placeholder column of a tensor that several columns need, until its liveness column is
+created."""
 
 
 class MemoryRows:
@@ -119,17 +120,18 @@ def _column_or_none(column: int | None) -> int:
 
 
 class _StageTerms:
-    """The terms of the rows of one stage, updated from step to step.
+    """Terms of the memory rows of one stage, updated from step to step.
 
-    Between two steps, only tensors that a step between them reads or makes change their terms.
+    *Older* tensors are those of nodes before the stage's own node. Between two steps, only tensors
+    that a step between them reads or makes change their terms.
     """
 
     def __init__(self, rows: MemoryRows, t: int) -> None:
         """Collect the terms of stage `t` before its first step."""
         self.generator, self.t = rows, t
         graph, view = rows.graph, rows.view
-        older = bisect_left(graph.node_of, t)
-        tensors = [i for i in range(older) if rows.sizes[i]]
+        n_older_tensors = bisect_left(graph.node_of, t)
+        tensors = [i for i in range(n_older_tensors) if rows.sizes[i]]
         self.nodes = [graph.node_of[i] for i in tensors]
         self.bytes = np.array([rows.sizes[i] for i in tensors], dtype=np.int64)
         self.held = np.array([_column_or_none(view.in_ram(t, i)) for i in tensors], dtype=np.int64)
@@ -157,24 +159,24 @@ class _StageTerms:
         if t in readers:
             self.after.append(NO_COLUMN)
             return [_CONSTANT]
-        needed = []
+        columns = []
         for j in readers:
             if j < t and self.computed[j] >= 0:
-                needed.append(self.computed[j])
+                columns.append(self.computed[j])
                 self.passing.setdefault(j, []).append(p)
-        after = _column_or_none(view.in_ram(t + 1, i))
-        self.after.append(after)
-        return [*needed, after] if after >= 0 else needed
+        keep_column = _column_or_none(view.in_ram(t + 1, i))
+        self.after.append(keep_column)
+        return [*columns, keep_column] if keep_column >= 0 else columns
 
     def _live_column(self, p: int) -> int:
         """Return the column for which older tensor `p` counts: none, one, constant, or several."""
-        needed = self.needed[p]
-        if not needed:
+        columns = self.needed[p]
+        if not columns:
             return NO_COLUMN
-        is_single = len(needed) == 1 and (
-            self.homes[p] < 0 or needed[0] in (_CONSTANT, self.after[p])
+        is_single = len(columns) == 1 and (
+            self.homes[p] < 0 or columns[0] in (_CONSTANT, self.after[p])
         )
-        return needed[0] if is_single else _SEVERAL
+        return columns[0] if is_single else _SEVERAL
 
     def may_execute(self, k: int) -> bool:
         """Return whether step `k`, before the stage's own, may execute an instruction."""
@@ -184,7 +186,7 @@ class _StageTerms:
         )
 
     def advance_to(self, k: int) -> None:
-        """Update the terms for step `k`: readers before it no longer need their inputs."""
+        """Update the terms for step `k`: readers before step `k` no longer need their inputs."""
         for j in range(self.at, min(k, self.t)):
             for p in self.passing.get(j, ()):
                 self.needed[p] = self.needed[p][1:]
@@ -196,28 +198,34 @@ class _StageTerms:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], int] | None:
         """Return columns, bytes and constant bytes of step `k`.
 
-        None if all together meet the limit.
+        None if all terms together meet the limit.
         """
-        before, after = bisect_left(self.nodes, k), bisect_right(self.nodes, k)
+        n_before, first_after = bisect_left(self.nodes, k), bisect_right(self.nodes, k)
         own_terms, constant = self._own_terms(k)
-        later, live = self.held[after:], self.live[:before]
-        keeps, counts = later >= 0, live != NO_COLUMN
+        keep_columns, live_columns = self.held[first_after:], self.live[:n_before]
+        is_kept, is_live = keep_columns >= 0, live_columns != NO_COLUMN
         own_bytes = sum(size for size, _ in own_terms)
-        later_bytes, live_bytes = self.bytes[after:][keeps], self.bytes[:before][counts]
+        later_bytes, live_bytes = self.bytes[first_after:][is_kept], self.bytes[:n_before][is_live]
         homes = self._counted_homes(k)
         home_bytes = self.generator.home_bytes[homes]
-        total_bytes = sum(int(part.sum()) for part in (later_bytes, live_bytes, home_bytes))
+        total_bytes = sum(
+            int(part_sizes.sum()) for part_sizes in (later_bytes, live_bytes, home_bytes)
+        )
         if total_bytes + own_bytes + constant <= limit:
             return None
-        for p in np.flatnonzero(live == _SEVERAL).tolist():
+        for p in np.flatnonzero(live_columns == _SEVERAL).tolist():
             liveness = Liveness(tuple(self.needed[p]), unless=self.homes[p])
             self.live[p] = self.generator.liveness_column(liveness)
-        added = np.array(own_terms, dtype=np.int64).reshape(-1, 2)
+        own_array = np.array(own_terms, dtype=np.int64).reshape(-1, 2)
         home_columns = self.generator.home_columns[homes]
-        columns = np.concatenate((later[keeps], added[:, 1], live[counts], home_columns))
-        sizes = np.concatenate((later_bytes, added[:, 0], live_bytes, home_bytes))
-        fixed = columns == _CONSTANT
-        return *_merge_columns(columns[~fixed], sizes[~fixed]), constant + int(sizes[fixed].sum())
+        columns = np.concatenate(
+            (keep_columns[is_kept], own_array[:, 1], live_columns[is_live], home_columns)
+        )
+        sizes = np.concatenate((later_bytes, own_array[:, 0], live_bytes, home_bytes))
+        is_constant = columns == _CONSTANT
+        return *_merge_columns(columns[~is_constant], sizes[~is_constant]), constant + int(
+            sizes[is_constant].sum()
+        )
 
     def _counted_homes(self, k: int) -> NDArray[np.bool_]:
         """Return a mask of state that counts at step `k` only if it is resident, not as a copy."""
@@ -241,13 +249,17 @@ class _StageTerms:
             if k < t and t in rows.graph.users_of[x]:
                 continue
             own_bytes -= size
-            later = [j for j in rows.graph.users_of[x] if k < j < t and self.computed[j] >= 0]
-            after = _column_or_none(rows.view.in_ram(t + 1, x))
-            needs = [self.computed[j] for j in later] + [after] * (after >= 0)
+            later_readers = [
+                j for j in rows.graph.users_of[x] if k < j < t and self.computed[j] >= 0
+            ]
+            keep_column = _column_or_none(rows.view.in_ram(t + 1, x))
+            need_columns = [self.computed[j] for j in later_readers] + [keep_column] * (
+                keep_column >= 0
+            )
             if k == t:
-                terms += [(size, column) for column in needs]
-            elif needs and self.computed[k] >= 0:
-                liveness = Liveness(tuple(needs), provided=self.computed[k])
+                terms += [(size, column) for column in need_columns]
+            elif need_columns and self.computed[k] >= 0:
+                liveness = Liveness(tuple(need_columns), provided=self.computed[k])
                 terms.append((size, rows.liveness_column(liveness)))
         if k == t:
             return terms, own_bytes
@@ -356,14 +368,19 @@ def _add_liveness_rows(m: Model) -> None:
     """Add the rows that bound liveness columns from below."""
     number = 0
     for column, (needs, unless, provided) in zip(m.live.values(), m.live_for, strict=True):
-        signed = ((unless, -1.0), (provided, 1.0))
-        conditions = [(other, sign) for other, sign in signed if other >= 0]
+        signed_columns = ((unless, -1.0), (provided, 1.0))
+        conditions = [
+            (needed_column, sign) for needed_column, sign in signed_columns if needed_column >= 0
+        ]
         signs = (1.0, -1.0, *(sign for _, sign in conditions))
         upper = 1.0 if provided >= 0 else 0.0
         for need in needs:
             number += 1
             m.add_row(
-                number, (need, column, *(other for other, _ in conditions)), signs, upper=upper
+                number,
+                (need, column, *(needed_column for needed_column, _ in conditions)),
+                signs,
+                upper=upper,
             )
 
 

@@ -122,7 +122,7 @@ def _add_user_constraint_rows(m: Model) -> None:
         sum(R * compute) + sum(M_in * page_in) + sum(M_out * page_out)  <=  upper - pass
         - sum(R * compute) - sum(M_in * page_in) - sum(M_out * page_out)  <=  pass - lower
 
-    If a limit or the objective rewards paging a tensor out, that counts once::
+    If a limit or the objective rewards paging a tensor out, one page-out counts::
 
         sum(M_out[t,i], t >= node(i)) <= 1
     """

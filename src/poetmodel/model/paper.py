@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def check_fits(problem: Problem) -> None:
-    """Raise `ModelError` for a problem that Algorithm 1 cannot state."""
+    """Raise `ModelError` if Algorithm 1 cannot state the problem."""
     graph = problem.graph
     faults = []
-    stored = [node.name for node in graph.nodes if node.on_aux]
-    if stored:
+    stored_nodes = [node.name for node in graph.nodes if node.on_aux]
+    if stored_nodes:
         faults.append(
-            f"formulation 'paper' has no nodes on auxiliary storage such as {stored[0]!r}; "
+            f"formulation 'paper' has no nodes on auxiliary storage such as {stored_nodes[0]!r}; "
             "use lazy or compact"
         )
     if graph.version > 1:
@@ -79,7 +79,7 @@ def merge_outputs(problem: Problem) -> Problem:
     tensors, are stated later by `restore_tensors`.
     """
     graph, table = problem.graph, problem.table
-    read = read_outputs(graph)
+    outputs_read = read_outputs(graph)
     nodes = tuple(
         replace(
             node,
@@ -97,7 +97,7 @@ def merge_outputs(problem: Problem) -> Problem:
     ) -> list[tuple[float, float]] | None:
         if not table.has_storage:
             return None
-        return [(sum(times[i] for i in r), sum(energies[i] for i in r)) for r in read]
+        return [(sum(times[i] for i in r), sum(energies[i] for i in r)) for r in outputs_read]
 
     costs = Costs.from_arrays(
         reduced,
@@ -121,13 +121,13 @@ def restore_tensors(m: Model, problem: Problem) -> None:
     Every output with readers has the column of its node; the other outputs are never in RAM at the
     beginning of a stage, and never paged.
     """
-    read = read_outputs(problem.graph)
+    outputs_read = read_outputs(problem.graph)
     names = {name: f"{name}_of_node" for name in RELATIONS[1:]}
     m.families = {names.get(name, name): columns for name, columns in m.families.items()}
     m.decisions = replace(
         m.decisions,
-        page_ins=[(i, column) for k, column in m.decisions.page_ins for i in read[k]],
-        page_outs=[(i, column) for k, column in m.decisions.page_outs for i in read[k]],
+        page_ins=[(i, column) for k, column in m.decisions.page_ins for i in outputs_read[k]],
+        page_outs=[(i, column) for k, column in m.decisions.page_outs for i in outputs_read[k]],
     )
     m.problem = problem
     OWN_CONSTRAINTS.build(m)
@@ -151,12 +151,12 @@ class NodeRelations(TriangleRelations):
 
         `is_one` gives a column's value.
         """
-        read = read_outputs(self.problem.graph)
+        outputs_read = read_outputs(self.problem.graph)
         yield from (("R", t, k) for (t, k), column in self.m.R.items() if is_one(column))
         for name in RELATIONS[1:]:
             for (t, k), column in self.m.families[f"{name}_of_node"].items():
                 if is_one(column):
-                    yield from ((name, t, i) for i in read[k])
+                    yield from ((name, t, i) for i in outputs_read[k])
 
 
 def _add_inputs_resident_rows(m: Model) -> None:
@@ -170,12 +170,12 @@ def _add_inputs_resident_rows(m: Model) -> None:
     for j, inputs in enumerate(m.problem.graph.inputs_of):
         for i in inputs:
             for t in range(j, len(m.problem.graph.nodes)):
-                held = [m.S_RAM[t, i]] if i < t else []
-                m.add_implication_row((t, i, j), m.R[t, j], [m.R[t, i], *held])
+                ram_columns = [m.S_RAM[t, i]] if i < t else []
+                m.add_implication_row((t, i, j), m.R[t, j], [m.R[t, i], *ram_columns])
 
 
 def _add_ram_continuity_rows(m: Model) -> None:
-    """Have in RAM only tensors that were there, were computed, or were paged in.
+    """Have in RAM only tensors that were in RAM, were computed, or were paged in, one stage before.
 
     ::
 
@@ -183,12 +183,12 @@ def _add_ram_continuity_rows(m: Model) -> None:
     """
     m.begin_rows("ram_continuity")
     for (t, i), column in m.S_RAM.items():
-        before = [m.S_RAM[t - 1, i], m.M_in[t - 1, i]] if i < t - 1 else []
-        m.add_implication_row((t, i), column, [m.R[t - 1, i], *before])
+        sources = [m.S_RAM[t - 1, i], m.M_in[t - 1, i]] if i < t - 1 else []
+        m.add_implication_row((t, i), column, [m.R[t - 1, i], *sources])
 
 
 def _add_aux_continuity_rows(m: Model) -> None:
-    """Have on storage only tensors that were there or were paged out.
+    """Have on storage only tensors that were on storage or were paged out, one stage before.
 
     ::
 
@@ -196,8 +196,8 @@ def _add_aux_continuity_rows(m: Model) -> None:
     """
     m.begin_rows("aux_continuity")
     for (t, i), column in m.S_AUX.items():
-        before = [m.S_AUX[t - 1, i]] if i < t - 1 else []
-        m.add_implication_row((t, i), column, [m.M_out[t - 1, i], *before])
+        sources = [m.S_AUX[t - 1, i]] if i < t - 1 else []
+        m.add_implication_row((t, i), column, [m.M_out[t - 1, i], *sources])
 
 
 def _add_page_in_source_rows(m: Model) -> None:
@@ -243,6 +243,7 @@ def _add_freeing_rows(m: Model) -> None:
     m.add_variables("FREE", index)
 
     def hazards(t: int, i: int, k: int) -> tuple[list[int], list[float]]:
+        """Return the columns of `H` and their signs, without the constant of ``1 - R[t,k]``."""
         columns = [m.R[t, k]]
         if t + 1 < n:
             columns.append(m.S_RAM[t + 1, i])
@@ -250,14 +251,14 @@ def _add_freeing_rows(m: Model) -> None:
         return columns, [-1.0, *[1.0] * (len(columns) - 1)]
 
     m.begin_rows("freeing_lower")
-    for (t, i, k), free in m.FREE.items():
+    for (t, i, k), free_column in m.FREE.items():
         columns, signs = hazards(t, i, k)
-        m.add_row((t, i, k), [*columns, free], [*signs, 1.0], lower=0.0)
+        m.add_row((t, i, k), [*columns, free_column], [*signs, 1.0], lower=0.0)
     m.begin_rows("freeing_upper")
-    for (t, i, k), free in m.FREE.items():
+    for (t, i, k), free_column in m.FREE.items():
         columns, signs = hazards(t, i, k)
         h_max = len(columns)
-        m.add_row((t, i, k), [*columns, free], [*signs, h_max], upper=h_max - 1)
+        m.add_row((t, i, k), [*columns, free_column], [*signs, h_max], upper=h_max - 1)
 
 
 def _add_all_memory_rows(m: Model) -> None:

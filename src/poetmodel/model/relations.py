@@ -135,15 +135,15 @@ def _fix_state(m: Model) -> None:
     """Fix impossible entries of state and replacements to 0."""
     problem, node_of = m.problem, m.problem.graph.node_of
     state = frozenset(problem.graph.state_tensors)
-    mapped = state if problem.reads_in_place else frozenset()
+    mapped_state = state if problem.reads_in_place else frozenset()
     for name in ("S_RAM", "S_AUX", "M_in", "M_out"):
         for (t, i), column in m.families[name].items():
             if i in state:
-                never = name == "M_out" or t > problem.graph.last_page_in(i)
-                never = never or (i in mapped and name != "S_AUX")
+                is_impossible = name == "M_out" or t > problem.graph.last_page_in(i)
+                is_impossible = is_impossible or (i in mapped_state and name != "S_AUX")
             else:
-                never = i in problem.graph.state_of and (name != "M_out" or t > node_of[i])
-            if never:
+                is_impossible = i in problem.graph.state_of and (name != "M_out" or t > node_of[i])
+            if is_impossible:
                 m.fixed[column] = 0.0
 
 
@@ -196,8 +196,8 @@ class TriangleRelations(StepView):
             entries, columns = set(getattr(schedule, name)), self.m.families[name]
             values |= {column: float(index in entries) for index, column in columns.items()}
         if "stored" in self.m.families:
-            out = {i for _, i in schedule.M_out}
-            values |= {column: float(i in out) for i, column in self.m.stored.items()}
+            paged_out = {i for _, i in schedule.M_out}
+            values |= {column: float(i in paged_out) for i, column in self.m.stored.items()}
         values |= assign_homes(self.m, schedule)
         yield from values.items()
         yield from assign_memory(self.m, schedule, values)
@@ -257,27 +257,27 @@ class CompactRelations(StepView):
             if is_one(column):
                 yield from (("S_RAM", t, i) for t in self.segment_stages(i, a))
         for i, k in enumerate(graph.node_of):
-            out = i in m.paged_out and is_one(m.paged_out[i])
-            if out:
+            is_paged_out = i in m.paged_out and is_one(m.paged_out[i])
+            if is_paged_out:
                 yield "M_out", k, i
-            if out or (i in graph.on_aux and i not in m.resident):
+            if is_paged_out or (i in graph.on_aux and i not in m.resident):
                 yield from (("S_AUX", t, i) for t in range(k + 1, len(graph.nodes)))
         for i, column in m.storage_home.items():
             if is_one(column):
                 k = graph.node_of[i]
-                last = self.problem.graph.last_page_in(i)
-                yield from (("S_AUX", t, i) for t in range(k + 1, last + 1))
-                new = self.problem.graph.replacement_of.get(i)
-                if new is not None:
-                    yield "M_out", last, new
+                last_stage = self.problem.graph.last_page_in(i)
+                yield from (("S_AUX", t, i) for t in range(k + 1, last_stage + 1))
+                replacement = self.problem.graph.replacement_of.get(i)
+                if replacement is not None:
+                    yield "M_out", last_stage, replacement
 
     def assign(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
         """Yield (column, value) of the decisions of a schedule.
 
-        Decisions without a column are lost.
+        Decisions without a column are omitted.
         """
         m = self.m
-        held = set(schedule.S_RAM)
+        in_ram = set(schedule.S_RAM)
         values: dict[int, float] = {}
         for columns, entries in (
             (m.recomputed, set(schedule.R)),
@@ -286,7 +286,7 @@ class CompactRelations(StepView):
         ):
             values |= {column: float(index in entries) for index, column in columns.items()}
         for (i, a), column in m.kept.items():
-            values[column] = float(all((t, i) in held for t in self.segment_stages(i, a)))
+            values[column] = float(all((t, i) in in_ram for t in self.segment_stages(i, a)))
         values |= assign_homes(m, schedule)
         yield from values.items()
         yield from assign_memory(m, schedule, values)

@@ -1,7 +1,7 @@
 """``compact`` without reductions: every valid decision is possible; memory rows are as exact.
 
-It is for user-defined constraints on decisions that the reductions remove, such as a page-out later
-than the first computation.
+Users choose it to constrain decisions that the reductions remove, such as a page-out later than the
+first computation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _presence_columns(m: Model, t: int, i: int) -> list[int]:
-    """Return the columns of which one must be 1 for a copy of tensor `i` in stage `t`."""
+    """Return the columns of which at least one must be 1 for a copy of tensor `i` in stage `t`."""
     columns = [m.R[t, m.problem.working_graph.node_of[i]]]
     if (t, i) in m.S_RAM:
         columns += [m.S_RAM[t, i], m.M_in[t, i]]
@@ -73,24 +73,26 @@ def _add_on_storage_rows(m: Model) -> None:
         M_out[u,w+]            =  1 - resident[w]
     """
     graph = m.problem.working_graph
-    stored = m.storage_home
+    home_columns = m.storage_home
     m.begin_rows("homes_kept")
     for (t, i), column in m.S_RAM.items():
         if i in m.resident and column not in m.fixed:
-            m.add_implication_row((t, i), column, [stored[i]] if i in stored else [])
+            m.add_implication_row((t, i), column, [home_columns[i]] if i in home_columns else [])
     m.begin_rows("written_back")
     for old, new in m.problem.graph.replacement_of.items():
-        if old in stored:
-            columns = (m.M_out[graph.node_of[new], new], stored[old])
+        if old in home_columns:
+            columns = (m.M_out[graph.node_of[new], new], home_columns[old])
             m.add_row((old, new), columns, (1.0, -1.0), lower=0.0, upper=0.0)
     m.begin_rows("on_storage")
     for (t, i), column in m.S_AUX.items():
         if i in m.resident:
             if column not in m.fixed:
-                m.add_implication_row((t, i), column, [stored[i]] if i in stored else [])
+                m.add_implication_row(
+                    (t, i), column, [home_columns[i]] if i in home_columns else []
+                )
         elif i not in graph.on_aux:
-            before = [m.S_AUX[t - 1, i]] if (t - 1, i) in m.S_AUX else []
-            m.add_implication_row((t, i), column, [*before, m.M_out[t - 1, i]])
+            sources = [m.S_AUX[t - 1, i]] if (t - 1, i) in m.S_AUX else []
+            m.add_implication_row((t, i), column, [*sources, m.M_out[t - 1, i]])
 
 
 def _add_from_storage_rows(m: Model) -> None:
@@ -139,10 +141,10 @@ def _add_storage_rows(m: Model) -> None:
     if limit is None or not problem.can_page:
         return
     graph = problem.working_graph
-    written = [i for i in range(len(graph.tensors)) if i not in graph.on_aux]
-    m.add_variables("stored", written, integer=False)
+    pageable_tensors = [i for i in range(len(graph.tensors)) if i not in graph.on_aux]
+    m.add_variables("stored", pageable_tensors, integer=False)
     homes = ((problem.graph.tensor_bytes[i], column) for i, column in m.storage_home.items())
-    terms = merge_terms([*((graph.tensor_bytes[i], m.stored[i]) for i in written), *homes])
+    terms = merge_terms([*((graph.tensor_bytes[i], m.stored[i]) for i in pageable_tensors), *homes])
     row = scale_and_register_limit(m, LinearRow.from_terms(terms, upper=limit, name="storage"))
     if row is None:
         return
@@ -155,7 +157,7 @@ def _add_storage_rows(m: Model) -> None:
 
 
 def _add_stage_limits(m: Model) -> None:
-    """State the per-stage user constraints."""
+    """Add the rows of the per-stage user constraints."""
     add_stage_limit_rows(m, TriangleRelations(m), range(len(m.problem.stage_limits)))
 
 

@@ -32,7 +32,7 @@ their error."""
 
 
 def to_pyomo(
-    model: Model, own: Iterable[Component] = (), *, memory_rows: bool | None = None
+    model: Model, user_components: Iterable[Component] = (), *, memory_rows: bool | None = None
 ) -> pyo.ConcreteModel:
     """Convert a model to a Pyomo model, and build user-defined components into it.
 
@@ -60,7 +60,7 @@ def to_pyomo(
         m.stated_objective = m.objective.expr
         m.objective_unit = model.objective_unit
     _add_relations(m, model)
-    for component in own:
+    for component in user_components:
         component.build(m)
     return m
 
@@ -91,7 +91,10 @@ def _declare(m: pyo.ConcreteModel, model: Model) -> list[Any]:
 
 
 def _includes_memory_rows(model: Model, rows: range, *, memory_rows: bool | None) -> bool:
-    """Return whether to state memory rows; raise if that is not given and they are too many."""
+    """Return whether the Pyomo model gets the memory rows: `memory_rows`, by default True.
+
+    Raises `TooLargeError` by default if the rows have more than `MAX_TERMS` terms.
+    """
     count = model.n_terms(rows)
     if memory_rows is None and count > MAX_TERMS:
         raise TooLargeError(
@@ -137,14 +140,14 @@ def _relation(lower: float, body: Any, upper: float) -> Any:
 def linear_expression(terms: Iterable[tuple[float, Any]], constant: float = 0.0) -> Any:
     """Return ``sum of coefficient * variable + constant`` as a Pyomo expression.
 
-    Built from monomials directly, which takes a third of the time of summing. Checks the time
-    limit, since models have thousands of expressions.
+    Builds the expression from monomials, which takes a third of the time of summing. Checks the
+    time limit, since models have thousands of expressions.
     """
     check_time_limit()
-    parts: list[Any] = [MonomialTermExpression(term) for term in terms]
-    if constant or not parts:
-        parts.append(constant)
-    return LinearExpression(parts)
+    summands: list[Any] = [MonomialTermExpression(term) for term in terms]
+    if constant or not summands:
+        summands.append(constant)
+    return LinearExpression(summands)
 
 
 def _add_relations(m: pyo.ConcreteModel, model: Model) -> None:
@@ -172,18 +175,20 @@ class _RelationEntries:
 
 
 def unchanged_constraints(m: pyo.ConcreteModel) -> dict[int, range]:
-    """Return the rows of each Pyomo constraint that the user has not changed, by `id`.
+    """Return the range of the model's rows for each unchanged Pyomo constraint, by its `id`.
 
-    That is one row per constraint; the constraint that replaces omitted memory rows stands for all
-    of them.
+    A constraint is unchanged if its expression is that of `to_pyomo`. The range has one row, except
+    for the constraint that replaces omitted memory rows: its range has all of these.
     """
     rows: dict[int, range] = {}
     for name, span in m.arrays.row_families.items():
-        constraint, stated = m.component(name), m.stated_rows[name]
+        constraint, stated_rows = m.component(name), m.stated_rows[name]
         if constraint is None:
             continue
-        numbers = dict(zip(m.arrays.row_keys(name), span, strict=True))
+        row_of_key = dict(zip(m.arrays.row_keys(name), span, strict=True))
         for key, row in constraint.items():
-            if row.expr is stated.get(key):
-                rows[id(row)] = range(numbers[key], numbers[key] + 1) if key in numbers else span
+            if row.expr is stated_rows.get(key):
+                rows[id(row)] = (
+                    range(row_of_key[key], row_of_key[key] + 1) if key in row_of_key else span
+                )
     return rows

@@ -33,7 +33,7 @@ class Block:
     """Content at one offset: a workspace, or a copy and all copies made in place of it."""
 
     spans: list[Span] = field(default_factory=list)
-    """Spans; they overlap if one copy is made in place of another."""
+    """Spans of all copies; two spans overlap if one copy is made in place of the other."""
     contents: list[tuple[int, Content, int]] = field(default_factory=list)
     """(position, content, index) of everything at this offset."""
 

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 UNPLACED: Final = 2**60
-"""Offset of a block that is not placed: above all other blocks, so that it blocks none [B]."""
+"""Offset of a block that is not placed: above all placed blocks, so that it conflicts with none
+[B]."""
 MAX_PLACEMENTS: Final = 300_000
 """Maximum number of placements of single blocks in the search."""
 MAX_PAIRS_OF_SHORT_SEARCH: Final = 30
-"""Number of conflicting pairs of blocks up to which a tenth of these placements suffices."""
+"""Number of conflicting pairs of blocks up to which a tenth of `MAX_PLACEMENTS` suffices."""
 MAX_MOVES: Final = 1000
 """Number of moves without a smaller arena after which the search restarts."""
 LIFE_POWERS: Final = (0.0, 0.25, 0.5)
@@ -39,9 +40,11 @@ class Neighbours:
     numbers: Integers
     """Indices of the conflicting blocks."""
     below_bytes: Integers
-    """For each of them, the minimum distance by which the block must begin below it [B]."""
+    """For each conflicting block, the minimum distance by which this block must begin below it
+    [B]."""
     above_bytes: Integers
-    """For each of them, the minimum distance by which the block must begin above it [B]."""
+    """For each conflicting block, the minimum distance by which this block must begin above it
+    [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,7 +58,10 @@ class Packing:
 
     @classmethod
     def of(cls, blocks: Sequence[Block]) -> Self:
-        """Find all conflicting pairs by one sweep over the positions."""
+        """Return the packing of blocks, with their conflicts.
+
+        One sweep over the positions of the program finds all pairs that are in RAM together.
+        """
         spans = sorted(
             (begin, end, size, number)
             for number, block in enumerate(blocks)
@@ -63,50 +69,55 @@ class Packing:
             if size
         )
         pairs: dict[tuple[int, int], tuple[int, int]] = {}
-        present: list[tuple[int, int, int]] = []
+        live_blocks: list[tuple[int, int, int]] = []
         for begin, end, size, number in spans:
-            present = [block for block in present if block[0] > begin]
-            for _, other_size, other in present:
-                if other != number:
-                    key = (number, other)
+            live_blocks = [block for block in live_blocks if block[0] > begin]
+            for _, other_size, other_number in live_blocks:
+                if other_number != number:
+                    key = (number, other_number)
                     sizes = pairs.get(key, (0, 0))
                     pairs[key] = max(sizes[0], size), max(sizes[1], other_size)
-            present.append((end, size, number))
+            live_blocks.append((end, size, number))
         rows: list[dict[int, tuple[int, int]]] = [{} for _ in blocks]
-        for (number, other), (size, other_size) in pairs.items():
-            for first, second, below, above in (
-                (number, other, size, other_size),
-                (other, number, other_size, size),
+        for (number, other_number), (size, other_size) in pairs.items():
+            for block_number, neighbour, block_bytes, neighbour_bytes in (
+                (number, other_number, size, other_size),
+                (other_number, number, other_size, size),
             ):
-                sizes = rows[first].get(second, (0, 0))
-                rows[first][second] = max(sizes[0], below), max(sizes[1], above)
+                sizes = rows[block_number].get(neighbour, (0, 0))
+                rows[block_number][neighbour] = (
+                    max(sizes[0], block_bytes),
+                    max(sizes[1], neighbour_bytes),
+                )
         return cls(
             height=tuple(max((span.bytes for span in block.spans), default=0) for block in blocks),
             neighbours=tuple(
                 Neighbours(
                     np.array(list(row), dtype=np.int64),
-                    np.array([below for below, _ in row.values()], dtype=np.int64),
-                    np.array([above for _, above in row.values()], dtype=np.int64),
+                    np.array([block_bytes for block_bytes, _ in row.values()], dtype=np.int64),
+                    np.array(
+                        [neighbour_bytes for _, neighbour_bytes in row.values()], dtype=np.int64
+                    ),
                 )
                 for row in rows
             ),
         )
 
     def lowest_offset(self, number: int, offsets: Integers) -> int:
-        """Return the lowest offset at which a block fits among the placed blocks [B]."""
+        """Return the lowest offset at which block `number` fits among the placed blocks [B]."""
         conflicts = self.neighbours[number]
         if not conflicts.numbers.size:
             return 0
-        others = offsets[conflicts.numbers]
-        low = others - conflicts.below_bytes
+        neighbour_offsets = offsets[conflicts.numbers]
+        low = neighbour_offsets - conflicts.below_bytes
         order = low.argsort()
-        low, high = low[order], (others + conflicts.above_bytes)[order]
+        low, high = low[order], (neighbour_offsets + conflicts.above_bytes)[order]
         if low[0] >= 0:
             return 0
         np.maximum.accumulate(high, out=high)  # the first offset above all blocks that begin below
-        fits = low[1:] >= high[:-1]
-        first = int(fits.argmax()) if fits.size else 0
-        return int(high[first]) if fits.size and fits[first] else int(high[-1])
+        fits_in_hole = low[1:] >= high[:-1]
+        first = int(fits_in_hole.argmax()) if fits_in_hole.size else 0
+        return int(high[first]) if fits_in_hole.size and fits_in_hole[first] else int(high[-1])
 
     def top(self, offsets: Integers) -> int:
         """Return the highest end of blocks at the given offsets [B]."""
@@ -132,6 +143,11 @@ def search(
 
 
 class _Search:
+    """Random local search over placement orders.
+
+    Its state is the order of the blocks and the offsets of the placed ones.
+    """
+
     def __init__(
         self,
         blocks: Sequence[Block],
@@ -139,6 +155,7 @@ class _Search:
         bound: int,
         rng: Random,
     ) -> None:
+        """Sort the blocks by the first exponent of `LIFE_POWERS`; place no block yet."""
         self.packing, self.bound, self.rng = packing, bound, rng
         self.life = [sum(end - begin for begin, end, _ in block.spans) for block in blocks]
         self.powers = cycle(LIFE_POWERS)
@@ -149,30 +166,34 @@ class _Search:
     def run(self, until_s: float) -> Integers:
         """Place greedily, then search until the bound is reached or time or placements run out."""
         self._place_from(0, None)
-        best = self.offsets.copy()
-        top, target = self._unplace_all(best)
+        best_offsets = self.offsets.copy()
+        arena_bytes, target = self._unplace_all(best_offsets)
         is_short = (
             sum(conflicts.numbers.size for conflicts in self.packing.neighbours)
             <= 2 * MAX_PAIRS_OF_SHORT_SEARCH
         )
         max_placements = self.placements + (MAX_PLACEMENTS // 10 if is_short else MAX_PLACEMENTS)
-        begin = moves = 0
-        while top > self.bound and self.placements < max_placements and time.monotonic() < until_s:
+        begin = n_moves = 0
+        while (
+            arena_bytes > self.bound
+            and self.placements < max_placements
+            and time.monotonic() < until_s
+        ):
             stuck_position = self._place_from(begin, target)
             if stuck_position is None:
-                best = self.offsets.copy()
-                top, target = self._unplace_all(best)
-                begin = moves = 0
+                best_offsets = self.offsets.copy()
+                arena_bytes, target = self._unplace_all(best_offsets)
+                begin = n_moves = 0
                 continue
-            moves += 1
-            if moves > MAX_MOVES:
-                self.order, begin, moves = self._initial_order(), 0, 0
+            n_moves += 1
+            if n_moves > MAX_MOVES:
+                self.order, begin, n_moves = self._initial_order(), 0, 0
                 self.offsets[:] = UNPLACED
                 continue
             begin = self.rng.randrange(stuck_position) if stuck_position else 0
             self.order.insert(begin, self.order.pop(stuck_position))
             self.offsets[self.order[begin : stuck_position + 1]] = UNPLACED
-        return best
+        return best_offsets
 
     def _place_from(self, begin: int, target: int | None) -> int | None:
         """Place blocks from a position of the order on.

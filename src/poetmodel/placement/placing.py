@@ -35,7 +35,7 @@ def place(
     graph : Graph
         The training graph.
     plan : Plan
-        A valid plan of it.
+        A valid plan of `graph`.
     alignment : int
         Offsets are multiples of this power of two [B].
     time_limit : float

@@ -29,7 +29,7 @@ class Rectangle(NamedTuple):
     end: int
     """Position of the free, or one past the last position that uses it."""
     offset: int | None
-    """Offset of its first byte [B]; None if the arena has none."""
+    """Offset of its first byte [B]; None if the arena has no offset for it."""
     bytes: int
     """Its size [B]."""
     content: Content
@@ -119,34 +119,41 @@ class _ArenaChecker:
     def check_copies(self, copies: Sequence[Stay]) -> None:
         """Add the copies that an instruction makes; check their offsets against live copies."""
         position = copies[0].begin
-        self.live = [other for other in self.live if other.end > position]
-        total, alignment = 0, self.arena.alignment
+        self.live = [
+            live_rectangle for live_rectangle in self.live if live_rectangle.end > position
+        ]
+        live_bytes, alignment = 0, self.arena.alignment
         for copy in copies:
             offset, end = self._pop_offset(copy), copy.first_free_position(self.plan.program)
             rectangle = Rectangle(position, end, offset, copy.bytes, copy.content, copy.index)
             overwritten = None if copy.in_place_of is None else self._overwritten_rectangle(copy)
             self._check_overlap(
-                rectangle, (other for other in self.live if other is not overwritten)
+                rectangle,
+                (
+                    live_rectangle
+                    for live_rectangle in self.live
+                    if live_rectangle is not overwritten
+                ),
             )
             if overwritten is not None:
                 self._check_in_place(rectangle, overwritten)
                 # Both are live: overwritten bytes count once.
-                total -= round_up(min(rectangle.bytes, overwritten.bytes), alignment)
+                live_bytes -= round_up(min(rectangle.bytes, overwritten.bytes), alignment)
             self.live.append(rectangle)
             self.rectangles.append(rectangle)
-        total += sum(round_up(rectangle.bytes, alignment) for rectangle in self.live)
-        self.lower_bound_bytes = max(self.lower_bound_bytes, total)
+        live_bytes += sum(round_up(rectangle.bytes, alignment) for rectangle in self.live)
+        self.lower_bound_bytes = max(self.lower_bound_bytes, live_bytes)
 
     def _overwritten_rectangle(self, copy: Stay) -> Rectangle:
         """Return the rectangle of the input that a copy overwrites in place."""
         return next(
-            other
-            for other in self.live
-            if other.index == copy.in_place_of and other.begin < copy.begin
+            rectangle
+            for rectangle in self.live
+            if rectangle.index == copy.in_place_of and rectangle.begin < copy.begin
         )
 
     def _pop_offset(self, copy: Stay) -> int | None:
-        """Return the offset of a copy, and mark it as used; None if there is none.
+        """Return the offset of a copy, and remove it from `unused`; None if there is none.
 
         Adds violations of alignment and size of the block.
         """
@@ -163,20 +170,20 @@ class _ArenaChecker:
         self.end_bytes = max(self.end_bytes, round_up(end, self.arena.alignment))
         return offset
 
-    def _check_overlap(self, rectangle: Rectangle, others: Iterable[Rectangle]) -> None:
-        """Add a violation for each other rectangle that shares bytes with this one."""
+    def _check_overlap(self, rectangle: Rectangle, live_rectangles: Iterable[Rectangle]) -> None:
+        """Add a violation for each of `live_rectangles` that shares bytes with `rectangle`."""
         begin, size = rectangle.offset, rectangle.bytes
         if begin is None or not size:
             return
         end = begin + size
-        for other in others:
-            at = other.offset
-            if at is None or at >= end or at + other.bytes <= begin or not other.bytes:
+        for block in live_rectangles:
+            low = block.offset
+            if low is None or low >= end or low + block.bytes <= begin or not block.bytes:
                 continue
             self._add_violation(
                 (rectangle.begin, rectangle.content, rectangle.index),
                 f"is at {begin:,} to {end:,} and overlaps "
-                f"{self._describe(other.content, other.index)} at {at:,} to {at + other.bytes:,}",
+                f"{self._describe(block.content, block.index)} at {low:,} to {low + block.bytes:,}",
             )
 
     def _check_in_place(self, rectangle: Rectangle, overwritten: Rectangle) -> None:
@@ -198,12 +205,14 @@ class _ArenaChecker:
         for key in self.unused:
             self._add_violation(key, "has an offset, but the program makes no such copy there")
         arena, budget = self.arena, self.plan.ram_budget_bytes
-        for name, stated, actual in (
+        for name, stated_bytes, actual_bytes in (
             ("bytes", arena.bytes, self.end_bytes),
             ("lower_bound_bytes", arena.lower_bound_bytes, self.lower_bound_bytes),
         ):
-            if stated != actual:
-                self.violations.append(f"arena: {name} is {actual:,}, stated is {stated:,}")
+            if stated_bytes != actual_bytes:
+                self.violations.append(
+                    f"arena: {name} is {actual_bytes:,}, stated is {stated_bytes:,}"
+                )
         if budget is not None and arena.bytes > budget:
             self.violations.append(
                 f"arena: {arena.bytes:,} B are {format_bytes(arena.bytes - budget)} above the "

@@ -30,7 +30,7 @@ MAGIC: Final = b"\x89PLN"
 """The first bytes of every binary plan; no text begins with these bytes."""
 VERSION: Final = 1
 VERSION_WITH_STATE: Final = 2
-"""Version of plans with homes of state."""
+"""Version of binary plans with homes of state."""
 
 FINGERPRINT_BYTES: Final = 8
 """Length of the stored prefix of the graph's SHA-256."""
@@ -102,32 +102,32 @@ def encode(plan: Plan, graph: Graph | None = None) -> bytes:
         steps = homes.to_steps(plan.program)
     if plan.memory_mapped:
         flags |= MEMORY_MAPPED
-    head = bytearray()
+    header = bytearray()
     if plan.ram_budget_bytes is not None:
         flags |= HAS_BUDGET
-        head += _varint(plan.ram_budget_bytes)
+        header += _varint(plan.ram_budget_bytes)
     if plan.device is not None:
         flags |= HAS_DEVICE
         name = plan.device.encode("utf-8", "surrogatepass")
-        head += _varint(len(name)) + name
+        header += _varint(len(name)) + name
     if plan.commit is not None:
         flags |= HAS_COMMIT
-        head += _varint(plan.commit)
+        header += _varint(plan.commit)
     if plan.resident is not None:
-        head += _pack_bits(state in plan.resident for state in graph.state_tensors)
-    body = bytes(head) + _encode_steps(homes, steps)
+        header += _pack_bits(state in plan.resident for state in graph.state_tensors)
+    body = bytes(header) + _encode_steps(homes, steps)
     version = VERSION if plan.resident is None else VERSION_WITH_STATE
     if flags & ~_FLAGS[version]:
         raise PlanError("memory_mapped and commit: expected only in plans of graphs with state")
-    start = MAGIC + bytes((version, flags)) + _fingerprint(graph)
-    content = start + _varint(len(body)) + body
-    data = content + _checksum(content)
-    decoded = decode(data, graph)
+    prefix = MAGIC + bytes((version, flags)) + _fingerprint(graph)
+    content = prefix + _varint(len(body)) + body
+    encoded_plan = content + _checksum(content)
+    decoded = decode(encoded_plan, graph)
     if decoded.program != plan.program:
         raise PlanError("the program does not compute every node of the graph; see check_plan")
     if decoded.resident != plan.resident:
         raise PlanError("the plan lists resident tensors that are not state of the graph")
-    return data
+    return encoded_plan
 
 
 def decode(data: bytes, graph: Graph) -> Plan:
@@ -186,17 +186,19 @@ def stored_fingerprint(data: bytes) -> bytes:
 
 def _built_in_graph(plan: Plan) -> Graph:
     identity = plan.identity
-    found = None if identity is None else find_model_by_hash(identity.name, identity.sha256)
-    if found is None:
+    graph_and_shape = (
+        None if identity is None else find_model_by_hash(identity.name, identity.sha256)
+    )
+    if graph_and_shape is None:
         raise PlanError("the plan does not contain its graph: pass it, encode(plan, graph)")
-    return found[0]
+    return graph_and_shape[0]
 
 
 def _check_indices(graph: Graph, program: Program) -> None:
-    valid = dict.fromkeys(_CODES, range(len(graph.tensors)))
-    valid[Op.COMPUTE] = range(len(graph.nodes))
+    indices_of_op = dict.fromkeys(_CODES, range(len(graph.tensors)))
+    indices_of_op[Op.COMPUTE] = range(len(graph.nodes))
     for position, (op, index) in enumerate(program):
-        if index not in valid[op]:
+        if index not in indices_of_op[op]:
             raise PlanError(f"instruction {position}, {op} {index}: the graph has no such index")
 
 
@@ -207,7 +209,7 @@ class _IndexPredictor:
     """Predicts the index of the next record, identically in encoder and decoder."""
 
     def __init__(self, homes: Homes) -> None:
-        """Begin before the first instruction."""
+        """Set the state before the first instruction."""
         self.node_of = homes.graph.node_of
         self.due = [k for k in range(len(homes.graph.nodes)) if k not in homes.first_reads]
         """Nodes in the order of their first computations."""
@@ -226,7 +228,10 @@ class _IndexPredictor:
         return self._last[op]
 
     def is_due(self, k: int, *, after: int) -> bool:
-        """Return whether node `k` is the next first computation after `after` further ones."""
+        """Return whether node `k` is the next first computation.
+
+        `after` is the number of first computations that precede it but are not registered yet.
+        """
         position = self.first + after
         return position < len(self.due) and self.due[position] == k
 
@@ -285,9 +290,9 @@ def _decode_steps(homes: Homes, reader: _ByteReader) -> Iterator[Instruction]:
 def _read_resident(graph: Graph, reader: _ByteReader) -> Iterator[int]:
     """Yield the state tensors whose home is RAM."""
     state = graph.state_tensors
-    data = reader.read_bytes(-(-len(state) // _BYTE))
-    for number, i in enumerate(state):
-        if data[number // _BYTE] >> number % _BYTE & 1:
+    mask = reader.read_bytes(-(-len(state) // _BYTE))
+    for position, i in enumerate(state):
+        if mask[position // _BYTE] >> position % _BYTE & 1:
             yield i
 
 
@@ -295,7 +300,7 @@ def _read_resident(graph: Graph, reader: _ByteReader) -> Iterator[int]:
 
 
 def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
-    """Check start, version, flags and checksum; return version, flags, fingerprint and the rest."""
+    """Check start, version, flags and checksum; return version, flags, fingerprint and content."""
     if not data.startswith(MAGIC):
         start = "no bytes" if not data else f"bytes that begin with {data[: len(MAGIC)].hex()}"
         raise PlanError(f"expected a binary plan, which begins with {MAGIC.hex()}, got {start}")
@@ -317,15 +322,15 @@ def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
 
 def _check_graph(data: bytes, graph: Graph) -> tuple[int, int, bytes]:
     """Check header, graph and length of a binary plan; return version, flags and body."""
-    version, flags, fingerprint, rest = _parse_header(data)
+    version, flags, fingerprint, content = _parse_header(data)
     if fingerprint != _fingerprint(graph):
         raise PlanError(
             f"the plan was made for a graph whose sha256 begins with {fingerprint.hex()}, not for "
             f"this {graph.name!r} (sha256 {graph.sha256[:12]}...); give the graph it was made for"
         )
-    reader = _ByteReader(rest)
+    reader = _ByteReader(content)
     length = reader.read_number()
-    body = rest[reader.position :]
+    body = content[reader.position :]
     if len(body) != length:
         raise PlanError(f"the binary plan states a body of {length} bytes, and {len(body)} follow")
     return version, flags, body

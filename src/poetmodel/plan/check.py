@@ -38,7 +38,7 @@ class PlanCheck:
     stall_s: float | None = None
     """Time that the core waits for the bus [s]; None without costs."""
     makespan_s: float | None = None
-    """Time until core and bus are both finished [s]; None without costs."""
+    """Time at which the later of core and bus is finished [s]; None without costs."""
     energy_j: float | None = None
     """Energy of the step, including idle power over the makespan [J]; None without costs."""
 

@@ -22,7 +22,7 @@ def with_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Stora
     `steps` are in program order, with first reads of state as page-ins. For ``dma`` they include
     the ``wait i`` of a page-out whose tensor must be freed later than right after its last use, or
     whose transfer must be complete before that; they include no other waits and no frees. For
-    ``blocking``, waits are dropped.
+    ``blocking``, given waits are dropped.
 
     A copy of a tensor lives from the instruction that makes it (a computation, a page-in) to the
     last step that touches it (a computation or page-out that reads it, a given ``wait``) before the
@@ -70,12 +70,16 @@ def with_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Stora
 
 
 def _order_frees(
-    homes: Homes, step: Instruction, freed: list[int], pending: Collection[int]
+    homes: Homes, step: Instruction, tensors: list[int], transferring_tensors: Collection[int]
 ) -> list[int]:
-    """Return freed tensors in order; after in-place nodes, those with pending transfers last."""
+    """Return the order in which tensors are freed after a step.
+
+    After a node that may operate in place, tensors with a pending transfer come last; otherwise the
+    order is unchanged.
+    """
     if step.op != Op.COMPUTE or not homes.graph.in_place_of[step.index]:
-        return freed
-    return sorted(freed, key=pending.__contains__)
+        return tensors
+    return sorted(tensors, key=transferring_tensors.__contains__)
 
 
 def _wait_position(program: Sequence[Instruction], i: int) -> int:
@@ -97,7 +101,7 @@ class Copy:
     begin: int
     """Position of the computation or page-in that makes it."""
     end: int
-    """Position of the last step that touches it, or of the step that makes it if no step does."""
+    """Position of the last step that reads it or waits for it; `begin` if there is none."""
     reads: list[int] = field(default_factory=list)
     """Positions of the computations that read it."""
     paged_out: bool = False
@@ -127,7 +131,7 @@ def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
 
 
 def last_uses_by_position(homes: Homes, steps: Iterable[Instruction]) -> dict[int, list[int]]:
-    """Return the tensors whose copy each step touches last, ascending, by position.
+    """Return the tensors whose copy each step reads, writes or waits for last, by position.
 
     Copies of state that are replaced are omitted, since they are not freed.
     """

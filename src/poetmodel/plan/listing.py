@@ -99,24 +99,24 @@ def _instruction_lines(
 ) -> Iterator[str]:
     """Yield the table head and one line per instruction."""
     factor, unit = _time_unit(check.makespan_s or 0.0)
-    head = f"time [{unit}]"
+    time_head = f"time [{unit}]"
     text = InstructionText(graph, plan)
     names = [text.name(step) for step in plan.program]
     width = max((len(name) for name in names if len(name) <= MAX_ALIGNED_NAME), default=0)
     times = [f"{moment.issued_s / factor:,.3f}" for moment in check.moments]
-    column = max(map(len, [head, *times]))
-    yield f"    {'#':>5}  {head:>{column}}  {'RAM after':>11}"
+    time_width = max(map(len, [time_head, *times]))
+    yield f"    {'#':>5}  {time_head:>{time_width}}  {'RAM after':>11}"
     offset_remarks = _OffsetRemarks(graph, plan, arena)
-    computed: set[Instruction] = set()
+    executed_steps: set[Instruction] = set()
     for position, (step, moment) in enumerate(zip(plan.program, check.moments, strict=True)):
-        verb = text.verb(step, is_repeated=step in computed)
-        computed.add(step)
+        verb = text.verb(step, is_repeated=step in executed_steps)
+        executed_steps.add(step)
         stalls = step.op == Op.WAIT and moment.end_s > moment.start_s
         remark = text.remark(step, moment) + offset_remarks.remark(position, step)
         if position == check.peak_position:
             remark += f"  <- peak {format_bytes(moment.high_bytes)}"
         yield (
-            f"  {MARK if stalls else ' '} {position:>5}  {times[position]:>{column}}  "
+            f"  {MARK if stalls else ' '} {position:>5}  {times[position]:>{time_width}}  "
             f"{format_bytes(moment.ram_bytes):>11}  {verb:<9}  {names[position]:<{width}}  {remark}"
         )
 
@@ -136,13 +136,13 @@ class _OffsetRemarks:
 
         "" if none.
         """
-        made = self.made.get(position, [])
+        copies = self.made.get(position, [])
         if step.op == Op.COMPUTE and step.index in self.held:
             outputs = self.graph.outputs_of[step.index]
-            made = [copy for copy in self.made.get(BEFORE, []) if copy.index in outputs]
-        if len(made) == 1 and made[0].content == Content.OUTPUT:
-            return f", at {made[0].offset:,}"
-        return "".join(f", {self._name(copy)} at {copy.offset:,}" for copy in made)
+            copies = [copy for copy in self.made.get(BEFORE, []) if copy.index in outputs]
+        if len(copies) == 1 and copies[0].content == Content.OUTPUT:
+            return f", at {copies[0].offset:,}"
+        return "".join(f", {self._name(copy)} at {copy.offset:,}" for copy in copies)
 
     def _name(self, copy: CopyOffset) -> str:
         return (
@@ -186,31 +186,33 @@ class InstructionText:
     def remark(self, step: Instruction, moment: Moment) -> str:
         """Return the duration of an instruction and further remarks."""
         op, index = step
-        time = format_seconds(moment.end_s - moment.start_s)
+        duration_text = format_seconds(moment.end_s - moment.start_s)
         if op == Op.COMPUTE and index in self.first_reads:
             return f"from storage, {self._format_transfer(self.first_reads[index], moment)}"
         if op == Op.COMPUTE and index in self.held:
             return self._format_state(index)
         if op == Op.COMPUTE:
-            return f"takes {time}{self._format_in_place(index, moment)}"
+            return f"takes {duration_text}{self._format_in_place(index, moment)}"
         if op == Op.WAIT:
-            return f"STALL {time}" if moment.end_s > moment.start_s else "done already"
+            return f"STALL {duration_text}" if moment.end_s > moment.start_s else "done already"
         tensors = self.graph.tensors
         if not 0 <= index < len(tensors):
             return "?"
-        old = tensors[index].replaces
+        state_name = tensors[index].replaces
         if op == Op.FREE:
-            size = 0 if old is not None and self.mapped else tensors[index].bytes
+            size = 0 if state_name is not None and self.mapped else tensors[index].bytes
             return f"frees {format_bytes(size)}"
-        written = f"writes {old} back, " if old is not None else ""
-        return f"{written}{self._format_transfer(index, moment)}"
+        write_back_text = f"writes {state_name} back, " if state_name is not None else ""
+        return f"{write_back_text}{self._format_transfer(index, moment)}"
 
     def _format_transfer(self, i: int, moment: Moment) -> str:
         size = format_bytes(self.graph.tensor_bytes[i])
-        delay = moment.start_s - moment.issued_s
-        after = f", after {format_seconds(delay)} for the bus" if self.dma and delay > 0 else ""
-        time = format_seconds(moment.end_s - moment.start_s)
-        return f"{size} {'beside the core ' if self.dma else ''}in {time}{after}"
+        delay_s = moment.start_s - moment.issued_s
+        delay_text = (
+            f", after {format_seconds(delay_s)} for the bus" if self.dma and delay_s > 0 else ""
+        )
+        duration_text = format_seconds(moment.end_s - moment.start_s)
+        return f"{size} {'beside the core ' if self.dma else ''}in {duration_text}{delay_text}"
 
     def _format_state(self, k: int) -> str:
         (i,) = self.graph.outputs_of[k]
@@ -226,5 +228,5 @@ class InstructionText:
 def _time_unit(longest_s: float) -> tuple[float, str]:
     """Return a time unit [s] and its name in which the longest time has at least three digits."""
     units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-    fitting = (unit for unit in units if longest_s >= 100 * unit[0])
-    return next(fitting, units[-1] if longest_s > 0 else units[0])
+    fitting_units = (unit for unit in units if longest_s >= 100 * unit[0])
+    return next(fitting_units, units[-1] if longest_s > 0 else units[0])

@@ -43,7 +43,7 @@ class Plan:
     identity: GraphIdentity | None = field(default=None, compare=False, repr=False)
     """The graph that it was made for; None if unknown."""
     ram_budget_bytes: int | None = None
-    """The budget that it was made for, without resident bytes [B]; None if unknown."""
+    """The RAM budget that it was made for, without resident bytes [B]; None if unknown."""
     device: str | None = None
     """Key or name of the device; None if unknown."""
     resident: tuple[int, ...] | None = None
@@ -68,11 +68,11 @@ class Plan:
         return brief(self, graph, f"{len(self.program)} instructions, {self.mode}", device)
 
     def homes(self, graph: Graph) -> Homes:
-        """Return the homes of state that the plan states, for its graph."""
+        """Return the homes of state in the plan; `graph` is the plan's graph."""
         return Homes.from_resident(graph, self.resident or (), mapped=self.memory_mapped)
 
     def first_reads(self, graph: Graph) -> Mapping[int, int]:
-        """Return the nodes whose ``compute`` reads state from storage, with the state tensor."""
+        """Return the state tensor of each node whose ``compute`` reads state on storage first."""
         return self.homes(graph).first_reads
 
     def to_dict(self, check: PlanCheck | None = None, arena: Arena | None = None) -> dict[str, Any]:

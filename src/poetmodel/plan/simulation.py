@@ -108,17 +108,20 @@ def check_identity(graph: Graph, plan: Plan) -> None:
 def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterator[str]:
     """Yield a message for each metric of a plan file that differs from the simulation."""
     metrics = simulated_metrics(Display.PLAN_FILE, check)
-    for key, claim in stated.items():
+    for key, stated_value in stated.items():
         value = metrics.get(key)
-        if claim is None or value is None:
+        if stated_value is None or value is None:
             continue
         slack = 0.0 if key.endswith("bytes") else RELATIVE_TOLERANCE * abs(value)
-        if abs(claim - value) > slack:
-            yield f"{key}: the file says {claim!r}, the simulation gives {value!r}"
+        if abs(stated_value - value) > slack:
+            yield f"{key}: the file says {stated_value!r}, the simulation gives {value!r}"
 
 
 def _home_faults(plan: Plan, homes: Homes, device: Device | None) -> Iterator[str]:
-    """Yield errors in the list of resident state, and a storage that contradicts the device's."""
+    """Yield errors in the list of resident state.
+
+    Also yields an error if plan and device differ in whether the storage is memory-mapped.
+    """
     yield from homes.unknown
     if device is not None and homes.on_storage and homes.mapped != device.is_memory_mapped:
         yield (
@@ -146,11 +149,13 @@ def _limit_violations(
 def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
     """Return the bytes that page-outs and commits write [B]."""
     commit = None if machine.table is None else machine.table.commit
-    replacements, committed = (
+    replacements, committed_bytes = (
         ((), 0) if commit is None else (commit.replacements, commit.written_bytes)
     )
-    paged = machine.count[Op.PAGE_OUT].items()
-    return committed + sum(sizes[i] * times for i, times in paged if i not in replacements)
+    page_out_counts = machine.count[Op.PAGE_OUT].items()
+    return committed_bytes + sum(
+        sizes[i] * count for i, count in page_out_counts if i not in replacements
+    )
 
 
 def _time_and_energy(machine: Machine, idle_power_w: float) -> dict[str, float]:
@@ -161,12 +166,12 @@ def _time_and_energy(machine: Machine, idle_power_w: float) -> dict[str, float]:
     compute = table.compute_totals(count[Op.COMPUTE])
     transfer = table.transfer_totals(count[Op.PAGE_IN], count[Op.PAGE_OUT])
     # Resident state is written after all other actions, then the record of the commit.
-    tail = table.commit_totals(count[Op.PAGE_OUT])
-    transfer_s = transfer.time_s + tail.time_s
+    commit_cost = table.commit_totals(count[Op.PAGE_OUT])
+    transfer_s = transfer.time_s + commit_cost.time_s
     serial_s = compute.time_s + transfer_s
-    parallel_s = max(machine.core_s, machine.bus_s) + tail.time_s
+    parallel_s = max(machine.core_s, machine.bus_s) + commit_cost.time_s
     makespan_s = parallel_s if machine.is_dma else serial_s
-    energy_j = compute.energy_j + transfer.energy_j + tail.energy_j
+    energy_j = compute.energy_j + transfer.energy_j + commit_cost.energy_j
     return {
         "compute_s": compute.time_s,
         "transfer_s": transfer_s,

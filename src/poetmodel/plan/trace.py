@@ -116,25 +116,27 @@ class _TrackEvents:
 
     def events(self) -> Iterator[Event]:
         """Yield the events of each instruction, in order."""
-        computed: set[Instruction] = set()
-        out: dict[int, tuple[int, Moment]] = {}
-        flows = 0
+        executed_steps: set[Instruction] = set()
+        latest_page_out: dict[int, tuple[int, Moment]] = {}
+        n_flows = 0
         for position, (step, moment) in enumerate(
             zip(self.plan.program, self.check.moments, strict=True)
         ):
             if position == self.check.peak_position:
                 yield self._peak_event(moment)
-            is_repeated = step in computed
-            computed.add(step)
+            is_repeated = step in executed_steps
+            executed_steps.add(step)
             event = self._instruction_event(position, step, moment, is_repeated=is_repeated)
             if event is None:
                 continue
             yield event
             if step.op == Op.PAGE_OUT:
-                out[step.index] = position, moment
-            elif step.op == Op.PAGE_IN and step.index in out:
-                yield from self._flow_events(flows, step.index, out[step.index][1], moment)
-                flows += 1
+                latest_page_out[step.index] = position, moment
+            elif step.op == Op.PAGE_IN and step.index in latest_page_out:
+                yield from self._flow_events(
+                    n_flows, step.index, latest_page_out[step.index][1], moment
+                )
+                n_flows += 1
 
     def _instruction_event(
         self, position: int, step: Instruction, moment: Moment, *, is_repeated: bool
@@ -202,17 +204,19 @@ class _TrackEvents:
             arguments["writes_back"] = tensor.replaces
         return arguments
 
-    def _flow_events(self, number: int, i: int, out: Moment, back: Moment) -> Iterator[Event]:
+    def _flow_events(
+        self, number: int, i: int, page_out: Moment, page_in: Moment
+    ) -> Iterator[Event]:
         """Yield the events of a flow from a page-out to a page-in of the same tensor."""
-        shared = {
+        common_keys = {
             "name": f"{self.graph.tensors[i].name} on storage",
             "cat": "storage",
             "id": number,
             "pid": PROCESS,
             "tid": BUS,
         }
-        yield shared | {"ph": "s", "ts": _us(out.start_s)}
-        yield shared | {"ph": "f", "bp": "e", "ts": _us(back.start_s)}
+        yield common_keys | {"ph": "s", "ts": _us(page_out.start_s)}
+        yield common_keys | {"ph": "f", "bp": "e", "ts": _us(page_in.start_s)}
 
     def _peak_event(self, moment: Moment) -> Event:
         """Return the instant event of the peak RAM."""
@@ -232,18 +236,22 @@ def _counters(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Event]:
     """Yield counters of RAM, in total and by kind, at each change, and of the budget."""
     clocks = [moment.issued_s for moment in check.moments]
     clocks += [moment.end_s for moment in check.moments[-1:]]
-    last = None
-    for position, levels in enumerate(zip(*_ram_by_kind(graph, plan).values(), strict=True)):
-        kinds = list(zip(*levels, strict=True))  # during the instruction, and after it
-        for time_s, used in zip(clocks[position : position + 2], kinds, strict=True):
-            if used != last:
-                yield _counter("RAM", time_s, {"bytes": sum(used)})
-                yield _counter("RAM by kind", time_s, dict(zip(KIND_NAMES, used, strict=True)))
-                last = used
+    last_kind_bytes = None
+    for position, bytes_of_kinds in enumerate(
+        zip(*_ram_by_kind(graph, plan).values(), strict=True)
+    ):
+        kinds = list(zip(*bytes_of_kinds, strict=True))  # during the instruction, and after it
+        for time_s, kind_bytes in zip(clocks[position : position + 2], kinds, strict=True):
+            if kind_bytes != last_kind_bytes:
+                yield _counter("RAM", time_s, {"bytes": sum(kind_bytes)})
+                yield _counter(
+                    "RAM by kind", time_s, dict(zip(KIND_NAMES, kind_bytes, strict=True))
+                )
+                last_kind_bytes = kind_bytes
     end_s = max((moment.end_s for moment in check.moments), default=0.0)
-    if last is not None:
-        yield _counter("RAM", end_s, {"bytes": sum(last)})
-        yield _counter("RAM by kind", end_s, dict(zip(KIND_NAMES, last, strict=True)))
+    if last_kind_bytes is not None:
+        yield _counter("RAM", end_s, {"bytes": sum(last_kind_bytes)})
+        yield _counter("RAM by kind", end_s, dict(zip(KIND_NAMES, last_kind_bytes, strict=True)))
     if plan.ram_budget_bytes is not None:
         for time_s in (0.0, end_s):
             yield _counter("RAM budget", time_s, {"bytes": plan.ram_budget_bytes})
@@ -256,8 +264,8 @@ def _ram_by_kind(graph: Graph, plan: Plan) -> dict[str, tuple[tuple[int, int], .
         tensor = stay.index if stay.content == Content.OUTPUT else None
         stays_by_kind[kind_index(graph, tensor)].append(stay)
     return {
-        part: ram_in_use(intervals, len(plan.program))
-        for part, intervals in zip(KIND_NAMES, stays_by_kind, strict=True)
+        kind: ram_in_use(intervals, len(plan.program))
+        for kind, intervals in zip(KIND_NAMES, stays_by_kind, strict=True)
     }
 
 

@@ -131,28 +131,28 @@ def _make_valid_plan(
 def _dma_program(
     homes: Homes, table: CostTable, schedule: Schedule, budget: int, limit_s: float | None
 ) -> Program:
-    """Return the best program for a device with DMA that is found within `limit_s` [s]."""
+    """Return the fastest program for a device with DMA that is found within `limit_s` [s]."""
     from poetmodel.plan.derivation import with_waits_and_frees
     from poetmodel.planner.sequence import computations_and_transfers, page_in_at_use
     from poetmodel.planner.timing import Timing
 
     moves = computations_and_transfers(homes, schedule)
-    best = Timing(homes, table, page_in_at_use(homes, moves), budget)
-    improved_timings = _improved_timings(homes, table, moves, budget, best)
+    best_timing = Timing(homes, table, page_in_at_use(homes, moves), budget)
+    improved_timings = _improved_timings(homes, table, moves, budget, best_timing)
     try:
         with nullcontext() if limit_s is None else limited(limit_s):
             for candidate in improved_timings:
-                best = candidate
+                best_timing = candidate
     except TimeLimitError:
         if limit_s is None:  # an outer time limit has expired
             raise
-    return with_waits_and_frees(homes, best.steps, StorageMode.DMA)
+    return with_waits_and_frees(homes, best_timing.steps, StorageMode.DMA)
 
 
 def _improved_timings(
     homes: Homes, table: CostTable, moves: Sequence[Instruction], budget: int, best: Timing
 ) -> Iterator[Timing]:
-    """Yield programs that are no slower than the one before, starting from `best`.
+    """Yield timings of programs, none slower than the one before; `best` is the first to improve.
 
     First a search chooses the transfers' intervals. Then passes delay page-ins as long as the
     makespan stays the same.
@@ -162,16 +162,16 @@ def _improved_timings(
     from poetmodel.planner.windows import TransferWindows
 
     windows = TransferWindows(homes, table, moves, budget)
-    chosen = windows.steps(best_transfers(windows).transfers)
-    candidate = Timing(homes, table, chosen, budget)
+    chosen_steps = windows.steps(best_transfers(windows).transfers)
+    candidate = Timing(homes, table, chosen_steps, budget)
     if candidate.peak_ram_bytes <= budget and candidate.makespan_s < best.makespan_s:
         best = candidate
         yield best
     for _ in range(_MAX_DELAY_PASSES):
-        later = delay_page_ins(best)
-        if later == best.given_steps:
+        delayed_steps = delay_page_ins(best)
+        if delayed_steps == best.given_steps:
             break
-        timing = Timing(homes, table, later, budget)
+        timing = Timing(homes, table, delayed_steps, budget)
         if not within(timing.makespan_s, best.makespan_s):
             break
         best = timing
@@ -186,7 +186,7 @@ def checked_plan(
     mode: StorageMode,
     ram_budget_bytes: int,
 ) -> tuple[Plan, PlanCheck]:
-    """Make the plan of a verified schedule, and check it independently; return plan and check.
+    """Make the plan of a verified schedule, check the plan with its simulator, and return both.
 
     Parameters
     ----------
@@ -262,6 +262,7 @@ def verify(
     faults: list[str] = []
 
     def check_within(peak_bytes: int, budget: int) -> PlanCheck:
+        """Make and check the plan within a RAM budget [B]."""
         plan_budget_bytes = budget if peak_bytes <= budget else None
         candidate = plan or _make_valid_plan(
             graph, costs, schedule, StorageMode.DMA, plan_budget_bytes, peak_bytes
@@ -290,27 +291,27 @@ def verify(
         if plan is not None:
             plan_peak_bytes = check.peak_ram_bytes if problem.minimize == Quantity.RAM else None
             return PlanMetrics(check.makespan_s, plan_peak_bytes)
-        figures = PlanMetrics(check.makespan_s, ram_bytes)
-        max_figures = PlanMetrics(simulation.makespan_s, problem.usable_ram_bytes)
-        return _raise_to_stated(figures, stated or {}, max_figures)
+        checked_metrics = PlanMetrics(check.makespan_s, ram_bytes)
+        max_metrics = PlanMetrics(simulation.makespan_s, problem.usable_ram_bytes)
+        return _raise_to_stated(checked_metrics, stated or {}, max_metrics)
 
     verdict = check_schedule(problem, schedule, stated=stated, makespan_s=plan_metrics)
     return replace(verdict, violations=(*verdict.violations, *faults)) if faults else verdict
 
 
 def _raise_to_stated(
-    figures: PlanMetrics, stated: Mapping[str, float | None], max_figures: PlanMetrics
+    metrics: PlanMetrics, stated: Mapping[str, float | None], max_metrics: PlanMetrics
 ) -> PlanMetrics:
-    """Return makespan and RAM, raised to the values stated in a file, up to `max_figures`.
+    """Return makespan and RAM, raised to the values stated in a file, up to `max_metrics`.
 
     A file may state these values of another, slower plan.
     """
-    makespan_s, ram_bytes = figures
+    makespan_s, ram_bytes = metrics
     stated_s, stated_bytes = stated.get("makespan_s"), stated.get(OBJECTIVE_VALUE)
     if stated_s is not None and makespan_s is not None:
-        makespan_s = max(makespan_s, min(stated_s, max_figures.makespan_s or 0.0))
+        makespan_s = max(makespan_s, min(stated_s, max_metrics.makespan_s or 0.0))
     if stated_bytes is not None and ram_bytes is not None:
-        ram_bytes = max(ram_bytes, min(int(stated_bytes), max_figures.ram_bytes or 0))
+        ram_bytes = max(ram_bytes, min(int(stated_bytes), max_metrics.ram_bytes or 0))
     return PlanMetrics(makespan_s, ram_bytes)
 
 
@@ -330,7 +331,7 @@ def _min_ram_bytes(
     def peak_if_valid(ram_bytes: int) -> int | None:
         """Return the peak of the plan within a budget [B]; None if it violates a limit."""
         check = check_within(ram_bytes)
-        timed = with_times(
+        timed_simulation = with_times(
             simulation,
             problem.graph,
             problem.costs,
@@ -338,23 +339,27 @@ def _min_ram_bytes(
             deadline_counts=problem.deadline_counts,
             makespan_s=check.makespan_s,
         )
-        violations = check.violations or broken_limits(problem, timed)
+        violations = check.violations or broken_limits(problem, timed_simulation)
         return None if violations else check.peak_ram_bytes
 
-    low, usable_bytes = simulation.peak_ram_bytes, problem.usable_ram_bytes
-    if low >= usable_bytes or peak_if_valid(low) is not None:
-        return low
-    peak_bytes, high = peak_if_valid(usable_bytes), usable_bytes
+    min_bytes, usable_bytes = simulation.peak_ram_bytes, problem.usable_ram_bytes
+    if min_bytes >= usable_bytes or peak_if_valid(min_bytes) is not None:
+        return min_bytes
+    peak_bytes, max_bytes = peak_if_valid(usable_bytes), usable_bytes
     if peak_bytes is None:
         return usable_bytes
     for _ in range(_BISECTION_STEPS):
-        middle = (low + min(high, peak_bytes)) // 2
-        if middle <= low:
+        middle_bytes = (min_bytes + min(max_bytes, peak_bytes)) // 2
+        if middle_bytes <= min_bytes:
             break
-        smaller_peak = peak_if_valid(middle)
-        low, high, peak_bytes = (
-            (middle, high, peak_bytes) if smaller_peak is None else (low, middle, smaller_peak)
+        smaller_peak_bytes = peak_if_valid(middle_bytes)
+        min_bytes, max_bytes, peak_bytes = (
+            (middle_bytes, max_bytes, peak_bytes)
+            if smaller_peak_bytes is None
+            else (min_bytes, middle_bytes, smaller_peak_bytes)
         )
-    if peak_bytes < high and peak_if_valid(peak_bytes) is not None:  # nearly always the same plan
+    if (
+        peak_bytes < max_bytes and peak_if_valid(peak_bytes) is not None
+    ):  # nearly always the same plan
         return peak_bytes
-    return high
+    return max_bytes

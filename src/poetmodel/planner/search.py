@@ -98,9 +98,9 @@ def best_transfers(
 
     In small cases the makespan is nearly always minimal. A label is a choice of transfers up to an
     interval. From interval to interval, each label is extended by all choices that can help: a
-    transfer begins only if the bus would otherwise idle before the next interval, because a later
-    begin costs nothing else. A label is discarded if it is dominated: the same page-ins have begun
-    in another label, which is not behind in any respect. Of the remaining labels, those with the
+    transfer begins only if the bus would otherwise idle before the next interval, because otherwise
+    a later begin costs no time. A label is discarded if it is dominated: another label has begun
+    the same page-ins, and none of its times is later. Of the remaining labels, those with the
     smallest estimates are retained, up to the beam width. If any label was discarded by the width,
     the next round uses a larger width, as long as the number of labels is likely to suffice.
     """
@@ -108,25 +108,26 @@ def best_transfers(
     bound = max(windows.rest_s[0], search.estimates.before_s[-1]) * (1 + RELATIVE_TOLERANCE)
     labels_left = parameters.labels
     (width, choices), *wider_rounds = parameters.rounds
-    best = search.run(width, choices)
+    best_choice = search.run(width, choices)
     labels_per_width = search.extensions / width
     for width, choices in wider_rounds:
-        if best.is_exhaustive or best.makespan_s <= bound:
+        if best_choice.is_exhaustive or best_choice.makespan_s <= bound:
             break
         if labels_per_width * width > labels_left:
             continue
         timing = search.run(width, choices)
         labels_left -= search.extensions
         labels_per_width = search.extensions / width
-        if timing.is_exhaustive or timing.makespan_s < best.makespan_s:
-            best = timing
-    return best
+        if timing.is_exhaustive or timing.makespan_s < best_choice.makespan_s:
+            best_choice = timing
+    return best_choice
 
 
 class _BeamSearch:
-    """All rounds of one search; `extensions` counts the labels of the current round."""
+    """The beam search of all rounds; `extensions` counts the labels of the current round."""
 
     def __init__(self, windows: TransferWindows, parameters: SearchParameters) -> None:
+        """Prepare the search over the intervals of `windows`; `run` does one round."""
         self.windows, self.parameters = windows, parameters
         n_intervals = len(windows.nodes) + 1
         self.due_page_ins = _window_masks(n_intervals, ((x.last, x.last) for x in windows.page_ins))
@@ -157,26 +158,28 @@ class _BeamSearch:
             check_time_limit()
             labels_by_page_ins: dict[int, list[_Label]] = {}
             for label in labels:
-                for extended in self._extensions(label, interval):
+                for next_label in self._extensions(label, interval):
                     self.extensions += 1
-                    _add_undominated(labels_by_page_ins.setdefault(extended.ins, []), extended)
+                    _add_undominated(labels_by_page_ins.setdefault(next_label.ins, []), next_label)
             labels = [label for group in labels_by_page_ins.values() for label in group]
             if len(labels) > width:
                 self.is_exhaustive = False
-                ranked = [
+                ranks = [
                     (self.estimates.end_s(label, interval + 1), -label.begun_s, label[:4])
                     for label in labels
                 ]
-                order = sorted(range(len(labels)), key=ranked.__getitem__)
+                order = sorted(range(len(labels)), key=ranks.__getitem__)
                 labels = [labels[x] for x in order[:width]]
         labels = [
             self._begin_due(label, len(self.windows.nodes)) for label in labels
         ]  # write-backs
-        best = min(labels, key=lambda label: (max(label.core, label.bus), label[:4]))
-        makespan_s = max(best.core, best.bus)
-        return BestTransfers(makespan_s, tuple(_latest_first(best.trail))[::-1], self.is_exhaustive)
+        best_label = min(labels, key=lambda label: (max(label.core, label.bus), label[:4]))
+        makespan_s = max(best_label.core, best_label.bus)
+        return BestTransfers(
+            makespan_s, tuple(_latest_first(best_label.trail))[::-1], self.is_exhaustive
+        )
 
-    # -- one gap -----------------------------------------------------------------------------
+    # -- one interval ------------------------------------------------------------------------
 
     def _extensions(self, label: _Label, interval: int) -> Iterator[_Label]:
         """Yield labels of the next interval: each choice of transfers, then the computation."""
@@ -191,9 +194,9 @@ class _BeamSearch:
                 return
             count += 1
             label = stack.pop()
-            computed = self._compute(label, interval)
-            yield computed
-            if label.bus >= computed.core:
+            next_label = self._compute(label, interval)
+            yield next_label
+            if label.bus >= next_label.core:
                 continue
             for choice in reversed(list(self._next_transfers(label, interval))):
                 rank = choice[:4]
@@ -244,8 +247,10 @@ class _BeamSearch:
 
         The tensor must be on storage, or its page-out must have begun, and RAM must suffice.
         """
-        for tried, page_in in enumerate(_set_bits(self.open_page_ins[interval] & ~label.ins)):
-            if tried == self.parameters.candidates:
+        for n_candidates, page_in in enumerate(
+            _set_bits(self.open_page_ins[interval] & ~label.ins)
+        ):
+            if n_candidates == self.parameters.candidates:
                 self.is_exhaustive = False
                 return
             source = self.windows.page_ins[page_in].source
@@ -254,13 +259,16 @@ class _BeamSearch:
             ):
                 yield page_in
 
-    def _first_choices(self, numbers: Iterator[int]) -> Iterator[int]:
-        """Yield the first `choices` numbers; clear `is_exhaustive` if there are more."""
-        for tried, number in enumerate(numbers):
-            if tried == self.choices:
+    def _first_choices(self, indices: Iterator[int]) -> Iterator[int]:
+        """Yield the first `choices` of the indices.
+
+        Sets `is_exhaustive` to False if there are more.
+        """
+        for n_yielded, index in enumerate(indices):
+            if n_yielded == self.choices:
                 self.is_exhaustive = False
                 return
-            yield number
+            yield index
 
     def _compute(self, label: _Label, interval: int) -> _Label:
         """Wait for the transfers that the computation after an interval needs, and execute it."""
@@ -331,26 +339,29 @@ class _BeamSearch:
             return True  # the window of the page-in ensures that it fits alone
         windows, page_in = self.windows, self.windows.page_ins[index]
         free_bytes = windows.budget_bytes - page_in.bytes
-        pending = [
+        pending_page_ins = [
             windows.page_ins[pending_index]
             for pending_index, _ in label.arriving
             if windows.page_ins[pending_index].last > interval
         ]
-        pending_bytes = sum(earlier.bytes for earlier in pending)
+        pending_bytes = sum(pending_page_in.bytes for pending_page_in in pending_page_ins)
         position = interval
-        for earlier in pending:
-            end = min(earlier.last, page_in.last)
+        for pending_page_in in pending_page_ins:
+            end = min(pending_page_in.last, page_in.last)
             if (
                 position < end
                 and max(windows.need_bytes[position:end]) + pending_bytes > free_bytes
             ):
                 return False
-            pending_bytes -= earlier.bytes
+            pending_bytes -= pending_page_in.bytes
             position = max(position, end)
         return True
 
     def _wait_for_room(self, label: _Label, interval: int, extra_bytes: int) -> _Label:
-        """Wait for page-outs until the next computation and `extra_bytes` fit in RAM."""
+        """Return the label after waits for page-outs.
+
+        The core waits until the next computation and `extra_bytes` fit in RAM.
+        """
         page_ins, page_outs = self.windows.page_ins, self.windows.page_outs
         excess = self.windows.need_bytes[interval] + extra_bytes - self.windows.budget_bytes
         for page_in, _ in label.arriving:
@@ -365,46 +376,57 @@ class _BeamSearch:
         return label if excess <= 0 else self._free_bytes(label, interval, excess)
 
     def _free_bytes(self, label: _Label, interval: int, excess: int) -> _Label:
-        """Wait for page-outs, begun ones first, until `excess` bytes are free."""
-        outs, held_by_page_outs = self.windows.page_outs, self.held_by_page_outs[interval]
-        core, leaving = label.core, []
+        """Return the label after waits for page-outs, until `excess` bytes are free.
+
+        Waits first for page-outs that have begun; then begins further ones and waits for them.
+        """
+        page_outs, held_by_page_outs = self.windows.page_outs, self.held_by_page_outs[interval]
+        core_s, leaving = label.core, []
         for page_out, end in label.leaving:
             if excess > 0 and held_by_page_outs >> page_out & 1:
-                excess -= outs[page_out].held_bytes(interval)
-                core = max(core, end)
-            elif end > core:
+                excess -= page_outs[page_out].held_bytes(interval)
+                core_s = max(core_s, end)
+            elif end > core_s:
                 leaving.append((page_out, end))
-        label = label._replace(core=core, leaving=tuple(leaving))
+        label = label._replace(core=core_s, leaving=tuple(leaving))
         for page_out in _set_bits(held_by_page_outs & ~label.outs):
             if excess <= 0:
                 break
             label = self._page_out(label, page_out, interval)
-            excess -= outs[page_out].held_bytes(interval)
+            excess -= page_outs[page_out].held_bytes(interval)
             # The bus is sequential: the end of this transfer implies the end of all earlier ones.
             label = label._replace(core=label.bus, leaving=())
         return label
 
 
 class _DueTransfer(NamedTuple):
-    """A transfer in an estimate: due and first interval, time, and bit in a label's mask."""
+    """A transfer in an estimate of the makespan."""
 
     due: int
+    """Due interval."""
     first: int
+    """First interval in which it may begin."""
     time_s: float
+    """Duration on the bus [s]."""
     is_page_in: bool
     bit: int
+    """Bit of the transfer in the masks of a label."""
 
 
 class _Estimates:
     """Estimates of the makespan of labels: the remaining transfers run one by one in due order."""
 
     def __init__(self, windows: TransferWindows, lookahead: int) -> None:
+        """Sort the transfers of `windows` by due interval.
+
+        Estimates simulate the next `lookahead` transfers one by one.
+        """
         self.windows, self.lookahead = windows, lookahead
-        ins = ((x.last, x.first, x.time_s) for x in windows.page_ins)
-        outs = ((x.due, x.first, x.time_s) for x in windows.page_outs)
+        page_ins = ((x.last, x.first, x.time_s) for x in windows.page_ins)
+        page_outs = ((x.due, x.first, x.time_s) for x in windows.page_outs)
         self.order = sorted(
             _DueTransfer(*times, is_page_in=is_page_in, bit=1 << number)
-            for is_page_in, transfers in ((False, outs), (True, ins))
+            for is_page_in, transfers in ((False, page_outs), (True, page_ins))
             for number, times in enumerate(transfers)
         )
         self.before_s = [0.0, *accumulate(transfer.time_s for transfer in self.order)]
@@ -419,17 +441,17 @@ class _Estimates:
 
     def end_s(self, label: _Label, interval: int) -> float:
         """Return the estimated makespan of a label that has reached an interval [s]."""
-        rest = self.windows.rest_s
+        rest_s = self.windows.rest_s
         page_ins, page_outs = self.windows.page_ins, self.windows.page_outs
-        core = label.core
-        best = core + rest[interval]
+        core_s = label.core
+        max_end_s = core_s + rest_s[interval]
         for page_in, end_s in label.arriving:
-            best = max(best, end_s + rest[page_ins[page_in].last])
+            max_end_s = max(max_end_s, end_s + rest_s[page_ins[page_in].last])
         for page_out, end_s in label.leaving:
             if page_outs[page_out].due >= interval:
-                best = max(best, end_s + rest[page_outs[page_out].due])
-        bus = max(core, label.bus)
-        start = core + rest[interval]
+                max_end_s = max(max_end_s, end_s + rest_s[page_outs[page_out].due])
+        bus_s = max(core_s, label.bus)
+        last_start_s = core_s + rest_s[interval]
         begin = bisect_left(self._due_intervals, interval)
         end = min(begin + self.lookahead, len(self.order))
         # Bus time of transfers that began before transfers that are due earlier; the sum counts it
@@ -440,10 +462,10 @@ class _Estimates:
                 counted_twice_s -= time_s
                 continue
             if first > interval:
-                bus = max(bus, start - rest[first])
-            bus += time_s
-            best = max(best, bus + rest[due])
-        return max(best, bus - counted_twice_s + self.after_s[end])
+                bus_s = max(bus_s, last_start_s - rest_s[first])
+            bus_s += time_s
+            max_end_s = max(max_end_s, bus_s + rest_s[due])
+        return max(max_end_s, bus_s - counted_twice_s + self.after_s[end])
 
 
 def _window_masks(n_intervals: int, windows: Iterable[tuple[int, int]]) -> list[int]:
@@ -456,7 +478,10 @@ def _window_masks(n_intervals: int, windows: Iterable[tuple[int, int]]) -> list[
 
 
 def _add_undominated(group: list[_Label], label: _Label) -> None:
-    """Add a label to a group unless another one dominates it; remove those that it dominates."""
+    """Add a label to a group unless a label of the group dominates it.
+
+    Removes the labels of the group that the added label dominates.
+    """
     if any(_dominates(existing, label) for existing in group):
         return
     group[:] = [existing for existing in group if not _dominates(label, existing)]
@@ -464,7 +489,10 @@ def _add_undominated(group: list[_Label], label: _Label) -> None:
 
 
 def _dominates(a: _Label, b: _Label) -> bool:
-    """Return whether label `a` is at least as good as `b`; both have begun the same page-ins."""
+    """Return whether no time of label `a` is later than that of label `b`.
+
+    Both labels have begun the same page-ins.
+    """
     if a.core > b.core or a.bus > b.bus or b.outs & ~a.outs:
         return False
     if any(
@@ -475,7 +503,7 @@ def _dominates(a: _Label, b: _Label) -> bool:
         return True
     # A page-out that is pending in a must end no later than in b, or than b's core time.
     ends = dict(b.leaving)
-    return all(done <= ends.get(x, b.core) for x, done in a.leaving)
+    return all(end_s <= ends.get(x, b.core) for x, end_s in a.leaving)
 
 
 def _latest_first(trail: _Trail | None) -> Iterator[tuple[int, Instruction]]:

@@ -49,15 +49,15 @@ def page_in_at_use(homes: Homes, moves: Sequence[Instruction]) -> Program:
     `moves` is the result of `computations_and_transfers`. Page-outs and page-ins without a reader
     stay in place.
     """
-    unread = unread_page_ins(homes, moves)
+    unread_positions = unread_page_ins(homes, moves)
     steps: list[Instruction] = []
-    pending: dict[int, Instruction] = {}
+    waiting_page_ins: dict[int, Instruction] = {}
     for position, step in enumerate(moves):
         op, index = step
-        if op == Op.PAGE_IN and position not in unread:
-            pending[index] = step
+        if op == Op.PAGE_IN and position not in unread_positions:
+            waiting_page_ins[index] = step
             continue
         tensors = homes.inputs[index] if op == Op.COMPUTE else (index,)
-        steps.extend(pending.pop(i) for i in sorted(tensors) if i in pending)
+        steps.extend(waiting_page_ins.pop(i) for i in sorted(tensors) if i in waiting_page_ins)
         steps.append(step)
     return tuple(steps)

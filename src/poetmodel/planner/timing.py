@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from poetmodel.schedule.homes import Homes
 
 _ROUNDING: Final = 1e-12
-"""Times that differ by less than this, relative to the makespan, are equal."""
+"""Maximum difference of equal times, relative to the makespan."""
 
 
 class Timing:
@@ -42,6 +42,7 @@ class Timing:
         steps: Sequence[Instruction],
         ram_budget_bytes: int,
     ) -> None:
+        """Time all `steps`, inserting waits for page-outs where RAM or reads need them."""
         self.homes, self.table, self.given_steps = homes, table, tuple(steps)
         self.steps: list[Instruction] = []
         """Given steps with waits for page-outs inserted; input of `with_waits_and_frees`."""
@@ -113,18 +114,20 @@ class Timing:
         for i in self.homes.outputs[k]:
             if i in self._dead_since:
                 self._release(i)
-        shared = self.homes.overwritten_bytes(k, ended_tensors)
-        for i in [i for i in shared if self._leaving.get(i, math.inf) <= self._core]:
+        overwritten_bytes = self.homes.overwritten_bytes(k, ended_tensors)
+        for i in [i for i in overwritten_bytes if self._leaving.get(i, math.inf) <= self._core]:
             self._wait_before_use(i)
-        leaving_inputs = [i for i in self._leaving if i in shared]
+        leaving_inputs = [i for i in self._leaving if i in overwritten_bytes]
         size = (
-            self.homes.step_bytes[k] - sum(shared.values()) + sum(shared[i] for i in leaving_inputs)
+            self.homes.step_bytes[k]
+            - sum(overwritten_bytes.values())
+            + sum(overwritten_bytes[i] for i in leaving_inputs)
         )
         while self._ram + size > self._budget and (leaving_inputs or self._dead_since):
             i = min((*leaving_inputs, *self._dead_since), key=self._leaving.__getitem__)
             if i in leaving_inputs:
                 leaving_inputs.remove(i)
-                size -= shared[i]
+                size -= overwritten_bytes[i]
                 self._wait_before_use(i)
             else:
                 self._release(i)
@@ -134,12 +137,12 @@ class Timing:
         self._core += self.table.compute_time_s[k]
 
     def _transfer(self, op: Op, i: int) -> None:
-        """Begin a transfer of tensor `i` on the bus, after pending transfers of the same tensor."""
+        """Begin a transfer of tensor `i` on the bus, after the end of its pending transfers."""
         if i in self._dead_since:
             self._release(i)
-        for pending in (self._arriving, self._leaving):
-            if i in pending:
-                self._wait(i, pending)
+        for transfer_ends in (self._arriving, self._leaving):
+            if i in transfer_ends:
+                self._wait(i, transfer_ends)
         if op == Op.PAGE_IN:
             self._wait_for_room(self._sizes[i])
             self._ram += self._sizes[i]
@@ -158,10 +161,10 @@ class Timing:
         self.peak_ram_bytes = max(self.peak_ram_bytes, self._ram + size_bytes)
 
     def _release(self, i: int) -> None:
-        """Wait for the page-out of a dead tensor and free it.
+        """Wait for the page-out of a dead tensor and free the tensor.
 
-        The wait is written before the page-ins that directly precede it, so that they begin after
-        it.
+        Inserts the wait before the page-ins at the end of `steps`, so that these begin after the
+        wait.
         """
         self._wait(i, self._leaving)
         position = len(self.steps)
@@ -174,13 +177,13 @@ class Timing:
         self._ram -= self._sizes[i]
 
     def _wait_before_use(self, i: int) -> None:
-        """Wait for the page-out of a tensor that is still to be read, and write the wait."""
+        """Wait for the page-out of a tensor that is still to be read; append the wait."""
         self._wait(i, self._leaving)
         self.steps.append(Instruction(Op.WAIT, i))
 
-    def _wait(self, i: int, pending: dict[int, float]) -> None:
-        """Wait for a pending transfer, and remove it from the pending ones."""
-        until_s = pending.pop(i)
+    def _wait(self, i: int, transfer_ends: dict[int, float]) -> None:
+        """Stall the core until the transfer of tensor `i` ends; remove it from `transfer_ends`."""
+        until_s = transfer_ends.pop(i)
         self.waiting_position[self._begin_position[i]] = self._position
         if until_s > self._core:
             self.stall_s += until_s - self._core
@@ -192,12 +195,14 @@ class _BusTransfer:
     """A transfer on the bus while `delay_page_ins` moves page-ins."""
 
     position: int
-    """Position among the given steps."""
+    """Position of the transfer among the given steps."""
     slot: int
     """Position of the given step before which the transfer begins; `position` if it has not
     moved."""
-    time_s: float
+    duration_s: float
+    """Duration on the bus [s]."""
     end_s: float
+    """End time [s]."""
     limit_s: float
     """Latest end time that delays no step [s]."""
     reader: int
@@ -206,29 +211,31 @@ class _BusTransfer:
 
 
 def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
-    """Move page-ins of the given steps to later positions without delaying any computation.
+    """Return the given steps with page-ins moved later, without delaying any computation.
 
     Each page-in, from the last to the first, moves to the last position for which the start times
     of all computations stay the same. If two page-ins compete for the bus, the one that is used
-    first runs first. RAM use never increases. Returns the steps in their new order.
+    first runs first. RAM use never increases.
     """
     transfers, steps = _bus_transfers(timing), timing.given_steps
     rounding = _ROUNDING * timing.makespan_s
-    for transfer in [moved for moved in reversed(transfers) if moved.reader > moved.position]:
+    for page_in in [
+        transfer for transfer in reversed(transfers) if transfer.reader > transfer.position
+    ]:
         check_time_limit()
-        _delay(transfers, transfer, timing.core_s, rounding)
+        _delay(transfers, page_in, timing.core_s, rounding)
     order = [(position, 1) for position in range(len(steps))]
-    for x, moved in enumerate(transfers):
-        if moved.slot != moved.position:
-            order[moved.position] = (moved.slot, x - len(transfers))  # bus order
+    for x, transfer in enumerate(transfers):
+        if transfer.slot != transfer.position:
+            order[transfer.position] = (transfer.slot, x - len(transfers))  # bus order
     return tuple(steps[position] for position in sorted(range(len(steps)), key=order.__getitem__))
 
 
 def _bus_transfers(timing: Timing) -> list[_BusTransfer]:
     """Return the transfers of a program in bus order, each with its latest end and last slot."""
     table, steps = timing.table, timing.given_steps
-    unread = unread_page_ins(timing.homes, steps)
-    bus = []
+    unread_positions = unread_page_ins(timing.homes, steps)
+    transfers = []
     for position, (op, i) in enumerate(steps):
         if op == Op.COMPUTE:
             continue
@@ -237,65 +244,70 @@ def _bus_transfers(timing: Timing) -> list[_BusTransfer]:
         waiting_step = timing.waiting_position[position]
         limit_s = end_s if waiting_step == len(steps) else max(end_s, timing.core_s[waiting_step])
         reader = position
-        if op == Op.PAGE_IN and position not in unread:
+        if op == Op.PAGE_IN and position not in unread_positions:
             reader, limit_s = waiting_step, timing.begin_s[waiting_step]
-        bus.append(_BusTransfer(position, position, time_s, end_s, limit_s, reader))
-    return bus
+        transfers.append(_BusTransfer(position, position, time_s, end_s, limit_s, reader))
+    return transfers
 
 
 def _delay(
-    bus: list[_BusTransfer], transfer: _BusTransfer, core_s: Sequence[float], rounding: float
+    transfers: list[_BusTransfer], transfer: _BusTransfer, core_s: Sequence[float], rounding: float
 ) -> None:
-    """Move a page-in to the last position and slot at which all transfers meet their limits."""
-    old = last = bus.index(transfer)
+    """Move a page-in to the last position in bus order and the last slot that meet all limits."""
+    old_index = last_index = transfers.index(transfer)
     # If two page-ins compete for the bus, the one that is used first runs first.
-    while last + 1 < len(bus) and bus[last + 1].slot <= transfer.reader > bus[last + 1].reader:
-        last += 1
-    for index in range(last, old - 1, -1):
-        low = transfer.slot if index == old else bus[index].slot
-        if index > old and bus[index].slot == bus[index].position:
-            low += 1  # after a transfer that has not moved, the first slot is before the next step
-        high = transfer.reader
-        if index + 1 < len(bus):
-            high = min(high, bus[index + 1].slot)
-        latest_s = transfer.limit_s - transfer.time_s + rounding
-        high = min(high, bisect_right(core_s, latest_s) - 1)
-        best = None
-        while low <= high:
-            slot = (low + high) // 2
-            ends = _ends_after_move(bus, old, index, slot, core_s, rounding)
+    while (
+        last_index + 1 < len(transfers)
+        and transfers[last_index + 1].slot <= transfer.reader > transfers[last_index + 1].reader
+    ):
+        last_index += 1
+    for index in range(last_index, old_index - 1, -1):
+        min_slot = transfer.slot if index == old_index else transfers[index].slot
+        if index > old_index and transfers[index].slot == transfers[index].position:
+            min_slot += (
+                1  # after a transfer that has not moved, the first slot is before the next step
+            )
+        max_slot = transfer.reader
+        if index + 1 < len(transfers):
+            max_slot = min(max_slot, transfers[index + 1].slot)
+        latest_s = transfer.limit_s - transfer.duration_s + rounding
+        max_slot = min(max_slot, bisect_right(core_s, latest_s) - 1)
+        best_move = None
+        while min_slot <= max_slot:
+            slot = (min_slot + max_slot) // 2
+            ends = _ends_after_move(transfers, old_index, index, slot, core_s, rounding)
             if ends is None:
-                high = slot - 1
+                max_slot = slot - 1
             else:
-                best, low = (slot, ends), slot + 1
-        if best is not None:
-            transfer.slot, ends = best
-            bus.insert(index, bus.pop(old))
-            for moved, end_s in zip(bus[old:], ends, strict=False):
-                moved.end_s = end_s
+                best_move, min_slot = (slot, ends), slot + 1
+        if best_move is not None:
+            transfer.slot, ends = best_move
+            transfers.insert(index, transfers.pop(old_index))
+            for later_transfer, end_s in zip(transfers[old_index:], ends, strict=False):
+                later_transfer.end_s = end_s
             return
 
 
 def _ends_after_move(
-    bus: list[_BusTransfer],
-    old: int,
+    transfers: list[_BusTransfer],
+    old_index: int,
     index: int,
     slot: int,
     core_s: Sequence[float],
     rounding: float,
 ) -> list[float] | None:
-    """Return the ends of transfers from `old` on after a move; None if any ends too late [s].
+    """Return the ends of transfers from `old_index` on after a move; None if any ends too late [s].
 
-    The transfer at `old` moves to `index` in bus order and to `slot`. The list stops at the first
-    end that the move does not change.
+    The transfer at position `old_index` of the bus order moves to position `index` and to `slot`.
+    The list contains no ends after the first one that the move does not change.
     """
-    free_s = bus[old - 1].end_s if old else 0.0
-    order = [*range(old + 1, index + 1), old, *range(index + 1, len(bus))]
+    free_s = transfers[old_index - 1].end_s if old_index else 0.0
+    order = [*range(old_index + 1, index + 1), old_index, *range(index + 1, len(transfers))]
     ends = []
     for x in order:
-        transfer = bus[x]
-        begin_s = max(free_s, core_s[slot if x == old else transfer.slot])
-        free_s = begin_s + transfer.time_s
+        transfer = transfers[x]
+        begin_s = max(free_s, core_s[slot if x == old_index else transfer.slot])
+        free_s = begin_s + transfer.duration_s
         if free_s > transfer.limit_s + rounding:
             return None
         ends.append(free_s)

@@ -26,9 +26,9 @@ class _Transfer:
     bytes: int
     time_s: float
     first: int
-    """First interval in which it may begin."""
+    """First interval in which the transfer may begin."""
     last: int = 0
-    """Last interval in which it may begin."""
+    """Last interval in which the transfer may begin."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class PageOut(_Transfer):
 class TransferWindows:
     """Computations of a schedule in order, and the windows of its transfers.
 
-    RAM and the lifetimes of copies limit the windows.
+    The RAM budget and the lifetimes of copies limit the windows.
     """
 
     def __init__(
@@ -75,14 +75,18 @@ class TransferWindows:
         moves: Sequence[Instruction],
         ram_budget_bytes: int,
     ) -> None:
+        """Find the windows of the transfers in `moves`, for a RAM budget.
+
+        `moves` is the result of `computations_and_transfers`.
+        """
         self._homes, self._table = homes, table
-        unread = unread_page_ins(homes, moves)
+        unread_positions = unread_page_ins(homes, moves)
         intervals = []
         self.nodes: list[int | None] = []
         """Node of each computation; None marks the position of a page-in without a reader."""
         for position, (op, index) in enumerate(moves):
             intervals.append(len(self.nodes))
-            if op == Op.COMPUTE or position in unread:
+            if op == Op.COMPUTE or position in unread_positions:
                 self.nodes.append(index if op == Op.COMPUTE else None)
         self._change = [0] * (len(self.nodes) + 1)
         """Change of the copies' RAM at each computation [B]."""
@@ -109,14 +113,16 @@ class TransferWindows:
         """Page-outs, sorted by due interval."""
         self.page_ins = sorted(self._ins, key=lambda x: (x.last, x.tensor))
         """Page-ins, sorted by last interval."""
-        number = {out.tensor: x for x, out in enumerate(self.page_outs)}
+        index_of_page_out = {page_out.tensor: x for x, page_out in enumerate(self.page_outs)}
         for page_in in self.page_ins:
-            page_in.source = number.get(page_in.tensor)
+            page_in.source = index_of_page_out.get(page_in.tensor)
 
-    def steps(self, chosen: Iterable[tuple[int, Instruction]]) -> tuple[Instruction, ...]:
+    def steps(
+        self, interval_transfers: Iterable[tuple[int, Instruction]]
+    ) -> tuple[Instruction, ...]:
         """Insert transfers, given as (interval, transfer) in bus order, between computations."""
         at: list[list[Instruction]] = [[] for _ in range(len(self.nodes) + 1)]
-        for interval, transfer in chosen:
+        for interval, transfer in interval_transfers:
             at[interval].append(transfer)
         steps: list[Instruction] = []
         for transfers, node in zip(at, (*self.nodes, None), strict=True):
@@ -140,10 +146,10 @@ class TransferWindows:
             self._shared[dead_from - 1] += shared_bytes
         self._change[begin] += size
         self._change[dead_from] -= size
-        older, paged_out = self._latest_copy.get(i, (0, False))
+        older_dead_from, paged_out = self._latest_copy.get(i, (0, False))
         self._latest_copy[i] = (dead_from, copy.paged_out)
         if paged_in:
-            first = max(older, self._outs[i].first if i in self._outs else 0)
+            first = max(older_dead_from, self._outs[i].first if i in self._outs else 0)
             self._ins.append(
                 PageIn(
                     tensor=i,
@@ -169,10 +175,10 @@ class TransferWindows:
 
     def _need_bytes(self) -> list[int]:
         """Return the minimum RAM at each computation [B]."""
-        step_bytes, resident = self._homes.step_bytes, self._homes.ram_bytes
+        step_bytes, resident_bytes = self._homes.step_bytes, self._homes.ram_bytes
         return [
-            resident + held + (0 if k is None else step_bytes[k]) - shared
-            for held, k, shared in zip(
+            resident_bytes + copy_bytes + (0 if k is None else step_bytes[k]) - shared_bytes
+            for copy_bytes, k, shared_bytes in zip(
                 accumulate(self._change), self.nodes, self._shared, strict=False
             )
         ]
@@ -181,15 +187,19 @@ class TransferWindows:
         """Set the due interval of page-outs, and the first interval with enough RAM of page-ins."""
 
         def fits(interval: int, size_bytes: int) -> bool:
+            """Return whether RAM has further `size_bytes` in an interval."""
             return self.need_bytes[interval] + size_bytes <= self.budget_bytes
 
         # Reversed, so that the first of several page-ins of a tensor is stored.
         first_read = {page_in.tensor: page_in.last for page_in in reversed(self._ins)}
-        for out in self._outs.values():
+        for page_out in self._outs.values():
             check_time_limit()
-            end = max(out.dead_from, min(first_read.get(out.tensor, len(self.nodes)), out.last))
-            held = range(out.held_from, end)
-            out.due = next((g for g in held if not fits(g, out.held_bytes(g))), end)
+            end = max(
+                page_out.dead_from,
+                min(first_read.get(page_out.tensor, len(self.nodes)), page_out.last),
+            )
+            intervals = range(page_out.held_from, end)
+            page_out.due = next((g for g in intervals if not fits(g, page_out.held_bytes(g))), end)
         for page_in in self._ins:
             check_time_limit()
             earlier = range(page_in.last, page_in.first, -1)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_BYTES_WITHOUT_UNIT: Final = 10_000
-"""Budgets below this are probably not meant in bytes."""
+"""A budget below this number of bytes probably lacks its unit."""
 MISSING_UNIT_RATIO: Final = 20
 """A budget smaller than the minimum by this factor probably lacks its unit."""
 
@@ -47,35 +47,35 @@ def infeasibility_reasons(problem: Problem) -> Iterator[str]:
 
 
 def infeasibility_proof(problem: Problem, further: str = "together", *, ram: bool = True) -> str:
-    """Return a sentence that states that it is proved that no schedule meets the limits.
+    """Return a sentence that states the proof that no schedule meets the limits.
 
-    `further` ends the sentence. Without `ram`, the RAM budget is omitted.
+    `further` is appended to the list of limits. Without `ram`, the list omits the RAM budget.
     """
     return f"proved: no schedule keeps {describe_limits(problem, ram=ram)} {further}"
 
 
 def describe_limits(problem: Problem, *, ram: bool = True) -> str:
     """Return the limits of a problem as a phrase; without `ram`, omit the RAM budget."""
-    parts = [f"the RAM budget of {problem.ram_budget_bytes:,} B"] if ram else []
+    phrases = [f"the RAM budget of {problem.ram_budget_bytes:,} B"] if ram else []
     if problem.deadline_s is not None:
-        parts.append(f"the deadline of {problem.deadline_s:.6g} s ({problem.deadline_counts})")
+        phrases.append(f"the deadline of {problem.deadline_s:.6g} s ({problem.deadline_counts})")
     if problem.energy_budget_j is not None:
-        parts.append(f"the energy budget of {problem.energy_budget_j:.6g} J")
+        phrases.append(f"the energy budget of {problem.energy_budget_j:.6g} J")
     limit_bytes = problem.aux_limit_bytes
     if (
         limit_bytes is not None
         and problem.can_page
         and limit_bytes < sum(problem.graph.tensor_bytes)
     ):
-        parts.append(f"the storage of {problem.aux_limit_bytes:,} B")
+        phrases.append(f"the storage of {problem.aux_limit_bytes:,} B")
     rows = [f"{row.name!r} ({row.describe_limits()})" for row in problem.constraints]
     if rows:
-        parts.append(f"the constraint{'s' * (len(rows) > 1)} {listed(rows)}")
+        phrases.append(f"the constraint{'s' * (len(rows) > 1)} {listed(rows)}")
     if not problem.recompute:
-        parts.append("no recomputation")
+        phrases.append("no recomputation")
     if not problem.can_page:
-        parts.append("no paging")
-    return ", ".join(parts)
+        phrases.append("no paging")
+    return ", ".join(phrases)
 
 
 def _ram_fault(problem: Problem) -> str | None:
@@ -85,19 +85,19 @@ def _ram_fault(problem: Problem) -> str | None:
     if floor.bytes <= problem.usable_ram_bytes:
         return None
     node = graph.nodes[floor.node]
-    tensors = list(_floor_contents(problem))
-    short = format_bytes(floor.bytes)
-    rounded = "" if short == f"{floor.bytes:,} B" else f" ({short})"
-    resident = total_text = ""
+    contents = list(_floor_contents(problem))
+    minimum_text = format_bytes(floor.bytes)
+    rounded_text = "" if minimum_text == f"{floor.bytes:,} B" else f" ({minimum_text})"
+    resident_text = total_text = ""
     resident_bytes = problem.resident_bytes
     if resident_bytes:
         total_text = (
             f"; {floor.bytes + resident_bytes:,} B with the parameters, gradients and optimizer"
         )
-        resident = f", of which parameters, gradients and optimizer take {resident_bytes:,} B"
+        resident_text = f", of which parameters, gradients and optimizer take {resident_bytes:,} B"
     return (
-        f"RAM budget {problem.ram_budget_bytes:,} B{resident}: the minimum RAM is "
-        f"{floor.bytes:,} B{rounded}, which step {node.name!r} needs for {listed(tensors)}"
+        f"RAM budget {problem.ram_budget_bytes:,} B{resident_text}: the minimum RAM is "
+        f"{floor.bytes:,} B{rounded_text}, which step {node.name!r} needs for {listed(contents)}"
         f"{total_text}{missing_unit_hint(problem.ram_budget_bytes, floor.bytes)}"
     )
 
@@ -113,23 +113,24 @@ def refusal(
 ) -> str:
     """Return a message that a RAM budget is too small, with a sufficient budget if known.
 
-    Budgets below `needed_bytes` are never sufficient. `enough_bytes` is None if no sufficient
-    budget is known. `whole_bytes` is the size of which the budget was a percentage, if it was.
-    Without a proof, the message suggests a longer search.
+    `what` is a phrase for the computation that must fit. Budgets below `needed_bytes` are never
+    sufficient. `enough_bytes` is None if no sufficient budget is known. `whole_bytes` is 100 % of a
+    budget that was stated as a percentage, else None. Without a proof, the message suggests a
+    longer search.
     """
-    text = f"ram: {format_bytes(budget_bytes)} is too little for {what}"
-    remark = "" if whole_bytes else missing_unit_hint(budget_bytes, needed_bytes)
+    message = f"ram: {format_bytes(budget_bytes)} is too little for {what}"
+    hint = "" if whole_bytes else missing_unit_hint(budget_bytes, needed_bytes)
     if not is_proved:
-        text = f"ram: nothing was found in time for {what} within {format_bytes(budget_bytes)}"
-        remark = "; a longer time_limit may find it"
+        message = f"ram: nothing was found in time for {what} within {format_bytes(budget_bytes)}"
+        hint = "; a longer time_limit may find it"
     if enough_bytes is None:
-        return text + remark
-    enough = f"ram={enough_bytes}"
+        return message + hint
+    ram_argument = f"ram={enough_bytes}"
     if whole_bytes:
-        enough += f" ({enough_bytes / whole_bytes:.1%})"
+        ram_argument += f" ({enough_bytes / whole_bytes:.1%})"
     if needed_bytes >= enough_bytes:
-        return f"{text}: the minimum is {enough}{remark}"
-    return f"{text}: {enough} is enough, and less than {needed_bytes:,} B never is{remark}"
+        return f"{message}: the minimum is {ram_argument}{hint}"
+    return f"{message}: {ram_argument} is enough, and less than {needed_bytes:,} B never is{hint}"
 
 
 def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
@@ -178,16 +179,21 @@ def _deadline_fault(problem: Problem) -> str | None:
     """Return a message if a single pass exceeds the deadline, else None."""
     if within(problem.pass_time_s, problem.deadline_s):
         return None
-    extra = "" if problem.deadline_counts == DeadlineCounts.COMPUTE else ", without any transfer"
+    transfer_note = (
+        "" if problem.deadline_counts == DeadlineCounts.COMPUTE else ", without any transfer"
+    )
     return (
         f"deadline {format_seconds(problem.deadline_s or 0.0)}: a single pass over all nodes "
-        f"already takes {problem.pass_time_s:.9g} s{extra}; no schedule is faster"
+        f"already takes {problem.pass_time_s:.9g} s{transfer_note}; no schedule is faster"
         f"{_commit_hint(problem, format_seconds(problem.commit_cost.time_s))}"
     )
 
 
 def _commit_hint(problem: Problem, amount: str) -> str:
-    """Return a hint on the part of commits in a limited amount; "" without commits."""
+    """Return a hint to commit less often; "" without commits.
+
+    `amount` is the formatted part of the limited quantity that commits need.
+    """
     if problem.table.commit is None:
         return ""
     interval = 2 * (problem.commit or 1)
@@ -215,11 +221,11 @@ def _constraint_faults(problem: Problem) -> Iterator[str]:
         if rewards <= limit.upper:
             continue
         name, side = limit.key
-        best = limit.baseline + rewards
-        best, direction, extreme = (
-            (best, "less", "least") if side == "upper" else (-best, "more", "most")
+        best_value = limit.baseline + rewards
+        best_value, direction, extreme = (
+            (best_value, "less", "least") if side == "upper" else (-best_value, "more", "most")
         )
-        row, amount = constraints[name], constraints[name].amount(float(f"{best + 0.0:.9g}"))
+        row, amount = constraints[name], constraints[name].amount(float(f"{best_value + 0.0:.9g}"))
         words = f"{amount} at {extreme}"
         if rewards == 0:
             words = f"{amount}, as a single pass does, and never to {direction}"

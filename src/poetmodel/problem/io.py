@@ -117,16 +117,16 @@ class _ConstraintReader:
             self.faults.append(f"constraint: expected a list of tables, [[constraint]], got {got}")
             tables = []
         for index, table in enumerate(tables):
-            where, default = (
+            label, default = (
                 format_location(("constraint", index), document),
                 f"constraint {index + 1}",
             )
             if not isinstance(table, dict):
-                self.faults.append(f"{where}: expected a table, got {shown(table)}")
+                self.faults.append(f"{label}: expected a table, got {shown(table)}")
             elif "name" in table:
-                self._read_constraint(table, default, where)
+                self._read_constraint(table, default, label)
             else:
-                self._read_constraint(table, default, f"{where} ({shown(default)})")
+                self._read_constraint(table, default, f"{label} ({shown(default)})")
         if "objective" in document:
             self._read_objective(document["objective"])
         elif not tables and not self.faults:
@@ -140,76 +140,90 @@ class _ConstraintReader:
         terms = self._parse_sum(table.get("sum"), "objective.sum", constant=True)
         self.objective = terms or ((CONSTANT, 0),)  # if terms cancel out, every schedule is optimal
 
-    def _read_constraint(self, table: dict[str, Any], default: str, where: str) -> None:
-        """Parse a constraint table to one or several rows, or add its faults."""
+    def _read_constraint(self, table: dict[str, Any], default: str, label: str) -> None:
+        """Parse a constraint table, and add one or several constraints to `rows`.
+
+        Adds errors to `faults` instead, prefixed by `label`. `default` is the name of a constraint
+        without a name.
+        """
         n_faults = len(self.faults)
-        self._check_keys(table, _KEYS, f"{where}.")
+        self._check_keys(table, _KEYS, f"{label}.")
         name = table.get("name", default)
         if not isinstance(name, str) or not name:
-            self.faults.append(f"{where}.name: expected a non-empty string, got {shown(name)}")
+            self.faults.append(f"{label}.name: expected a non-empty string, got {shown(name)}")
             name = default
         sums: dict[str, dict[str, float]] = {}
         if ("sum" in table) == ("each" in table):
             got = "both" if "sum" in table else "neither"
             self.faults.append(
-                f"{where}: expected sum = {_EXAMPLE} or each = 'recomputations:conv*', got {got}"
+                f"{label}: expected sum = {_EXAMPLE} or each = 'recomputations:conv*', got {got}"
             )
         elif "sum" in table:
-            sums = {name: dict(self._parse_sum(table["sum"], f"{where}.sum"))}
+            sums = {name: dict(self._parse_sum(table["sum"], f"{label}.sum"))}
         else:
             sums = {
                 f"{name}[{key.partition(':')[2]}]": {key: 1}
-                for key in self._parse_each(table["each"], f"{where}.each")
+                for key in self._parse_each(table["each"], f"{label}.each")
             }
         unit = unit_of_terms(next(iter(sums.values()), {}).items())
-        limits = self._parse_limits(table, unit, where, is_unit_known=len(self.faults) == n_faults)
+        limits = self._parse_limits(table, unit, label, is_unit_known=len(self.faults) == n_faults)
         for row in sums:
             if row in self._owner_of_name:
                 self.faults.append(
-                    f"{where}.name: {self._owner_of_name[row]} already has the name {shown(row)}"
+                    f"{label}.name: {self._owner_of_name[row]} already has the name {shown(row)}"
                 )
-            self._owner_of_name[row] = where
+            self._owner_of_name[row] = label
         if len(self.faults) == n_faults:
             try:
                 self.rows += [Constraint(name=n, terms=t, **limits) for n, t in sums.items()]
             except InputError as error:
                 self.faults += error.faults
 
-    def _parse_sum(self, value: object, where: str, *, constant: bool = False) -> Terms:
-        """Return the terms of a sum, with one term per match of each pattern."""
+    def _parse_sum(self, value: object, label: str, *, constant: bool = False) -> Terms:
+        """Return the terms of a sum, with one term per match of each pattern.
+
+        With `constant`, the sum may have a constant. Adds invalid terms to `faults`.
+        """
         if not isinstance(value, dict) or not value:
             got = "an empty table" if value == {} else shown(value)
-            self.faults.append(f"{where}: expected a table such as {_EXAMPLE}, got {got}")
+            self.faults.append(f"{label}: expected a table such as {_EXAMPLE}, got {got}")
             return ()
         total: defaultdict[str, float] = defaultdict(int)
         for key, weight in value.items():
             if not is_number(weight) or weight == 0:
                 self.faults.append(
-                    f"{where}: {shown(key)}: expected a finite number other than 0, got "
+                    f"{label}: {shown(key)}: expected a finite number other than 0, got "
                     f"{shown(weight)}"
                 )
                 continue
             for term in (
-                (CONSTANT,) if constant and key == CONSTANT else self._expand_pattern(key, where)
+                (CONSTANT,) if constant and key == CONSTANT else self._expand_pattern(key, label)
             ):
                 total[term] += weight
         return tuple((key, to_int_if_whole(weight)) for key, weight in total.items() if weight)
 
-    def _parse_each(self, value: object, where: str) -> list[str]:
-        """Return the totals that the pattern of ``each`` matches; add a fault if it is invalid."""
+    def _parse_each(self, value: object, label: str) -> list[str]:
+        """Return the keys of totals that the pattern of ``each`` matches.
+
+        Adds a fault and returns [] if the pattern is invalid.
+        """
         if not isinstance(value, str):
-            self.faults.append(f"{where}: expected {_EACH}, got {shown(value)}")
+            self.faults.append(f"{label}: expected {_EACH}, got {shown(value)}")
             return []
         if value in tuple(Total):
             self.faults.append(
-                f"{where}: expected {_EACH}; {shown(value)} is one total: write "
+                f"{label}: expected {_EACH}; {shown(value)} is one total: write "
                 f"sum = {{{value} = 1}}"
             )
             return []
-        return list(self._expand_pattern(value, where))
+        return list(self._expand_pattern(value, label))
 
-    def _expand_pattern(self, key: str, where: str) -> Iterator[str]:
-        """Yield the total or the counts that a key matches, in the order of the graph."""
+    def _expand_pattern(self, key: str, label: str) -> Iterator[str]:
+        """Yield the key of a total, or the key of each count that a pattern matches.
+
+        ``recomputations:conv*`` yields a key for each node that matches ``conv*``, in the order of
+        the graph. Adds a fault if the key is invalid or nothing matches.
+        """
         if key in tuple(Total):
             yield key
             return
@@ -217,13 +231,13 @@ class _ConstraintReader:
         is_known = kind in self._names if stage is None else kind in STAGE_COUNTS
         if not is_known or not pattern:
             hint = did_you_mean(key, KEYS) or f"expected one of {', '.join(KEYS)}"
-            self.faults.append(f"{where}: {shown(key)}: {hint}")
+            self.faults.append(f"{label}: {shown(key)}: {hint}")
             return
         names, noun = self._names[Count(kind)], _NOUNS[Count(kind)]
         last = len(self._graph.nodes) - 1
         if stage is not None and not 0 <= stage <= last:
             self.faults.append(
-                f"{where}: {shown(key)}: expected a stage after @, a number from 0 to {last}"
+                f"{label}: {shown(key)}: expected a stage after @, a number from 0 to {last}"
             )
             return
         matches = [pattern] if pattern in names else [n for n in names if fnmatchcase(n, pattern)]
@@ -231,55 +245,61 @@ class _ConstraintReader:
             close = get_close_matches(pattern, names, n=1)
             hint = f"; did you mean {shown(close[0])}?" if close else ""
             self.faults.append(
-                f"{where}: {shown(key)}: no {noun} of graph {shown(self._graph.name)} has "
+                f"{label}: {shown(key)}: no {noun} of graph {shown(self._graph.name)} has "
                 f"this name{hint}"
             )
         yield from (f"{key.partition(':')[0]}:{name}" for name in matches)
 
     def _parse_limits(
-        self, table: dict[str, Any], unit: str, where: str, *, is_unit_known: bool
+        self, table: dict[str, Any], unit: str, label: str, *, is_unit_known: bool
     ) -> dict[str, float]:
         """Return the bounds of a constraint by field of `Constraint`.
 
-        The unit is unknown (`is_unit_known` is False) if the sum has errors.
+        `unit` is the unit of the constraint's sum; `is_unit_known` is False if that sum has errors.
+        Adds a fault for each invalid bound, which is then 0.
         """
         keys = [key for key in _SIDES if key in table]
         if not keys or ("equals" in keys and len(keys) > 1):
             got = " and ".join(keys) or "none"
             self.faults.append(
-                f"{where}: expected at_most, at_least or both, or equals alone; got {got}"
+                f"{label}: expected at_most, at_least or both, or equals alone; got {got}"
             )
         limits: dict[str, float] = {}
         for key in keys:
             amount = self._parse_amount(
-                table[key], unit, f"{where}.{key}", is_unit_known=is_unit_known
+                table[key], unit, f"{label}.{key}", is_unit_known=is_unit_known
             )
             limits |= dict.fromkeys(_SIDES[key], amount)
         return limits
 
-    def _parse_amount(self, value: object, unit: str, where: str, *, is_unit_known: bool) -> float:
-        """Parse a limit in the unit of its sum; add a fault and return 0 if it is invalid."""
+    def _parse_amount(self, value: object, unit: str, label: str, *, is_unit_known: bool) -> float:
+        """Return a bound of a constraint as a number; add a fault and return 0 if it is invalid.
+
+        A text such as ``2mJ`` is parsed in `unit`, the unit of the constraint's sum. It returns 0
+        without a fault if `is_unit_known` is False, because the sum has errors that are reported
+        already.
+        """
         if isinstance(value, str) and not is_unit_known:
             return 0.0  # cannot be parsed without a unit
         if isinstance(value, str) and unit:
-            parse, whole = self._parsers[unit]
+            parse, reference = self._parsers[unit]
             try:
-                return parse(value, field=where, **whole)
+                return parse(value, field=label, **reference)
             except InputError as error:
                 self.faults += error.faults
                 return 0.0
         if isinstance(value, str):
             self.faults.append(
-                f"{where}: expected a number, got {shown(value)}: a sum has a unit only if all its "
+                f"{label}: expected a number, got {shown(value)}: a sum has a unit only if all its "
                 "terms are bytes, times or energies"
             )
         elif not is_number(value):
-            self.faults.append(f"{where}: expected a finite number, got {shown(value)}")
+            self.faults.append(f"{label}: expected a finite number, got {shown(value)}")
         else:
             return value  # type: ignore[return-value]
         return 0.0
 
-    def _check_keys(self, table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    def _check_keys(self, table: dict[str, Any], known: tuple[str, ...], label: str) -> None:
         self.faults += [
-            f"{where}{key}: {unknown_key(key, known)}" for key in table if key not in known
+            f"{label}{key}: {unknown_key(key, known)}" for key in table if key not in known
         ]

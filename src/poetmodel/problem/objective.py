@@ -157,8 +157,8 @@ class Objective:
         """Divisor of the objective in models.
 
         One thousandth of the reference, else of the baseline or the scale, so that relevant gaps
-        are far above a solver's absolute tolerances. If these are 0, the cost of the most expensive
-        transfer.
+        are far above a solver's absolute tolerances. If all of these are 0, the cost of the most
+        expensive transfer.
         """
         typical = self.scale if self.user_sum is not None or not self.is_sum else self.baseline
         value = (self.reference if self.is_sum else None) or typical
@@ -200,14 +200,14 @@ def linear_limits(problem: Problem) -> Iterator[LinearRow]:
     with all signs reversed.
     """
     if problem.deadline_s is not None:
-        for name, counted in zip(DEADLINE_ROWS, problem.deadline_sums, strict=False):
+        for name, time_sum in zip(DEADLINE_ROWS, problem.deadline_sums, strict=False):
             yield row_over_totals(
                 problem,
-                _time_coefficients(problem, counted),
+                _time_coefficients(problem, time_sum),
                 name=name,
                 # Rows sum the excess over a single pass, whose time is subtracted from the limit.
                 upper=problem.deadline_s * (1 + RELATIVE_TOLERANCE)
-                - counted.weigh(problem.pass_compute_s, problem.commit_cost.time_s),
+                - time_sum.weigh(problem.pass_compute_s, problem.commit_cost.time_s),
                 baseline=problem.pass_time_s,
             )
     if problem.energy_budget_j is not None:
@@ -231,7 +231,7 @@ def stage_limits(problem: Problem) -> Iterator[LinearRow]:
     0. Impossible decisions, such as page-ins of a tensor before its computation, are omitted.
     """
     graph = problem.graph
-    unread = {*graph.state_of, *(graph.state_tensors if problem.reads_in_place else ())}
+    unread_tensors = {*graph.state_of, *(graph.state_tensors if problem.reads_in_place else ())}
     for constraint in problem.constraints:
         if not constraint.is_per_stage:
             continue
@@ -246,7 +246,7 @@ def stage_limits(problem: Problem) -> Iterator[LinearRow]:
                 raise ValueError(msg)
             else:
                 family, item = "paged_in", graph.tensor_index[name]
-                last = -1 if item in unread else graph.last_page_in(item)
+                last = -1 if item in unread_tensors else graph.last_page_in(item)
                 stages = range(graph.node_of[item] + 1, last + 1)
             for t in stages:
                 terms.setdefault((family, (t, item)), 0)
@@ -269,37 +269,39 @@ def row_over_totals(problem: Problem, coefficients: Coefficients, **fields: Any)
 def _bound_rows(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]:
     """Yield one row per bound of a user constraint.
 
-    Its `upper` is the bound minus the constant part, plus the tolerance; negative if the constant
-    part alone violates the bound.
+    The `upper` of a row is the bound minus the value of a single pass, plus the tolerance. It is
+    negative if a single pass violates the bound.
     """
     coefficients, baseline = expand_totals(problem, constraint.terms.items())
     # Parts of a single pass that cancel out retain their rounding errors.
-    passes: dict[str, float] = {
+    pass_totals: dict[str, float] = {
         Total.ENERGY: problem.energy.baseline,
         Total.COMPUTE: problem.pass_compute_s,
         Total.TRANSFER: problem.commit_cost.time_s,
         Total.BYTES_WRITTEN: committed_bytes_of(problem),
     }
-    parts = (abs(weight * passes.get(key, 0)) for key, weight in constraint.terms.items())
-    largest = max(parts, default=0)
+    pass_parts = (abs(weight * pass_totals.get(key, 0)) for key, weight in constraint.terms.items())
+    max_part = max(pass_parts, default=0)
     for side, limit, sign in (("upper", constraint.upper, 1), ("lower", constraint.lower, -1)):
         if limit is None:
             continue
-        signed = coefficients
+        signed_coefficients = coefficients
         if sign < 0:
-            signed = Coefficients(*(tuple(map(neg, column)) for column in coefficients))
-        slack = sign * (limit - baseline)
-        if all(isinstance(value, int) for column in signed for value in column):
+            signed_coefficients = Coefficients(
+                *(tuple(map(neg, column)) for column in coefficients)
+            )
+        upper = sign * (limit - baseline)
+        if all(isinstance(value, int) for column in signed_coefficients for value in column):
             # A sum of integers exceeds the floor by 1 or not at all: no tolerance is needed.
-            slack = math.floor(slack)
+            upper = math.floor(upper)
         else:
-            slack += RELATIVE_TOLERANCE * max(abs(limit), largest)
+            upper += RELATIVE_TOLERANCE * max(abs(limit), max_part)
         yield row_over_totals(
             problem,
-            signed,
+            signed_coefficients,
             name=USER_CONSTRAINTS,
             key=(constraint.name, side),
-            upper=slack,
+            upper=upper,
             baseline=sign * baseline,
         )
 
@@ -307,7 +309,10 @@ def _bound_rows(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]
 def expand_totals(
     problem: Problem, terms: Iterable[tuple[str, float]]
 ) -> tuple[Coefficients, float]:
-    """Return the coefficients of decisions in a weighted sum of totals, and its single-pass sum."""
+    """Return the coefficients of decisions in a weighted sum of totals, and a constant.
+
+    The constant is the value of the sum for a single pass.
+    """
     graph, table = problem.graph, problem.table
     zeros = (0,) * len(graph.tensors)
     parts: list[tuple[Coefficients, float]] = []
@@ -321,8 +326,8 @@ def expand_totals(
         if kind == Count.RECOMPUTATIONS:
             compute[graph.node_index[name]] += weight
         elif kind in (Count.PAGE_INS, Count.PAGE_OUTS):
-            counted = page_in if kind == Count.PAGE_INS else page_out
-            counted[graph.tensor_index[name]] += weight
+            transfer_weights = page_in if kind == Count.PAGE_INS else page_out
+            transfer_weights[graph.tensor_index[name]] += weight
         elif kind == Count.RESIDENT:
             # In a single pass all state is resident; a home on storage subtracts the weight.
             baseline += weight
@@ -331,10 +336,12 @@ def expand_totals(
             baseline += weight
         elif key in (Total.BYTES_WRITTEN, Total.BYTES_READ):
             sizes = graph.tensor_bytes
-            moved = (zeros, sizes) if key == Total.BYTES_WRITTEN else (sizes, zeros)
+            transfer_bytes = (zeros, sizes) if key == Total.BYTES_WRITTEN else (sizes, zeros)
             if key == Total.BYTES_WRITTEN:
                 baseline += weight * committed_bytes_of(problem)
-            parts.append((_with_state_transfers(problem, (0,) * len(graph.nodes), *moved), weight))
+            parts.append(
+                (_with_state_transfers(problem, (0,) * len(graph.nodes), *transfer_bytes), weight)
+            )
         elif key == Total.ENERGY:
             parts += [(part, weight * power) for part, power in _energy_terms(problem)]
             baseline += weight * problem.energy.baseline
@@ -444,7 +451,7 @@ def may_reward_page_outs(problem: Problem) -> bool:
 
     Page-outs of replacements do not count, since homes of state decide them.
     """
-    fixed = {*problem.graph.state_tensors, *problem.graph.state_of}
+    state_and_replacements = {*problem.graph.state_tensors, *problem.graph.state_of}
     sums = [expand_totals(problem, problem.own_objective)[0]]
     for constraint in problem.constraints:
         if not constraint.is_per_stage:
@@ -453,7 +460,7 @@ def may_reward_page_outs(problem: Problem) -> bool:
         value < 0
         for coefficients in sums
         for i, value in enumerate(coefficients.page_out)
-        if i not in fixed
+        if i not in state_and_replacements
     )
 
 
@@ -486,14 +493,14 @@ OBJECTIVES: Final[Mapping[str, Callable[[Problem], Objective]]] = {
 """Function that makes the objective of each quantity."""
 
 
-def _time_coefficients(problem: Problem, counted: TimeSum) -> Coefficients:
+def _time_coefficients(problem: Problem, time_sum: TimeSum) -> Coefficients:
     """POET (ICML 2022), equation 3, plus transfers."""
     table = problem.table
     return _coefficients(
         problem,
-        [counted.compute * time_s for time_s in table.compute_time_s],
-        [counted.transfer * time_s for time_s in table.page_in_time_s],
-        [counted.transfer * time_s for time_s in table.page_out_time_s],
+        [time_sum.compute * time_s for time_s in table.compute_time_s],
+        [time_sum.transfer * time_s for time_s in table.page_in_time_s],
+        [time_sum.transfer * time_s for time_s in table.page_out_time_s],
     )
 
 
@@ -522,17 +529,19 @@ def _with_state_transfers(
     *,
     counts: bool = False,
 ) -> Coefficients:
-    """Return coefficients in which state on storage includes its first read and its write-back.
+    """Return coefficients whose ``storage_home`` includes the transfers of state on storage.
 
-    `home` is added to these. Memory-mapped state is not read. Write-backs that commits pay for are
-    excluded, unless the coefficients are `counts` of page-outs.
+    These are one page-in of the state, its first read, unless storage is memory-mapped, and one
+    page-out of its replacement. A page-out that writes a replacement for a commit is excluded,
+    since every schedule pays it, except if the coefficients are `counts` of page-outs. `home` has
+    further costs of a home on storage, by tensor.
     """
     graph, commit = problem.graph, problem.table.commit
-    paid = () if commit is None or counts else commit.replacements
-    at_home: list[float] = list(home) or [0] * len(graph.tensors)
+    excluded = () if commit is None or counts else commit.replacements
+    storage_home: list[float] = list(home) or [0] * len(graph.tensors)
     for i in graph.state_tensors:
         if not problem.reads_in_place:
-            at_home[i] += page_in[i]
-        if i in graph.replacement_of and graph.replacement_of[i] not in paid:
-            at_home[i] += page_out[graph.replacement_of[i]]
-    return Coefficients(compute, page_in, page_out, tuple(at_home))
+            storage_home[i] += page_in[i]
+        if i in graph.replacement_of and graph.replacement_of[i] not in excluded:
+            storage_home[i] += page_out[graph.replacement_of[i]]
+    return Coefficients(compute, page_in, page_out, tuple(storage_home))

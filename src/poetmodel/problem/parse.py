@@ -135,7 +135,10 @@ def _switch_faults(problem: Problem) -> Iterator[str]:
 
 
 def _costs_with_commits(problem: Problem) -> Costs:
-    """Return the problem's costs with its commits; the same object if they agree."""
+    """Return the costs of a problem with the problem's commits.
+
+    Returns the same object if its commits are already those of the problem.
+    """
     if problem.costs.commit == problem.commit:
         return problem.costs
     return replace(problem.costs, commit=problem.commit)
@@ -146,10 +149,14 @@ def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
     graph, device = problem.graph, problem.costs.device
     rows = tuple(row for row in problem.constraints if row.name != COMMIT_CONSTRAINT)
     # Between two commits, replaced state on storage would be in neither generation.
-    replaced = [graph.tensors[i].name for i in graph.replacement_of]
-    if (problem.commit or 1) > 1 and replaced and not (device is not None and device.is_volatile):
-        terms: dict[str, float] = {f"{Count.RESIDENT}:{name}": 1 for name in replaced}
-        return (*rows, Constraint(name=COMMIT_CONSTRAINT, terms=terms, lower=len(replaced)))
+    replaced_state = [graph.tensors[i].name for i in graph.replacement_of]
+    if (
+        (problem.commit or 1) > 1
+        and replaced_state
+        and not (device is not None and device.is_volatile)
+    ):
+        terms: dict[str, float] = {f"{Count.RESIDENT}:{name}": 1 for name in replaced_state}
+        return (*rows, Constraint(name=COMMIT_CONSTRAINT, terms=terms, lower=len(replaced_state)))
     return rows
 
 
@@ -177,19 +184,19 @@ def _type_faults(problem: Problem) -> Iterator[str]:
 
 
 def _energy_reward_faults(objective: Terms, constraints: Iterable[Constraint]) -> Iterator[str]:
-    """Yield an error for each sum that rewards energy, with idle power over a makespan.
+    """Yield an error for each user sum that rewards energy, if idle power counts over a makespan.
 
-    Models have only a lower bound on the makespan, so they would overestimate such rewards.
+    Models have only a lower bound on the makespan, so models would overestimate such rewards.
     """
     sums = [("objective", dict(objective), 1)]
     for row in constraints:
-        where, terms = f"constraint {shown(row.name)}", row.terms
-        sums += [(where, terms, 1)] * (row.upper is not None)
-        sums += [(where, terms, -1)] * (row.lower is not None)
-    for where, terms, sign in sums:
+        label, terms = f"constraint {shown(row.name)}", row.terms
+        sums += [(label, terms, 1)] * (row.upper is not None)
+        sums += [(label, terms, -1)] * (row.lower is not None)
+    for label, terms, sign in sums:
         if sign * terms.get(Total.ENERGY, 0) < 0:
             yield (
-                f"{where}: energy_j: no sum may reward energy if the device draws idle power over "
+                f"{label}: energy_j: no sum may reward energy if the device draws idle power over "
                 "a makespan; use compute_s and transfer_s, or deadline_counts='serial'"
             )
 
@@ -211,15 +218,18 @@ def check_limits(
     energy_budget: str | float | None = None,
 ) -> None:
     """Raise `BudgetError` for limits that are invalid for every graph, such as an unknown unit."""
-    whole = 1.0
-    parsed: tuple[tuple[Any, Callable[[Any], float]], ...] = (
+    reference = 1.0
+    values_and_parsers: tuple[tuple[Any, Callable[[Any], float]], ...] = (
         (ram, lambda value: Budget.parse(value).resolve(1)),
-        (deadline, lambda value: parse_time(value, field="deadline", whole_s=whole)),
+        (deadline, lambda value: parse_time(value, field="deadline", whole_s=reference)),
         (aux_bytes, lambda value: parse_size(value, field="aux", whole_bytes=1)),
-        (energy_budget, lambda value: parse_energy(value, field="energy budget", whole_j=whole)),
+        (
+            energy_budget,
+            lambda value: parse_energy(value, field="energy budget", whole_j=reference),
+        ),
     )
     faults: list[str] = []
-    for value, parse in parsed:
+    for value, parse in values_and_parsers:
         try:
             if value is not None:
                 parse(value)
@@ -235,11 +245,11 @@ def user_sum_faults(
     """Yield an error for each invalid user-defined constraint and objective."""
     names: set[str] = set()
     for row in constraints:
-        where = f"constraint {shown(row.name)}"
+        label = f"constraint {shown(row.name)}"
         if row.name in names:
-            yield f"{where}: another constraint has this name"
+            yield f"{label}: another constraint has this name"
         names.add(row.name)
-        yield from term_faults(graph, row.terms.items(), where)
+        yield from term_faults(graph, row.terms.items(), label)
     yield from term_faults(graph, objective, "objective")
     for key, _ in objective:
         if Key.parse(key).stage is not None:
@@ -275,8 +285,8 @@ def _parse_deadline(problem: Problem, single_pass: SinglePass) -> float | None:
 def _parse_storage(problem: Problem) -> int | None:
     if problem.aux_bytes is None:
         return None if problem.costs.device is None else problem.costs.device.aux_bytes
-    whole = checkpoint_all_peak_bytes(problem.graph)
-    return parse_size(problem.aux_bytes, field="aux", whole_bytes=whole)
+    reference = checkpoint_all_peak_bytes(problem.graph)
+    return parse_size(problem.aux_bytes, field="aux", whole_bytes=reference)
 
 
 def _parse_energy_budget(problem: Problem, single_pass: SinglePass) -> float | None:
@@ -305,8 +315,8 @@ def _cost_range_faults(single_pass: SinglePass) -> Iterator[str]:
             for column, names in zip(columns, (nodes, tensors, tensors), strict=True)
             for cost, name in zip(getattr(table, column), names, strict=False)
         ]
-        tiny = [entry for entry in costs if 0 < entry[0] < MIN_POSITIVE_COST]
-        for cost, name, column in tiny[:1]:
+        small_costs = [entry for entry in costs if 0 < entry[0] < MIN_POSITIVE_COST]
+        for cost, name, column in small_costs[:1]:
             yield f"{source}{name}: {column}: expected 0 or at least 1e-300, got {cost:g}"
         power_w = max(1.0, single_pass.idle_power_w) if unit == "time_s" else 1.0
         if sum(cost for cost, _, _ in costs) * times * power_w == math.inf:

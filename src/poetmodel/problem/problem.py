@@ -57,10 +57,11 @@ class StandIn:
     time is ``compute + share * transfer``; the deadline limits it and the transfer time, and idle
     power beyond one pass is omitted. With 0 the surrogate is a relaxation: its bounds hold. With 1
     it is a restriction: a plan that computes and transfers one after the other meets the deadline.
-    None for a problem that is no such surrogate."""
+    None for a problem that counts the makespan itself."""
     reference_value: float | None = None
     """Value of a valid schedule, above 0, without the baseline. Models scale the objective to
-    thousandths of it, and truncate costs above twice the value: only better schedules matter."""
+    thousandths of this value, and truncate costs above twice the value: only better schedules
+    matter."""
     wants_page_outs: bool = False
     """Whether rows added to a model may reward page-outs that no page-in needs."""
 
@@ -218,8 +219,8 @@ class Problem:
         {'name': 'once', 'terms': {'recomputations:a': 1}, 'lower': None, 'upper': 0}
         """
         totals = TotalsBlock(self.graph)
-        added = [row for name, rule in rules.items() for row in totals.constraints(rule, name)]
-        return replace(self, constraints=(*self.constraints, *added))
+        new_rows = [row for name, rule in rules.items() for row in totals.constraints(rule, name)]
+        return replace(self, constraints=(*self.constraints, *new_rows))
 
     def minimizing(self, rule: Callable[[Any], Any]) -> Self:
         """Return the problem with another objective: a linear expression of totals.
@@ -235,13 +236,13 @@ class Problem:
         return replace(self, minimize=USER_OBJECTIVE, own_objective=terms)
 
     def surrogate(self, **parameters: Any) -> Self:
-        """Return the problem with changed fields of its `StandIn`."""
+        """Return the problem with `parameters` as changed fields of its `StandIn`."""
         return replace(self, stand_in=replace(self.stand_in, **parameters))
 
     def resolved(self) -> Self:
         """Return this problem with numbers (SI) for its limits.
 
-        Unlike percentages, they keep their values if ``dataclasses.replace`` changes graph or
+        Unlike percentages, numbers keep their values if ``dataclasses.replace`` changes graph or
         costs.
         """
         return replace(
@@ -256,7 +257,7 @@ class Problem:
     def can_page(self) -> bool:
         """Whether tensors can be paged: paging is allowed, and there is storage.
 
-        Storage of 0 bytes takes no page-outs, but samples on it can still be paged in.
+        Storage of 0 bytes accepts no page-outs, but its samples can be paged in.
         """
         return self.paging and self.table.has_storage
 
@@ -397,23 +398,28 @@ class Problem:
         )
         return self._without_forbidden_transfers(rewards) if self.graph.state_tensors else rewards
 
-    def _without_forbidden_transfers(self, wanted: Coefficients) -> Coefficients:
-        """Set rewards to 0 for transfers that state forbids or that its home decides."""
+    def _without_forbidden_transfers(self, all_rewards: Coefficients) -> Coefficients:
+        """Return rewards with 0 for each transfer that state forbids or that its home decides."""
         graph = self.graph
-        fixed = {*graph.state_tensors, *graph.state_of}
-        unread = fixed if self.reads_in_place else set(graph.state_of)
-        return wanted._replace(
-            page_in=tuple(0.0 if i in unread else c for i, c in enumerate(wanted.page_in)),
-            page_out=tuple(0.0 if i in fixed else c for i, c in enumerate(wanted.page_out)),
+        state_and_replacements = {*graph.state_tensors, *graph.state_of}
+        unread_tensors = state_and_replacements if self.reads_in_place else set(graph.state_of)
+        return all_rewards._replace(
+            page_in=tuple(
+                0.0 if i in unread_tensors else c for i, c in enumerate(all_rewards.page_in)
+            ),
+            page_out=tuple(
+                0.0 if i in state_and_replacements else c
+                for i, c in enumerate(all_rewards.page_out)
+            ),
         )
 
     def quantity(self, quantity: str) -> Objective:
         """Return a quantity as an objective, as this problem counts it."""
         objective, reference = OBJECTIVES[quantity](self), self.stand_in.reference_value
         if quantity == Quantity.TIME and self.stand_in.transfer_share is not None:
-            counted = self.time_sum
-            baseline = counted.weigh(self.pass_compute_s, self.commit_cost.time_s)
-            objective = replace(objective, time_sum=counted, baseline=baseline)
+            time_sum = self.time_sum
+            baseline = time_sum.weigh(self.pass_compute_s, self.commit_cost.time_s)
+            objective = replace(objective, time_sum=time_sum, baseline=baseline)
         if quantity == self.minimize and reference is not None and objective.is_sum:
             objective = replace(objective, reference=reference)
         return objective
@@ -440,11 +446,11 @@ class Problem:
     def plans_all_transfers(self) -> bool:
         """Whether plans execute all transfers of the relevant schedules.
 
-        Plans with overlapping transfers omit page-outs that no page-in needs, since these take no
-        time.
+        Plans with overlapping transfers omit page-outs that no page-in needs, since such page-outs
+        take no time.
         """
-        wants = self.stand_in.wants_page_outs or may_reward_page_outs(self)
-        return self.deadline_counts != DeadlineCounts.OVERLAP or not wants
+        may_reward = self.stand_in.wants_page_outs or may_reward_page_outs(self)
+        return self.deadline_counts != DeadlineCounts.OVERLAP or not may_reward
 
     @property
     def deadline_sums(self) -> tuple[TimeSum, ...]:
@@ -461,7 +467,7 @@ class Problem:
         if self.stand_in.transfer_share is None:
             return () if simulation.time_s is None else (simulation.time_s,)
         compute_s, transfer_s = simulation.compute_s or 0.0, simulation.transfer_s or 0.0
-        return tuple(counted.weigh(compute_s, transfer_s) for counted in self.deadline_sums)
+        return tuple(time_s.weigh(compute_s, transfer_s) for time_s in self.deadline_sums)
 
     def without(self, *quantities: Quantity, **changes: Any) -> Self:
         """Return the problem without limits on some quantities, and without a reference value.
@@ -478,10 +484,10 @@ class Problem:
             Quantity.RAM: self._max_useful_ram_bytes,
             Quantity.WRITES: min(MAX_BYTES, sum(self.graph.tensor_bytes)),
         }
-        freed: dict[str, Any] = {
+        fields_without_limits: dict[str, Any] = {
             _LIMITED_BY[quantity]: max_bytes.get(quantity) for quantity in quantities
         }
-        return replace(self.surrogate(reference_value=None), **freed | changes)
+        return replace(self.surrogate(reference_value=None), **fields_without_limits | changes)
 
     @property
     def _max_useful_ram_bytes(self) -> int:

@@ -84,10 +84,10 @@ class LinearRow:
     baseline: float = 0.0
     """Contribution of a single pass, which `lower` and `upper` exclude."""
     name: str = ""
-    """Name of the model constraint that states it."""
+    """Name of the model constraint with the row."""
     key: Any = None
     """Index within that constraint: (name, ``upper`` or ``lower``) for a user constraint, (stage,
-    node) for a memory row; None if it has one row."""
+    node) for a memory row; None if that constraint has one row."""
 
     @classmethod
     def from_terms(cls, terms: Iterable[tuple[float, Any]], **fields: Any) -> Self:

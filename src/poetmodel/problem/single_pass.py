@@ -50,15 +50,15 @@ class SinglePass:
     def time_s(self) -> float:
         """Counted time [s].
 
-        Includes commits if transfers count. If transfers overlap computations, it includes only the
-        writes that always come last.
+        Includes commits if transfers count. If transfers overlap computations, the time includes
+        only `Commit.other_cost` of the commits, which comes after all other actions.
         """
         commit = self.table.commit
         if commit is None or self.deadline_counts == DeadlineCounts.COMPUTE:
             return self.compute_s
-        serial = self.deadline_counts == DeadlineCounts.SERIAL
-        counted = self.commit_cost if serial else commit.other_cost
-        return self.compute_s + counted.time_s
+        is_serial = self.deadline_counts == DeadlineCounts.SERIAL
+        counted_cost = self.commit_cost if is_serial else commit.other_cost
+        return self.compute_s + counted_cost.time_s
 
     @property
     def energy_j(self) -> float:

@@ -143,7 +143,7 @@ class Constraint:
     """
 
     name: str
-    """Its name in reports."""
+    """Name of the constraint in reports."""
     terms: dict[str, float] = field(hash=False)
     """Coefficients by total: ``bytes_written``, ``page_ins:conv1``, ``page_ins@12:conv1``."""
     lower: float | None = None
@@ -153,18 +153,18 @@ class Constraint:
 
     def __post_init__(self) -> None:
         """Validate the fields, and convert whole numbers to int."""
-        where = f"constraint {shown(self.name)}"
+        label = f"constraint {shown(self.name)}"
         if not self.name:
-            raise InputError(f"{where}: expected a non-empty name")
+            raise InputError(f"{label}: expected a non-empty name")
         limits = [limit for limit in (self.lower, self.upper) if limit is not None]
         if not limits:
-            raise InputError(f"{where}: expected a limit: at most, at least or equals")
+            raise InputError(f"{label}: expected a limit: at most, at least or equals")
         for value in (*limits, *dict(self.terms).values()):
             if not is_number(value):
-                raise InputError(f"{where}: expected a finite number, got {shown(value)}")
+                raise InputError(f"{label}: expected a finite number, got {shown(value)}")
         if len(limits) > 1 and limits[0] > limits[1]:
             raise InputError(
-                f"{where}: at least {limits[0]:g} and at most {limits[1]:g} contradict each other"
+                f"{label}: at least {limits[0]:g} and at most {limits[1]:g} contradict each other"
             )
         terms = {key: to_int_if_whole(value) for key, value in dict(self.terms).items()}
         object.__setattr__(self, "terms", terms)
@@ -172,25 +172,25 @@ class Constraint:
             limit = getattr(self, side)
             object.__setattr__(self, side, None if limit is None else to_int_if_whole(limit))
         if self.is_per_stage:
-            self._check_stages(where)
+            self._check_stages(label)
 
     @property
     def is_per_stage(self) -> bool:
         """Whether it contains counts in stages."""
         return any(Key.parse(key).stage is not None for key in self.terms)
 
-    def _check_stages(self, where: str) -> None:
+    def _check_stages(self, label: str) -> None:
         """Raise `InputError` if a per-stage constraint has other counts or a lower limit."""
         other_terms = [key for key in self.terms if Key.parse(key).stage is None]
         hint = "a model of pm.build(problem, reductions=False) can state it"
         if other_terms:
             raise InputError(
-                f"{where}: {shown(other_terms[0])} does not count by stage, but other terms do; "
+                f"{label}: {shown(other_terms[0])} does not count by stage, but other terms do; "
                 f"{hint}"
             )
         if self.upper is None or (self.lower or 0) > 0 or min(self.terms.values()) < 0:
             raise InputError(
-                f"{where}: a per-stage constraint can only have an upper limit, and no negative "
+                f"{label}: a per-stage constraint can only have an upper limit, and no negative "
                 f"coefficients; {hint}"
             )
 
@@ -204,12 +204,12 @@ class Constraint:
         amount = self.amount if amount is None else amount
         if self.upper is not None and self.lower == self.upper:
             return f"exactly {amount(self.upper)}"
-        parts = [
+        phrases = [
             f"{words} {amount(limit)}"
             for words, limit in (("at least", self.lower), ("at most", self.upper))
             if limit is not None
         ]
-        return " and ".join(parts)
+        return " and ".join(phrases)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the constraint as an entry of a schedule file."""
@@ -221,26 +221,26 @@ class Constraint:
         }
 
 
-def term_faults(graph: Graph, terms: Iterable[tuple[str, float]], where: str) -> Iterator[str]:
+def term_faults(graph: Graph, terms: Iterable[tuple[str, float]], label: str) -> Iterator[str]:
     """Yield an error for each invalid term of an expression, such as an unknown node."""
     for key, weight in terms:
         if not is_number(weight):
-            yield f"{where}: {shown(key)}: expected a finite number, got {shown(weight)}"
+            yield f"{label}: {shown(key)}: expected a finite number, got {shown(weight)}"
         kind, stage, name = Key.parse(key)
         if key in tuple(Total) or key == CONSTANT:
             continue
         if kind not in tuple(Count if stage is None else STAGE_COUNTS) or not name:
-            yield f"{where}: {shown(key)}: expected one of {', '.join(KEYS)}"
+            yield f"{label}: {shown(key)}: expected one of {', '.join(KEYS)}"
         elif stage is not None and not 0 <= stage < len(graph.nodes):
             yield (
-                f"{where}: {shown(key)}: expected a stage from 0 to {len(graph.nodes) - 1} after @"
+                f"{label}: {shown(key)}: expected a stage from 0 to {len(graph.nodes) - 1} after @"
             )
         elif kind == Count.RECOMPUTATIONS and name not in graph.node_index:
-            yield f"{where}: {shown(key)}: the graph has no node {shown(name)}"
+            yield f"{label}: {shown(key)}: the graph has no node {shown(name)}"
         elif kind != Count.RECOMPUTATIONS and name not in graph.tensor_index:
-            yield f"{where}: {shown(key)}: the graph has no tensor {shown(name)}"
+            yield f"{label}: {shown(key)}: the graph has no tensor {shown(name)}"
         elif kind == Count.RESIDENT and name not in _state_index(graph):
-            yield f"{where}: {shown(key)}: tensor {shown(name)} is no state"
+            yield f"{label}: {shown(key)}: tensor {shown(name)} is no state"
 
 
 def _state_index(graph: Graph) -> dict[str, int]:
@@ -280,8 +280,8 @@ class _CountVariables(Mapping[Any, Any]):
             hint = f"only {' and '.join(STAGE_COUNTS)} can be counted by stage"
         if isinstance(key, str) and (close := get_close_matches(key, self._index, n=1)):
             hint = f"did you mean {shown(close[0])}?"
-        where = f"{self._variables.local_name}[{shown(key)}]"
-        raise InputError(f"{where}: the graph has no such entry; {hint}")
+        label = f"{self._variables.local_name}[{shown(key)}]"
+        raise InputError(f"{label}: the graph has no such entry; {hint}")
 
     def __contains__(self, key: Any) -> bool:
         if isinstance(key, str):
@@ -383,10 +383,12 @@ class TotalsBlock:
                 row.construct()
                 body, limits = row.body, (row.lower, row.upper)
         except (ValueError, TypeError, KeyError) as error:
-            got = shown(str(relation) if hasattr(relation, "is_expression_type") else relation)
-            why = "" if relation is None else f" ({str(error).splitlines()[0].strip()})"
+            relation_text = shown(
+                str(relation) if hasattr(relation, "is_expression_type") else relation
+            )
+            reason = "" if relation is None else f" ({str(error).splitlines()[0].strip()})"
             raise InputError(
-                f"{where}: expected a linear relation between totals, got {got}{why}"
+                f"{where}: expected a linear relation between totals, got {relation_text}{reason}"
             ) from None
         terms = dict(self._parse_terms(body, where))
         constant = terms.pop(CONSTANT, 0)

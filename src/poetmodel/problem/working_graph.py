@@ -23,11 +23,10 @@ def working_graph(graph: Graph, *, read_in_place: bool, resident: Collection[int
     resident : collection of int
         State that is in RAM throughout.
 
-    Notes
-    -----
-    State becomes a sample on storage: the step of its node is its first read. A replacement uses
-    the memory of its state tensor, so it has 0 bytes. State that is read in place or resident also
-    has 0 bytes and no readers. Callers add the RAM of resident state and its savings separately.
+    Notes ----- State becomes a sample on storage: its node stands for its first read. A replacement
+    uses the memory of its state tensor, so it has 0 bytes. State that is read in place or resident
+    also has 0 bytes and no readers. Callers add the RAM of resident state and its savings
+    separately.
     """
     if not graph.state_tensors:
         return graph
@@ -39,7 +38,10 @@ def working_graph(graph: Graph, *, read_in_place: bool, resident: Collection[int
 
 
 def _working_node(node: Node, omitted: set[str]) -> Node:
-    """Return a node without state: state becomes a sample, `omitted` tensors are no inputs."""
+    """Return a node of the working graph: state becomes a sample.
+
+    Replacements of state and `omitted` tensors have 0 bytes; `omitted` tensors are not read.
+    """
     outputs = tuple(
         replace(output, replaces=None, bytes=0)
         if output.replaces is not None or output.name in omitted

@@ -64,8 +64,8 @@ class _PresenceTracker:
         self.missing: list[int] = []
         """Listed tensors that are absent, ascending."""
 
-    def enter_stage(self, t: int, present: Container[int]) -> list[int]:
-        """Move to stage `t` and return the listed tensors that are not in `present`."""
+    def enter_stage(self, t: int, present_tensors: Container[int]) -> list[int]:
+        """Move to stage `t` and return the listed tensors that are not in `present_tensors`."""
         self.listed.difference_update(self.last.get(t - 1, ()))
         first = self.first.get(t)
         # A present tensor stays while it is listed, so only new entries and entries that were
@@ -73,7 +73,7 @@ class _PresenceTracker:
         if first or self.missing:
             self.listed.update(first or ())
             candidates = {*self.missing, *(first or ())} & self.listed
-            self.missing = sorted(i for i in candidates if i not in present)
+            self.missing = sorted(i for i in candidates if i not in present_tensors)
         return self.missing
 
     def is_listed_next(self, t: int, i: int) -> bool:
@@ -125,70 +125,77 @@ class _Compiler:
     def _valid_spans(
         self, relation: str, spans: Sequence[Span], state_faults: Mapping[Entry, str]
     ) -> Sequence[Span]:
-        """Return spans without their invalid entries; add a fault for each of these."""
-        faulty = {i for name, _, i in state_faults if name == relation}
-        whole: list[Span] = []
-        broken: list[Span] = []
+        """Return spans without their invalid entries; add a fault for each invalid entry."""
+        faulty_tensors = {i for name, _, i in state_faults if name == relation}
+        valid_spans: list[Span] = []
+        suspect_spans: list[Span] = []
         for span in spans:
-            i, first, last = span
-            fault = self._entry_fault(relation, first, i) or self._entry_fault(relation, last, i)
-            (broken if fault or i in faulty else whole).append(span)
+            i, first_stage, last_stage = span
+            fault = self._entry_fault(relation, first_stage, i) or self._entry_fault(
+                relation, last_stage, i
+            )
+            (suspect_spans if fault or i in faulty_tensors else valid_spans).append(span)
         pairs = []
-        for t, i in pairs_of_spans(broken):
+        for t, i in pairs_of_spans(suspect_spans):
             if (relation, t, i) not in state_faults:
                 fault = self._entry_fault(relation, t, i)
                 if fault:
                     self._add_fault((relation, t, i), fault)
                 else:
                     pairs.append((t, i))
-        return [*whole, *spans_of_pairs(pairs)]
+        return [*valid_spans, *spans_of_pairs(pairs)]
 
     def _entry_fault(self, relation: str, t: int, k: int) -> str:
         """Return why an entry is invalid by itself; "" if it is valid."""
         nodes, nodes_of, is_of_nodes = self.graph.nodes, self.node_of, relation == "R"
         if not (0 <= t < len(nodes) and 0 <= k < len(nodes if is_of_nodes else nodes_of)):
             return "the graph has no such stage or index"
-        first = k if is_of_nodes else nodes_of[k]
-        if t < first or (t == first and relation not in _POSSIBLE_IN_FIRST_STAGE):
-            subject = f"node {nodes[k].name!r}" if is_of_nodes else self._tensor_label(k)
-            return f"{subject} is first made in stage {first}"
+        first_stage = k if is_of_nodes else nodes_of[k]
+        if t < first_stage or (t == first_stage and relation not in _POSSIBLE_IN_FIRST_STAGE):
+            label = f"node {nodes[k].name!r}" if is_of_nodes else self._tensor_label(k)
+            return f"{label} is first made in stage {first_stage}"
         return ""
 
     # -- stages ------------------------------------------------------------------------------
 
     def compile_stage(self, t: int) -> None:
         """Append the instructions of stage `t`, step by step."""
-        computed = set(self.computed.get(t, ()))
+        computed_nodes = set(self.computed.get(t, ()))
         self._enter_stage(t)
-        if t not in computed:
+        if t not in computed_nodes:
             fault = f"node {self.graph.nodes[t].name!r} is not computed in its own stage"
             self._add_fault(("R", t, t), fault)
         page_in_faults = {i: self._page_in_fault(t, i) for i in self.paged_in.get(t, ())}
         frees = self._frees_by_step(
-            t, computed, [i for i, fault in page_in_faults.items() if not fault]
+            t, computed_nodes, [i for i, fault in page_in_faults.items() if not fault]
         )
-        page_in, page_out = (
+        page_ins_of_node, page_outs_of_node = (
             self._group_by_node(page_in_faults),
             self._group_by_node(self.paged_out.get(t, ())),
         )
-        active_steps = computed.union(frees, page_in, page_out)
+        active_steps = computed_nodes.union(frees, page_ins_of_node, page_outs_of_node)
         for k in sorted(active_steps) if len(active_steps) > 1 else active_steps:
-            for i in page_in.get(k, ()):
+            for i in page_ins_of_node.get(k, ()):
                 if page_in_faults[i]:
                     self._add_fault(("M_in", t, i), page_in_faults[i])
                 else:
                     self.program.append(Instruction(Op.PAGE_IN, i))
             self._compile_step(
-                t, k, page_out.get(k, ()), frees.get(k, ()), is_computed=k in computed
+                t,
+                k,
+                page_outs_of_node.get(k, ()),
+                frees.get(k, ()),
+                is_computed=k in computed_nodes,
             )
             self.steps.extend([(t, k)] * (len(self.program) - len(self.steps)))
-        for freed in frees.values():
-            self.in_ram.difference_update(freed)
+        for freed_tensors in frees.values():
+            self.in_ram.difference_update(freed_tensors)
 
     def _enter_stage(self, t: int) -> None:
         """Enter a stage.
 
-        Add a fault for each tensor that it lists in RAM or on storage but is absent.
+        Adds a fault for each tensor that the schedule lists in RAM or on storage when the stage
+        begins, but that is not there.
         """
         for i in self.kept.enter_stage(t, self.in_ram):
             fault = f"{self._tensor_label(i)} is not in RAM when stage {t} begins"
@@ -198,19 +205,19 @@ class _Compiler:
             self._add_fault(("S_AUX", t, i), fault)
 
     def _frees_by_step(
-        self, t: int, computed: Iterable[int], arriving: list[int]
+        self, t: int, computed_nodes: Iterable[int], paged_in_tensors: list[int]
     ) -> dict[int, list[int]]:
         """Return the tensors to free after each step of stage `t`, ascending.
 
-        Also adds paged-in (`arriving`) and computed tensors to `in_ram`.
+        Adds `paged_in_tensors` and the outputs of `computed_nodes` to `in_ram`.
         """
         last_use: dict[int, int] = {}
-        for k in sorted(computed):  # ascending, so that the last use stays
-            arriving += self.homes.outputs[k]
+        for k in sorted(computed_nodes):  # ascending, so that the last use stays
+            paged_in_tensors += self.homes.outputs[k]
             last_use.update(dict.fromkeys(self.homes.inputs[k], k))
-        frees = {i for i in arriving if not self.kept.is_listed_next(t, i)}
+        frees = {i for i in paged_in_tensors if not self.kept.is_listed_next(t, i)}
         frees.update(self.in_ram.intersection(self.kept.last.get(t, ())))
-        self.in_ram.update(arriving)
+        self.in_ram.update(paged_in_tensors)
         frees_after: dict[int, list[int]] = {}
         for i in sorted(frees):
             frees_after.setdefault(last_use.get(i, self.node_of[i]), []).append(i)

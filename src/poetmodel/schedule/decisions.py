@@ -61,12 +61,13 @@ class Decision:
     paged_in: tuple[int, ...]
     """Stages that page it in, including the first read of state on storage."""
     paged_out: tuple[int, ...]
-    """Stages that page it out. For state on storage, those of its replacement, whose own
-    are empty."""
+    """Stages that page it out. For state on storage, the stages that page out its replacement; the
+    decision on the replacement lists none."""
     energy_j: float
-    """Energy of these recomputations and transfers [J]; outputs of a node share recomputations."""
+    """Energy of the recomputations and transfers of the tensor [J]; outputs of a node share
+    recomputations."""
     time_s: float
-    """Time of these recomputations and transfers [s]."""
+    """Time of the recomputations and transfers of the tensor [s]."""
     bytes_at_limit: int
     """Size times the number of steps at the RAM limit at which it is in RAM [B]."""
 
@@ -76,8 +77,8 @@ class Decision:
 
         Recomputation of an unread output does not count.
         """
-        moved = bool(self.paged_in or self.paged_out)
-        return moved or self.choice in (Treatment.RECOMPUTED, Treatment.BOTH)
+        is_paged = bool(self.paged_in or self.paged_out)
+        return is_paged or self.choice in (Treatment.RECOMPUTED, Treatment.BOTH)
 
     def to_dict(self, graph: Graph) -> dict[str, Any]:
         """Return the decision as JSON values in SI units."""
@@ -113,29 +114,30 @@ def find_decisions(
 def steps_at_limit(
     problem: Problem, schedule: Schedule, simulation: Simulation
 ) -> tuple[MemoryPoint, ...]:
-    """Return the steps at the RAM limit.
+    """Return the steps of a schedule whose free RAM prevents a cheaper decision.
 
-    At these steps, free RAM is smaller than some tensor that is absent in the stage and recomputed
-    or paged in later, so the tensor could not be kept instead. The same holds for state on storage
-    whose reads or write-backs cost energy: it could not be resident. If no tensor is recomputed or
-    paged, they are the steps with peak RAM.
+    At such a step, free RAM is smaller than some tensor that is absent in the stage, and that the
+    schedule recomputes or pages in later: the tensor could not be kept instead. Or free RAM is
+    smaller than some state on storage whose reads or write-backs cost energy: the state could not
+    be resident. If the schedule recomputes or pages no tensor and has no such state, returns the
+    steps with peak RAM.
     """
     graph, stages = problem.graph, _StagesByItem(problem, schedule)
-    moved = {i for _, i in schedule.M_in} - stages.on_storage
-    moved.update(i for t, k in schedule.R if k < t for i in graph.outputs_of[k])
+    recomputed_or_paged = {i for _, i in schedule.M_in} - stages.on_storage
+    recomputed_or_paged.update(i for t, k in schedule.R if k < t for i in graph.outputs_of[k])
     costly_state = stages.read_into_ram.union(stages.on_storage.intersection(graph.replacement_of))
-    if not moved and not costly_state:
+    if not recomputed_or_paged and not costly_state:
         return tuple(p for p in simulation.curve if p.ram_bytes == simulation.peak_ram_bytes)
     absent_bytes = [0] * len(graph.nodes)
-    for i in moved | costly_state:
+    for i in recomputed_or_paged | costly_state:
         k = graph.node_of[i]
         useful_stages = range(len(graph.nodes))  # resident state is in RAM in all stages
-        if i in moved:
+        if i in recomputed_or_paged:
             useful_stages = range(k + 1, max(stages.paged_in[i] | stages.computed[k]))
         for t in set(useful_stages) - stages.in_ram(i):
             absent_bytes[t] = max(absent_bytes[t], graph.tensor_bytes[i])
-    usable = problem.usable_ram_bytes
-    return tuple(p for p in simulation.curve if usable - p.ram_bytes < absent_bytes[p.stage])
+    usable_bytes = problem.usable_ram_bytes
+    return tuple(p for p in simulation.curve if usable_bytes - p.ram_bytes < absent_bytes[p.stage])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,14 +156,14 @@ def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
     """Return the in-place outputs of a valid schedule, in execution order."""
     if not any(graph.in_place_of):
         return ()
-    computed = _stages_by_index(schedule.R)
-    shared = graph.shared_bytes_of
+    stages_of_node = _stages_by_index(schedule.R)
+    shared_bytes = graph.shared_bytes_of
     return tuple(
-        InPlaceUse(stage=t, node=k, output=y, input=x, saved_bytes=shared[k].get(x, 0))
+        InPlaceUse(stage=t, node=k, output=y, input=x, saved_bytes=shared_bytes[k].get(x, 0))
         for t, k in schedule.R
         for y, x in graph.in_place_of[k]
         if not schedule.is_kept(t + 1, x)
-        and not any(t in computed[j] for j in graph.users_of[x] if j > k)
+        and not any(t in stages_of_node[j] for j in graph.users_of[x] if j > k)
     )
 
 
@@ -205,7 +207,7 @@ class _StagesByItem:
     def is_in_ram_at(self, t: int, k: int, i: int) -> bool:
         """Return whether tensor `i` is in RAM at step `k` of stage `t`.
 
-        It is so at some step of `t`.
+        Requires that the tensor is in RAM at some step of stage `t`.
         """
         if i in self.resident or i in self.state_of:
             return i in self.resident  # a replacement allocates no memory

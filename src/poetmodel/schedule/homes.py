@@ -38,7 +38,7 @@ class StateAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Homes:
-    """Copies of tensors that nodes read and make, for given homes of state.
+    """The copies of tensors that nodes read and make, for given homes of state.
 
     Programs are executed as *steps*. The first read of state is a page-in in steps, and the
     ``compute`` of the state's node in programs.
@@ -94,47 +94,53 @@ class Homes:
         mapped : bool
             Whether storage is memory-mapped, so that the core reads state in place.
         """
-        listed = tuple(resident)
-        unknown = tuple(_resident_faults(graph, listed))
+        resident_tensors = tuple(resident)
+        unknown = tuple(_resident_faults(graph, resident_tensors))
         state = frozenset(graph.state_tensors)
         sizes: Sequence[int] = graph.tensor_bytes
         workspaces = [node.workspace_bytes for node in graph.nodes]
         if not state:
-            written = zip(workspaces, graph.output_bytes, strict=True)
+            node_outputs = zip(workspaces, graph.output_bytes, strict=True)
             return cls(
                 graph=graph,
                 sizes=sizes,
                 inputs=graph.inputs_of,
                 outputs=graph.outputs_of,
                 new=graph.outputs_of,
-                step_bytes=[workspace + output for workspace, output in written],
+                step_bytes=[workspace + output for workspace, output in node_outputs],
                 stored=graph.on_aux,
                 mapped=mapped,
                 unknown=unknown,
             )
-        in_ram = state.intersection(listed)
+        in_ram = state.intersection(resident_tensors)
         on_storage = state - in_ram
-        held = state if mapped else in_ram
+        unmoved_state = state if mapped else in_ram
         replacement = graph.replacement_of
         written_back = frozenset(replacement[i] for i in on_storage if i in replacement)
         if mapped:  # replacements are written on storage
             sizes = [0 if i in written_back else size for i, size in enumerate(sizes)]
-        absent = held.union(replacement[i] for i in in_ram if i in replacement)
-        outputs = [tuple(i for i in written if i not in absent) for written in graph.outputs_of]
-        new = [tuple(i for i in written if i not in written_back) for written in outputs]
-        replaced: dict[int, frozenset[int]] = {}
-        for old in (state - held) & replacement.keys():
-            k = graph.node_of[replacement[old]]
-            replaced[k] = replaced.get(k, _NONE) | {old}
+        uncopied_tensors = unmoved_state.union(replacement[i] for i in in_ram if i in replacement)
+        outputs = [
+            tuple(i for i in node_outputs if i not in uncopied_tensors)
+            for node_outputs in graph.outputs_of
+        ]
+        new = [tuple(i for i in node_outputs if i not in written_back) for node_outputs in outputs]
+        state_replaced_by: dict[int, frozenset[int]] = {}
+        for state_tensor in (state - unmoved_state) & replacement.keys():
+            k = graph.node_of[replacement[state_tensor]]
+            state_replaced_by[k] = state_replaced_by.get(k, _NONE) | {state_tensor}
         return cls(
             graph=graph,
             sizes=sizes,
-            inputs=[tuple(i for i in read if i not in absent) for read in graph.inputs_of],
+            inputs=[
+                tuple(i for i in node_inputs if i not in uncopied_tensors)
+                for node_inputs in graph.inputs_of
+            ],
             outputs=outputs,
             new=new,
             step_bytes=[
-                workspace + sum(sizes[i] for i in written)
-                for workspace, written in zip(workspaces, new, strict=True)
+                workspace + sum(sizes[i] for i in node_outputs)
+                for workspace, node_outputs in zip(workspaces, new, strict=True)
             ],
             stored=graph.on_aux | on_storage,
             resident=in_ram,
@@ -142,9 +148,9 @@ class Homes:
             on_storage=on_storage,
             storage_bytes=sum(sizes[i] for i in on_storage),
             mapped=mapped,
-            held=held,
-            first_reads={graph.node_of[i]: i for i in sorted(state - held)},
-            replaced=replaced,
+            held=unmoved_state,
+            first_reads={graph.node_of[i]: i for i in sorted(state - unmoved_state)},
+            replaced=state_replaced_by,
             written_back=written_back,
             unknown=unknown,
         )
@@ -170,11 +176,14 @@ class Homes:
         )
 
     def from_steps(self, steps: Iterable[Instruction]) -> Program:
-        """Return steps as a program: first page-ins of state become ``compute`` of its node."""
-        unread = {i: k for k, i in self.first_reads.items()}
+        """Return steps as a program.
+
+        The first page-in of each state tensor on storage becomes the ``compute`` of its node.
+        """
+        unread_state = {i: k for k, i in self.first_reads.items()}
         return tuple(
-            Instruction(Op.COMPUTE, unread.pop(step.index))
-            if step.op == Op.PAGE_IN and step.index in unread
+            Instruction(Op.COMPUTE, unread_state.pop(step.index))
+            if step.op == Op.PAGE_IN and step.index in unread_state
             else step
             for step in steps
         )
@@ -184,7 +193,7 @@ class Homes:
         return sorted(self.written_back - access.written)
 
     def read_fault(self, i: int, access: StateAccess) -> str:
-        """Return why a computation must not read tensor `i` (it was replaced); "" if it may."""
+        """Return why a computation must not read tensor `i`, which was replaced; "" if it may."""
         return (
             f"reads {self._tensor_label(i)}, {self._replaced_by_phrase(i, access)}"
             if i in access.replaced
@@ -243,10 +252,10 @@ class Homes:
                     fault = self._entry_fault(relation, t, i)
                     if fault:
                         yield (relation, t, i), fault
-        written = set(schedule.M_out)
+        page_outs = set(schedule.M_out)
         for old, new in graph.replacement_of.items():
             stage = graph.node_of[new]
-            if old not in self.resident and (stage, new) not in written:
+            if old not in self.resident and (stage, new) not in page_outs:
                 yield (
                     ("M_out", stage, new),
                     f"{self._tensor_label(new)} must be paged out where it is made: it replaces "
@@ -256,7 +265,7 @@ class Homes:
     def _suspect_pairs(
         self, relation: str, spans: Iterable[Span], state_and_replacements: Collection[int]
     ) -> tuple[Pair, ...]:
-        """Return all pairs of the spans of state whose last pair is invalid.
+        """Return the pairs of all spans of state, or of replacements, whose last pair is invalid.
 
         The caller checks each pair.
         """
@@ -268,20 +277,22 @@ class Homes:
             ]
         )
 
-    def _late_reads(self, computed: Sequence[Pair]) -> Iterator[tuple[Entry, str]]:
+    def _late_reads(self, computations: Sequence[Pair]) -> Iterator[tuple[Entry, str]]:
         """Yield the computations that read state after it was replaced, with a message."""
         replacement, node_of = self.graph.replacement_of, self.graph.node_of
-        first: dict[int, int] = {}  # for each node, its input that is replaced first
-        for k, read in enumerate(self.graph.inputs_of):
-            olds = [i for i in read if i in replacement]
-            if olds:
-                first[k] = min(olds, key=lambda i: node_of[replacement[i]])
-        for t, k in computed:
-            old = first.get(k)
-            if old is not None and t > node_of[replacement[old]]:
+        first_replaced_input: dict[int, int] = {}  # for each node, its input that is replaced first
+        for k, inputs in enumerate(self.graph.inputs_of):
+            replaced_inputs = [i for i in inputs if i in replacement]
+            if replaced_inputs:
+                first_replaced_input[k] = min(
+                    replaced_inputs, key=lambda i: node_of[replacement[i]]
+                )
+        for t, k in computations:
+            state_tensor = first_replaced_input.get(k)
+            if state_tensor is not None and t > node_of[replacement[state_tensor]]:
                 node = self.graph.nodes[k].name
-                label = self._tensor_label(old)
-                fault = f"node {node!r} reads {label}, {self._replaced_in_phrase(old)}"
+                label = self._tensor_label(state_tensor)
+                fault = f"node {node!r} reads {label}, {self._replaced_in_phrase(state_tensor)}"
                 yield ("R", t, k), fault
 
     def _entry_fault(self, relation: str, t: int, i: int) -> str:

@@ -81,8 +81,8 @@ class Stay:
 
     def first_free_position(self, program: Program) -> int:
         """Return the first position of the program at which its addresses can be reused."""
-        freed = self.end == len(program) or program[self.end].op == Op.FREE
-        return self.end if freed else self.end + 1
+        is_freed = self.end == len(program) or program[self.end].op == Op.FREE
+        return self.end if is_freed else self.end + 1
 
 
 class Moment(NamedTuple):
@@ -115,8 +115,8 @@ class Fault(NamedTuple):
 class Machine:
     """Executes a program: clocks of core and bus, content of RAM and storage, transfers.
 
-    For a program compiled from a schedule, `steps` gives the step of each instruction. An input
-    that a later step frees is not freed right after the computation, and so not overwritten.
+    For a program compiled from a schedule, `steps` gives the step of each instruction. Then a
+    computation overwrites an input in place only if its own step frees the input.
     """
 
     def __init__(
@@ -188,11 +188,11 @@ class Machine:
 
     def _compute(self, k: int) -> tuple[float, float, int, tuple[int, ...]]:
         """Execute a node: check its inputs, overwrite inputs in place, and make its outputs."""
-        homes, position, computed = self.homes, self.position, self.count[Op.COMPUTE]
-        computed[k] += 1
+        homes, position, n_computations = self.homes, self.position, self.count[Op.COMPUTE]
+        n_computations[k] += 1
         if k in homes.first_reads:
             return self._read_state_first(k, homes.first_reads[k])
-        is_first = computed[k] == 1
+        is_first = n_computations[k] == 1
         self._check_order(k, is_first=is_first)
         self._read_inputs(k)
         for i in homes.new[k] if self.in_flight else ():
@@ -285,8 +285,10 @@ class Machine:
                 self._add_fault(Op.COMPUTE, k, "must not be computed again")
             return
         if k < self.first_computed:
-            before = self.graph.nodes[self.first_computed].name
-            self._add_fault(Op.COMPUTE, k, f"is first computed after {before!r}, which follows it")
+            later_node = self.graph.nodes[self.first_computed].name
+            self._add_fault(
+                Op.COMPUTE, k, f"is first computed after {later_node!r}, which follows it"
+            )
         else:
             self.first_computed = k
 
@@ -339,7 +341,10 @@ class Machine:
         return *self._execute_transfer(Op.PAGE_OUT, i), self.ram_bytes, ()
 
     def _execute_transfer(self, op: Op, i: int) -> tuple[float, float]:
-        """Advance the bus clock by a transfer, and the core clock too if it blocks the core."""
+        """Return start and end of a transfer of tensor `i` [s].
+
+        Advances the bus clock to the end, and the core clock too if storage blocks the core.
+        """
         time_s = 0.0
         if self.table is not None and not self.table.has_storage:
             self._add_fault(op, i, "is paged, but the costs have no auxiliary storage")
@@ -421,13 +426,13 @@ class Machine:
         self.faults += [Fault(message, len(self.program)) for message in messages]
 
     def _add_fault(self, op: Op, index: int, problem: str, missing: int | None = None) -> None:
-        """Add a fault of the current instruction; `missing` is an input that is not in RAM."""
-        computes, subject = op == Op.COMPUTE, ""
-        if computes and 0 <= index < len(self.graph.nodes):
-            subject = f"node {self.graph.nodes[index].name!r} "
-        elif not computes and 0 <= index < len(self.graph.tensors):
-            subject = f"{self._tensor_label(index)} "
-        message = f"instruction {self.position}, {op} {index}: {subject}{problem}"
+        """Add a fault at the current instruction; `missing` is an input that is not in RAM."""
+        is_compute, label = op == Op.COMPUTE, ""
+        if is_compute and 0 <= index < len(self.graph.nodes):
+            label = f"node {self.graph.nodes[index].name!r} "
+        elif not is_compute and 0 <= index < len(self.graph.tensors):
+            label = f"{self._tensor_label(index)} "
+        message = f"instruction {self.position}, {op} {index}: {label}{problem}"
         self.faults.append(Fault(message, self.position, missing))
 
     def _tensor_label(self, i: int) -> str:

@@ -97,9 +97,9 @@ def _make_metric(
     **displays: Any,
 ) -> Metric:
     """Return a metric that is claimed by a solve, or read from attribute `key` of a simulation."""
-    read = None if is_claimed else attrgetter(key)
+    getter = None if is_claimed else attrgetter(key)
     return Metric(
-        key=key, name=name, unit=unit, meaning=meaning, group=group, read=read, **displays
+        key=key, name=name, unit=unit, meaning=meaning, group=group, read=getter, **displays
     )
 
 
@@ -322,14 +322,14 @@ _FIRST: Final[Mapping[Display, tuple[str, ...]]] = {
 
 def metrics_at(display: Display, *groups: Group) -> tuple[Metric, ...]:
     """Return the metrics of a display in its order; with `groups`, only those of these groups."""
-    first = _FIRST.get(display, ())
-    shown = [
+    first_keys = _FIRST.get(display, ())
+    metrics = [
         metric
         for metric in METRICS
         if display in metric.files | metric.tables and metric.group in (groups or Group)
     ]
-    rank = {key: number for number, key in enumerate(first)}
-    return tuple(sorted(shown, key=lambda metric: rank.get(metric.key, len(first))))
+    rank = {key: position for position, key in enumerate(first_keys)}
+    return tuple(sorted(metrics, key=lambda metric: rank.get(metric.key, len(first_keys))))
 
 
 def simulated_metrics(display: Display, simulation: object) -> dict[str, float | None]:

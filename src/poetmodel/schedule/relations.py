@@ -80,17 +80,19 @@ class Schedule:
                 pairs = tuple(entries)
                 if not {_PAIR_LENGTH}.issuperset(map(len, pairs)):
                     raise ValueError  # noqa: TRY301 - handled below with other invalid pairs
-                numbers = (map(index, map(itemgetter(at), pairs)) for at in range(_PAIR_LENGTH))
-                checked = list(zip(*numbers, strict=True))
+                columns = (
+                    map(index, map(itemgetter(position), pairs)) for position in range(_PAIR_LENGTH)
+                )
+                valid_pairs = list(zip(*columns, strict=True))
             except (TypeError, ValueError):
                 raise ScheduleError(
                     f"{name}: expected pairs of whole numbers (stage, index)"
                 ) from None
             if name in _SPANS:
                 del self.__dict__[name]
-                object.__setattr__(self, _SPANS[name], spans_of_pairs(_sort_pairs(checked)))
+                object.__setattr__(self, _SPANS[name], spans_of_pairs(_sort_pairs(valid_pairs)))
             else:
-                object.__setattr__(self, name, _sort_pairs(checked))
+                object.__setattr__(self, name, _sort_pairs(valid_pairs))
         object.__setattr__(self, "resident", _sort_tensors(self.resident))
 
     if not TYPE_CHECKING:
@@ -104,9 +106,9 @@ class Schedule:
 
     def __repr__(self) -> str:
         graph = "no graph named" if self.identity is None else shown(self.identity.name)
-        numbers = {name: len(getattr(self, name)) for name in RELATIONS if name not in _SPANS}
-        numbers |= {name: count_pairs(getattr(self, spans)) for name, spans in _SPANS.items()}
-        counts = [f"{name} {numbers[name]}" for name in RELATIONS]
+        pair_counts = {name: len(getattr(self, name)) for name in RELATIONS if name not in _SPANS}
+        pair_counts |= {name: count_pairs(getattr(self, spans)) for name, spans in _SPANS.items()}
+        counts = [f"{name} {pair_counts[name]}" for name in RELATIONS]
         resident = f"resident {len(self.resident)}" if self.resident else ""
         return brief(self, graph, *counts, resident)
 
@@ -314,7 +316,7 @@ def _sort_tensors(tensors: Iterable[int]) -> tuple[int, ...]:
 
 
 def _sort_pairs(pairs: list[Pair]) -> tuple[Pair, ...]:
-    """Return sorted pairs without repeats; grouping by stage first makes long lists fast."""
+    """Return sorted pairs without repeats, grouped by stage first, which is fast for long lists."""
     check_time_limit()
     if all(map(lt, pairs, islice(pairs, 1, None))):
         return tuple(pairs)
@@ -330,20 +332,20 @@ def storage_entries(
     """Return the pairs of ``S_AUX`` that page-ins require.
 
     A tensor that is paged out at its first computation is listed until its last page-in. A sample
-    on storage is listed in every stage after its node's. State that is not resident is listed until
-    the stage that replaces it.
+    on storage is listed in every stage after the stage of its node. State that is not resident is
+    listed until the stage that replaces it.
     """
     return pairs_of_spans(sorted(_storage_spans(graph, page_ins, resident)))
 
 
 def _storage_spans(graph: Graph, page_ins: Iterable[Pair], resident: Collection[int]) -> list[Span]:
     """Return the entries of `storage_entries` as spans."""
-    last: dict[int, int] = {}
+    last_stages: dict[int, int] = {}
     for t, i in page_ins:
-        last[i] = max(t, last.get(i, 0))
-    last |= dict.fromkeys(graph.on_aux, len(graph.nodes) - 1)
-    last |= {i: graph.last_page_in(i) for i in set(graph.state_tensors).difference(resident)}
-    return [(i, graph.node_of[i] + 1, end) for i, end in last.items()]
+        last_stages[i] = max(t, last_stages.get(i, 0))
+    last_stages |= dict.fromkeys(graph.on_aux, len(graph.nodes) - 1)
+    last_stages |= {i: graph.last_page_in(i) for i in set(graph.state_tensors).difference(resident)}
+    return [(i, graph.node_of[i] + 1, last_stage) for i, last_stage in last_stages.items()]
 
 
 def with_immediate_page_outs(
@@ -358,8 +360,9 @@ def with_immediate_page_outs(
 ) -> Schedule:
     """Return a schedule that pages out each paged-in tensor right after its first computation.
 
-    Parameters are those of `Schedule.from_spans`; `stored` is derived, and `M_out` may contain
-    further page-outs. Replacements of state that is not resident are paged out where they are made.
+    Parameters are those of `Schedule.from_spans`. The spans on storage are derived from the
+    page-ins, and `M_out` may contain further page-outs. Replacements of state that is not resident
+    are paged out where they are made.
     """
     page_ins, homes = tuple(M_in), set(resident)
     paged_out = {i for _, i in page_ins if not graph.starts_on_storage[i]}
@@ -378,16 +381,18 @@ def with_immediate_page_outs(
 def spans_of_pairs(pairs: Iterable[Pair]) -> tuple[Span, ...]:
     """Return maximal spans of (stage, tensor) pairs, sorted by tensor; stages must ascend."""
     spans: list[Span] = []
-    begun: dict[int, int] = {}
-    last = 0
+    first_stages: dict[int, int] = {}
+    last_stage = 0
     for t, group in groupby(pairs, key=itemgetter(0)):
         check_time_limit()
-        row = {i for _, i in group}
-        ended = begun.keys() - row if t == last + 1 else tuple(begun)
-        spans.extend((i, begun.pop(i), last) for i in ended)
-        begun.update((i, t) for i in row - begun.keys())
-        last = t
-    spans.extend((i, first, last) for i, first in begun.items())
+        stage_tensors = {i for _, i in group}
+        ended_tensors = (
+            first_stages.keys() - stage_tensors if t == last_stage + 1 else tuple(first_stages)
+        )
+        spans.extend((i, first_stages.pop(i), last_stage) for i in ended_tensors)
+        first_stages.update((i, t) for i in stage_tensors - first_stages.keys())
+        last_stage = t
+    spans.extend((i, first, last_stage) for i, first in first_stages.items())
     return tuple(sorted(spans))
 
 
@@ -398,14 +403,14 @@ def spans_of_rows(rows: Iterable[Iterable[int]]) -> tuple[Span, ...]:
 
 def _merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
     """Merge overlapping and adjacent spans of a tensor; drop empty spans; sort by tensor."""
-    joined: list[Span] = []
+    merged_spans: list[Span] = []
     for span in sorted(span for span in spans if span[1] <= span[2]):
-        i, first, last = joined[-1] if joined else span
-        if joined and span[0] == i and span[1] <= last + 1:
-            joined[-1] = (i, first, max(last, span[2]))
+        i, first, last = merged_spans[-1] if merged_spans else span
+        if merged_spans and span[0] == i and span[1] <= last + 1:
+            merged_spans[-1] = (i, first, max(last, span[2]))
         else:
-            joined.append(span)
-    return tuple(joined)
+            merged_spans.append(span)
+    return tuple(merged_spans)
 
 
 def count_pairs(spans: Iterable[Span]) -> int:
@@ -421,10 +426,10 @@ def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
     TooLargeError
         If there are more than `MAX_PAIRS` pairs.
     """
-    pairs = count_pairs(spans)
-    if pairs > MAX_PAIRS:
+    n_pairs = count_pairs(spans)
+    if n_pairs > MAX_PAIRS:
         raise TooLargeError(
-            f"a schedule lists {pairs:,} tensors in one relation, more than the {MAX_PAIRS:,} "
+            f"a schedule lists {n_pairs:,} tensors in one relation, more than the {MAX_PAIRS:,} "
             "that fit into memory; coarsen the graph"
         )
     rows: dict[int, list[int]] = {}
@@ -432,12 +437,12 @@ def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
         check_time_limit()
         for t in range(first, last + 1):
             rows.setdefault(t, []).append(i)
-    collects = gc.isenabled()
+    is_gc_enabled = gc.isenabled()
     gc.disable()  # new pairs are not garbage; collection would double the time
     try:
         return tuple(chain.from_iterable(zip(repeat(t), rows[t]) for t in sorted(rows)))
     finally:
-        if collects:
+        if is_gc_enabled:
             gc.enable()
 
 

@@ -127,20 +127,20 @@ class Simulation:
 
     @property
     def needed_ram_bytes(self) -> int:
-        """The RAM to minimize: of the plan, if there is one, else the peak [B]."""
-        planned = self.planned_ram_bytes
-        return self.peak_ram_bytes if planned is None else planned
+        """RAM that a problem can minimize [B]: that of the plan, if there is one, else the peak."""
+        plan_bytes = self.planned_ram_bytes
+        return self.peak_ram_bytes if plan_bytes is None else plan_bytes
 
     @property
     def paged_bytes(self) -> int:
-        """Bytes written without those of commits [B]."""
+        """Bytes that page-outs write, without the bytes that commits write [B]."""
         return self.written_bytes - self.committed_bytes
 
     @property
     def makespan_s(self) -> float | None:
         """Time from first to last action [s]; None without costs.
 
-        That of the plan, if there is one; else compute plus transfer time.
+        The makespan of the plan, if there is one; else compute plus transfer time.
         """
         if self.planned_s is not None:
             return self.planned_s
@@ -153,8 +153,8 @@ class Simulation:
     ) -> float:
         """Return a sum of totals, with keys of `poetmodel.problem.totals`.
 
-        With `extra`, return its excess over a single pass, without the constant. Since large terms
-        may cancel out, the sum is exact and rounded once at the end, unless it is an integer.
+        With `extra`, return the sum's excess over a single pass, without the constant. Since large
+        terms may cancel out, the sum is exact and rounded once at the end, unless it is an integer.
         """
         value, is_integer = Fraction(0), True
         for key, coefficient in terms:
@@ -165,11 +165,11 @@ class Simulation:
             elif kind == Count.RECOMPUTATIONS:
                 amount = self.recomputations.get(graph.node_index[name], 0)
             elif kind in (Count.PAGE_INS, Count.PAGE_OUTS):
-                counted = self.page_ins if kind == Count.PAGE_INS else self.page_outs
-                amount = counted.get(graph.tensor_index[name], 0)
+                counts = self.page_ins if kind == Count.PAGE_INS else self.page_outs
+                amount = counts.get(graph.tensor_index[name], 0)
             elif kind == Count.RESIDENT:
-                home = graph.tensor_index[name] in self.resident
-                amount = home - extra  # a single pass has all state in RAM
+                is_resident = graph.tensor_index[name] in self.resident
+                amount = is_resident - extra  # a single pass has all state in RAM
             else:
                 amount = self._total_value(key, extra=extra)
             is_integer = is_integer and isinstance(coefficient, int) and isinstance(amount, int)
@@ -179,7 +179,7 @@ class Simulation:
     def _total_value(self, key: str, *, extra: bool) -> Fraction | float:
         """Return the value of a total or of the constant.
 
-        With `extra`, its excess over a single pass.
+        With `extra`, returns the excess of this value over a single pass.
         """
         if key == CONSTANT:
             return 0 if extra else 1
@@ -206,11 +206,11 @@ class Simulation:
         energy_j = _exact_weighted_sum((self.recomputations, table.compute_energy_j))
         transfer_s = Fraction(0)
         if table.has_storage:
-            moved = self.page_ins, _page_outs_without_commit(self.page_outs, table)
+            transfer_counts = self.page_ins, _page_outs_without_commit(self.page_outs, table)
             times_s = table.page_in_time_s, table.page_out_time_s
             energies_j = table.page_in_energy_j, table.page_out_energy_j
-            transfer_s = _exact_weighted_sum(*zip(moved, times_s, strict=True))
-            energy_j += _exact_weighted_sum(*zip(moved, energies_j, strict=True))
+            transfer_s = _exact_weighted_sum(*zip(transfer_counts, times_s, strict=True))
+            energy_j += _exact_weighted_sum(*zip(transfer_counts, energies_j, strict=True))
         counted_s = compute_s + (transfer_s if rates.counts_transfers else 0)
         if self.planned_s is not None:
             counted_s = Fraction(self.overtime_s or 0.0)
@@ -277,13 +277,15 @@ def simulate(
     peak = max(curve, key=attrgetter("ram_bytes"), default=MemoryPoint(0, 0, 0))
     peak_tensors, peak_use = _peak_content(machine, steps, peak)
     sizes = graph.tensor_bytes
-    computed = _count_items(schedule.R, len(graph.nodes))
-    read = _count_items(schedule.M_in, len(sizes))
-    read.update(homes.first_reads.values())
-    written = _count_items(schedule.M_out, len(sizes))
+    compute_counts = _count_items(schedule.R, len(graph.nodes))
+    page_in_counts = _count_items(schedule.M_in, len(sizes))
+    page_in_counts.update(homes.first_reads.values())
+    page_out_counts = _count_items(schedule.M_out, len(sizes))
     commit = None if costs is None else costs.table(graph).commit
-    paged = {
-        i: times for i, times in written.items() if commit is None or i not in commit.replacements
+    uncommitted_counts = {
+        i: times
+        for i, times in page_out_counts.items()
+        if commit is None or i not in commit.replacements
     }
     committed_bytes = 0 if commit is None else commit.written_bytes
     return Simulation(
@@ -293,13 +295,14 @@ def simulate(
         peak_tensors=peak_tensors,
         peak_use=peak_use,
         aux_used_bytes=homes.storage_bytes
-        + sum(sizes[i] for i in written.keys() - graph.on_aux - graph.state_of.keys()),
-        written_bytes=committed_bytes + sum(sizes[i] * times for i, times in paged.items()),
+        + sum(sizes[i] for i in page_out_counts.keys() - graph.on_aux - graph.state_of.keys()),
+        written_bytes=committed_bytes
+        + sum(sizes[i] * times for i, times in uncommitted_counts.items()),
         committed_bytes=committed_bytes,
-        read_bytes=sum(sizes[i] * times for i, times in read.items()),
+        read_bytes=sum(sizes[i] * times for i, times in page_in_counts.items()),
         recomputations=Counter(k for t, k in schedule.R if 0 <= k < t),
-        page_ins=read,
-        page_outs=written,
+        page_ins=page_in_counts,
+        page_outs=page_out_counts,
         in_stages=frozenset(
             (
                 *((Count.RECOMPUTATIONS, t, k) for t, k in schedule.R if k < t),
@@ -311,11 +314,18 @@ def simulate(
             None
             if device is None
             else device.steps_until_worn(
-                ((sizes[i], times) for i, times in paged.items()),
+                ((sizes[i], times) for i, times in uncommitted_counts.items()),
                 committed_blocks=0 if commit is None else commit.worn_blocks,
             )
         ),
-        **_time_and_energy(graph, costs, computed, (read, written), deadline_counts, makespan_s),
+        **_time_and_energy(
+            graph,
+            costs,
+            compute_counts,
+            (page_in_counts, page_out_counts),
+            deadline_counts,
+            makespan_s,
+        ),
     )
 
 
@@ -331,12 +341,14 @@ def with_times(
 ) -> Simulation:
     """Return the simulation with times and energies for another makespan, without simulating again.
 
-    Only times and energies depend on the time that counts. `ram_bytes` is the RAM of the plan with
-    this makespan, if RAM is minimized.
+    Only times and energies depend on the makespan. `ram_bytes` is the RAM of the plan with this
+    makespan, if RAM is minimized.
     """
-    computed = _count_items(schedule.R, len(graph.nodes))
-    moved = Counter(simulation.page_ins), Counter(simulation.page_outs)
-    metrics = _time_and_energy(graph, costs, computed, moved, deadline_counts, makespan_s)
+    compute_counts = _count_items(schedule.R, len(graph.nodes))
+    transfer_counts = Counter(simulation.page_ins), Counter(simulation.page_outs)
+    metrics = _time_and_energy(
+        graph, costs, compute_counts, transfer_counts, deadline_counts, makespan_s
+    )
     return replace(simulation, planned_ram_bytes=ram_bytes, **metrics)
 
 
@@ -346,29 +358,29 @@ def _violations(
     """Return the messages of a schedule's violations, in execution order.
 
     These are invalid entries (`faults`) and computations without their inputs. Other faults of the
-    machine are returned only if there are none of these.
+    machine are returned only if there are no such violations.
     """
     nodes, tensors = machine.graph.nodes, machine.graph.tensors
-    missing: dict[int, list[str]] = {}
+    missing_inputs: dict[int, list[str]] = {}
     for fault in machine.faults:
         if fault.missing is not None:
-            missing.setdefault(fault.position, []).append(repr(tensors[fault.missing].name))
+            missing_inputs.setdefault(fault.position, []).append(repr(tensors[fault.missing].name))
     violations = list(faults)
-    for position, names in missing.items():
+    for position, names in missing_inputs.items():
         t, k = steps[position]
-        needs = f"needs {', '.join(names)} in RAM"
-        violations.append((position, f"R[{t},{k}]: node {nodes[k].name!r} {needs}"))
+        requirement = f"needs {', '.join(names)} in RAM"
+        violations.append((position, f"R[{t},{k}]: node {nodes[k].name!r} {requirement}"))
     violations.sort(key=itemgetter(0))  # stable: entries come first
     return [message for _, message in violations] or [fault.message for fault in machine.faults]
 
 
 def _curve(machine: Machine, steps: Sequence[Pair]) -> tuple[MemoryPoint, ...]:
     """Return the maximum RAM of each step that executes an instruction."""
-    highs: dict[Pair, int] = {}
+    max_bytes_of_step: dict[Pair, int] = {}
     for step, (op, _), moment in zip(steps, machine.program, machine.moments, strict=True):
-        if op != Op.FREE and moment.high_bytes > highs.get(step, -1):
-            highs[step] = moment.high_bytes
-    return tuple(MemoryPoint(t, k, ram_bytes) for (t, k), ram_bytes in highs.items())
+        if op != Op.FREE and moment.high_bytes > max_bytes_of_step.get(step, -1):
+            max_bytes_of_step[step] = moment.high_bytes
+    return tuple(MemoryPoint(t, k, ram_bytes) for (t, k), ram_bytes in max_bytes_of_step.items())
 
 
 def _peak_content(
@@ -376,25 +388,29 @@ def _peak_content(
 ) -> tuple[tuple[int, ...], RamUse]:
     """Return the tensors in RAM at the step of the peak, and the RAM use by kind."""
     graph, step = machine.graph, (peak.stage, peak.node)
-    acts = [p for p, (op, _) in enumerate(machine.program) if steps[p] == step and op != Op.FREE]
-    if not acts:
+    active_positions = [
+        p for p, (op, _) in enumerate(machine.program) if steps[p] == step and op != Op.FREE
+    ]
+    if not active_positions:
         return (), RamUse()
     copies = [
         copy.index
         for copy in machine.copies
-        if copy.content == Content.OUTPUT and copy.begin <= acts[-1] and copy.end >= acts[0]
+        if copy.content == Content.OUTPUT
+        and copy.begin <= active_positions[-1]
+        and copy.end >= active_positions[0]
     ]
-    computes = [p for p in acts if machine.program[p].op == Op.COMPUTE]
-    dying = [i for p in computes for i in machine.moments[p].in_place]
-    use = ram_use(graph, copies, step=peak.node if computes else None, dying=dying)
-    return tuple(sorted(set(copies))), use
+    compute_positions = [p for p in active_positions if machine.program[p].op == Op.COMPUTE]
+    dying = [i for p in compute_positions for i in machine.moments[p].in_place]
+    peak_use = ram_use(graph, copies, step=peak.node if compute_positions else None, dying=dying)
+    return tuple(sorted(set(copies))), peak_use
 
 
 def _time_and_energy(
     graph: Graph,
     costs: Costs | None,
-    computed: Counter[int],
-    moved: tuple[Counter[int], Counter[int]],
+    compute_counts: Counter[int],
+    transfer_counts: tuple[Counter[int], Counter[int]],
     deadline_counts: str | None,
     makespan_s: float | None,
 ) -> dict[str, Any]:
@@ -403,21 +419,23 @@ def _time_and_energy(
         return {}
     table, device = costs.table(graph), costs.device
     idle_w = device.idle_power_w if device is not None else 0.0
-    overlaps = device is not None and device.has_dma
-    counts = deadline_counts or (DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL)
-    compute = table.compute_totals(computed)
-    extra = table.compute_totals({k: computed[k] - 1 for k in range(len(graph.nodes))})
-    transfer = table.transfer_totals(moved[0], _page_outs_without_commit(moved[1], table))
+    has_dma = device is not None and device.has_dma
+    counted_time = deadline_counts or (DeadlineCounts.OVERLAP if has_dma else DeadlineCounts.SERIAL)
+    compute = table.compute_totals(compute_counts)
+    extra = table.compute_totals({k: compute_counts[k] - 1 for k in range(len(graph.nodes))})
+    transfer = table.transfer_totals(
+        transfer_counts[0], _page_outs_without_commit(transfer_counts[1], table)
+    )
     commit = table.commit_totals()
     transfer_s = transfer.time_s + commit.time_s
     pass_s, extra_s = sum(table.compute_time_s), extra.time_s
     time_s = compute.time_s
-    if counts != DeadlineCounts.COMPUTE:
+    if counted_time != DeadlineCounts.COMPUTE:
         time_s, extra_s = time_s + transfer_s, extra_s + transfer.time_s
-    if counts != DeadlineCounts.COMPUTE and table.commit is not None:
-        serial = counts == DeadlineCounts.SERIAL
-        pass_s += commit.time_s if serial else table.commit.other_cost.time_s
-    planned_s = makespan_s if counts == DeadlineCounts.OVERLAP else None
+    if counted_time != DeadlineCounts.COMPUTE and table.commit is not None:
+        is_serial = counted_time == DeadlineCounts.SERIAL
+        pass_s += commit.time_s if is_serial else table.commit.other_cost.time_s
+    planned_s = makespan_s if counted_time == DeadlineCounts.OVERLAP else None
     if planned_s is not None:
         time_s, extra_s = planned_s, max(0.0, planned_s - pass_s)
     pass_j = sum(table.compute_energy_j) + commit.energy_j
@@ -428,7 +446,7 @@ def _time_and_energy(
         "energy_j": compute.energy_j + transfer.energy_j + commit.energy_j + idle_w * time_s,
         "baseline_energy_j": pass_j + idle_w * pass_s,
         "overhead_j": extra.energy_j + transfer.energy_j + idle_w * extra_s,
-        "rates": Rates(table, idle_w, counts != DeadlineCounts.COMPUTE),
+        "rates": Rates(table, idle_w, counted_time != DeadlineCounts.COMPUTE),
         "overtime_s": extra_s,
         "recompute_s": extra.time_s,
         "planned_s": planned_s,

@@ -85,8 +85,10 @@ def constraint_values(problem: Problem, simulation: Simulation) -> tuple[Constra
         value = simulation.total(problem.graph, row.terms.items())
         slack: float = 0  # an int: large bytes stay exact
         if not isinstance(value, int):
-            parts = [simulation.total(problem.graph, (term,)) for term in row.terms.items()]
-            slack = RELATIVE_TOLERANCE * max(map(abs, (row.lower or 0, row.upper or 0, *parts)))
+            term_values = [simulation.total(problem.graph, (term,)) for term in row.terms.items()]
+            slack = RELATIVE_TOLERANCE * max(
+                map(abs, (row.lower or 0, row.upper or 0, *term_values))
+            )
         values.append(ConstraintValue(row=row, value=value, slack=slack))
     return tuple(values)
 
@@ -245,14 +247,14 @@ def _false_claims(
     exact_as = {metric.key: metric.as_exact_as or metric.key for metric in METRICS}
     metrics |= device_ram_metrics(device_ram) | gauge_by_json_path(gauge(device_ram))
     metrics[OBJECTIVE_VALUE] = problem.objective.value_of(simulation)
-    for key, claim in stated.items():
+    for key, claimed_value in stated.items():
         value = metrics.get(key)
-        if claim is None or value is None:
+        if claimed_value is None or value is None:
             continue
         scale = metrics[exact_as.get(key, key)]
         slack = 0.0 if key.endswith("bytes") else RELATIVE_TOLERANCE * abs(scale or 0.0)
-        if abs(claim - value) > slack:
-            yield f"{key}: the file says {claim!r}, the simulation gives {value!r}"
+        if abs(claimed_value - value) > slack:
+            yield f"{key}: the file says {claimed_value!r}, the simulation gives {value!r}"
     for key, noun, value in (
         ("bound_j", "energy", simulation.energy_j),
         (OBJECTIVE_BOUND, "objective", metrics[OBJECTIVE_VALUE]),
@@ -267,7 +269,11 @@ def _false_claims(
 def _false_gap_claims(
     simulation: Simulation, bound_j: float | None, gap: float | None
 ) -> Iterator[str]:
-    """Yield a message if a claimed gap contradicts its bound, or the bound the overhead."""
+    """Yield a message if the claimed energy bound exceeds the simulated overhead.
+
+    If it does not, yields a message if the claimed gap is not the gap between this bound and the
+    overhead.
+    """
     overhead_j, energy_j = simulation.overhead_j, simulation.energy_j
     if bound_j is None or overhead_j is None or energy_j is None:
         return
@@ -289,7 +295,11 @@ def _false_gap_claims(
 def _false_proof_claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
-    """Yield a message if the objective's gap contradicts its bound, or a claimed optimum it."""
+    """Yield a message for each false claim about the gap of the objective.
+
+    The claimed gap must agree with the claimed bound, and a schedule that is claimed to be optimal
+    within a tolerance must have at most this gap.
+    """
     objective, gap = problem.objective, stated.get(OBJECTIVE_GAP)
     if gap is None:
         return
@@ -297,10 +307,10 @@ def _false_proof_claims(
     slack = RELATIVE_TOLERANCE * max(abs(value), abs(objective.baseline))
     bound, tolerance = stated.get(OBJECTIVE_BOUND), stated.get(PROVED_GAP)
     is_compared = problem.minimize == Quantity.ENERGY and gap == stated.get("gap")
-    missing = gap * excess if bound is None else min(max(0.0, value - bound), excess)
-    if not is_compared and abs(gap * excess - missing) > slack:
+    distance = gap * excess if bound is None else min(max(0.0, value - bound), excess)
+    if not is_compared and abs(gap * excess - distance) > slack:
         yield (
-            f"{OBJECTIVE_GAP}: the file says {gap!r}, but its bound {bound!r} leaves {missing!r} "
+            f"{OBJECTIVE_GAP}: the file says {gap!r}, but its bound {bound!r} leaves {distance!r} "
             f"of the {excess!r} beyond the baseline"
         )
     if tolerance is not None and (gap - tolerance) * excess > slack:

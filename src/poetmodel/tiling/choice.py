@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 MAX_NODES: Final = 5000
-"""Steps in tiles with more nodes are not considered for ``auto``."""
+"""Maximum number of nodes of a step in tiles that ``auto`` considers."""
 MAX_CANDIDATES: Final = 4
 """Maximum number of sizes to try, from the largest that fits downwards."""
 
@@ -32,7 +32,7 @@ def parse_tile(tile: str | int | TileChoice | None) -> TileChoice:
     Raises
     ------
     InputError
-        If `tile` is none of these.
+        If `tile` is no size, ``auto`` or ``none``.
     BudgetError
         If the size is smaller than the smallest slice.
     """
@@ -65,10 +65,10 @@ def choose_tiles(
     """
     if not choice.is_auto:
         return choice.size_bytes, divide_step(step, choice)
-    best: tuple[int | None, LoweredStep] = (None, step)
+    best_tiling: tuple[int | None, LoweredStep] = (None, step)
     min_needed_bytes = needed_bytes(step, device, paging=paging)
     if min_needed_bytes <= ram_bytes:
-        return best
+        return best_tiling
     lower_bound = min_tiled_bytes(
         step,
         alignment=device_alignment(device),
@@ -82,10 +82,10 @@ def choose_tiles(
             break
         needed_by_tiled = needed_bytes(tiled_step, device, paging=paging)
         if needed_by_tiled < min_needed_bytes:
-            best, min_needed_bytes = (size, tiled_step), needed_by_tiled
+            best_tiling, min_needed_bytes = (size, tiled_step), needed_by_tiled
         if min_needed_bytes <= max(ram_bytes, lower_bound):
             break
-    return best
+    return best_tiling
 
 
 def candidate_tiles(
@@ -99,25 +99,25 @@ def candidate_tiles(
 ) -> list[tuple[int | None, LoweredStep]]:
     """Return the tile sizes [B] to try, each with the step in tiles.
 
-    The first is that of `choose_tiles`. With ``auto``, smaller sizes follow if the first one fits
-    and they fit in `ram_bytes`, too: finer tiles permit more schedules, but coarser tiles have
-    fewer nodes. No others follow if the problem `names_nodes`, for example in measured costs or
-    user-defined constraints, because each size has other node names.
+    The first size is that of `choose_tiles`. With ``auto``, smaller sizes follow if the first one
+    fits and they fit in `ram_bytes`, too: finer tiles permit more schedules, but coarser tiles have
+    fewer nodes. No smaller sizes follow if the problem `names_nodes`, for example in measured costs
+    or user-defined constraints, because each size has other node names.
     """
-    first = choose_tiles(step, choice, device, ram_bytes=ram_bytes, paging=paging)
-    largest, tiled_step = first
-    if not choice.is_auto or largest is None or names_nodes:
-        return [first]
+    first_tiling = choose_tiles(step, choice, device, ram_bytes=ram_bytes, paging=paging)
+    first_size, tiled_step = first_tiling
+    if not choice.is_auto or first_size is None or names_nodes:
+        return [first_tiling]
     if needed_bytes(tiled_step, device, paging=paging) > ram_bytes:
-        return [first]
-    fitting = [first]
-    for size, smaller in distinct_tilings(step, _candidate_sizes(largest)):
-        if len(smaller.graph.nodes) > MAX_NODES or len(fitting) == MAX_CANDIDATES:
+        return [first_tiling]
+    tilings = [first_tiling]
+    for size, finer_step in distinct_tilings(step, _candidate_sizes(first_size)):
+        if len(finer_step.graph.nodes) > MAX_NODES or len(tilings) == MAX_CANDIDATES:
             break
-        fits = needed_bytes(smaller, device, paging=paging) <= ram_bytes
-        if size < largest and fits:
-            fitting.append((size, smaller))
-    return fitting
+        is_small_enough = needed_bytes(finer_step, device, paging=paging) <= ram_bytes
+        if size < first_size and is_small_enough:
+            tilings.append((size, finer_step))
+    return tilings
 
 
 def _candidate_sizes(max_bytes: int) -> list[int]:

@@ -35,14 +35,16 @@ if TYPE_CHECKING:
 
 def read_loops(call: Call) -> Loops | None:
     """Return a call as loops over channels; None if its kernel has no ranges of channels."""
-    form = _loop_format(call)
-    return _LOOP_FORMATS[form][0](call) if form else loops_of(replace(call, where=None))
+    loop_format = _loop_format(call)
+    return (
+        _LOOP_FORMATS[loop_format][0](call) if loop_format else loops_of(replace(call, where=None))
+    )
 
 
 def write_call(loops: Loops) -> Call | None:
-    """Return the call for loops; None if the kernel cannot execute these loops."""
-    form = _loop_format(loops.call)
-    return _LOOP_FORMATS[form][1](loops) if form else loops.as_call()
+    """Return loops as a call; None if the kernel cannot execute them."""
+    loop_format = _loop_format(loops.call)
+    return _LOOP_FORMATS[loop_format][1](loops) if loop_format else loops.as_call()
 
 
 def is_weight(pointer: str) -> bool:
@@ -51,7 +53,7 @@ def is_weight(pointer: str) -> bool:
 
 
 def _loop_format(call: Call) -> str:
-    """Return the key of the functions that convert a call; empty if `loops_of` converts it."""
+    """Return the key in `_LOOP_FORMATS` of a call's kernel; "" if `loops_of` converts the call."""
     parameters = parameter_names(call.kernel)
     if call.kernel in INT8_LOOP_FORMATS:
         return call.kernel
@@ -173,16 +175,16 @@ def _read_convolution(call: Call) -> Loops | None:
             steps_by_role[_ROLES[name]] for name in parameter_names(call.kernel)[:3]
         ]
     steps = {"bias": (0, 1, 0, 0, 0)}
-    for name, (first, second, *rest) in zip(
+    for name, (outer_step, channel_step, *spatial_steps) in zip(
         parameter_names(call.kernel), strides_of_tensors, strict=False
     ):
         role = _ROLES[name]
         if role == "y" or (role == "x" and is_depthwise):
-            steps[name] = (first, second, 0, *rest)
+            steps[name] = (outer_step, channel_step, 0, *spatial_steps)
         elif role == "x":
-            steps[name] = (first, 0, second, *rest)
+            steps[name] = (outer_step, 0, channel_step, *spatial_steps)
         else:
-            steps[name] = (0, first, 0 if is_depthwise else second, *rest)
+            steps[name] = (0, outer_step, 0 if is_depthwise else channel_step, *spatial_steps)
     batch, channels = arguments["batch"], 1 if is_depthwise else sizes.channels
     return loops_by_name(call, (batch, sizes.results, channels, 0, 0), steps)
 
@@ -227,9 +229,9 @@ def _write_convolution(loops: Loops) -> Call | None:
 
 def _convolution_strides(steps: Numbers, role: str) -> Numbers:
     """Return the strides of a tensor from the steps of loops, by its role."""
-    batch, results, channels, *rest = steps
+    batch, results, channels, *spatial_steps = steps
     return {"y": (batch, results), "x": (batch, channels), "w": (results, channels)}[role] + (
-        *rest,
+        *spatial_steps,
     )
 
 

@@ -158,22 +158,22 @@ def _read_sum(call: Call) -> Loops:
 
 
 def _write_sum(loops: Loops) -> Call | None:
-    """Convert loops to a sum; None if they cannot be merged to one contiguous loop."""
+    """Convert loops to a sum; None if the loops cannot be merged to one contiguous loop."""
     rows = merge_dimensions((loops.sizes, *loops.steps)) or [[1, *(1 for _ in loops.refs)]]
-    ((size, *steps), *others) = rows
-    return None if others or {*steps} != {1} else with_arguments(loops, {"n": size})
+    ((size, *steps), *other_rows) = rows
+    return None if other_rows or {*steps} != {1} else with_arguments(loops, {"n": size})
 
 
 def _read_quantize(call: Call) -> Loops:
     """Convert a quantization or table lookup to loops over batch, channels and pixels."""
     arguments = named_arguments(call)
     batch, channels, plane = (arguments[name] for name in ("batch", "channels", "plane"))
-    out = _pixel_steps(plane, channels)
+    out_steps = _pixel_steps(plane, channels)
     if "image_step" in arguments:
-        x = tuple(arguments[f"{name}_step"] for name in ("image", "channel", "element"))
+        x_steps = tuple(arguments[f"{name}_step"] for name in ("image", "channel", "element"))
     else:
-        x = (channels * plane, plane, 1)
-    steps = {"out": out, "x": x, "table": (0, arguments.get("table_step", 0), 0)}
+        x_steps = (channels * plane, plane, 1)
+    steps = {"out": out_steps, "x": x_steps, "table": (0, arguments.get("table_step", 0), 0)}
     return loops_by_name(call, (batch, channels, int(plane == 1)), steps)
 
 

@@ -47,7 +47,7 @@ class Slices:
     ranges_of: Mapping[str, tuple[Range, ...]]
     """First and end channel of each slice of a buffer."""
     partials: dict[str, Buffer] = field(default_factory=dict)
-    """Buffers of partial results in chains, by name."""
+    """Buffers of partial results of chains (see `Expansion`), by name."""
 
     def ranges(self, name: str) -> tuple[Range | None, ...]:
         """Return the channel ranges of a buffer's slices; (None,) if it is not divided."""
@@ -60,38 +60,43 @@ class Slices:
     @cached_property
     def _names(self) -> dict[str, tuple[str, ...]]:
         return {
-            name: tuple(self.slice_name(name, part) for part in parts)
-            for name, parts in self.ranges_of.items()
+            name: tuple(self.slice_name(name, channel_range) for channel_range in ranges)
+            for name, ranges in self.ranges_of.items()
         }
 
-    def slice_name(self, name: str, part: Range | None) -> str:
+    def slice_name(self, name: str, channel_range: Range | None) -> str:
         """Return the name of a slice; the buffer's own name for None."""
-        return name if part is None else name + _range_text(part)
+        return name if channel_range is None else name + _range_text(channel_range)
 
-    def buffer(self, name: str, part: Range | None) -> Buffer:
+    def buffer(self, name: str, channel_range: Range | None) -> Buffer:
         """Return the buffer of a slice."""
-        whole = self.whole.buffers[name]
-        if part is None:
-            return whole
-        total = self.totals.get(name, whole.elements)
-        elements = total // self.layouts[name].channels * (part[1] - part[0])
-        if total != whole.elements:
+        undivided_buffer = self.whole.buffers[name]
+        if channel_range is None:
+            return undivided_buffer
+        total = self.totals.get(name, undivided_buffer.elements)
+        elements = total // self.layouts[name].channels * (channel_range[1] - channel_range[0])
+        if total != undivided_buffer.elements:
             elements = -(-elements // BYTE)
-        return replace(whole, elements=elements)
+        return replace(undivided_buffer, elements=elements)
 
     def buffers(self) -> dict[str, Buffer]:
         """Return all buffers of the step in tiles, by name."""
-        split = ((n, part) for n in self.whole.buffers for part in self.ranges(n))
-        return {self.slice_name(n, part): self.buffer(n, part) for n, part in split} | self.partials
+        split = ((n, channel_range) for n in self.whole.buffers for channel_range in self.ranges(n))
+        return {
+            self.slice_name(n, channel_range): self.buffer(n, channel_range)
+            for n, channel_range in split
+        } | self.partials
 
     def values(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the values of state and constants, by the names of slices."""
         for name, values in self.whole.values.items():
-            for part in self.ranges(name):
-                step = self.layouts[name].step if part else 0
+            for channel_range in self.ranges(name):
+                step = self.layouts[name].step if channel_range else 0
                 yield (
-                    self.slice_name(name, part),
-                    values[part[0] * step : part[1] * step] if part else values,
+                    self.slice_name(name, channel_range),
+                    values[channel_range[0] * step : channel_range[1] * step]
+                    if channel_range
+                    else values,
                 )
 
     def divide_tensor(self, value: NamedTensor) -> NamedTensor:
@@ -106,9 +111,10 @@ class Slices:
     @cached_property
     def _sizes(self) -> dict[str, int]:
         sizes = {tensor.name: tensor.bytes for tensor in self.whole.graph.tensors}
-        for name, parts in self.ranges_of.items():
+        for name, ranges in self.ranges_of.items():
             sizes.update(
-                (self.slice_name(name, part), self.buffer(name, part).bytes) for part in parts
+                (self.slice_name(name, channel_range), self.buffer(name, channel_range).bytes)
+                for channel_range in ranges
             )
         return sizes
 
@@ -125,10 +131,10 @@ class SlicedCall:
     views: Mapping[int, tuple[str, int]]
     """Buffer and channel dimension of each divided tensor, by its position among the pointers."""
     axes: Mapping[int, Axis]
-    """The axis of each of these dimensions."""
+    """The axis of each channel dimension in `views`."""
 
     def call_for(self, slices: Slices, of: Mapping[Axis, Range]) -> Call | None:
-        """Return the call for some channels on each axis; None if there is none."""
+        """Return the call for some channels on each axis; None if the kernel cannot execute it."""
         ranges, views, names = {}, {}, {}
         for number, (name, d) in self.views.items():
             layout, (first, end) = slices.layouts[name], of[self.axes[d]]
@@ -175,8 +181,8 @@ class Expansion:
     """The pieces that replace a node with divided tensors.
 
     There is one piece for each slice of results, combined with each slice of the channels over
-    which they sum. Pieces that write the same tensor are a chain, in which each continues in the
-    memory of the piece before.
+    which they sum. Pieces that write the same tensor are a chain: each piece continues the sums of
+    the piece before, in the same memory.
     """
 
     def __init__(
@@ -186,15 +192,20 @@ class Expansion:
         sliced: Sequence[SlicedCall | None],
         ranges: Mapping[Axis, tuple[Range, ...]],
     ) -> None:
+        """Make the calls of the pieces of node `k`.
+
+        `sliced` has the divided tensors of each call, None for calls without any; `ranges` has the
+        slices of each axis. Raises `UnsliceableError` if the calls cannot be divided.
+        """
         self._slices, self._k, self._sliced, self._ranges = slices, k, sliced, ranges
         self._node, self._calls = slices.whole.graph.nodes[k], slices.whole.calls[k]
         self._axes = sorted(ranges, key=lambda axis: not axis[1])
         self._piece_calls = list(self._make_piece_calls())
         self._result_slices = {
-            slices.slice_name(name, part): (tensor, name, part)
+            slices.slice_name(name, channel_range): (tensor, name, channel_range)
             for tensor in self._node.outputs
             for name in [tensor.replaces or tensor.name]
-            for part in slices.ranges(name)
+            for channel_range in slices.ranges(name)
         }
         """For each slice of results: the tensor of the undivided step, its buffer and its
         channels."""
@@ -203,8 +214,8 @@ class Expansion:
 
     @property
     def _unsliceable_error(self) -> UnsliceableError:
-        named = {name for call in self._calls for name in call.buffers}
-        return UnsliceableError(named & self._slices.ranges_of.keys())
+        buffers = {name for call in self._calls for name in call.buffers}
+        return UnsliceableError(buffers & self._slices.ranges_of.keys())
 
     def _make_piece_calls(self) -> Iterator[_PieceCalls]:
         """Yield the calls of each piece; raise `UnsliceableError` if a call cannot be divided."""
@@ -237,34 +248,42 @@ class Expansion:
             yield _PieceCalls(slice_indices, tuple(calls))
 
     def _find_writers(self) -> dict[str, list[int]]:
-        """Return the pieces that write each slice of results; the last piece if none does.
+        """Return the indices of the pieces that write each slice of results.
 
-        Raises `UnsliceableError` if several pieces write one slice of state.
+        A slice that no piece writes belongs to the last piece. Raises `UnsliceableError` if several
+        pieces write one slice of state.
         """
-        writers: dict[str, list[int]] = {unit: [] for unit in self._result_slices}
-        for p, part in enumerate(self._piece_calls):
-            for unit in part.written & writers.keys():
-                writers[unit].append(p)
+        writers: dict[str, list[int]] = {result_slice: [] for result_slice in self._result_slices}
+        for p, piece in enumerate(self._piece_calls):
+            for result_slice in piece.written & writers.keys():
+                writers[result_slice].append(p)
         if any(
             len(ps) > 1 and self._result_slices[u][0].replaces is not None
             for u, ps in writers.items()
         ):
             raise self._unsliceable_error
-        return {unit: parts or [len(self._piece_calls) - 1] for unit, parts in writers.items()}
+        return {
+            result_slice: pieces or [len(self._piece_calls) - 1]
+            for result_slice, pieces in writers.items()
+        }
 
-    def _version(self, unit: str, p: int) -> str:
-        """Return the name of a result slice after a piece: its own name after its last writer."""
-        writers = self._writers[unit]
-        earlier = [q for q in writers if q <= p]
-        if not earlier:
+    def _version(self, result_slice: str, p: int) -> str:
+        """Return the name of a result slice after piece `p`: its own name after its last writer.
+
+        Before that, it is the name of a partial result. Raises `UnsliceableError` if no piece up to
+        `p` writes the slice.
+        """
+        writers = self._writers[result_slice]
+        writers_so_far = [q for q in writers if q <= p]
+        if not writers_so_far:
             raise self._unsliceable_error
-        if earlier[-1] == writers[-1]:
-            return unit
+        if writers_so_far[-1] == writers[-1]:
+            return result_slice
         first, current, last = (
-            self._piece_calls[q].at for q in (writers[0], earlier[-1], writers[-1])
+            self._piece_calls[q].at for q in (writers[0], writers_so_far[-1], writers[-1])
         )
         range_ends = (self._ranges[a][n][1] for a, n in current.items() if first[a] != last[a])
-        return unit + "".join(f"[:{end}]" for end in range_ends)
+        return result_slice + "".join(f"[:{end}]" for end in range_ends)
 
     def pieces(self) -> Iterator[Piece]:
         """Yield the pieces in order."""
@@ -273,84 +292,101 @@ class Expansion:
         flops = _divide_proportionally(
             self._node.flops, [self._ranges[axis] for axis in self._axes]
         )
-        for p, part in enumerate(self._piece_calls):
+        for p, piece in enumerate(self._piece_calls):
             node, calls = self._make_piece(p, flops[p])
-            yield Piece(k=self._k, node=node, calls=calls, group=group[0], number=part.at[group])
+            yield Piece(k=self._k, node=node, calls=calls, group=group[0], number=piece.at[group])
 
     def _largest_bytes(self, axis: Axis) -> int:
         """Return the size of the largest tensor on an axis [B]."""
         calls = [call for call in self._sliced if call]
-        named = (n for c in calls for n, d in c.views.values() if c.axes[d] == axis)
-        return max(self._slices.whole.buffers[name].bytes for name in named)
+        names = (n for c in calls for n, d in c.views.values() if c.axes[d] == axis)
+        return max(self._slices.whole.buffers[name].bytes for name in names)
 
     def _make_piece(self, p: int, flops: int) -> tuple[Node, tuple[Call, ...]]:
         """Return the node and the calls of a piece.
 
-        In a chain, each piece but the first begins with a copy of the previous partial result.
-        Registers partial results in `Slices.partials`.
+        In a chain, each piece except the first begins with a copy of the previous partial result.
+        Adds the buffers of partial results to `Slices.partials`.
         """
-        node, part = self._node, self._piece_calls[p]
+        node, piece = self._node, self._piece_calls[p]
         versions = {
             name: self._version(name, p)
-            for call in part.calls
+            for call in piece.calls
             for name in call.buffers
             if name in self._result_slices and self._result_slices[name][0].replaces is None
         }
-        calls = [call.with_buffers(versions) for call in part.calls]
+        calls = [call.with_buffers(versions) for call in piece.calls]
         in_place_pairs, outputs = [], []
-        for unit in (unit for unit, writers in self._writers.items() if p in writers):
-            tensor, name, channel_range = self._result_slices[unit]
-            new_name, buffer = versions.get(unit, unit), self._slices.buffer(name, channel_range)
-            if new_name != unit:
+        for result_slice in (
+            result_slice for result_slice, writers in self._writers.items() if p in writers
+        ):
+            tensor, name, channel_range = self._result_slices[result_slice]
+            new_name, buffer = (
+                versions.get(result_slice, result_slice),
+                self._slices.buffer(name, channel_range),
+            )
+            if new_name != result_slice:
                 self._slices.partials[new_name] = buffer
-            if p != self._writers[unit][0]:
-                old_name = self._version(unit, p - 1)
+            if p != self._writers[result_slice][0]:
+                old_name = self._version(result_slice, p - 1)
                 copy = (Ref(new_name), Ref(old_name), (1, buffer.elements, 1, 1))
                 calls.insert(0, Call(f"pm_copy{_COPY_SUFFIXES[buffer.type]}", copy))
                 in_place_pairs.append((new_name, old_name))
-            elif self._writers[unit] == [p] and channel_range is not None:
+            elif self._writers[result_slice] == [p] and channel_range is not None:
                 in_place_pairs += self._in_place_slices(name, channel_range)
-            outputs.append(_output_tensor(tensor, new_name, unit, buffer.bytes))
+            outputs.append(_output_tensor(tensor, new_name, result_slice, buffer.bytes))
         inputs = self._piece_inputs(calls)
         output_names = {tensor.name for tensor in outputs}
-        inputs += [versions[unit] for unit in versions if versions[unit] not in output_names]
+        inputs += [
+            versions[result_slice]
+            for result_slice in versions
+            if versions[result_slice] not in output_names
+        ]
         inputs = list(dict.fromkeys((*inputs, *(old_name for _, old_name in in_place_pairs))))
-        range_label = "".join(_range_text(self._ranges[axis][n]) for axis, n in part.at.items())
-        moved = self._piece_traffic(flops, inputs, outputs)
+        range_label = "".join(_range_text(self._ranges[axis][n]) for axis, n in piece.at.items())
+        bytes_moved = self._piece_traffic(flops, inputs, outputs)
         return replace(
             node,
             name=node.name + range_label,
             inputs=tuple(inputs),
             outputs=tuple(outputs),
             flops=flops,
-            bytes_moved=moved,
+            bytes_moved=bytes_moved,
             in_place=tuple(in_place_pairs),
         ), tuple(calls)
 
-    def _in_place_slices(self, name: str, part: Range) -> list[tuple[str, str]]:
+    def _in_place_slices(self, name: str, channel_range: Range) -> list[tuple[str, str]]:
         """Return the (output, input) pair if the output may overwrite this slice, else []."""
         slices = self._slices
         return [
-            (slices.slice_name(name, part), slices.slice_name(x, part))
+            (slices.slice_name(name, channel_range), slices.slice_name(x, channel_range))
             for y, x in self._node.in_place
             if y == name and slices.ranges_of.get(x) == slices.ranges_of[name]
         ]
 
     def _piece_inputs(self, calls: Iterable[Call]) -> list[str]:
-        """Return the inputs that the calls read, and those that no call of the node names."""
-        read = {name for call in calls for name in call.buffers}
-        named = {name for call in self._calls for name in call.buffers}
+        """Return the inputs of a piece, in slices.
+
+        These are the inputs that `calls` read, and the inputs of the node that no call of the node
+        reads.
+        """
+        read_names = {name for call in calls for name in call.buffers}
+        call_names = {name for call in self._calls for name in call.buffers}
         return [
             tile
             for name in self._node.inputs
             for tile in self._slices.names(name)
-            if tile in read or name not in named
+            if tile in read_names or name not in call_names
         ]
 
     def _piece_traffic(
         self, flops: int, inputs: Sequence[str], outputs: Sequence[Tensor]
     ) -> int | None:
-        """Return the traffic of a piece: its tensors, and a fraction of other traffic."""
+        """Return the memory traffic of a piece [B]; None if the operator states none.
+
+        That is the bytes of the piece's tensors, plus the piece's fraction of the operator's other
+        traffic, in proportion to FLOP.
+        """
         node, size = self._node, self._slices.bytes
         if node.bytes_moved is None:
             return None
@@ -359,12 +395,12 @@ class Expansion:
         return other_traffic + sum(map(size, inputs)) + sum(tensor.bytes for tensor in outputs)
 
 
-def _output_tensor(tensor: Tensor, new: str, unit: str, size: int) -> Tensor:
+def _output_tensor(tensor: Tensor, new_name: str, result_slice: str, size: int) -> Tensor:
     """Return an output of a piece: a tensor, a slice of it, or a partial result of a chain."""
     if tensor.replaces is None:
-        return Tensor(name=new, bytes=size)
-    name = tensor.name if unit == tensor.replaces else f"{unit}+"
-    return Tensor(name=name, bytes=size, replaces=unit)
+        return Tensor(name=new_name, bytes=size)
+    name = tensor.name if result_slice == tensor.replaces else f"{result_slice}+"
+    return Tensor(name=name, bytes=size, replaces=result_slice)
 
 
 def _divide_proportionally(total: int, axes: Iterable[Sequence[Range]]) -> list[int]:
@@ -380,9 +416,9 @@ def _divide_proportionally(total: int, axes: Iterable[Sequence[Range]]) -> list[
     return amounts
 
 
-def _range_text(part: Range) -> str:
+def _range_text(channel_range: Range) -> str:
     """Return a channel range as text for names."""
-    return f"[{part[0]}:{part[1]}]"
+    return f"[{channel_range[0]}:{channel_range[1]}]"
 
 
 # -- the order -------------------------------------------------------------------------------------
@@ -438,8 +474,8 @@ def _dependencies(
     predecessor_counts = [0] * len(pieces)
     for p, piece in enumerate(pieces):
         predecessors = {makers[name] for name in piece.node.inputs if name in makers}
-        replaced = (t.replaces for t in piece.node.outputs if t.replaces is not None)
-        predecessors.update(q for name in replaced for q in readers[name])
+        replaced_state = (t.replaces for t in piece.node.outputs if t.replaces is not None)
+        predecessors.update(q for name in replaced_state for q in readers[name])
         for q in predecessors - {p}:
             if not pieces[q].node.is_state:
                 successors[q].add(p)

@@ -47,7 +47,7 @@ class View:
 
     layout: ChannelLayout
     dimension: int
-    """Dimension of the loops over these channels."""
+    """Dimension of the loops over the channels of the slice."""
     first: int
     """First channel of the slice."""
     count: int
@@ -55,13 +55,13 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """The loops of a call, and how they can be divided."""
+    """The loops of a call, which can be divided into slices of channels."""
 
     loops: Loops
 
     @property
     def sums(self) -> Mapping[int, int]:
-        """Dimensions that are summed, each with the position of the argument to continue a sum."""
+        """Position of the argument that continues a sum, by dimension that the kernel sums over."""
         kernel = self.loops.call.kernel
         last = len(self.loops.call.arguments) - 1
         return {SUMMED[kernel]: last} if kernel in SUMMED else {}
@@ -89,14 +89,18 @@ class Channels:
         return prod(self.loops.sizes) if number == self.bits else elements
 
     def summed_layouts(self, names: Collection[str]) -> Iterator[tuple[str, ChannelLayout]]:
-        """Yield the layout of channels that the call sums over, for some buffers."""
+        """Yield (buffer, layout) for each buffer in `names` over whose channels the call sums."""
         for ref, steps in zip(self.loops.refs, self.loops.steps, strict=True):
             for d in self.sums:
                 if ref.buffer in names and not ref.offset and steps[d]:
                     yield ref.buffer, ChannelLayout(self.loops.sizes[d], steps[d])
 
     def dimension(self, number: int, layout: ChannelLayout) -> int | None:
-        """Return the dimension of a tensor's channels, or within them; None if there is none."""
+        """Return the loop dimension over the channels of tensor `number`; None if there is none.
+
+        The loop may also step within channels: its size is then a multiple of the number of
+        channels.
+        """
         pairs = enumerate(zip(self.loops.sizes, self.loops.steps[number], strict=True))
         for d, (size, step) in pairs:
             if step > 0 and size * step == layout.span and layout.step % step == 0:
@@ -104,7 +108,11 @@ class Channels:
         return None
 
     def split(self, number: int, layout: ChannelLayout) -> Channels:
-        """Return loops with a dimension for a tensor's channels; if impossible, the same loops."""
+        """Return loops in which one dimension is over the channels of tensor `number`.
+
+        Divides a loop over channels and outer dimensions, such as the batch. Returns the same loops
+        if that is not needed or not possible.
+        """
         loops = self.loops
         for d, (size, step) in enumerate(zip(loops.sizes, loops.steps[number], strict=True)):
             if step and layout.step % step == 0 and size * step > layout.span:
@@ -116,15 +124,15 @@ class Channels:
     def can_slice(self, dimension: int) -> bool:
         """Return whether a dimension can be computed slice by slice.
 
-        It must be summed over, or be a dimension of every written tensor.
+        The kernel must sum over the dimension, or every written tensor must have it.
         """
         if dimension in self.sums:
             return True
-        written = written_refs(self.loops.call)
+        written_pointers = written_refs(self.loops.call)
         return all(
             self.loops.steps[number][dimension]
             for number, ref in enumerate(call_refs(self.loops.call))
-            if ref in written
+            if ref in written_pointers
         )
 
     def slice_call(
@@ -148,7 +156,9 @@ class Channels:
                 offset += (first - view_first) * (loops.sizes[d] // channels) * new_steps[d]
             if number == self.bits:
                 remaining_steps = zip(sizes, new_steps, contiguous_steps(sizes), strict=True)
-                if offset % BYTE or any(n > 1 and step != one for n, step, one in remaining_steps):
+                if offset % BYTE or any(
+                    n > 1 and step != dense for n, step, dense in remaining_steps
+                ):
                     return None
                 offset //= BYTE
             refs.append(Ref(ref.buffer, offset))

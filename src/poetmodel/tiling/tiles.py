@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from poetmodel.tiling.pieces import Axis, Range
 
 BLOCK: Final = 4
-"""Number of channels that kernels compute at once."""
+"""Number of channels that kernels compute together."""
 MIN_TILE_BYTES: Final = 4 * BLOCK
 """Size of the smallest slice of real numbers: one element per channel of a block [B]."""
 
@@ -43,9 +43,10 @@ MIN_TILE_BYTES: Final = 4 * BLOCK
 def tile_step(step: LoweredStep, tile_bytes: int) -> LoweredStep:
     """Return a step in which no tensor that can be divided is larger than `tile_bytes`.
 
-    Tensors that operators process channel by channel form a group with the same slices: the fewest
-    possible, of multiples of four channels; of byte inputs, of single channels. A group without a
-    larger tensor stays undivided, and so do the tensors of kernels without ranges of channels.
+    Tensors that operators process channel by channel form a group with the same slices. Groups have
+    the fewest slices possible. Every slice except the last has a multiple of four channels; slices
+    of byte inputs have any number. A group without a larger tensor stays undivided, and so do the
+    tensors of kernels without ranges of channels.
     """
     (tiles,) = (tiles for _, tiles in distinct_tilings(step, (tile_bytes,)))
     return tiles
@@ -54,18 +55,18 @@ def tile_step(step: LoweredStep, tile_bytes: int) -> LoweredStep:
 def distinct_tilings(step: LoweredStep, sizes: Iterable[int]) -> Iterator[tuple[int, LoweredStep]]:
     """Yield each size [B] with the step in tiles of that size, without repeated tilings.
 
-    A size with the slices of an earlier size is left out.
+    Skips a size whose slices are those of an earlier size.
     """
-    undivided = split_fused_updates(step)
-    seen: list[object] = []
+    split_step = split_fused_updates(step)
+    identities: list[object] = []
     for tile_bytes in sizes:
         undivided_buffers = set(step.returned_buffers)
         while True:
             try:
-                tiling = _Tiling(undivided, tile_bytes, undivided_buffers)
-                if tiling.identity in seen:
+                tiling = _Tiling(split_step, tile_bytes, undivided_buffers)
+                if tiling.identity in identities:
                     break
-                seen.append(tiling.identity)
+                identities.append(tiling.identity)
                 yield tile_bytes, fuse_updates(tiling.step()) if tiling.slices else step
             except UnsliceableError as error:
                 undivided_buffers |= error.buffers
@@ -111,12 +112,12 @@ class _Groups:
 
     def join(self, names: Iterable[str]) -> None:
         """Merge the groups of some buffers."""
-        found = [*map(self.find, names)]
-        self._of.update((name, found[0]) for name in found[1:])
+        representatives = [*map(self.find, names)]
+        self._of.update((name, representatives[0]) for name in representatives[1:])
 
 
 class _Tiling:
-    """A step divided into tiles, or an inference whose state is divided like that of `beside`."""
+    """A step divided into tiles, or an inference whose state has the slices of another tiling."""
 
     def __init__(
         self,
@@ -126,10 +127,14 @@ class _Tiling:
         *,
         beside: _Tiling | None = None,
     ) -> None:
+        """Divide `step` into tiles of at most `tile_bytes`, except the buffers `kept`.
+
+        For an inference, `beside` is the tiling of the training step whose state it reads.
+        """
         self.whole, self.graph, self.beside = step, step.graph, beside
         self._undivided, self._tile_bytes = kept, tile_bytes
         self._fixed_slices = {} if beside is None else beside.shared_with(step)
-        """Slices of state that the step `beside` has determined."""
+        """Slices of state that the tiling `beside` has determined."""
         self._channels = [[channels_of(call) for call in calls] for calls in step.calls]
         self._layouts: dict[str, ChannelLayout] = {}
         self._totals: dict[str, int] = {}
@@ -158,8 +163,8 @@ class _Tiling:
 
     def shared_with(self, inference: LoweredStep) -> dict[str, tuple[Range, ...]]:
         """Return the slices of the state that an inference reads."""
-        shared = self.slices.keys() & self.whole.values.keys() & inference.buffers.keys()
-        return {name: self.slices[name] for name in shared}
+        state_names = self.slices.keys() & self.whole.values.keys() & inference.buffers.keys()
+        return {name: self.slices[name] for name in state_names}
 
     # -- buffers with channels, and those that are divided -----------------------------------------
 
@@ -168,16 +173,16 @@ class _Tiling:
         if self.beside is None:
             for value in self.whole.states:
                 (first, *other_pieces), shape = value.pieces, value.shape
-                whole = self.whole.buffers[first.buffer]
+                buffer = self.whole.buffers[first.buffer]
                 is_plain = not other_pieces and value.strides is None and first.offset == 0
-                if is_plain and shape and shape[0] > 1 and whole.elements % shape[0] == 0:
+                if is_plain and shape and shape[0] > 1 and buffer.elements % shape[0] == 0:
                     self._layouts[first.buffer] = ChannelLayout(
-                        shape[0], whole.elements // shape[0]
+                        shape[0], buffer.elements // shape[0]
                     )
         else:
-            known = self.beside._layouts.items()  # noqa: SLF001 - of the step that it belongs to
+            fixed_layouts = self.beside._layouts.items()  # noqa: SLF001 - of the step that it belongs to
             states = {ref.buffer for value in self.beside.whole.states for ref in value.pieces}
-            self._layouts.update((name, layout) for name, layout in known if name in states)
+            self._layouts.update((name, layout) for name, layout in fixed_layouts if name in states)
         for channels in (c for of_node in self._channels for c in of_node if c is not None):
             self._layouts.update(channels.summed_layouts(self._converted))
         # Products last: if both factors have channels, results have those of the weights.
@@ -201,7 +206,9 @@ class _Tiling:
             if d is None:
                 continue
             inner_size = split.loops.sizes[d] // layout.channels
-            for other, (other_ref, steps) in enumerate(zip(refs, split.loops.steps, strict=True)):
+            for other_number, (other_ref, steps) in enumerate(
+                zip(refs, split.loops.steps, strict=True)
+            ):
                 if (
                     not steps[d]
                     or other_ref.offset
@@ -210,7 +217,9 @@ class _Tiling:
                 ):
                     continue
                 other_layout = ChannelLayout(layout.channels, inner_size * steps[d])
-                total = channels.element_count(other, self.whole.buffers[other_ref.buffer].elements)
+                total = channels.element_count(
+                    other_number, self.whole.buffers[other_ref.buffer].elements
+                )
                 if total % other_layout.span == 0:
                     self._layouts[other_ref.buffer] = other_layout
                     self._totals[other_ref.buffer] = total
@@ -225,7 +234,7 @@ class _Tiling:
             for name in self._layouts
             if (name in self.graph.tensor_index) and name not in self._undivided
         }
-        fixed = set(self._fixed_slices)
+        fixed_names = set(self._fixed_slices)
         for node, calls, channels_of_calls in zip(
             self.graph.nodes, self.whole.calls, self._channels, strict=True
         ):
@@ -236,11 +245,11 @@ class _Tiling:
                     unsliceable = {
                         ref.buffer
                         for number, ref in enumerate(channels.loops.refs)
-                        if ref.buffer in sliceable | fixed
+                        if ref.buffer in sliceable | fixed_names
                         and not self._can_slice(channels, number, ref)
                     }
                     unsliceable |= set() if call.where is None else {call.where.counter.buffer}
-                if fixed & unsliceable:
+                if fixed_names & unsliceable:
                     raise UnsliceableError(unsliceable)
                 sliceable -= unsliceable
         affected_states = (
@@ -251,7 +260,7 @@ class _Tiling:
             is_single = len(value.pieces) == 1 and value.strides is None
             if not is_single or self._layouts[name].span != self.whole.buffers[name].elements:
                 sliceable -= {ref.buffer for ref in value.pieces}
-        return sliceable | fixed
+        return sliceable | fixed_names
 
     def _can_slice(self, channels: Channels, number: int, ref: Ref) -> bool:
         layout = self._layouts[ref.buffer]
@@ -262,7 +271,7 @@ class _Tiling:
     def _dimensions(self, channels: Channels) -> tuple[Channels, dict[int, int]]:
         """Return loops with a dimension for the channels of each sliceable tensor.
 
-        The dict has these dimensions by the position of the tensor.
+        The dict maps the position of each of these tensors to its dimension.
         """
         for number, ref in enumerate(channels.loops.refs):
             if ref.buffer in self._sliceable:
@@ -341,29 +350,31 @@ class _Tiling:
 
     def step(self) -> LoweredStep:
         """Return the step in tiles, with its inference and evaluation."""
-        whole = self.whole
+        undivided_step = self.whole
         slices = Slices(
-            whole=whole, layouts=self._layouts, totals=self._totals, ranges_of=self.slices
+            whole=undivided_step, layouts=self._layouts, totals=self._totals, ranges_of=self.slices
         )
-        made = [piece for k in range(len(self.graph.nodes)) for piece in self._pieces(slices, k)]
-        pieces = order_pieces(made)
+        unordered_pieces = [
+            piece for k in range(len(self.graph.nodes)) for piece in self._pieces(slices, k)
+        ]
+        pieces = order_pieces(unordered_pieces)
         inference, evaluation = (
-            None if part is None else self._tile_forward_pass(part)
-            for part in (whole.inference, whole.evaluation)
+            None if forward_pass is None else self._tile_forward_pass(forward_pass)
+            for forward_pass in (undivided_step.inference, undivided_step.evaluation)
         )
-        return whole.with_nodes(
+        return undivided_step.with_nodes(
             (piece.node for piece in pieces),
             (piece.calls for piece in pieces),
             buffers=slices.buffers(),
-            states=tuple(map(slices.divide_tensor, whole.states)),
+            states=tuple(map(slices.divide_tensor, undivided_step.states)),
             values=dict(slices.values()),
             inference=inference,
             evaluation=evaluation,
         )
 
-    def _tile_forward_pass(self, part: LoweredStep) -> LoweredStep:
-        """Return a forward pass with the state in the slices of this step."""
-        return _Tiling(part, self._tile_bytes, self._undivided, beside=self).step()
+    def _tile_forward_pass(self, forward_pass: LoweredStep) -> LoweredStep:
+        """Return a forward pass in tiles, whose state has the slices of this step."""
+        return _Tiling(forward_pass, self._tile_bytes, self._undivided, beside=self).step()
 
     def _pieces(self, slices: Slices, k: int) -> Iterator[Piece]:
         """Yield the pieces that replace a node, in order."""
@@ -385,23 +396,29 @@ class _Tiling:
             yield Piece(k=k, node=node, calls=calls)
 
     def _slice_call(self, call: Call, channels: Channels | None) -> SlicedCall | None:
-        """Return a call with its divided tensors; None if it has none.
+        """Return a call with its divided tensors; None if none of its tensors is divided.
 
         Raises `UnsliceableError` if one dimension would need the slices of several groups.
         """
         if channels is None or not self.slices.keys() & {*call.buffers}:
             return None
         split, dimensions = self._dimensions(channels)
-        refs, written = split.loops.refs, written_refs(call)
+        refs, written_pointers = split.loops.refs, written_refs(call)
         views: dict[int, tuple[str, int]] = {}
         axes: dict[int, Axis] = {}
-        results = {d for number, d in dimensions.items() if refs[number] in written}
+        result_dimensions = {
+            d for number, d in dimensions.items() if refs[number] in written_pointers
+        }
         for number, d in dimensions.items():
             name = refs[number].buffer
             if name in self.slices:
                 views[number] = name, d
-                axis = self._groups.find(name), d in results
-                if axis in (of for other, of in axes.items() if other != d):
+                axis = self._groups.find(name), d in result_dimensions
+                if axis in (
+                    other_axis
+                    for other_dimension, other_axis in axes.items()
+                    if other_dimension != d
+                ):
                     axis = axis[0], not axis[1]
                 if axes.setdefault(d, axis)[0] != axis[0]:
                     raise UnsliceableError({name})
