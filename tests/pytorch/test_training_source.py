@@ -670,7 +670,7 @@ def test_state_moves_where_another_plan_has_other_homes(tmp_path, rollback):
         paged = page_everything(now._problem())
         assert paged is not None
         now.plan, now.check = now._make_plan(replace(now.result, schedule=paged))
-        old, now.runner = now.runner, now._runner(now.plan)
+        old, now.runner = now.runner, now._make_runner(now.plan)
         assert on_storage(step) > before
         assert step.verify().equal
         assert not twins.trained(step, 2)
