@@ -34,7 +34,7 @@ FORWARD: Final = frozenset({Phase.INPUT, Phase.FORWARD, Phase.LOSS})
 
 @dataclass(slots=True)
 class _OverwritePermission:
-    """Whether nodes may overwrite inputs that are read later."""
+    """Permission of the running method to overwrite inputs that are read later."""
 
     is_allowed: bool = False
     is_requested: bool = False
@@ -87,7 +87,7 @@ def retry_with_overwrites(graph: Graph, attempt: Callable[[], Schedule]) -> Sche
 
 
 class Execution:
-    """A training step that records its computations, keeps and page-ins by stage.
+    """A training step that records computations, kept tensors and page-ins by stage.
 
     Tensors and workspaces may use `limit_bytes` [B].
 
@@ -303,9 +303,9 @@ class StagedExecution(Execution):
                 self.evict_until_fits(needed_bytes, k)  # says that no tensor may leave
 
     def _overwritten_victim(self, k: int) -> int | None:
-        """Return the input to evict by overwriting it.
+        """Return the input of node `k` to evict by overwriting it.
 
-        None if there is none or it is not permitted.
+        Return None if there is no such input, or overwriting is not permitted.
         """
         if not may_overwrite_inputs():
             return None
@@ -325,10 +325,10 @@ class StagedExecution(Execution):
         return node.output_bytes + node.workspace_bytes - overwritten_bytes
 
     def _can_evict(self, i: int, k: int) -> bool:
-        """Return whether tensor `i` is in RAM and not needed after node `k` is computed."""
+        """Return whether tensor `i` is in RAM and not needed after step `k` of the stage."""
         last_read = self._last_read.get(i, -1)
-        may_leave = i in self.ram and last_read <= k
-        return may_leave and (i in self._overwritten or not self.retains(i))
+        is_unneeded = i in self.ram and last_read <= k
+        return is_unneeded and (i in self._overwritten or not self.retains(i))
 
     def _missing_in_stage(self) -> tuple[set[int], set[int]]:
         """Return the nodes to compute in the stage, and the tensors to page in."""
@@ -371,7 +371,7 @@ def retain(
 
 
 class _Retention(StagedExecution):
-    """The execution of `retain`."""
+    """An execution with the rules of `retain` for tensors to keep and to demand."""
 
     def __init__(
         self,
@@ -464,9 +464,9 @@ def first_backward_node(graph: Graph) -> int:
 def last_possible_reads(graph: Graph, recomputable: Collection[int]) -> list[int]:
     """Return the last stage that may read each tensor, if the given tensors may be recomputed."""
     recomputable_nodes = {graph.node_of[i] for i in recomputable}
-    until = list(graph.node_of)
-    for i in range(len(until) - 1, -1, -1):
+    last_stages = list(graph.node_of)
+    for i in range(len(last_stages) - 1, -1, -1):
         for k in graph.users_of[i]:
             outputs = graph.outputs_of[k] if k in recomputable_nodes else ()
-            until[i] = max(until[i], k, *(until[j] for j in outputs))
-    return until
+            last_stages[i] = max(last_stages[i], k, *(last_stages[j] for j in outputs))
+    return last_stages

@@ -105,7 +105,7 @@ class PenalizedObjective:
         return weighted_sum((self._objective_prices, 1.0), (self._penalty_prices, penalty))
 
     def balance(self, partial: PartialSchedule) -> float:
-        """Return the penalty at which limits weigh as much as the objective."""
+        """Return the penalty at which the use of limits weighs as much as the objective."""
         used = price(self._penalty_prices, partial)
         return price(self._objective_prices, partial) / used if used > 0 else 1.0
 

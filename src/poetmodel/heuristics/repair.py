@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FIT_NOISE_RATIO: Final = 1.0
 """Maximum random relative rise of a price while the partial schedule is made to fit."""
 DROP_NOISE_RATIO: Final = 0.5
-"""The same while restorations are dropped."""
+"""Maximum random relative rise of a price while restorations are dropped."""
 ROUNDING_FACTOR: Final = 1 + 1e-9
 """Factor by which a price exceeds one that is equal except for rounding."""
 MAX_PLACEMENTS: Final = 60
@@ -53,11 +53,11 @@ class RepairStyle(NamedTuple):
 
 
 DEFAULT_STYLE: Final = RepairStyle()
-"""The style unless another one is given."""
+"""Style of repair by default."""
 
 
 class Obstacle(NamedTuple):
-    """Why a restoration could not be dropped: a stage would have exceeded the limit."""
+    """A stage that would have exceeded the limit if a restoration had been dropped."""
 
     stage: int
     rise_bytes: int
@@ -130,16 +130,17 @@ class Repair:
     def _best_recoveries(self, stage: int, excess: np.ndarray) -> list[Recovery]:
         """Return the recoveries that relieve a stage most for their price, the best first.
 
-        Their number is one in `choices_per_relief` of all, at least one. The recovery of a tensor
-        is searched only if its minimum price could make it one of them. If only one is returned,
-        the search has an upper bound on its price.
+        Their number is one in `choices_per_relief` of the tensors that could be evicted, at least
+        one. The recovery of a tensor is searched only if the tensor's minimum price could make the
+        recovery one of the best. If only one is returned, the search has an upper bound on the
+        price.
         """
         partial = self.partial
         recoveries = Recoveries(self, stage)
         chain = self.style.max_chain if self._can_page else MAX_CHAIN
         relief = _Relief(excess, counts_bytes=bool(partial.graph.state_tensors))
         ranked: list[tuple[float, int, int, float, Recovery | None]] = []
-        """Least ranks of tensors, with their next needs, gains by noise, and recoveries, None if
+        """Smallest ranks of tensors, with their next needs, gains by noise, and recoveries, None if
         these are not known yet."""
         best = math.inf
         """The rank that some tensor has at most: with a page-in, or with a known recovery."""
@@ -180,25 +181,24 @@ class Repair:
     def _storage_home_plan(
         self, i: int, interval: tuple[int, int]
     ) -> tuple[Recovery | None, Sequence[tuple[int, int]]]:
-        """Return the recovery that evicts state `i` across an interval, and the freed intervals.
+        """Return the recovery that evicts state `i` across an interval, and the intervals it frees.
 
-        None if none.
-
-        The state gets a home on storage, which frees the intervals before its node and after its
-        last reader. It is paged in if the interval is between them.
+        The state gets a home on storage, which frees the intervals before the state's node and
+        after the last reader. An interval between these two is freed, too, and ends with a page-in.
+        Return (None, ()) if the state cannot have its home on storage.
         """
         partial, graph = self.partial, self.problem.graph
         home = Restoration.at_its_node(graph, i, STORAGE_HOME)
         if not self.problem.can_page or not self.fits_limits(home):
             return None, ()
-        outer = [span for span in partial.intervals[i] if span[1] <= graph.node_of[i]]
-        outer += [span for span in partial.intervals[i] if span[1] == len(graph.nodes)]
+        outer_intervals = [span for span in partial.intervals[i] if span[1] <= graph.node_of[i]]
+        outer_intervals += [span for span in partial.intervals[i] if span[1] == len(graph.nodes)]
         price = self._price(home, adding=True)
-        if interval in outer:
-            return Recovery(price, (home,)), outer
-        page = Restoration(interval[1], i, PAGE_IN)
-        price += self._price(page, adding=True)
-        return Recovery(price, (home, page)), (*outer, interval)
+        if interval in outer_intervals:
+            return Recovery(price, (home,)), outer_intervals
+        page_in = Restoration(interval[1], i, PAGE_IN)
+        price += self._price(page_in, adding=True)
+        return Recovery(price, (home, page_in)), (*outer_intervals, interval)
 
     def _add_plan(self, plan: Recovery) -> None:
         """Add the restorations of a recovery that limits other than RAM permit."""
@@ -226,10 +226,10 @@ class Repair:
         k = graph.node_of[i]
         if not self._can_page and not graph.nodes[k].is_state:
             return math.inf, -1
-        page = Restoration(k, i, PAGE_IN)
-        if i in self.partial.resident or not self.fits_limits(page):
+        page_in_restoration = Restoration(k, i, PAGE_IN)
+        if i in self.partial.resident or not self.fits_limits(page_in_restoration):
             return math.inf, -1
-        return self._price(page, adding=True), graph.last_page_in(i)
+        return self._price(page_in_restoration, adding=True), graph.last_page_in(i)
 
     def _is_allowed(self, restoration: Restoration) -> bool:
         """Return whether state permits a restoration.
@@ -267,30 +267,30 @@ class Repair:
         if not self._can_page or not partial.recomputed[t]:
             return False
         self.paged_only.add(t)
-        changed = False
+        is_changed = False
         for k in sorted(partial.recomputed[t], reverse=True):
             if k not in partial.recomputed[t]:
                 continue
-            pages = [
+            page_ins = [
                 Restoration(t, i, PAGE_IN)
                 for i in graph.outputs_of[k]
                 if partial.is_read_from(i, t) and i not in partial.paged_in[t]
             ]
-            if all(map(self.fits_limits, pages)):
+            if all(map(self.fits_limits, page_ins)):
                 partial.remove(Restoration(t, k, RECOMPUTE))
-                for page in pages:
-                    partial.add(page)
-                changed = True
-        return changed
+                for page_in in page_ins:
+                    partial.add(page_in)
+                is_changed = True
+        return is_changed
 
     # -- user-defined constraints ----------------------------------------------------------------
 
     def satisfy(self) -> None:
         """Add decisions that constraints or the objective reward, and drop excessive ones.
 
-        Each move adds or drops the one decision that lowers the excess most for its price and fits,
-        until there is none. Then decisions with negative prices are added if they exceed no
-        constraint.
+        Each move adds or drops the one decision that lowers the excess over user-defined
+        constraints most for its price and fits. When no such move is left, decisions with negative
+        prices are added if they exceed no constraint.
         """
         rows, partial = self.partial.rows, self.partial
         if rows is None or rows.rewards is None:
@@ -362,8 +362,8 @@ class Repair:
             if not adding:
                 uses = (*uses, *rows.page_in[item] * self.partial.page_ins[item])
         else:
-            out = self.partial.changes_page_out(restoration, adding=adding)
-            uses = rows.page_out[item] if out else ()
+            page_out = self.partial.changes_page_out(restoration, adding=adding)
+            uses = rows.page_out[item] if page_out else ()
             if restoration.kind != PAGE_OUT:
                 uses = (*rows.page_in[item], *uses)
         return uses if adding else tuple((row, -amount) for row, amount in uses)
@@ -396,8 +396,8 @@ class Repair:
     def _place_one(self, restoration: Restoration) -> bool:
         """Add a rewarded decision in the best stage in which it fits; return whether there is one.
 
-        Stages that have the inputs of a recomputation in RAM come first, then those with the
-        smallest load.
+        Stages that have the inputs of a recomputation in RAM are tried first, then those with the
+        smallest RAM use.
         """
         partial, graph, item = self.partial, self.problem.graph, restoration.item
         if restoration.kind in (PAGE_OUT, STORAGE_HOME):
@@ -488,8 +488,8 @@ class Repair:
         if restoration.kind == STORAGE_HOME:
             paged = 0 if adding else partial.page_ins[item]
             return prices.storage_home[item] + paged * prices.page_in[item]
-        out = partial.changes_page_out(restoration, adding=adding)
-        price = prices.page_out[item] if out else 0.0
+        page_out = partial.changes_page_out(restoration, adding=adding)
+        price = prices.page_out[item] if page_out else 0.0
         return price if restoration.kind == PAGE_OUT else prices.page_in[item] + price
 
     def _drop(self, restoration: Restoration) -> bool:
@@ -525,7 +525,10 @@ class Repair:
         return tuple(tuple(self.partial.intervals[i]) for i in restored_tensors)
 
     def _may_drop(self, restoration: Restoration) -> bool:
-        """Return whether the rows of stages alone permit to keep the tensors of a restoration."""
+        """Return whether the RAM rows alone permit keeping the tensors of a restoration in RAM.
+
+        A row is the RAM use at the last step of a stage.
+        """
         partial, graph, t = self.partial, self.problem.graph, restoration.stage
         freed = 0
         tensors: Sequence[int] = (restoration.item,)
@@ -550,27 +553,27 @@ def _rank(gain: float, price: float) -> float:
 
 
 class _Relief:
-    """The bytes by which evictions relieve stages above the limit."""
+    """Index of the stages above the limit, to sum the bytes by which an eviction relieves them."""
 
     def __init__(self, excess: np.ndarray, *, counts_bytes: bool) -> None:
-        """Index the stages with an excess above 0."""
+        """Index the stages whose excess over the limit is above 0 [B]."""
         self.stages: list[int] = np.flatnonzero(excess).tolist()
         self.excess = excess[self.stages]
         self.largest = max(self.excess.tolist(), default=0)
         self.sums: list[int] = [0, *self.excess.cumsum().tolist()]
         self.counts_bytes = counts_bytes
-        """Whether gains above a stage's excess count as the excess. Needed for state, which is in
-        RAM in all stages: otherwise the largest state would always come first."""
+        """Whether the relief of a stage is limited to the stage's excess. Needed for state, which
+        is in RAM in all stages: otherwise the largest state would always be evicted first."""
 
-    def total_bytes(self, freed: Iterable[tuple[int, int]], size_bytes: int) -> int:
-        """Return the total relief of all stages if `size_bytes` are freed in some spans [B]."""
+    def total_bytes(self, intervals: Iterable[tuple[int, int]], size_bytes: int) -> int:
+        """Return the total relief of all stages if `size_bytes` are freed in intervals [B]."""
         total = 0
-        for first, end in freed:
-            begin, until = bisect_left(self.stages, first), bisect_left(self.stages, end)
+        for first, end in intervals:
+            begin, stop = bisect_left(self.stages, first), bisect_left(self.stages, end)
             if not self.counts_bytes:
-                total += size_bytes * (until - begin)
+                total += size_bytes * (stop - begin)
             elif size_bytes >= self.largest:
-                total += self.sums[until] - self.sums[begin]
-            elif begin < until:
-                total += int(np.minimum(self.excess[begin:until], size_bytes).sum())
+                total += self.sums[stop] - self.sums[begin]
+            elif begin < stop:
+                total += int(np.minimum(self.excess[begin:stop], size_bytes).sum())
         return total
