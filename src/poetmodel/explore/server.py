@@ -205,8 +205,8 @@ async def _stream_events(coordinator: Coordinator, session: str) -> AsyncIterato
                     opened, point = coordinator.find(name)
                 except GoneError:
                     continue
-                described = opened.describe(point)
-                yield ServerSentEvent(event=kind, data=described)
+                values = opened.describe(point)
+                yield ServerSentEvent(event=kind, data=values)
             await asyncio.sleep(MIN_PAUSE_S)
     finally:
         coordinator.remove_listener(session, listener)
