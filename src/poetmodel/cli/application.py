@@ -62,7 +62,7 @@ class Subcommand(TyperCommand):
     """A command whose help shows flags without a placeholder."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return its options and arguments."""
+        """Return the options and arguments of the command."""
         return _hide_flag_metavars(super().get_params(ctx))
 
 
@@ -190,5 +190,6 @@ def _usage_sentence(error: Exception) -> str:
 
 
 def _is_closed_pipe(end: BaseException) -> bool:
+    """Return whether an exit of the application was caused by a closed output pipe."""
     cause = end.__context__
     return cause is not None and (isinstance(cause, BrokenPipeError) or _is_closed_pipe(cause))

@@ -39,7 +39,10 @@ def methods(incomplete: str) -> Suggestions:
 
 
 def several(complete: Callable[[str], Suggestions]) -> Callable[[str], Suggestions]:
-    """Return a function that completes the last of several comma-separated names."""
+    """Return a completion function for options with several comma-separated names.
+
+    It completes the last name with `complete`.
+    """
 
     def complete_last(incomplete: str) -> Suggestions:
         before, comma, last = incomplete.rpartition(",")

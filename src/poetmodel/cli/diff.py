@@ -129,15 +129,15 @@ def _schedule_facts(side: VerifiedSchedule) -> Iterator[Fact]:
 def _line(left: Fact, right: Fact) -> tuple[str, str, str, str]:
     """Return a row of the table: name, value of each schedule, and difference of numbers."""
     unknown = "" if left.unit is _yes_or_no else "none"
-    change = ""
-    numbers = all(
+    difference = ""
+    are_numbers = all(
         isinstance(fact.value, int | float) and not isinstance(fact.value, bool)
         for fact in (left, right)
     )
-    if numbers and left.value != right.value:
+    if are_numbers and left.value != right.value:
         sign = "-" if right.value < left.value else "+"
-        change = f"{sign}{left.unit(abs(right.value - left.value))}"
-    return left.name or "", left.text or unknown, right.text or unknown, change
+        difference = f"{sign}{left.unit(abs(right.value - left.value))}"
+    return left.name or "", left.text or unknown, right.text or unknown, difference
 
 
 def _yes_or_no(fits: object) -> str:
@@ -145,9 +145,9 @@ def _yes_or_no(fits: object) -> str:
 
 
 def _decision_key(decision: Decision) -> tuple[object, ...]:
-    """Return the stages of all actions on a tensor, which determine when it is dropped.
+    """Return the decision on a tensor, and the stages of its recomputations and transfers.
 
-    The treatment is included, because it has the home of state without transfers.
+    These determine when the tensor is in RAM. The decision has the home of state without transfers.
     """
     return decision.choice, decision.recomputed, decision.paged_out, decision.paged_in
 

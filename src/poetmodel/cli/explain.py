@@ -53,7 +53,7 @@ class Arguments:
 
 @options.command("poetmodel explain mlp.json --graph mlp")
 def explain(
-    given: Arguments,
+    arguments: Arguments,
     source: options.FileGraphOptions,
     costing: options.CostOptions,
     search: Annotated[
@@ -64,21 +64,21 @@ def explain(
 ) -> None:
     """Explain the decisions of a schedule, or the cost of the decision on one tensor."""
     with live_line(enabled=not output.json, doing="verifying"):
-        stated = read_valid_schedule(given.schedule, source, costing)
-    print_warnings(stated.notes)
-    explanation = summarize_decisions(stated, given.tensor)
-    if given.tensor is not None:
-        if stated.document.status != "optimal":
+        verified = read_valid_schedule(arguments.schedule, source, costing)
+    print_warnings(verified.notes)
+    explanation = summarize_decisions(verified, arguments.tensor)
+    if arguments.tensor is not None:
+        if verified.document.status != "optimal":
             print_warnings([NOT_PROVEN])
         with (
             live_line(enabled=not output.json, doing="solving without the decision"),
             suppress(KeyboardInterrupt),  # the decision is printed without its cost
         ):
             explanation = _with_costs(explanation, search)
-    print_room_warnings(stated.room)
+    print_room_warnings(verified.room)
     if output.json:
         print_json(to_json_object(_explanation_facts(explanation)))
-    elif given.tensor is not None:
+    elif arguments.tensor is not None:
         _print_tensor(explanation)
     else:
         _print_schedule(explanation)
@@ -318,10 +318,10 @@ def _full_steps(explanation: DecisionSummary) -> Fact:
 def _decision_rows(explanation: DecisionSummary) -> Iterator[tuple[str, ...]]:
     """Yield one table row for each of the most expensive decisions."""
     for group in explanation.groups:
-        many, choice = len(group.members), group.members[0].choice
+        n_members, choice = len(group.members), group.members[0].choice
         yield (
             group.name,
-            f"{choice}" if many == 1 else f"{many} {choice}",
+            f"{choice}" if n_members == 1 else f"{n_members} {choice}",
             format_joules(sum(decision.energy_j for decision in group.members)),
             format_seconds(sum(decision.time_s for decision in group.members)),
         )
@@ -424,7 +424,7 @@ def _with_costs(explanation: DecisionSummary, search: options.SearchOptions) -> 
 
 
 def _by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
-    """Return the decisions with a cost, most expensive first; one per recomputed node."""
+    """Return the decisions with a cost, most expensive first; one for each recomputed node."""
     size = graph.tensor_bytes
     with_cost = [decision for decision in decisions if decision.has_cost]
     chosen: dict[tuple[object, ...], Decision] = {}

@@ -164,12 +164,12 @@ def _schedule_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
     }
     shown = partial(metric_facts, Display.VERIFY, simulation, timed=timed, notes=notes)
     yield from shown(Group.ENERGY)
-    unplanned = () if simulation.planned_s is not None else ("makespan_s",)
-    yield from shown(Group.WORK, Group.STEP, unlisted=unplanned)
+    unlisted_keys = () if simulation.planned_s is not None else ("makespan_s",)
+    yield from shown(Group.WORK, Group.STEP, unlisted=unlisted_keys)
     yield from shown(Group.MEMORY)
     yield from room_facts(verified.room)
-    held = [graph.tensors[i].name for i in tensors]
-    yield Fact("peak", {"stage": peak.stage, "node": node, "tensors": held})
+    peak_tensor_names = [graph.tensors[i].name for i in tensors]
+    yield Fact("peak", {"stage": peak.stage, "node": node, "tensors": peak_tensor_names})
     yield from state_facts(graph, simulation)
     yield from shown(Group.STORAGE)
     yield from wear_facts(Display.VERIFY, simulation)
@@ -293,11 +293,11 @@ def _plan_facts(
     yield Fact("ram_budget_bytes", plan.ram_budget_bytes)
     size = len(plan.program)
     yield Fact("instructions", size, "instructions", format_number, f"{plan.mode} transfers")
-    stalls = plan.mode == StorageMode.DMA and timed
-    at = "" if check.peak_position is None else f"at instruction {check.peak_position}"
+    shows_stall = plan.mode == StorageMode.DMA and timed
+    peak_note = "" if check.peak_position is None else f"at instruction {check.peak_position}"
     notes = {
-        "makespan_s": f"stall {format_seconds(check.stall_s or 0.0)}" if stalls else "",
-        "peak_ram_bytes": at,
+        "makespan_s": f"stall {format_seconds(check.stall_s or 0.0)}" if shows_stall else "",
+        "peak_ram_bytes": peak_note,
     }
     shown = partial(metric_facts, Display.VERIFY_PLAN, check, notes=notes)
     yield from shown(Group.ENERGY, Group.WORK, Group.STEP, Group.MEMORY)
