@@ -110,8 +110,8 @@ class ModelTask(Task):
     def planned_problem(self) -> Problem:
         """The problem whose schedules are planned.
 
-        If added rows or the objective name page-outs, plans include page-outs that no page-in
-        needs.
+        If added rows or the objective have variables of page-outs, the plans include page-outs that
+        no page-in needs.
         """
         if has_added_page_outs(self.model):
             return self.problem.surrogate(wants_page_outs=True)
@@ -185,8 +185,8 @@ def _objective_unit(form: StandardForm) -> float:
     costs = np.abs(form.objective[form.objective != 0])
     if not costs.size:
         return 1.0
-    least = max(costs.min() / 1000, sys.float_info.min)
-    unit = max(least, costs.max() / MAX_UNITS, abs(form.offset) / MAX_OFFSET)
+    min_cost = max(costs.min() / 1000, sys.float_info.min)
+    unit = max(min_cost, costs.max() / MAX_UNITS, abs(form.offset) / MAX_OFFSET)
     return float(2.0 ** math.floor(math.log2(unit)))
 
 
@@ -306,17 +306,17 @@ def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardFor
     """Return a form without the rows that limit transfer times, if plans may omit transfers."""
     if problem.plans_all_transfers:
         return form
-    kept = [
-        number
-        for number, row in enumerate(form.rows)
+    kept_rows = [
+        row_number
+        for row_number, row in enumerate(form.rows)
         if not (isinstance(row, Label) and row.family == DEADLINE_ROWS[1])
     ]
     return replace(
         form,
-        matrix=form.matrix[kept],
-        row_lower=form.row_lower[kept],
-        row_upper=form.row_upper[kept],
-        rows=[form.rows[number] for number in kept],
+        matrix=form.matrix[kept_rows],
+        row_lower=form.row_lower[kept_rows],
+        row_upper=form.row_upper[kept_rows],
+        rows=[form.rows[row_number] for row_number in kept_rows],
     )
 
 
@@ -336,8 +336,8 @@ def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
         upper = row.upper - constant
     label = Label(limit.name, limit.key)
     shape = (1, form.n_columns)
-    block = csr_array((list(columns.values()), list(columns), [0, len(columns)]), shape=shape)
-    form = form.with_rows(block, [lower], [upper], [label])
+    new_row = csr_array((list(columns.values()), list(columns), [0, len(columns)]), shape=shape)
+    form = form.with_rows(new_row, [lower], [upper], [label])
     layout = require_layout(form)
     return replace(form, layout=replace(layout, limits={**layout.limits, label: needed}))
 
@@ -345,8 +345,8 @@ def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
 def _lower_peak_limits(form: StandardForm, problem: Problem) -> StandardForm:
     """Return a form whose memory rows have the smaller budget of a problem that minimizes RAM."""
     layout = require_layout(form)
-    before, peak = layout.model.problem, layout.model.peak
-    lower = before.usable_ram_bytes - problem.usable_ram_bytes
+    old_limit_bytes, peak = layout.model.problem, layout.model.peak
+    lower = old_limit_bytes.usable_ram_bytes - problem.usable_ram_bytes
     limits = {
         label: replace(limit, upper=limit.upper - lower) if label.family == "memory" else limit
         for label, limit in layout.limits.items()
@@ -354,7 +354,7 @@ def _lower_peak_limits(form: StandardForm, problem: Problem) -> StandardForm:
     upper = form.upper.copy()
     position = -1 if peak is None else layout.positions[peak]
     if position >= 0:
-        upper_limit = upper[position] * problem.usable_ram_bytes / before.usable_ram_bytes
+        upper_limit = upper[position] * problem.usable_ram_bytes / old_limit_bytes.usable_ram_bytes
         upper[position] = max(form.lower[position], upper_limit)
     return replace(form, upper=upper, layout=replace(layout, limits=limits))
 

@@ -212,7 +212,7 @@ class ModelProof:
         return raw, None
 
     def _call_solver(self, values: NDArray[np.float64] | None) -> RawSolution | None:
-        """Solve the form within the remaining time. Return None if none remains.
+        """Solve the form within the remaining time; return None if no time remains.
 
         If the solver exceeds the limit, it is abandoned and its last report is returned.
         """
@@ -287,9 +287,9 @@ class ModelProof:
         return schedule_from_columns(self.arrays, lambda column: bool(values[column] > HALF))
 
     def _problem_bound(self, bound: float | None) -> float | None:
-        """Convert the model's bound to one on the problem, in its unit.
+        """Convert the model's bound to one on the problem, in the unit of the problem.
 
-        None if the model is not exact, or minimizes another objective.
+        Return None if the model is not exact, or minimizes another objective.
         """
         if bound is None or not (self.arrays.exact and self.as_stated):
             return None
@@ -297,7 +297,7 @@ class ModelProof:
         return max(least, safe_bound(self.problem, bound) * self.unit)
 
     def own(self, value: float | None, bound: float | None) -> ModelObjective | None:  # noqa: ARG002
-        """Return the user-defined objective at a value: None, as only `ExtendedProof` has one."""
+        """Return the user-defined objective at a value; None except in `ExtendedProof`."""
         return None
 
     def _make_outcome(self, raw: RawSolution | None, candidate: Candidate | None) -> Outcome:

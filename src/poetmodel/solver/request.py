@@ -188,7 +188,7 @@ class History:
         """Return the moments before a solve's end, and the result as the last moment.
 
         Earlier values are corrected to be no better than the result, because a solver may revise
-        its reports. Empty for a user-defined objective; without the last moment if there is no
+        its reports. Return () for a user-defined objective; omit the last moment if there is no
         schedule.
         """
         own, simulation = result.own_objective, result.simulation
@@ -210,7 +210,7 @@ class History:
         return (*before, (result.wall_s, value, bound))
 
     def _add_moment(self, moment: Moment) -> None:
-        """Append a moment with the best values so far, unless it improves none of them."""
+        """Append a moment with the best values so far, unless neither value has improved."""
         moments = self.moments
         if moments:
             _, incumbent, bound = moments[-1]

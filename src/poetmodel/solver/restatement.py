@@ -47,13 +47,13 @@ def restate_as_call(model: pyo.ConcreteModel) -> str | None:
     model itself were changed.
     """
     objective = next(model.component_data_objects(pyo.Objective, active=True), None)
-    added = _added_rows(model)
-    if added is None or objective is None or not model.exact or _is_narrowed(model):
+    added_rows = _added_rows(model)
+    if added_rows is None or objective is None or not model.exact or _is_narrowed(model):
         return None
     writer = _TotalsWriter(model, _counted_variables(model))
     calls: list[str | None] = []
-    if added:
-        calls.append(writer.subject_to_call(added))
+    if added_rows:
+        calls.append(writer.subject_to_call(added_rows))
     if objective.expr is not getattr(model, "stated_objective", None):
         calls.append(writer.objective(objective))
     return f"problem.{'.'.join(map(str, calls))}" if calls and all(calls) else None

@@ -42,7 +42,7 @@ MIN_UNITS: Final = 1.0
 """Smallest value of a known schedule, in units of the objective, that a solver resolves to a
 millionth. Below it the problem is restated in finer units."""
 MAX_UNITS: Final = 1e5
-"""Largest such value."""
+"""Largest value of a known schedule, in units of the objective, that needs no other units."""
 SETTLED: Final = frozenset({Termination.PROVED, Termination.STALLED})
 """Terminations after which the open gap is below a solver's tolerances."""
 
@@ -93,11 +93,13 @@ class Task:
         if request.remaining_s() <= 0 or known.candidate is None:
             return known
         start, log = known.candidate.schedule, f"{outcome.log}poetmodel: {RETRY_NOTE}\n"
-        retried = self._solve_once(problem, replace(request, presolve=False), start)
-        retried = replace(retried, candidate=better_candidate(retried.candidate, known.candidate))
-        if is_refuted(problem, retried):
-            retried = without_proof(problem, retried)
-        return retried.with_solves([replace(known, log=log), retried])
+        second_outcome = self._solve_once(problem, replace(request, presolve=False), start)
+        second_outcome = replace(
+            second_outcome, candidate=better_candidate(second_outcome.candidate, known.candidate)
+        )
+        if is_refuted(problem, second_outcome):
+            second_outcome = without_proof(problem, second_outcome)
+        return second_outcome.with_solves([replace(known, log=log), second_outcome])
 
     def _solve_once(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
         """Build first schedules by heuristics, and prove from the best.
@@ -152,12 +154,10 @@ class Task:
     def _check_start(
         self, problem: Problem, request: Request, best: Candidate | None
     ) -> Outcome | None:
-        """Report the first schedule.
-
-        Return an outcome if it is optimal or the callback stops the solve.
+        """Report the first schedule, and return an outcome if it is optimal or the callback stops.
 
         ``paper`` has another objective and a model may have more rows, so no first schedule is
-        reported.
+        reported for them.
         """
         if best is None or not (self.can_restate and self.exact):
             return None
@@ -221,40 +221,42 @@ class Task:
         return prove_formulation(stated, request, self.formulation, start=start)
 
 
-def _fall_back_to_compact(problem: Problem, request: Request, before: Outcome) -> Outcome:
+def _fall_back_to_compact(problem: Problem, request: Request, lazy_outcome: Outcome) -> Outcome:
     """Solve with ``compact`` if ``lazy`` stalled and stages are limited or decisions rewarded.
 
     The groups of a relaxation cannot represent some user-defined constraints by stage, nor
-    decisions that are rewarded for themselves. Keeps the better schedule and bound. Returns
-    `before` if the model takes too long to build or is too large.
+    decisions that are rewarded for themselves. The better schedule and bound are returned, or
+    `lazy_outcome` if the model takes too long to build or is too large.
     """
-    candidate = before.candidate
+    candidate = lazy_outcome.candidate
     has_stage_terms = bool(problem.stage_limits) or any(any(column) for column in problem.rewards)
     if (
-        before.termination != Termination.STALLED
+        lazy_outcome.termination != Termination.STALLED
         or not has_stage_terms
         or request.remaining_s() <= 0
     ):
-        return before
+        return lazy_outcome
     from poetmodel.model.building import estimate_build_s
     from poetmodel.solver.monolithic import prove_formulation
 
     if estimate_build_s(problem, "compact") > request.remaining_s():
-        return before
-    within = (
-        request if candidate is None else _with_known_progress(request, candidate, before.bound)
+        return lazy_outcome
+    limited_request = (
+        request
+        if candidate is None
+        else _with_known_progress(request, candidate, lazy_outcome.bound)
     )
     try:
-        after = prove_formulation(problem, within, "compact", start=candidate)
+        compact_outcome = prove_formulation(problem, limited_request, "compact", start=candidate)
     except KeyboardInterrupt:
-        return replace(before, termination=Termination.INTERRUPTED)
+        return replace(lazy_outcome, termination=Termination.INTERRUPTED)
     except TooLargeError:
-        return before
+        return lazy_outcome
     return replace(
-        after,
-        candidate=better_candidate(after.candidate, candidate),
-        bound=max(before.bound, after.bound),
-    ).with_solves([before, after])
+        compact_outcome,
+        candidate=better_candidate(compact_outcome.candidate, candidate),
+        bound=max(lazy_outcome.bound, compact_outcome.bound),
+    ).with_solves([lazy_outcome, compact_outcome])
 
 
 def _is_resolvable(problem: Problem, value: float) -> bool:
@@ -277,24 +279,24 @@ def _with_known_progress(request: Request, known: Candidate, bound: float) -> Re
     return replace(request, on_progress=report_best)
 
 
-def _merge_outcomes(before: Outcome, after: Outcome, known: Candidate) -> Outcome:
+def _merge_outcomes(first: Outcome, second: Outcome, known: Candidate) -> Outcome:
     """Merge two solves, the second of which searched for a schedule better than `known`.
 
-    An infeasible second solve proves that `known` is optimal.
+    If the second solve is infeasible, `known` is optimal.
     """
-    bound = known.value if after.infeasible else min(after.bound, known.value)
+    bound = known.value if second.infeasible else min(second.bound, known.value)
     return replace(
-        after,
-        candidate=better_candidate(after.candidate, known),
-        bound=max(before.bound, bound),
+        second,
+        candidate=better_candidate(second.candidate, known),
+        bound=max(first.bound, bound),
         infeasible=False,
-    ).with_solves([before, after])
+    ).with_solves([first, second])
 
 
 def _segment_candidate(problem: Problem, request: Request) -> Candidate | None:
-    """Return the best schedule that checkpoints segments.
+    """Return the best schedule with checkpoints between segments.
 
-    None if none is valid or found in time.
+    Return None if no such schedule is valid or found in time.
     """
     try:
         with time_limit(request.remaining_s() + GRACE_S):

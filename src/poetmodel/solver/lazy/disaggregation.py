@@ -171,10 +171,10 @@ def disaggregate(
 ) -> Disaggregation:
     """Assign the decisions of groups to stages.
 
-    A recomputation or page-in happens at the earliest need in the group. That is the first stage
-    that reads the tensor, or the stage of the first recomputation that does. It is the last stage
-    of the group if the tensor is only kept for the next group. A node that reads state is
-    recomputed no later than the replacement of that state. A tensor is evicted after its last need.
+    A recomputation or page-in happens at the earliest need in the group: the first stage that reads
+    the tensor, or the stage of the first recomputation that reads it. If the tensor is only kept
+    for the next group, this is the last stage of the group. A node that reads state is recomputed
+    no later than the replacement of that state. A tensor is evicted after its last need.
     """
     last_stages = (stated or graph).last_stages
     result = _Disaggregator(graph, grouping, events, decisions, last_stages).run()
@@ -193,7 +193,7 @@ class _Disaggregator:
         decisions: GroupDecisions,
         last_stages: Sequence[int],
     ) -> None:
-        """Index the decisions by group."""
+        """Index the decisions by group; no stage has a decision yet."""
         self.graph = graph
         self.last_stages = last_stages
         self.grouping = grouping
@@ -305,12 +305,12 @@ def broken_stages(loads: Sequence[float], limit: float) -> list[int]:
     worst: list[int] = []
     in_sequence = False
     for t, load in enumerate(loads):
-        broken = load > limit
-        if broken and not in_sequence:
+        is_broken = load > limit
+        if is_broken and not in_sequence:
             worst.append(t)
-        elif broken and load > loads[worst[-1]]:
+        elif is_broken and load > loads[worst[-1]]:
             worst[-1] = t
-        in_sequence = broken
+        in_sequence = is_broken
     return sorted(worst, key=lambda t: -loads[t])
 
 

@@ -77,17 +77,19 @@ def add_cuts(
 
 
 def carried_basis(
-    basis: Basis | None, relaxation: Relaxation, solved: Sequence[Cut]
+    basis: Basis | None, relaxation: Relaxation, solved_cuts: Sequence[Cut]
 ) -> Basis | None:
     """Adapt the basis of a solve to the current cuts; cuts that are new are basic.
 
-    `solved` has the cuts of that solve, in the order of its rows.
+    `solved_cuts` are the cuts of that solve, in the order of its rows.
     """
     if basis is None:
         return None
     n_rows = relaxation.form.n_rows
-    known = {id(cut): row for cut, row in zip(solved, basis.rows[n_rows:], strict=True)}
-    cuts = [known.get(id(cut), basis.basic) for cut in relaxation.cuts]
+    old_positions = {
+        id(cut): row for cut, row in zip(solved_cuts, basis.rows[n_rows:], strict=True)
+    }
+    cuts = [old_positions.get(id(cut), basis.basic) for cut in relaxation.cuts]
     return replace(basis, rows=[*basis.rows[:n_rows], *cuts])
 
 

@@ -137,12 +137,10 @@ class BrokenRows(NamedTuple):
 
 
 def offer_solution(session: Session, relaxation: Relaxation, x: NDArray[Any]) -> BrokenRows:
-    """Disaggregate a solution and offer the schedule if it meets all rows.
+    """Convert a solution to a schedule, and offer it to the session if it meets all rows.
 
-    Return the violated rows.
-
-    If the peak is minimized, the schedule is offered in any case: it may be good although it
-    exceeds the peak that the solution claims.
+    Return the violated rows. If the peak is minimized, the schedule is offered in any case: it may
+    be good although it exceeds the peak that the solution claims.
     """
     result = relaxation.disaggregate(x)
     limit = relaxation.claimed_ram(x)
@@ -169,8 +167,8 @@ def _broken_own_rows(relaxation: Relaxation, result: Disaggregation) -> dict[int
     decisions = {("recomputed", index) for index in result.recomputed}
     decisions.update(("paged_in", index) for index in result.paged_in)
     return {
-        number: change_stages(row)
-        for number, row in enumerate(limits)
-        if number not in relaxation.grouping.own_rows
+        position: change_stages(row)
+        for position, row in enumerate(limits)
+        if position not in relaxation.grouping.own_rows
         and not row.is_satisfied(decisions.__contains__)
     }

@@ -144,9 +144,9 @@ def has_fastest(problem: Problem) -> bool:
 def find_fastest(problem: Problem, request: Request, bound: float, params: LazyParams) -> Outcome:
     """Minimize time within all other limits until it is decided whether the deadline can be met.
 
-    Only for problems with `has_fastest`; other problems raise `ValueError`. It takes a fraction of
-    the remaining time, and reports `bound`, the proven bound of the problem, during the search. The
-    candidate meets every limit. The outcome is interrupted only if the caller's callback or Ctrl-C
+    Raise `ValueError` for problems without `has_fastest`. The search takes a fraction of the
+    remaining time, and reports `bound`, the proven bound of the problem. The candidate of the
+    outcome meets every limit. The outcome is interrupted only if the caller's callback or Ctrl-C
     ended the search.
     """
     if problem.deadline_s is None:

@@ -48,18 +48,19 @@ class CountedForm:
     def point(self, x: NDArray[Any] | None) -> NDArray[Any] | None:
         """Extend a point of the original form to a point of this form.
 
-        None for None, or if more interchangeable columns are 1 than the cutoff or a limit permits.
+        Return None for None, or if more interchangeable columns are 1 than the cutoff or a limit
+        permits.
         """
         if x is None:
             return None
-        whole = np.zeros(self.form.n_columns)
-        whole[: self.n_columns] = x
+        extended_point = np.zeros(self.form.n_columns)
+        extended_point[: self.n_columns] = x
         for tally in self.tallies:
             count = int((x[tally.members] > _HALF).sum())
             if count > len(tally.counters):
                 return None
-            whole[tally.counters.start : tally.counters.start + count] = 1.0
-        return whole
+            extended_point[tally.counters.start : tally.counters.start + count] = 1.0
+        return extended_point
 
 
 def solve_with_counts(
@@ -75,16 +76,18 @@ def solve_with_counts(
     The solution has the columns of `form`. Other arguments are those of `Session.relax`. At a small
     gap, counters would only add columns.
     """
-    params, counted = session.params, None
+    params, counted_form = session.params, None
     if session.bounds.gap() > params.small_gap_ratio:
         cutoff = targets.get("objective_cutoff")
-        counted = count_equal_columns(form, cutoff, min_use_ratio=params.counted_part_ratio)
-    if counted is None:
+        counted_form = count_equal_columns(form, cutoff, min_use_ratio=params.counted_part_ratio)
+    if counted_form is None:
         return session.relax(form, targets=targets, start=start, **settings)
-    raw = session.relax(counted.form, targets=targets, start=counted.point(start), **settings)
+    raw = session.relax(
+        counted_form.form, targets=targets, start=counted_form.point(start), **settings
+    )
     if raw is None or raw.x is None:
         return raw
-    return replace(raw, x=raw.x[: counted.n_columns])
+    return replace(raw, x=raw.x[: counted_form.n_columns])
 
 
 def count_equal_columns(

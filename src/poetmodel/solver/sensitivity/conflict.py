@@ -80,11 +80,9 @@ class _ConflictSearch:
     """Schedules found so far."""
 
     def conflicts(self, kept: list[Stated]) -> bool | None:
-        """Return whether no schedule meets these limits.
+        """Return whether no schedule meets the limits in `kept`; None if undecided in time.
 
-        None if the time limit passes before a proof.
-
-        Raises `KeyboardInterrupt` after Ctrl-C.
+        Raise `KeyboardInterrupt` after Ctrl-C.
         """
         dropped = [stated for stated in self.all_limits if stated not in kept]
         problem = without_limits(self.problem, *dropped, minimize=Quantity.ENERGY)
@@ -154,17 +152,17 @@ def minimal_conflict(
 ) -> list[T]:
     """Return a minimal subset of `rest` that conflicts together with `kept`.
 
-    `is_conflict` returns whether limits are proven to conflict, and holds for `kept` and `rest`
-    together. With `check_kept`, `kept` alone may conflict: then the subset is empty.
+    `is_conflict` returns whether limits are proven to conflict, which must be the case for `kept`
+    and `rest` together. With `check_kept`, `kept` alone may conflict: then the subset is empty.
     """
     if check_kept and is_conflict(kept):
         return []
     if len(rest) == 1:
         return rest
-    first, second = rest[: len(rest) // 2], rest[len(rest) // 2 :]
-    needed = minimal_conflict(is_conflict, [*kept, *first], second, check_kept=True)
+    first_half, second_half = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+    needed = minimal_conflict(is_conflict, [*kept, *first_half], second_half, check_kept=True)
     return [
-        *minimal_conflict(is_conflict, [*kept, *needed], first, check_kept=bool(needed)),
+        *minimal_conflict(is_conflict, [*kept, *needed], first_half, check_kept=bool(needed)),
         *needed,
     ]
 

@@ -288,16 +288,16 @@ def _explain_added_rows(
 ) -> Explanation | None:
     """Explain a model by the rows that were added to it.
 
-    None if the model's problem has no schedule without them either.
+    Return None if the model's problem has no schedule without these rows either.
     """
     from poetmodel.backends.compiler import compile_model
     from poetmodel.model.arrays import Label
 
     left_s = ends_s - time.process_time()
-    without = solve(
+    problem_result = solve(
         result.problem, time_limit=max(MIN_CHANGE_S, left_s / 2), gap=1.0, threads=threads
     )
-    if without.schedule is None:
+    if problem_result.schedule is None:
         return None
     form = compile_model(model)
     left_s = max(MIN_CHANGE_S, ends_s - time.process_time())

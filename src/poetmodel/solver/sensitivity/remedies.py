@@ -263,10 +263,10 @@ def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_
         yield _Attempt(
             change, variant if may_help else None, partial(_make_remedy, problem, change)
         )
-    small = _with_batch_size_1(problem)
-    if small is not None:
+    small_problem = _with_batch_size_1(problem)
+    if small_problem is not None:
         to_remedy = partial(_make_remedy, problem, Change.BATCH)
-        yield _Attempt(Change.BATCH, ChangedProblem(problem=small, gap=1.0), to_remedy)
+        yield _Attempt(Change.BATCH, ChangedProblem(problem=small_problem, gap=1.0), to_remedy)
     for rows in [stated for stated in conflict or () if isinstance(stated, tuple)]:
         without = without_limits(problem, rows, minimize=Quantity.ENERGY)
         variant = ChangedProblem(problem=without, gap=1.0)
@@ -338,19 +338,19 @@ def _with_batch_size_1(problem: Problem) -> Problem | None:
         return None
     if Costs.estimate(graph, device).table(graph) != problem.table:
         return None
-    small = make(batch_size=1)
-    if any(user_sum_faults(small, problem.constraints, problem.own_objective)):
+    small_graph = make(batch_size=1)
+    if any(user_sum_faults(small_graph, problem.constraints, problem.own_objective)):
         return None
-    return replace(problem.resolved(), graph=small, costs=Costs.estimate(small, device))
+    return replace(problem.resolved(), graph=small_graph, costs=Costs.estimate(small_graph, device))
 
 
 def _make_remedy(problem: Problem, change: Change, result: SolveResult) -> Remedy:
     """Convert the result of a change of a limit to a remedy."""
     works = result.schedule is not None
-    decided = works or result.status == Status.INFEASIBLE
+    is_decided = works or result.status == Status.INFEASIBLE
     kind, simulation = AMOUNTS.get(change), result.simulation
     allowed = None if kind is None else getattr(problem, kind.allowed)
-    remedy = Remedy(change=change, works=works if decided else None, allowed=allowed)
+    remedy = Remedy(change=change, works=works if is_decided else None, allowed=allowed)
     if kind is None or simulation is None:
         return remedy
     limit, graph = Limit(name=change, result=result), problem.graph
@@ -372,10 +372,10 @@ def _make_row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remed
     """Convert the result of a change of a user-defined constraint to a remedy."""
     row = rows[0]
     works = result.schedule is not None
-    decided = works or result.status == Status.INFEASIBLE
+    is_decided = works or result.status == Status.INFEASIBLE
     remedy = Remedy(
         change=Change.CONSTRAINT,
-        works=works if decided else None,
+        works=works if is_decided else None,
         constraint=constraint_name(rows),
         unit=unit_of_terms(row.terms.items()),
     )
@@ -383,27 +383,27 @@ def _make_row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remed
     if value is None or not _is_one_sided(rows):
         return remedy
     side, sign = ("upper", 1) if row.lower is None else ("lower", -1)
-    least = result.bound or 0.0
+    min_value = result.bound or 0.0
     if all(isinstance(weight, int) for weight in row.terms.values()) and isinstance(value, int):
-        least = _whole_bound(result)
-    elif least >= value - RELATIVE_TOLERANCE * abs(value):
-        least = value
+        min_value = _whole_bound(result)
+    elif min_value >= value - RELATIVE_TOLERANCE * abs(value):
+        min_value = value
     nearest = _find_row_limit(problem, row, side, sign * value, result)
-    proven = nearest is not None and least == value
+    proven = nearest is not None and min_value == value
     return replace(
         remedy,
         works=works if nearest is not None else None,
         side=side,
         allowed=getattr(row, side),
         nearest=nearest,
-        bound=nearest if proven else sign * least,
+        bound=nearest if proven else sign * min_value,
     )
 
 
 def _whole_bound(result: SolveResult) -> float:
     """Return the bound of a user-defined objective with whole values, rounded up."""
-    value, least = result.value or 0.0, result.bound or 0.0
-    return min(value, math.ceil(least - BOUND_ERROR_RATIO * max(1.0, abs(least))))
+    value, min_value = result.value or 0.0, result.bound or 0.0
+    return min(value, math.ceil(min_value - BOUND_ERROR_RATIO * max(1.0, abs(min_value))))
 
 
 def _find_row_limit(

@@ -122,7 +122,7 @@ def _compare_without(
 ) -> tuple[LimitState, float | None, float | None]:
     """Return whether a limit binds, and the found and the proven maximum saving without it.
 
-    OPEN and None if the solve without the limit found no schedule.
+    Return (OPEN, None, None) if the solve without the limit found no schedule.
     """
     if unlimited is None or unlimited.value is None:
         return LimitState.OPEN, None, None

@@ -140,7 +140,7 @@ class IntervalSeparator:
 
 
 def _add_term(terms: dict[int, float], column: int | None) -> None:
-    """Add 1 to the coefficient of a column, unless that is None."""
+    """Add 1 to the coefficient of a column; do nothing if the column is None."""
     if column is not None:
         terms[column] = terms.get(column, 0.0) + 1.0
 
@@ -157,10 +157,10 @@ class _Violation(NamedTuple):
 
 
 class _FractionalPoint:
-    """A fractional point, with sums over groups for fast evaluation of intervals."""
+    """A fractional point, with cumulative sums over groups of stages to evaluate intervals fast."""
 
     def __init__(self, relaxation: Relaxation, x: NDArray[np.float64]) -> None:
-        """Sum the point's decisions over groups."""
+        """Compute cumulative sums of the point's decisions over groups of stages."""
         self.relaxation = relaxation
         self.x = x
         self.graph = relaxation.problem.working_graph

@@ -121,9 +121,9 @@ class RoundingSeparator:
 
 
 def largest_sum(sizes: Sequence[int], limit: int, max_sums: int) -> int:
-    """Return the largest sum of some of the sizes (above 0) up to a limit (0 or more).
+    """Return the largest sum of some of the sizes (above 0) that is at most a limit (0 or more).
 
-    If that could be one of more than `max_sums` multiples of the greatest common divisor, return
+    If the sum could be one of more than `max_sums` multiples of the greatest common divisor, return
     the largest multiple up to the limit instead, which is an upper bound.
     """
     divisor = math.gcd(*sizes)
