@@ -88,8 +88,8 @@ def _read_state(chain: Chain, s: int) -> frozenset[int]:
     """Return the state before step `s` that part `s` reads; it needs no slot in revolve."""
     if s == 0:
         return frozenset()
-    read = {i for t in chain.steps[s].backward for i in chain.graph.inputs_of[t]}
-    return chain.steps[s - 1].state & read
+    tensors_read = {i for t in chain.steps[s].backward for i in chain.graph.inputs_of[t]}
+    return chain.steps[s - 1].state & tensors_read
 
 
 def forward_steps(length: int, slots: int) -> int:
@@ -183,9 +183,10 @@ class _Decision(NamedTuple):
 
 
 class ChainTable:
-    """Dynamic program of `rotor` over steps ``0..L-1``."""
+    """Dynamic program of `rotor` over steps ``0..L-1``: minimum times by memory."""
 
     def __init__(self, problem: Problem, times: Sequence[float] = ()) -> None:
+        """Fill the tables of minimum times; `times` replaces the compute times of the nodes [s]."""
         self.chain = chain = ChainMemory(problem.graph)
         times = times or problem.table.compute_time_s
         steps = range(len(chain.steps))
@@ -209,7 +210,7 @@ class ChainTable:
                 self.fill_span(s, s + span)
 
     def fill_span(self, s: int, t: int) -> None:
-        """Compute the minimum times of steps ``s..t``; those of all shorter spans must be known."""
+        """Compute the minimum times of steps ``s..t`` from those of all shorter spans."""
         check_time_limit()
         for keeps_state in (False, True):
             best_s = np.full(self.units + 1, np.inf)
@@ -238,7 +239,8 @@ class ChainTable:
     ) -> NDArray[np.float64]:
         """Return the times of steps ``s..t`` after a decision, for a range of memory sizes [s].
 
-        The range is `min_units` to `max_units`, both included.
+        The range is `min_units` to `max_units`, both included. With `kept`, the state of step `t`
+        stays in memory.
         """
         held, cut = decision.held_units, decision.cut
         later_s = self.min_time_s[s + 1 if cut is None else cut, t, kept]
@@ -259,7 +261,10 @@ class ChainTable:
         return times
 
     def decisions(self, s: int, t: int, *, kept: bool) -> Iterator[_Decision]:
-        """Yield the possible first decisions for steps ``s..t``."""
+        """Yield the possible first decisions for steps ``s..t``.
+
+        With `kept`, the state of step `t` is in memory, and counted.
+        """
         kept_state_bytes = self.kept_bytes(t) if kept else 0
         chain, step = self.chain, self.chain.steps[s]
         held = self.to_units(chain.bytes_of(step.tape | step.state))
@@ -332,7 +337,10 @@ class ChainTable:
     def realize_sequence(
         self, first: int, last: int, free_bytes: int, outside: frozenset[int]
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
-        """Return the tensors held when each part of a recompute sequence begins; freed states."""
+        """Return (tensors held when each part of a recompute sequence begins, steps freed).
+
+        The state of a freed step is freed before the part of the step, and recomputed for it.
+        """
         units = min(free_bytes // self.unit_bytes, self.units)
         freed_s, kept_s = self._freed_or_kept(first, last, units)
         held, freed = self.realize_decisions(
@@ -346,16 +354,16 @@ class ChainTable:
         return float(freed[units]), float(kept[units])
 
     def best_decision(self, s: int, t: int, m: int, *, kept: bool) -> _Decision:
-        """Return the best first decision for steps ``s..t`` with `m` units."""
+        """Return the best first decision for steps ``s..t`` with a memory of `m` units."""
         possible = (x for x in self.decisions(s, t, kept=kept) if x.min_units <= m)
         return min(possible, key=lambda x: self.times_s(x, s, t, m, m, kept=kept)[0])
 
     # -- memory of steps, in units ---------------------------------------------------------------
 
     def single_step(self, s: int, *, kept: bool) -> tuple[int, float]:
-        """Return memory [units] and time [s] of step `s` alone.
+        """Return memory [units] and time [s] of step `s` alone, with its state kept if `kept`.
 
-        The time is 0 if its part reads none of its tensors.
+        The time is 0 if the step's part reads none of its tensors.
         """
         part = self.chain.freeing_bytes[s]
         if kept:

@@ -129,6 +129,7 @@ class Runtime(Execution):
     """
 
     def __init__(self, problem: Problem, heuristic: str, ram_bytes: int) -> None:
+        """Compute when each tensor is freed; nothing is in RAM."""
         graph, self.compute_time_s = problem.graph, problem.table.compute_time_s
         super().__init__(graph, ram_bytes)
         self.scores = Scores(graph, self.compute_time_s, heuristic, nodes_once=False)
@@ -178,10 +179,10 @@ class Runtime(Execution):
 
     def victim(self, k: int) -> int | None:  # noqa: ARG002 - the inputs of node `k` are locked
         """Return the tensor with the lowest score that is neither locked nor pinned, or None."""
-        may_leave = (
+        is_evictable = (
             i for i in sorted(self.ram) if self.sizes[i] and not (self.locks[i] or i in self.pinned)
         )
-        return min(may_leave, key=self.scores.score, default=None)
+        return min(is_evictable, key=self.scores.score, default=None)
 
     def evict(self, i: int) -> None:
         """Free tensor `i`, and mark it as evicted unless it is pinned."""
@@ -214,9 +215,12 @@ class Runtime(Execution):
 
 
 class _LivenessExecution(StagedExecution):
+    """The execution of `dtr` with liveness: evict the tensor with the lowest score."""
+
     def __init__(
         self, problem: Problem, heuristic: str, node_costs: Sequence[float] | None = None
     ) -> None:
+        """Create scores with `node_costs`, by default the compute times [s]."""
         super().__init__(problem.graph, problem.usable_ram_bytes)
         self.problem = problem
         costs = problem.table.compute_time_s if node_costs is None else node_costs
@@ -292,7 +296,10 @@ class _LivenessExecution(StagedExecution):
 
 
 class _PagingExecution(_LivenessExecution):
+    """The execution of `dtr_paging`: evict to storage where this is cheaper."""
+
     def __init__(self, problem: Problem, heuristic: str, *, free_transfers: bool = False) -> None:
+        """Use energies as costs, or times if time is minimized; `free_transfers` cost nothing."""
         by_time = problem.minimize == Quantity.TIME
         costs = None if by_time else problem.energy.coefficients.compute
         super().__init__(problem, heuristic, costs)
@@ -386,6 +393,7 @@ class Scores:
     def __init__(
         self, graph: Graph, cost: Sequence[float], heuristic: str, *, nodes_once: bool
     ) -> None:
+        """Create the scores of one heuristic; `cost` has the cost of each node."""
         self.graph = graph
         self.sizes = graph.tensor_bytes
         self.cost = cost
@@ -470,9 +478,9 @@ class Scores:
     def _evicted_neighbours(self, i: int) -> list[int]:
         """Return evicted inputs of the node of tensor `i`, and evicted outputs of its readers."""
         graph = self.graph
-        before = graph.inputs_of[graph.node_of[i]]
-        after = (o for k in graph.users_of[i] for o in graph.outputs_of[k])
-        return [u for u in (*before, *after) if u in self.evicted]
+        input_tensors = graph.inputs_of[graph.node_of[i]]
+        reader_outputs = (o for k in graph.users_of[i] for o in graph.outputs_of[k])
+        return [u for u in (*input_tensors, *reader_outputs) if u in self.evicted]
 
 
 class CostSets:

@@ -32,7 +32,7 @@ MAX_SETS: Final = 1000
 MAX_LABELS: Final = 8192
 """Maximum number of undominated chains that the dynamic program extends, over all lower sets."""
 MIN_LABELS: Final = 4
-"""Minimum of this number for each lower set."""
+"""Minimum number of undominated chains that are extended for each lower set."""
 N_LIMITS: Final = 32
 """Number of limits of the estimated peak that are tried, in equal steps up to that of keep-all."""
 
@@ -116,6 +116,7 @@ class LowerSets:
     """Lower sets of the recomputable forward pass; costs and peaks of the segments between them."""
 
     def __init__(self, graph: Graph, times_s: Sequence[float], family: str = "") -> None:
+        """List the lower sets of a family, and compute costs and peaks between each pair."""
         begin = first_backward_node(graph)
         self.graph = graph
         self.nodes = sorted(
@@ -268,13 +269,15 @@ def _select_undominated(
     saves least in each step is selected.
     """
     order = np.lexsort((saved, costs))
-    ranked = saved[order]
-    inputs_mask = np.concatenate(([np.inf], np.minimum.accumulate(ranked)))[: len(ranked)]
-    order = order[ranked < inputs_mask]
+    sorted_saved = saved[order]
+    min_saved_before = np.concatenate(([np.inf], np.minimum.accumulate(sorted_saved)))[
+        : len(sorted_saved)
+    ]
+    order = order[sorted_saved < min_saved_before]
     if len(order) <= max_labels:
         return order
     steps = np.linspace(costs[order[0]], costs[order[-1]], max_labels)
     # The last label of each step has the fewest saved bytes; the first one has the lowest cost.
-    chosen = np.searchsorted(costs[order], steps, side="right") - 1
-    thinned: NDArray[np.int64] = order[np.unique(np.concatenate(([0], chosen)))]
-    return thinned
+    selected = np.searchsorted(costs[order], steps, side="right") - 1
+    selection: NDArray[np.int64] = order[np.unique(np.concatenate(([0], selected)))]
+    return selection

@@ -118,7 +118,7 @@ def registered_names() -> tuple[str, ...]:
 
 
 def known_elsewhere(name: str) -> bool:
-    """Return whether other processes find the method by its name; False for registered ones."""
+    """Return whether other processes can find the method by its name; False for registered ones."""
     return name not in _registered
 
 
@@ -216,6 +216,10 @@ def _with_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem],
 
     @wraps(function)
     def run(problem: Problem) -> Schedule:
+        """Call the user's function with its output on stderr.
+
+        Raise `OwnMethodError` for its errors, except those that methods may raise.
+        """
         try:
             with redirect_stdout(sys.stderr):  # its output must not mix with ours
                 schedule = function(problem)
@@ -226,9 +230,9 @@ def _with_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem],
         if not isinstance(schedule, Schedule):
             if inspect.iscoroutine(schedule):
                 schedule.close()
-            kind = type(schedule).__name__
+            type_name = type(schedule).__name__
             raise OwnMethodError(
-                f"method {name!r} returned {kind}{_format_begin(function)}, not a Schedule"
+                f"method {name!r} returned {type_name}{_format_begin(function)}, not a Schedule"
             )
         return schedule
 

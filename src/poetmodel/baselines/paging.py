@@ -129,6 +129,7 @@ class StorageSpace:
     """Set of tensors with a copy on storage, and the free bytes there."""
 
     def __init__(self, problem: Problem) -> None:
+        """Start with the tensors that are on storage initially, and the free bytes of the limit."""
         graph = problem.graph
         self.sizes = graph.tensor_bytes
         self.can_page = problem.can_page
@@ -184,6 +185,8 @@ def transfer_costs(problem: Problem) -> tuple[Sequence[float], Sequence[float]]:
 
 
 class _LeastRecentlyUsed(StagedExecution):
+    """The execution of `lru_paging`: evict the least recently used tensor."""
+
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.graph, problem.usable_ram_bytes)
         self.storage = StorageSpace(problem)
@@ -260,6 +263,7 @@ class EvictionExecution(StagedExecution):
     """Execution in which tensors are evicted in some idle intervals; see `execute_evictions`."""
 
     def __init__(self, problem: Problem, pages: Mapping[IdleInterval, bool]) -> None:
+        """Start an execution without a RAM limit; `pages` is that of `execute_evictions`."""
         super().__init__(problem.graph)
         self.evicted_after = {
             (interval.tensor, interval.before): page for interval, page in pages.items()

@@ -50,11 +50,12 @@ class Action(StrEnum):
     """Treatment of the tape and the state of a step between forward and backward pass."""
 
     KEEP = "keep"
-    """They stay in RAM."""
+    """Tape and state stay in RAM."""
     OFFLOAD = "offload"
-    """They are paged out after the step and paged in before their use."""
+    """Tape and state are paged out after the step and paged in before their use."""
     RECOMPUTE = "recompute"
-    """They are dropped and recomputed, in one sequence with adjacent steps of the same action."""
+    """Tape and state are dropped and recomputed, in one sequence with adjacent steps of the same
+    action."""
 
 
 @in_best_homes
@@ -106,8 +107,11 @@ def _schedule_with_rule(problem: Problem, rule: Overhead, table: ChainTable) -> 
     if not np.allclose(computing, per_second * np.array(problem.table.compute_time_s), atol=0):
         table, per_second = ChainTable(problem, computing), 1.0
     layers = tuple(chain_layers(problem, table.chain, rule))
-    disabled = {Action.OFFLOAD: not problem.can_page, Action.RECOMPUTE: not problem.recompute}
-    actions = [action for action in Action if not disabled.get(action)]
+    is_disabled = {
+        Action.OFFLOAD: not problem.can_page,
+        Action.RECOMPUTE: not problem.recompute,
+    }
+    actions = [action for action in Action if not is_disabled.get(action)]
 
     usable = problem.usable_ram_bytes
 
@@ -139,7 +143,7 @@ class Layer:
     forward_cost: float
     """Cost of the step [s or J]."""
     backward_cost: float
-    """Cost of its part of the backward pass [s or J]."""
+    """Cost of the step's part of the backward pass [s or J]."""
     transfer_cost: float = 0.0
     """Cost of paging its activation out and in, if no computation hides it [s or J]."""
     out_s: float = 0.0

@@ -180,6 +180,7 @@ class _Cuts:
     """
 
     def __init__(self, graph: Graph) -> None:
+        """Build the network except the edges from the source, which each cut adds."""
         self.recomputable, begin = sorted(evictable_tensors(graph)), first_backward_node(graph)
         total_bytes = sum(graph.tensor_bytes[i] for i in self.recomputable)
         unit = 1 + 2 * total_bytes // UNCUT

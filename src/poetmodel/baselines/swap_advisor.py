@@ -75,7 +75,10 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
 
 
 class _GeneticSearch:
+    """The genetic search over sets of idle intervals in which tensors are evicted."""
+
     def __init__(self, problem: Problem, seed: int, *, hides_transfers: bool = False) -> None:
+        """Compute the bytes that each eviction frees, and its cost."""
         graph = problem.graph
         self.problem = problem
         self.hides_transfers = hides_transfers
