@@ -113,6 +113,9 @@ def _check_address(scheduler: str) -> None:
 
 
 def _greets_like_dask(connection: socket.socket) -> bool:
-    """Return whether the first bytes are the length of a short message, as Dask sends it."""
+    """Return whether the first bytes of a connection are the length of a short message.
+
+    Dask schedulers send this first.
+    """
     length = connection.recv(_LENGTH_BYTES, socket.MSG_WAITALL)
     return len(length) == _LENGTH_BYTES and int.from_bytes(length, "little") < _MAX_GREETING_BYTES

@@ -44,7 +44,7 @@ def summary(name: str, rows: Sequence[Row]) -> tuple[Summary, ...]:
 
 
 def without(row: Row) -> str:
-    """Return the text in place of a number if there is no schedule."""
+    """Return the text in place of a number for a row without a schedule."""
     status = str(row["status"])
     return _WORDS.get(status, status)
 
@@ -92,6 +92,7 @@ def _method_summaries(table: Sequence[Row]) -> Iterable[Summary]:
 
 
 def _overhead(row: Row) -> str:
+    """Return the overhead as text, with the gap if the optimum is not proved."""
     ratio = overhead_ratio(row)
     if ratio is None:
         return without(row)

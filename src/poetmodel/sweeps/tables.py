@@ -51,6 +51,7 @@ def rows(records: Iterable[Record]) -> list[Row]:
 
 
 def _row(record: Record) -> Row:
+    """Return the flat row of a record, without the bound along the RAM axis."""
     cell, result = record["cell"], record["result"] or {}
     row: Row = {
         name: cell.get(name)
