@@ -105,7 +105,7 @@ def graph_facts(subject: Subject) -> dict[str, Any]:
     with state the minimum RAM is that of the problem, because storage may be memory-mapped or
     disabled.
     """
-    graph, lowest = subject.graph, subject.problem.floor
+    graph, min_ram = subject.graph, subject.problem.floor
     state = {"tensors": len(graph.state_tensors), "bytes": graph.state_bytes}
     return {
         "name": graph.name,
@@ -117,8 +117,8 @@ def graph_facts(subject: Subject) -> dict[str, Any]:
         "batch_size": graph.batch_size,
         "dtype": graph.dtype,
         "checkpoint_all_peak_bytes": subject.keep_all_bytes,
-        "floor_bytes": lowest.bytes + subject.reserved_bytes,
-        "floor_node": graph.nodes[lowest.node].name,
+        "floor_bytes": min_ram.bytes + subject.reserved_bytes,
+        "floor_node": graph.nodes[min_ram.node].name,
         "resident_bytes": dict(graph.resident_bytes),
         **({"state": state} if graph.state_tensors else {}),
     }
@@ -133,11 +133,11 @@ def _bound_facts(subject: Subject) -> dict[str, Any]:
     stated, simulation = subject.document.stated, subject.simulation
     overhead_j, bound_j = simulation.overhead_j, stated.get("overhead_bound_j")
     problem, objective = subject.document.problem, subject.document.objective
-    of_energy = objective is None or objective.minimize == "energy"
-    gap = None if objective is None or of_energy else objective.gap
-    if of_energy and None not in (subject.costs, overhead_j, bound_j):
+    minimizes_energy = objective is None or objective.minimize == "energy"
+    gap = None if objective is None or minimizes_energy else objective.gap
+    if minimizes_energy and None not in (subject.costs, overhead_j, bound_j):
         gap = relative_gap(overhead_j or 0.0, bound_j or 0.0)
-    is_known = of_energy or bool(bound_j)
+    is_known = minimizes_energy or bool(bound_j)
     return {
         "bound_j": stated.get("bound_j") if is_known else None,
         "overhead_bound_j": bound_j if is_known else None,
@@ -166,15 +166,17 @@ def _peak_facts(subject: Subject) -> dict[str, Any]:
     """Return the step with the peak RAM, and the tensors in RAM there, largest first."""
     graph, simulation = subject.graph, subject.simulation
     peak = simulation.peak
-    held = sorted(simulation.peak_tensors, key=lambda i: (-graph.tensor_bytes[i], i))
+    peak_tensors = sorted(simulation.peak_tensors, key=lambda i: (-graph.tensor_bytes[i], i))
     return {
         "stage": peak.stage,
         "node": graph.nodes[peak.node].name if graph.nodes else "",
         "ram_bytes": peak.ram_bytes + subject.reserved_bytes,
         "other_bytes": subject.reserved_bytes
         + peak.ram_bytes
-        - sum(graph.tensor_bytes[i] for i in held),
-        "tensors": [{"name": graph.tensors[i].name, "bytes": graph.tensor_bytes[i]} for i in held],
+        - sum(graph.tensor_bytes[i] for i in peak_tensors),
+        "tensors": [
+            {"name": graph.tensors[i].name, "bytes": graph.tensor_bytes[i]} for i in peak_tensors
+        ],
     }
 
 

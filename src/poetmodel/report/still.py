@@ -124,9 +124,9 @@ def encode_figure(figure: Any, form: str, *, note: str) -> bytes:
     """
     date_metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})
     metadata = {"Subject" if form == "pdf" else "Description": note} | date_metadata
-    written = io.BytesIO()
-    figure.savefig(written, format=form, dpi=DOTS_PER_INCH, metadata=metadata)
-    return written.getvalue()
+    stream = io.BytesIO()
+    figure.savefig(stream, format=form, dpi=DOTS_PER_INCH, metadata=metadata)
+    return stream.getvalue()
 
 
 def replace_missing_glyphs(text: str) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def document_of(result: SolveResult) -> ScheduleDocument:
-    """Return the schedule document of a result, as if its file were read."""
+    """Return the schedule document of a result, as if its file had been written and read."""
     from poetmodel.schedule.document import ScheduleDocument
     from poetmodel.schedule.io import ObjectiveEntry, ProblemEntry
 
@@ -78,7 +78,7 @@ class VerifiedSchedule:
 
     document: ScheduleDocument
     schedule: Schedule
-    """Its relations, without pairs outside the graph (see `pairs_in_graph`)."""
+    """Relations of the schedule, without pairs outside the graph (see `pairs_in_graph`)."""
     problem: Problem
     """Problem stated in the file; without costs, all times and energies are 0."""
     costs: Costs | None
@@ -148,7 +148,7 @@ class Subject(VerifiedSchedule):
     """Label on the page: one or two letters."""
     sources: Sources
     plan: Plan | None = None
-    """Its plan; None if the schedule is invalid or has no costs."""
+    """Plan of the schedule; None if the schedule is invalid or has no costs."""
     check: PlanCheck | None = None
     """Check of the plan; None without a plan."""
     arena_check: ArenaCheck | None = None

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 AGAIN: Final = "a"
-"""Letter of a recomputation."""
+"""Letter of a recomputation in a timeline."""
 FIRST_READ: Final = "r"
-"""Letter of a first read of state."""
+"""Letter of a first read of state from storage in a timeline."""
 LETTERS: Final = {
     Op.COMPUTE: "c",
     Op.PAGE_IN: "i",
