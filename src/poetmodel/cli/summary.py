@@ -264,7 +264,10 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
 
 
 def commit_facts(problem: Problem) -> Iterator[Fact]:
-    """Yield the cost of commits in a step; it is the same for every schedule."""
+    """Yield the cost of commits in a step, which is the same for every schedule.
+
+    A commit makes the new values of state durable on storage.
+    """
     commit, paid = problem.table.commit, problem.commit_cost
     if commit is not None:
         every = "every step" if problem.commit == 1 else f"1/{problem.commit} of a commit"
