@@ -125,8 +125,8 @@ def known_elsewhere(name: str) -> bool:
 def files_of(entry: Method) -> tuple[Path, ...]:
     """Return the file of a user-defined method, and the modules that it imports from its folder.
 
-    Empty for shipped methods, and for functions without a file. Files of other methods are excluded
-    unless they are imported.
+    Return () for shipped methods, and for functions without a file. Files of other
+    methods are excluded unless they are imported.
     """
     file = "" if entry.user_function is None else _file_of(entry.user_function)
     if not Path(file).is_file():  # such as a function typed in an interactive session

@@ -353,7 +353,7 @@ class PartialSchedule:
     def source(self, i: int, t: int) -> Restoration | None:
         """Return the restoration from which stage `t` reads tensor `i`.
 
-        None for a first computation.
+        Return None for a first computation.
         """
         stage = self._sources[i][bisect_right(self._sources[i], t) - 1]
         if stage < 0:
@@ -383,8 +383,8 @@ class PartialSchedule:
         """
         mark = len(self._changes)
         if restoration.kind == STORAGE_HOME and self.page_ins[restoration.item]:
-            for t, arriving in enumerate(self.paged_in):
-                if restoration.item in arriving:
+            for t, page_ins in enumerate(self.paged_in):
+                if restoration.item in page_ins:
                     self.drop(Restoration(t, restoration.item, PAGE_IN))
         self.drop(restoration)
         for i in self.working.inputs_of[restoration.item] if restoration.kind == RECOMPUTE else ():
@@ -440,11 +440,11 @@ class PartialSchedule:
             return
         if recompute and self.rows is not None:
             self.rows.count(self.used, self.exceeded, self.rows.compute[item], 1 if adding else -1)
-        chosen = (self.recomputed if recompute else self.paged_in)[t]
+        items = (self.recomputed if recompute else self.paged_in)[t]
         if adding:
-            chosen.add(item)
+            items.add(item)
         else:
-            chosen.remove(item)
+            items.remove(item)
         self._mark_stale(t)
         for i in graph.outputs_of[item] if recompute else (item,):
             self._change_source(i, t, adding=adding)
@@ -452,20 +452,23 @@ class PartialSchedule:
             self._change_need(i, t, adding=adding)
 
     def _apply_transfer(self, restoration: Restoration, *, adding: bool) -> bool:
-        """Add or remove a page-in or page-out in all counts; return whether it is a page-out."""
+        """Add or remove a page-in or page-out in all counts; return whether it is a page-out.
+
+        Links do not change: the caller updates them for page-ins.
+        """
         i, rows, change = restoration.item, self.rows, 1 if adding else -1
         is_page_out = restoration.kind == PAGE_OUT
-        before = self.is_paged_out(i)
+        was_paged_out = self.is_paged_out(i)
         if is_page_out:
             (self.paged_out.add if adding else self.paged_out.remove)(i)
         else:
             self.page_ins[i] += change
             if rows is not None:
                 rows.count(self.used, self.exceeded, rows.page_in[i], change)
-        moved = self.is_paged_out(i) - before
-        self.aux_used_bytes += 0 if self.stored[i] else moved * self.sizes[i]
-        if moved and rows is not None:
-            rows.count(self.used, self.exceeded, rows.page_out[i], moved)
+        page_out_change = self.is_paged_out(i) - was_paged_out
+        self.aux_used_bytes += 0 if self.stored[i] else page_out_change * self.sizes[i]
+        if page_out_change and rows is not None:
+            rows.count(self.used, self.exceeded, rows.page_out[i], page_out_change)
         return is_page_out
 
     def _apply_home(self, i: int, *, adding: bool) -> None:

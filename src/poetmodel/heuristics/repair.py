@@ -105,7 +105,7 @@ class Repair:
         their next need, those first that free most bytes in stages above the limit for their price.
         If no tensor is kept across it, its recomputations are replaced by page-ins.
         """
-        earlier = EarlierRecomputation(
+        earlier_recomputation = EarlierRecomputation(
             partial=self.partial,
             limit_bytes=self.limit_bytes,
             fits_limits=self.fits_limits,
@@ -113,17 +113,17 @@ class Repair:
         while now_s() < self.until_s:
             check_time_limit()
             excess = self.partial.peaks() - self.limit_bytes
-            fullest = int(excess.argmax())
-            if excess[fullest] <= 0:
+            fullest_stage = int(excess.argmax())
+            if excess[fullest_stage] <= 0:
                 return True
-            if earlier.relieve(fullest):
+            if earlier_recomputation.relieve(fullest_stage):
                 continue
-            plans = self._best_recoveries(fullest, np.maximum(excess, 0))
-            if not plans and not self._replace_by_page_ins(fullest):
+            plans = self._best_recoveries(fullest_stage, np.maximum(excess, 0))
+            if not plans and not self._replace_by_page_ins(fullest_stage):
                 return False
             for plan in plans:
                 self._add_plan(plan)
-                if self.partial.peak(fullest) <= self.limit_bytes:
+                if self.partial.peak(fullest_stage) <= self.limit_bytes:
                     break
         return False
 
@@ -137,45 +137,45 @@ class Repair:
         """
         partial = self.partial
         recoveries = Recoveries(self, stage)
-        chain = self.style.max_chain if self._can_page else MAX_CHAIN
+        max_chain = self.style.max_chain if self._can_page else MAX_CHAIN
         relief = _Relief(excess, counts_bytes=bool(partial.graph.state_tensors))
-        ranked: list[tuple[float, int, int, float, Recovery | None]] = []
+        ranked_tensors: list[tuple[float, int, int, float, Recovery | None]] = []
         """Smallest ranks of tensors, with their next needs, gains by noise, and recoveries, None if
         these are not known yet."""
-        best = math.inf
+        best_rank = math.inf
         """The rank that some tensor has at most: with a page-in, or with a known recovery."""
         for i, first, need in partial.kept_across(stage):
             check_time_limit()
-            freed: Sequence[tuple[int, int]] = ((first, need),)
+            freed_intervals: Sequence[tuple[int, int]] = ((first, need),)
             recovery = None
             if i in partial.resident:
-                recovery, freed = self._storage_home_plan(i, (first, need))
-                min_price = paged = math.inf if recovery is None else recovery.price
+                recovery, freed_intervals = self._storage_home_plan(i, (first, need))
+                min_price = page_in_price = math.inf if recovery is None else recovery.price
             else:
-                min_price, paged = recoveries.price_range(i, need)
+                min_price, page_in_price = recoveries.price_range(i, need)
             if min_price < math.inf:
-                gain = relief.total_bytes(freed, partial.sizes[i]) / self._add_noise(
+                gain = relief.total_bytes(freed_intervals, partial.sizes[i]) / self._add_noise(
                     1.0, FIT_NOISE_RATIO
                 )
-                ranked.append((_rank(gain, min_price), i, need, gain, recovery))
-                if paged < math.inf:
-                    best = min(best, _rank(gain, paged))
-        heapify(ranked)
+                ranked_tensors.append((_rank(gain, min_price), i, need, gain, recovery))
+                if page_in_price < math.inf:
+                    best_rank = min(best_rank, _rank(gain, page_in_price))
+        heapify(ranked_tensors)
         plans: list[Recovery] = []
-        max_plans = max(1, len(ranked) // self.style.choices_per_relief)
-        while ranked and len(plans) < max_plans:
-            _, i, need, gain, recovery = heappop(ranked)
+        max_plans = max(1, len(ranked_tensors) // self.style.choices_per_relief)
+        while ranked_tensors and len(plans) < max_plans:
+            _, i, need, gain, recovery = heappop(ranked_tensors)
             if recovery is not None:
                 plans.append(recovery)
                 continue
             check_time_limit()
-            is_bounded = max_plans == 1 and -math.inf < best < 0
-            below = gain / -best * ROUNDING_FACTOR if is_bounded else math.inf
-            recovery = recoveries.cheapest(i, need, chain, below)
+            is_bounded = max_plans == 1 and -math.inf < best_rank < 0
+            max_price = gain / -best_rank * ROUNDING_FACTOR if is_bounded else math.inf
+            recovery = recoveries.cheapest(i, need, max_chain, max_price)
             if recovery is not None:
                 rank = _rank(gain, recovery.price)
-                best = min(best, rank)
-                heappush(ranked, (rank, i, need, gain, recovery))
+                best_rank = min(best_rank, rank)
+                heappush(ranked_tensors, (rank, i, need, gain, recovery))
         return plans
 
     def _storage_home_plan(
@@ -300,8 +300,8 @@ class Repair:
             if not self._lower_excess(rows):
                 return
         prices = {item: self._price(item, adding=True) for item in self._additions(rows)}
-        rewarded = [item for item in prices if prices[item] < 0]
-        for item in sorted(rewarded, key=prices.__getitem__):
+        profitable = [item for item in prices if prices[item] < 0]
+        for item in sorted(profitable, key=prices.__getitem__):
             while now_s() < self.until_s:
                 check_time_limit()
                 if rows.change(partial.used, self._uses(rows, item)) > 0 or not self._place_one(
@@ -318,7 +318,7 @@ class Repair:
             self._place_one(restoration)
 
     def _lower_excess(self, rows: OwnRows) -> bool:
-        """Apply the best move that lowers the excess; return whether there is one."""
+        """Apply the best move that lowers the excess; return whether a move was applied."""
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []
         for item in self._additions(rows):
@@ -338,10 +338,10 @@ class Repair:
             if gain > 0:
                 price = self._add_noise(-self._price(item), FIT_NOISE_RATIO)
                 moves.append((_rank(gain, price), 0, item))
-        for _, adds, item in sorted(moves):
+        for _, is_addition, item in sorted(moves):
             check_time_limit()
-            if self._apply_if_better(item, self._place_one if adds else self._drop):
-                gain = rows.change(partial.used, self._uses(rows, item)) if adds else 0.0
+            if self._apply_if_better(item, self._place_one if is_addition else self._drop):
+                gain = rows.change(partial.used, self._uses(rows, item)) if is_addition else 0.0
                 while gain < 0 and self._apply_if_better(item, self._place_one):  # still the best
                     if rows.change(partial.used, self._uses(rows, item)) > gain:
                         break
@@ -371,9 +371,9 @@ class Repair:
     def _apply_if_better(
         self, restoration: Restoration, apply_move: Callable[[Restoration], bool]
     ) -> bool:
-        """Apply a move, and undo it unless it succeeds and lowers the excess.
+        """Apply a move; undo it unless it succeeds and lowers the excess.
 
-        Return whether it does.
+        Return whether the move was retained.
         """
         before, mark = self._excess(), self.partial.mark()
         if apply_move(restoration) and self._excess() < before:
@@ -394,7 +394,7 @@ class Repair:
                 yield Restoration.at_its_node(graph, i, STORAGE_HOME)
 
     def _place_one(self, restoration: Restoration) -> bool:
-        """Add a rewarded decision in the best stage in which it fits; return whether there is one.
+        """Add a rewarded decision in the best stage in which it fits; return whether it was added.
 
         Stages that have the inputs of a recomputation in RAM are tried first, then those with the
         smallest RAM use.
@@ -405,25 +405,25 @@ class Repair:
             if fits:
                 partial.add(restoration)
             return fits
-        first = item if restoration.kind == RECOMPUTE else graph.node_of[item]
-        present = partial.recomputed if restoration.kind == RECOMPUTE else partial.paged_in
-        loads = partial.peaks().tolist()
+        first_stage = item if restoration.kind == RECOMPUTE else graph.node_of[item]
+        present_items = partial.recomputed if restoration.kind == RECOMPUTE else partial.paged_in
+        peaks = partial.peaks().tolist()
 
         def rank(t: int) -> tuple[int, int]:
             inputs = partial.working.inputs_of[item] if restoration.kind == RECOMPUTE else ()
-            return sum(not partial.is_available(p, t) for p in inputs), loads[t]
+            return sum(not partial.is_available(p, t) for p in inputs), peaks[t]
 
         stages = [
             t
-            for t in range(first + 1, len(loads))
-            if item not in present[t] and self._is_allowed(restoration._replace(stage=t))
+            for t in range(first_stage + 1, len(peaks))
+            if item not in present_items[t] and self._is_allowed(restoration._replace(stage=t))
         ]
-        excess = self._excess()
+        excess_before = self._excess()
         for t in sorted(stages, key=rank)[:MAX_PLACEMENTS]:
             check_time_limit()
             mark = partial.mark()
-            restored_tensors = self._add_with_inputs(restoration._replace(stage=t))
-            if restored_tensors and self._excess() <= excess and partial.fits(self.limit_bytes):
+            is_added = self._add_with_inputs(restoration._replace(stage=t))
+            if is_added and self._excess() <= excess_before and partial.fits(self.limit_bytes):
                 return True
             partial.undo(mark)
         return False
@@ -431,7 +431,7 @@ class Repair:
     def _excess(self) -> float:
         """Return the excess over user-defined constraints.
 
-        0 if dropping decisions cannot cause one.
+        Return 0 if dropping decisions cannot cause an excess.
         """
         rows = self.partial.rows
         if rows is None or rows.rewards is None:

@@ -157,25 +157,28 @@ def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[in
     """
     graph = problem.graph
     produced_bytes = [0, *accumulate(graph.output_bytes[:forward_count])]
-    change = [0] * (forward_count + 1)
+    change_bytes = [0] * (forward_count + 1)
     for i, size in enumerate(graph.tensor_bytes):
         readers = [k for k in graph.users_of[i] if k < forward_count]
         if graph.node_of[i] < forward_count and readers:
-            change[graph.node_of[i] + 1] += size
-            change[max(readers) + 1] -= size
-    crossing = list(accumulate(change))
+            change_bytes[graph.node_of[i] + 1] += size
+            change_bytes[max(readers) + 1] -= size
+    crossing_bytes = list(accumulate(change_bytes))
     cuts: list[int] = []
-    for number in range(1, count):
+    for segment in range(1, count):
         target_bytes, range_bytes = (
-            produced_bytes[-1] * number / count,
+            produced_bytes[-1] * segment / count,
             CUT_RANGE_RATIO * produced_bytes[-1] / count,
         )
         first = bisect_left(produced_bytes, target_bytes - range_bytes)
         last = min(
             max(bisect_right(produced_bytes, target_bytes + range_bytes), first + 1), forward_count
         )
-        near = [(crossing[k], abs(produced_bytes[k] - target_bytes), k) for k in range(first, last)]
-        cut = min(near)[2] if near else 0
+        candidates = [
+            (crossing_bytes[k], abs(produced_bytes[k] - target_bytes), k)
+            for k in range(first, last)
+        ]
+        cut = min(candidates)[2] if candidates else 0
         if cut > (cuts[-1] if cuts else 0):
             cuts.append(cut)
     return cuts

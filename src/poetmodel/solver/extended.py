@@ -258,7 +258,7 @@ def has_added_page_outs(model: pyo.ConcreteModel) -> bool:
 def _reduction_hint(formulation: Formulation | None, rules_call: str | None) -> str:
     """Return the hint for a reduced model without a schedule.
 
-    Empty for models without reductions.
+    Return "" for models without reductions.
     """
     if formulation != COMPACT:
         return ""

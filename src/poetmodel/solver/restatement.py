@@ -43,8 +43,8 @@ class _Sum(NamedTuple):
 def restate_as_call(model: pyo.ConcreteModel) -> str | None:
     """Return the Python call that states the rows and objective added to a model from `build`.
 
-    None if nothing was added, if it cannot be stated by totals, or if variables or rows of the
-    model itself were changed.
+    Return None if nothing was added, if it cannot be stated by totals, or if variables or rows of
+    the model itself were changed.
     """
     objective = next(model.component_data_objects(pyo.Objective, active=True), None)
     added_rows = _added_rows(model)
@@ -126,7 +126,7 @@ class _TotalsWriter:
     def subject_to_call(self, added: Mapping[str, list[Any]]) -> str | None:
         """Return a call of `subject_to` with the added constraints.
 
-        None if totals cannot state them.
+        Return None if totals cannot state them.
         """
         subject_to_call = []
         for name, rows in added.items():
@@ -173,7 +173,7 @@ class _TotalsWriter:
     def _parse_sum(self, expression: Any) -> _Sum | None:
         """Return an expression as a sum of counts.
 
-        None if it has any other variable or is not linear.
+        Return None if it has any other variable or is not linear.
         """
         linear = generate_standard_repn(expression)
         if not linear.is_linear():

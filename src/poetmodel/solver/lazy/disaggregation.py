@@ -274,7 +274,10 @@ class _Disaggregator:
         return stage_of
 
     def _first_need(self, group: int, i: int, readers: dict[int, list[int]]) -> int | None:
-        """Return the first stage of the group that needs tensor `i`; None if none does."""
+        """Return the first stage of the group that needs tensor `i`.
+
+        Return None if no stage of the group needs the tensor.
+        """
         if readers.get(i):
             return min(readers[i])
         return self.grouping.last_stage[group] if i in self.kept_tensors[group + 1] else None

@@ -46,7 +46,7 @@ def add_cuts(
     `on_cut_point` with each point before cuts exclude it.
     """
     params = session.params
-    idle = 0
+    n_idle_rounds = 0
     solution = LinearSolution(None, float("-inf"))
     basis: Basis | None = None
     for round_index in range(params.cut_rounds):
@@ -56,23 +56,25 @@ def add_cuts(
                 return LinearSolution(None, 0.0, infeasible=True)
             return solution
         session.raise_bound(safe_bound(session.problem, raw.bound) * relaxation.unit)
-        gained = raw.bound > solution.value + params.cut_gain_ratio * abs(raw.bound)
-        idle = 0 if gained else idle + 1
+        is_gain = raw.bound > solution.value + params.cut_gain_ratio * abs(raw.bound)
+        n_idle_rounds = 0 if is_gain else n_idle_rounds + 1
         solution = LinearSolution(raw.x, max(solution.value, raw.bound))
-        last = round_index == params.cut_rounds - 1 or idle >= params.rounds_without_gain
-        if last or session.done() or raw.status != SolverStatus.OPTIMAL:
+        is_last_round = (
+            round_index == params.cut_rounds - 1 or n_idle_rounds >= params.rounds_without_gain
+        )
+        if is_last_round or session.done() or raw.status != SolverStatus.OPTIMAL:
             break
         if on_cut_point is not None:
             on_cut_point(relaxation, raw.x)
             if session.done():
                 break
-        solved = relaxation.cuts
+        solved_cuts = relaxation.cuts
         relaxation.drop_slack(raw.x)
-        violated = relaxation.separate(raw.x, params.cut_violation)
-        if not violated:
+        violated_cuts = relaxation.separate(raw.x, params.cut_violation)
+        if not violated_cuts:
             break
-        relaxation.cuts += violated
-        basis = carried_basis(raw.basis, relaxation, solved)
+        relaxation.cuts += violated_cuts
+        basis = carried_basis(raw.basis, relaxation, solved_cuts)
     return solution
 
 

@@ -411,7 +411,7 @@ def _find_row_limit(
 ) -> float | None:
     """Return `value` or its rounding as a limit of a constraint that the verifier accepts.
 
-    None if the schedule violates both.
+    Return None if the schedule violates both.
     """
     remaining = without_limits(problem, (row,)).constraints
     for limit in (value if isinstance(value, int) else float(f"{value:.{DIGITS}g}"), value):
@@ -427,9 +427,9 @@ def _find_accepted_amount(
 ) -> float | None:
     """Return the smallest tried limit from `amount` up that the verifier accepts.
 
-    None if it accepts none. Only RAM above `amount` is tried: transfers that overlap computation
-    take longer with less RAM, so a schedule found with more RAM may miss a deadline within its own
-    peak.
+    Return None if it accepts none. Only RAM above `amount` is tried: transfers that overlap
+    computation take longer with less RAM, so a schedule found with more RAM may miss a deadline
+    within its own peak.
     """
     schedule = result.require_schedule()
 

@@ -90,20 +90,20 @@ class IntervalSeparator:
         group_of, node_of = relaxation.events.group_of, relaxation.problem.graph.node_of
         first, last = group_of[origin.first_stage], group_of[origin.last_stage]
         terms: dict[int, float] = {}
-        right = 1.0
+        lower_bound = 1.0
         if origin.of_recomputation:
             column = relaxation.recomputed.get((last, origin.reader))
             if column is None:
                 return
             terms[column] = -1.0
-            right = 0.0
+            lower_bound = 0.0
         groups = range(first, last + 1)
-        for i, by_page_out in origin.chain:
+        for i, uses_page_out in origin.chain:
             if group_of[node_of[i]] >= first:
                 return
-            right -= self._add_keep_term(i, first, terms)
+            lower_bound -= self._add_keep_term(i, first, terms)
             page_out_column = relaxation.needed_page_out.get(i)
-            if by_page_out and page_out_column is not None:
+            if uses_page_out and page_out_column is not None:
                 _add_term(terms, page_out_column)
             else:
                 for group in groups:
@@ -112,10 +112,10 @@ class IntervalSeparator:
             k = node_of[origin.chain[-1][0]]
             for group in groups:
                 _add_term(terms, relaxation.recomputed.get((group, k)))
-        if right > 0 or origin.of_recomputation:
+        if lower_bound > 0 or origin.of_recomputation:
             pairs = ((value, column) for column, value in sorted(terms.items()))
             yield Cut.from_terms(
-                pairs, lower=right, name=self.family, origin=origin, in_bytes=False
+                pairs, lower=lower_bound, name=self.family, origin=origin, in_bytes=False
             )
 
     def _add_keep_term(self, i: int, first: int, terms: dict[int, float]) -> float:
