@@ -227,8 +227,8 @@ class _Rows:
             shape=(len(self.constraints), len(costs)),
         )
         matrix.eliminate_zeros()
-        ordered = {position: self.variables.get(key) for key, position in self._order.items()}
-        columns = tuple(ordered[position] for position in np.flatnonzero(is_used).tolist())
+        variable_at = {position: self.variables.get(key) for key, position in self._order.items()}
+        columns = tuple(variable_at[position] for position in np.flatnonzero(is_used).tolist())
         return matrix[:, is_used], costs[is_used], columns
 
 
@@ -307,9 +307,11 @@ def _check_components(model: Any) -> None:
         faults.append(f"{_listed(item.name for item in items)}: {reason}")
     if faults:
         raise ModelError(faults)
-    unset = [v.name for v in _variables(model) if v.fixed and v.value is None]
-    if unset:
-        raise ModelError(f"{_listed(unset)}: is fixed but has no value; give it one or unfix it")
+    unset_names = [v.name for v in _variables(model) if v.fixed and v.value is None]
+    if unset_names:
+        raise ModelError(
+            f"{_listed(unset_names)}: is fixed but has no value; give it one or unfix it"
+        )
 
 
 def _check_columns(columns: Iterable[Any], model: Any) -> None:

@@ -125,8 +125,10 @@ class _Capuchin:
         self.storage = StorageSpace(problem)
         self.end_s = list(accumulate(problem.table.compute_time_s))
         self.rule = rule
-        counted = DeadlineCounts.OVERLAP if rule == Overhead.PUBLISHED else problem.deadline_counts
-        self.overlaps = rule != Overhead.ENERGY and counted == DeadlineCounts.OVERLAP
+        counted_time = (
+            DeadlineCounts.OVERLAP if rule == Overhead.PUBLISHED else problem.deadline_counts
+        )
+        self.overlaps = rule != Overhead.ENERGY and counted_time == DeadlineCounts.OVERLAP
         """Whether computations hide transfers."""
         self.computing, self.paging_in, self.paging_out = eviction_costs(problem, rule)
         self.busy_times: list[tuple[float, float]] = []
@@ -254,7 +256,7 @@ class _Capuchin:
         graph, problem = self.graph, self.problem
         t = interval.after
         total = 0.0
-        missing, seen = [interval.tensor], {interval.tensor}
+        missing, visited = [interval.tensor], {interval.tensor}
         computed: set[int] = set()
         while missing:
             k = graph.node_of[missing.pop()]
@@ -267,9 +269,9 @@ class _Capuchin:
             if total > max_cost:
                 return math.inf
             for p in graph.inputs_of[k]:
-                if p in seen or self._is_in_ram(p, t):
+                if p in visited or self._is_in_ram(p, t):
                     continue
-                seen.add(p)
+                visited.add(p)
                 if p in self.storage.stored:
                     total += self.paging_in[p]
                 else:

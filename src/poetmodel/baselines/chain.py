@@ -234,8 +234,8 @@ class ChainMemory(Chain):
         """Return the peaks of step `s` when it runs before part `t` of the backward pass."""
         if t == len(self.steps) - 1:
             return self.forward_peaks[s]
-        others = self.others_before(t)
-        return StepPeaks(*(peak + others for peak in self.recomputed_peaks[s]))
+        other_bytes = self.others_before(t)
+        return StepPeaks(*(peak + other_bytes for peak in self.recomputed_peaks[s]))
 
     def others_before(self, t: int) -> int:
         """Return the bytes of other tensors in RAM when backward part `t` begins [B]."""
@@ -276,11 +276,11 @@ class ChainMemory(Chain):
         """Return the peaks of step `s`; `before` is the state that it reads."""
         step = self.steps[s]
         nodes = self.recomputed_nodes(s) if is_recomputed else step.nodes
-        others = None if is_recomputed else self.others_bytes
+        others_bytes = None if is_recomputed else self.others_bytes
         return StepPeaks(
-            taped=self._peak(nodes, step.nodes, step.tape | step.state, others=others),
-            run=self._peak(nodes, step.nodes, step.state, others=others),
-            run_with_input=self._peak(nodes, step.nodes, step.state, before, others=others),
+            taped=self._peak(nodes, step.nodes, step.tape | step.state, others=others_bytes),
+            run=self._peak(nodes, step.nodes, step.state, others=others_bytes),
+            run_with_input=self._peak(nodes, step.nodes, step.state, before, others=others_bytes),
         )
 
     def _peak(

@@ -69,19 +69,21 @@ def revolve(chain: Chain, slots: int, *, frees_states: bool = False) -> Schedule
 
     With `frees_states`, a state is freed before the part of its own step, which recomputes it.
     """
-    held: dict[int, frozenset[int]] = {}
+    held_by_part: dict[int, frozenset[int]] = {}
     todo = [(0, len(chain.steps), slots, frozenset[int]())]
     while todo:
         check_time_limit()
-        low, high, free_slots, stored = todo.pop()
+        low, high, free_slots, stored_tensors = todo.pop()
         if high - low == 1 or free_slots == 1:
             for s in range(low, high):
-                held[s] = stored | chain.steps[s].tape | _read_state(chain, s)
+                held_by_part[s] = stored_tensors | chain.steps[s].tape | _read_state(chain, s)
             continue
         middle = low + _steps_to_next_checkpoint(high - low, free_slots)
-        todo.append((low, middle, free_slots, stored))
-        todo.append((middle, high, free_slots - 1, stored | chain.steps[middle - 1].outputs))
-    return chain.realize(held, freed=range(len(chain.steps)) if frees_states else ())
+        todo.append((low, middle, free_slots, stored_tensors))
+        todo.append(
+            (middle, high, free_slots - 1, stored_tensors | chain.steps[middle - 1].outputs)
+        )
+    return chain.realize(held_by_part, freed=range(len(chain.steps)) if frees_states else ())
 
 
 def _read_state(chain: Chain, s: int) -> frozenset[int]:
@@ -242,9 +244,9 @@ class ChainTable:
         The range is `min_units` to `max_units`, both included. With `kept`, the state of step `t`
         stays in memory.
         """
-        held, cut = decision.held_units, decision.cut
+        held_units, cut = decision.held_units, decision.cut
         later_s = self.min_time_s[s + 1 if cut is None else cut, t, kept]
-        times = later_s[min_units - held : max_units + 1 - held] + decision.time_s
+        times = later_s[min_units - held_units : max_units + 1 - held_units] + decision.time_s
         return (
             times
             if cut is None
@@ -267,29 +269,29 @@ class ChainTable:
         """
         kept_state_bytes = self.kept_bytes(t) if kept else 0
         chain, step = self.chain, self.chain.steps[s]
-        held = self.to_units(chain.bytes_of(step.tape | step.state))
+        held_units = self.to_units(chain.bytes_of(step.tape | step.state))
         taped_units = self.to_units(
             max(chain.peaks(s, t).taped + kept_state_bytes, chain.freeing_bytes[s])
         )
         if self.kept_bytes(s):  # the next part holds the state until its end
-            taped_units = max(taped_units, held + self.to_units(chain.backward_bytes[s + 1]))
-        yield _Decision(None, self.forward_s[s], held, max(held, taped_units))
+            taped_units = max(taped_units, held_units + self.to_units(chain.backward_bytes[s + 1]))
+        yield _Decision(None, self.forward_s[s], held_units, max(held_units, taped_units))
         run_s, peak = 0.0, 0
         for cut in range(s + 1, t + 1):
             run_s += self.forward_s[cut - 1]
             peaks = chain.peaks(cut - 1, t)
             run_bytes = peaks.run if cut == s + 1 else peaks.run_with_input
             peak = max(peak, self.to_units(run_bytes + kept_state_bytes))
-            held = self.state_units(cut - 1)
-            yield _Decision(cut, run_s, held, max(held, peak))
+            held_units = self.state_units(cut - 1)
+            yield _Decision(cut, run_s, held_units, max(held_units, peak))
 
     def schedule(self, units: int) -> Schedule | None:
         """Return the best schedule with `units` of memory, or None if they do not suffice."""
         last = len(self.chain.steps) - 1
         if not np.isfinite(self.min_time_s[0, last, False][units]):
             return None
-        held, freed = self.realize_decisions(0, last, units, frozenset(), kept=False)
-        return self.chain.realize(held, freed=freed)
+        held_by_part, freed = self.realize_decisions(0, last, units, frozenset(), kept=False)
+        return self.chain.realize(held_by_part, freed=freed)
 
     def realize_decisions(
         self, first: int, last: int, units: int, outside: frozenset[int], *, kept: bool
@@ -300,7 +302,7 @@ class ChainTable:
         `kept`, the state of the last step is in memory, too.
         """
         steps = self.chain.steps
-        held: dict[int, frozenset[int]] = {}
+        held_by_part: dict[int, frozenset[int]] = {}
         freed: set[int] = set()
         todo = [(first, last, units, outside, kept)]
         while todo:
@@ -308,23 +310,25 @@ class ChainTable:
             s, t, m, held_outside, keeps_state = todo.pop()
             decision = None if s == t else self.best_decision(s, t, m, kept=keeps_state)
             if decision is None or decision.cut is None:
-                held[s] = held_outside | steps[s].tape
+                held_by_part[s] = held_outside | steps[s].tape
                 if decision is not None:
                     tape = steps[s].tape | steps[s].state
                     todo.append(
                         (s + 1, t, m - decision.held_units, held_outside | tape, keeps_state)
                     )
                 continue
-            stored = decision.cut - 1
-            is_freed = bool(self.state_kept_s(s, stored)[m] > self.min_time_s[s, stored, False][m])
+            stored_step = decision.cut - 1
+            is_freed = bool(
+                self.state_kept_s(s, stored_step)[m] > self.min_time_s[s, stored_step, False][m]
+            )
             if is_freed:
-                freed.add(stored)
-            state = steps[stored].state
+                freed.add(stored_step)
+            state = steps[stored_step].state
             todo.append(
                 (decision.cut, t, m - decision.held_units, held_outside | state, keeps_state)
             )
-            todo.append((s, stored, m, held_outside, not is_freed))
-        return held, freed
+            todo.append((s, stored_step, m, held_outside, not is_freed))
+        return held_by_part, freed
 
     def sequence_time_s(self, first: int, last: int, free_bytes: int) -> float:
         """Return the minimum time to recompute steps for their parts after the next part [s].
@@ -343,10 +347,10 @@ class ChainTable:
         """
         units = min(free_bytes // self.unit_bytes, self.units)
         freed_s, kept_s = self._freed_or_kept(first, last, units)
-        held, freed = self.realize_decisions(
+        held_by_part, freed = self.realize_decisions(
             first, last, units, outside, kept=bool(kept_s <= freed_s)
         )
-        return held, freed | ({last} if kept_s > freed_s else set())
+        return held_by_part, freed | ({last} if kept_s > freed_s else set())
 
     def _freed_or_kept(self, first: int, last: int, units: int) -> tuple[float, float]:
         """Return the minimum times if the state of the last step is freed, and if it stays [s]."""

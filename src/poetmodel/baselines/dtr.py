@@ -321,8 +321,8 @@ class _PagingExecution(_LivenessExecution):
             cost = min(recomputation_cost, transfer_cost)
             if cost < math.inf:
                 score = self.scores.per_byte_second(i, cost) if self.full else cost / self.sizes[i]
-                ranked = (score, i, transfer_cost < recomputation_cost)
-                best = ranked if best is None else min(best, ranked)
+                candidate = (score, i, transfer_cost < recomputation_cost)
+                best = candidate if best is None else min(best, candidate)
         if best is None:
             return None
         _, victim, is_paged = best
@@ -358,15 +358,15 @@ class _PagingExecution(_LivenessExecution):
 
     def _recomputation_cost(self, i: int) -> float:
         """Return the cost of recomputing tensor `i`, with the page-ins that this needs."""
-        before = self.scores.evicted_before(i)
+        ancestors = self.scores.evicted_before(i)
         read = {
             p
-            for u in before
+            for u in ancestors
             for p in self.graph.inputs_of[self.graph.node_of[u]]
             if p in self.paged_out
         }
-        counted = {*before, *self.scores.evicted_after(i)} if self.full else before
-        return self.scores.total_cost(counted) + sum(self.page_in_cost[p] for p in read)
+        recomputed_tensors = {*ancestors, *self.scores.evicted_after(i)} if self.full else ancestors
+        return self.scores.total_cost(recomputed_tensors) + sum(self.page_in_cost[p] for p in read)
 
     def _transfer_cost(self, i: int) -> float:
         """Return the cost of paging tensor `i` out and in; inf without space on storage."""

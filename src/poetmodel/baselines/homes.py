@@ -244,9 +244,9 @@ def _restrict_recomputation(graph: Graph, last_stages: Sequence[int]) -> Graph:
     """For each node the last stage in which it and all its ancestors may run again."""
     nodes = list(graph.nodes)
     for k, node in enumerate(graph.nodes):
-        needed = (graph.node_of[i] for i in graph.inputs_of[k])
-        before = (last_stage_of[j] for j in needed if nodes[j].recomputable)
-        last_stage_of.append(min(last_stages[k], *before, len(nodes)))
+        input_nodes = (graph.node_of[i] for i in graph.inputs_of[k])
+        input_limits = (last_stage_of[j] for j in input_nodes if nodes[j].recomputable)
+        last_stage_of.append(min(last_stages[k], *input_limits, len(nodes)))
         read = max((t for i in graph.outputs_of[k] for t in graph.users_of[i]), default=k)
         if read > last_stage_of[k] and node.recomputable:
             nodes[k] = replace(node, recomputable=False)

@@ -33,12 +33,16 @@ def method(name: str) -> Method:
     if entry is None:
         user_method = find_user_method(name)
         if user_method is None:
-            known = ", ".join((*METHODS, *registered_names()))
-            raise InputError(f"method {name!r}: expected one of {known}, or FILE.py:FUNCTION")
+            method_list = ", ".join((*METHODS, *registered_names()))
+            raise InputError(f"method {name!r}: expected one of {method_list}, or FILE.py:FUNCTION")
         return user_method
     if not colon:
         return entry
     if variant not in entry.variants:
-        known = ", ".join(f"{base_name}:{known}" for known in entry.variants) or "none"
-        raise InputError(f"method {name!r}: expected {base_name} or one of its variants ({known})")
+        method_list = (
+            ", ".join(f"{base_name}:{method_list}" for method_list in entry.variants) or "none"
+        )
+        raise InputError(
+            f"method {name!r}: expected {base_name} or one of its variants ({method_list})"
+        )
     return replace(entry, name=name, variant=variant)

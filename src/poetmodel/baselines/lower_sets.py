@@ -192,9 +192,9 @@ class LowerSets:
             parents = np.concatenate((parents, origins[kept]))
             costs = np.concatenate((costs, new_costs[kept]))
             saved = np.concatenate((saved, new_saved[kept]))
-        found = [label for label in np.flatnonzero(ends == last).tolist() if label]
+        complete_labels = [label for label in np.flatnonzero(ends == last).tolist() if label]
         chains = []
-        for label in found:
+        for label in complete_labels:
             path, current = [], label
             while current > 0:
                 path.append(int(ends[current]))

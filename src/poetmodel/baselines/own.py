@@ -168,8 +168,10 @@ def _method_from_file(name: str, path: Path, function: str) -> Method:
         if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
     if not callable(getattr(module, function, None)):
-        known = listed(functions) or "none"
-        raise InputError(f"method {name!r}: {path} has no function {function!r} (it has {known})")
+        function_list = listed(functions) or "none"
+        raise InputError(
+            f"method {name!r}: {path} has no function {function!r} (it has {function_list})"
+        )
     return _make_method(name, getattr(module, function))
 
 
@@ -254,9 +256,11 @@ def _raise_method_error(
     else:
         message = str(error)
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if frame.filename == file]
-        if own or isinstance(origin, str):
-            position = _format_position((own or frames)[-1].filename, (own or frames)[-1].lineno)
+        own_frames = [frame for frame in frames if frame.filename == file]
+        if own_frames or isinstance(origin, str):
+            position = _format_position(
+                (own_frames or frames)[-1].filename, (own_frames or frames)[-1].lineno
+            )
         else:
             position = _format_begin(origin)
     description = f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -425,7 +425,7 @@ def chain_layers(problem: Problem, chain: ChainMemory, rule: Overhead) -> Iterat
     overlaps = rule == Overhead.PUBLISHED or (
         rule == Overhead.TIME and problem.deadline_counts == DeadlineCounts.OVERLAP
     )
-    before: Collection[int] = ()
+    state_before: Collection[int] = ()
     for s, step in enumerate(chain.steps):
         activation = step.tape | step.state
         out, back = (sum(costs[i] for i in activation) for costs in (paging_out, paging_in))
@@ -437,33 +437,37 @@ def chain_layers(problem: Problem, chain: ChainMemory, rule: Overhead) -> Iterat
             in_s=back if overlaps else 0.0,
             size_bytes=chain.bytes_of(activation),
             state_bytes=chain.bytes_of(step.state),
-            input_bytes=chain.bytes_of(before),
+            input_bytes=chain.bytes_of(state_before),
             forward_bytes=chain.forward_peaks[s].taped,
             backward_bytes=chain.backward_bytes[s],
         )
-        before = step.state
+        state_before = step.state
 
 
-def actions_to_schedule(table: ChainTable, chosen: ActionPrefix) -> Schedule:
+def actions_to_schedule(table: ChainTable, prefix: ActionPrefix) -> Schedule:
     """Return the schedule that executes one action per step."""
-    ends = {first: (last, free_bytes) for first, last, free_bytes in chosen.sequences}
-    held: dict[int, frozenset[int]] = {}
+    ends = {first: (last, free_bytes) for first, last, free_bytes in prefix.sequences}
+    held_by_part: dict[int, frozenset[int]] = {}
     freed: set[int] = set()
-    stored: set[int] = set()
+    stored_tensors: set[int] = set()
     kept, held_before = frozenset[int](), frozenset[int]()
     end = -1
-    for s, (step, action) in enumerate(zip(table.chain.steps, chosen.actions, strict=True)):
+    for s, (step, action) in enumerate(zip(table.chain.steps, prefix.actions, strict=True)):
         activation = step.tape | step.state
         if action == Action.RECOMPUTE:
             if s in ends:
                 end, free_bytes = ends[s]
                 parts, freed_again = table.realize_sequence(s, end, free_bytes, kept | held_before)
-                held, freed, held_before = held | parts, freed | freed_again, frozenset()
+                held_by_part, freed, held_before = (
+                    held_by_part | parts,
+                    freed | freed_again,
+                    frozenset(),
+                )
             kept |= step.state if s == end else frozenset()
             continue
-        held[s] = kept | held_before | step.tape
+        held_by_part[s] = kept | held_before | step.tape
         if action == Action.KEEP:
             kept, held_before = kept | activation, frozenset()
         else:
-            stored, held_before = stored | activation, step.state
-    return table.chain.realize(held, freed=freed, stored=stored)
+            stored_tensors, held_before = stored_tensors | activation, step.state
+    return table.chain.realize(held_by_part, freed=freed, stored=stored_tensors)

@@ -93,9 +93,11 @@ def _make_request(entry: Method, options: SolveKeywords) -> Request:
     for unusable in (*sorted(ignored_names), "solver_options") if not entry.by_solver else ():
         if options.get(unusable):
             raise InputError(f"{unusable}: method {entry.name!r} needs no solver; leave it out")
-    stated: dict[str, Any] = {k: value for k, value in options.items() if k not in ignored_names}
-    stated["solver_options"] = dict(stated.get("solver_options") or {})
-    return Request(time_limit_s=stated.pop("time_limit", 60.0), **stated)
+    request_options: dict[str, Any] = {
+        k: value for k, value in options.items() if k not in ignored_names
+    }
+    request_options["solver_options"] = dict(request_options.get("solver_options") or {})
+    return Request(time_limit_s=request_options.pop("time_limit", 60.0), **request_options)
 
 
 def _solve_by_method(

@@ -183,14 +183,14 @@ class _Cuts:
         """Build the network except the edges from the source, which each cut adds."""
         self.recomputable, begin = sorted(evictable_tensors(graph)), first_backward_node(graph)
         total_bytes = sum(graph.tensor_bytes[i] for i in self.recomputable)
-        unit = 1 + 2 * total_bytes // UNCUT
+        unit_bytes = 1 + 2 * total_bytes // UNCUT
         first = 2 + len(graph.nodes)
         self.computed = first + 2 * np.arange(len(self.recomputable))
         self.n_vertices = first + 2 * len(self.recomputable)
         edges: dict[tuple[int, int], int] = {}
         for i, computed in zip(self.recomputable, self.computed.tolist(), strict=True):
             edges[2 + graph.node_of[i], computed] = UNCUT
-            edges[computed, computed + 1] = -(-graph.tensor_bytes[i] // unit)
+            edges[computed, computed + 1] = -(-graph.tensor_bytes[i] // unit_bytes)
             for k in graph.users_of[i]:
                 edges[computed + 1, 1 if k >= begin else 2 + k] = UNCUT
         self.edges = edges
@@ -221,21 +221,21 @@ def _knapsack(problem: Problem, size_bytes: int) -> tuple[int, ...]:
     """Return the nodes of maximum compute time whose outputs fit a knapsack."""
     graph, begin = problem.graph, first_backward_node(problem.graph)
     recomputable = evictable_tensors(graph)
-    unit = max(1, -(-size_bytes // UNITS))
-    capacity = size_bytes // unit
+    unit_bytes = max(1, -(-size_bytes // UNITS))
+    capacity = size_bytes // unit_bytes
     nodes = [k for k in range(begin) if recomputable.intersection(graph.outputs_of[k])]
     best = np.zeros(capacity + 1)
     is_taken = np.zeros((len(nodes), capacity + 1), dtype=bool)
-    weights = [-(-graph.nodes[k].output_bytes // unit) for k in nodes]
+    weights = [-(-graph.nodes[k].output_bytes // unit_bytes) for k in nodes]
     for index, (k, weight) in enumerate(zip(nodes, weights, strict=True)):
         if weight > capacity:
             continue
         with_node_s = best[: capacity + 1 - weight] + problem.table.compute_time_s[k]
         is_taken[index, weight:] = with_node_s > best[weight:]
         best[weight:] = np.maximum(best[weight:], with_node_s)
-    chosen = []
+    packed_nodes = []
     for index in range(len(nodes) - 1, -1, -1):
         if is_taken[index, capacity]:
-            chosen.append(nodes[index])
+            packed_nodes.append(nodes[index])
             capacity -= weights[index]
-    return tuple(chosen)
+    return tuple(packed_nodes)

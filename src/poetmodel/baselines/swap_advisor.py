@@ -176,11 +176,11 @@ class _GeneticSearch:
         out = np.zeros(len(self.cost_out), dtype=bool)
         out[self.tensor_index[mask]] = True
         limit = self.problem.aux_limit_bytes
-        over = 0 if limit is None else max(0, int(self.written[out].sum()) - limit)
+        excess_bytes = 0 if limit is None else max(0, int(self.written[out].sum()) - limit)
         total = float(self.cost_in[mask].sum() + self.cost_out[out].sum())
         if not self.hides_transfers:
-            return over, total, total
-        return over, max(float(self.unhidden_s[mask].sum()), total - self.pass_s), total
+            return excess_bytes, total, total
+        return excess_bytes, max(float(self.unhidden_s[mask].sum()), total - self.pass_s), total
 
     def _repair(self, mask: Mask) -> Mask:
         """Add evictions until all stages fit, if possible; then remove unnecessary ones."""

@@ -34,8 +34,8 @@ def methods(incomplete: str) -> Suggestions:
     from poetmodel.baselines.registry import METHODS
 
     shipped = ((method.name, method.summary) for method in METHODS.values())
-    own = ((name, "a method of an installed package") for name in registered_names())
-    return _filter_names(incomplete, (*shipped, *own))
+    plugin_names = ((name, "a method of an installed package") for name in registered_names())
+    return _filter_names(incomplete, (*shipped, *plugin_names))
 
 
 def several(complete: Callable[[str], Suggestions]) -> Callable[[str], Suggestions]:
@@ -45,9 +45,13 @@ def several(complete: Callable[[str], Suggestions]) -> Callable[[str], Suggestio
     """
 
     def complete_last(incomplete: str) -> Suggestions:
-        before, comma, last = incomplete.rpartition(",")
-        typed = before.split(",")
-        return [(before + comma + name, text) for name, text in complete(last) if name not in typed]
+        earlier_names, comma, last = incomplete.rpartition(",")
+        typed = earlier_names.split(",")
+        return [
+            (earlier_names + comma + name, text)
+            for name, text in complete(last)
+            if name not in typed
+        ]
 
     return complete_last
 

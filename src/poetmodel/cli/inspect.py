@@ -342,7 +342,7 @@ def _inference_texts(values: dict[str, Any]) -> tuple[str, str]:
 
 def _largest_tensors(graph: Graph) -> Table:
     """Return the table of the largest tensors."""
-    ranked = sorted(range(len(graph.tensors)), key=lambda i: (-graph.tensor_bytes[i], i))[
+    largest = sorted(range(len(graph.tensors)), key=lambda i: (-graph.tensor_bytes[i], i))[
         :MAX_TENSORS
     ]
     lines = (
@@ -353,7 +353,7 @@ def _largest_tensors(graph: Graph) -> Table:
             format_bytes(graph.tensor_bytes[i]),
             f"{len(graph.users_of[i])}",
         )
-        for i in ranked
+        for i in largest
     )
     heads = ("tensor", "made by", "phase", "size", "readers")
     return listing("Largest tensors", heads, lines, left=3, whole_names=False)
@@ -434,11 +434,13 @@ def _device_facts(board: Device) -> Iterator[Fact]:
     if compute.flops_per_j is not None:
         implied_w = compute.flops_per_s / compute.flops_per_j
         notes["compute.flops_per_j"] = f"implies {implied_w:.3g} W"
-    for path, known in device_quantities():
+    for path, quantity in device_quantities():
         value = value_at_path(values, path)
         if value is not None:
             yield text_fact(
-                known.name, format_device_quantity(value, unit=known.unit), notes.get(path, "")
+                quantity.name,
+                format_device_quantity(value, unit=quantity.unit),
+                notes.get(path, ""),
             )
     if storage is None:
         yield text_fact("transfers", "none", "there is no storage")

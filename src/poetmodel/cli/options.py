@@ -228,9 +228,9 @@ def _method_name(text: str) -> str:
 
 def backend_name(text: str) -> str:
     """Parse the name of a back end."""
-    known = backend_names()
-    if text not in known:
-        names = ", ".join(map(repr, known))
+    backends = backend_names()
+    if text not in backends:
+        names = ", ".join(map(repr, backends))
         raise typer.BadParameter(f"{text!r} is not one of {names}.")
     return text
 

@@ -116,10 +116,10 @@ def tile_facts(
 
 def _is_solved_model_proved(result: SolveResult) -> bool:
     """Return whether the solver solved its model to optimality: ``paper``, or a restriction."""
-    found = result.statistics
-    value, bound = found.get("model_value"), found.get("model_bound")
-    if found.get("restricted_status") is not None:
-        return bool(found["restricted_status"] == Status.OPTIMAL)
+    statistics = result.statistics
+    value, bound = statistics.get("model_value"), statistics.get("model_bound")
+    if statistics.get("restricted_status") is not None:
+        return bool(statistics["restricted_status"] == Status.OPTIMAL)
     return (
         value is not None
         and bound is not None
@@ -208,11 +208,11 @@ def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> 
     """
     recomputations = [k for t, k in schedule.R if k < t]
     recomputed = set(recomputations)
-    paged = {*simulation.page_ins, *simulation.page_outs, *graph.state_tensors}
+    never_kept = {*simulation.page_ins, *simulation.page_outs, *graph.state_tensors}
     kept = [
         i
         for i, users in enumerate(graph.users_of)
-        if users and i not in paged and graph.node_of[i] not in recomputed
+        if users and i not in never_kept and graph.node_of[i] not in recomputed
     ]
     recomputed_bytes = sum(graph.nodes[k].output_bytes for k in recomputations)
     yield from state_facts(graph, simulation)
@@ -236,14 +236,14 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     single_pass = f"a single pass takes {format_seconds(problem.pass_time_s)}"
     overlap = "of the plan, where transfers overlap computation"
     notes = {"compute_s": single_pass, "makespan_s": overlap}
-    shown = partial(metric_facts, Display.SOLVE, simulation, notes=notes)
+    group_facts = partial(metric_facts, Display.SOLVE, simulation, notes=notes)
     model = problem.costs.cycles
-    for fact in shown(Group.WORK):
+    for fact in group_facts(Group.WORK):
         yield fact
         if fact.key == "compute_s" and model is not None:
             yield text_fact("  its cycles", model.rate, f"{model.origin}; {model.label}")
     yield from commit_facts(problem)
-    yield from shown(
+    yield from group_facts(
         Group.STEP, unlisted=() if simulation.planned_s is not None else ("makespan_s",)
     )
     if problem.deadline_s is not None:
@@ -278,16 +278,18 @@ def commit_facts(problem: Problem) -> Iterator[Fact]:
 
 def _effort_facts(result: SolveResult, *, total_s: float, read_s: float) -> Iterator[Fact]:
     """Yield the time by activity, the size of the solver's model, and the solver."""
-    spent = {
+    activity_times = {
         "reading": read_s,
         "building": result.build_s,
         "solving": result.solve_s - result.verify_s,
         "verifying": result.verify_s,
     }
-    spent["answering"] = total_s - sum(spent.values())
-    shown = [f"{name} {format_seconds(s)}" for name, s in spent.items() if s >= MIN_SHOWN_S]
+    activity_times["answering"] = total_s - sum(activity_times.values())
+    activity_texts = [
+        f"{name} {format_seconds(s)}" for name, s in activity_times.items() if s >= MIN_SHOWN_S
+    ]
     limit = f"; limit {format_seconds(result.time_limit_s)}" if result.time_limit_s else ""
-    yield text_fact("time taken", format_seconds(total_s), ", ".join(shown) + limit)
+    yield text_fact("time taken", format_seconds(total_s), ", ".join(activity_texts) + limit)
     sizes = list(_sizes(result.statistics))
     if sizes:
         yield text_fact("solver's model", sizes[0], ", ".join(sizes[1:]))

@@ -78,9 +78,11 @@ class CostingOptions:
 
         with redirect_stdout(sys.stderr):
             model, loss_fn, inputs = load_step(target, onnx)
-            chosen = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
+            user_optimizer = (
+                None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
+            )
             name = self.name or default_name(target)
-            return trace(model, loss_fn, inputs, name=name, optimizer=chosen)
+            return trace(model, loss_fn, inputs, name=name, optimizer=user_optimizer)
 
     def check_power(self, *, emulated: bool = False) -> None:
         """Raise `InputError` for two power options, or for one if times are not measured here."""
@@ -147,16 +149,16 @@ def estimate(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
 def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
     """Yield the sums of costs; those of transfers are None without storage."""
     table = costs.table(graph)
-    paged = table.has_storage
+    has_storage = table.has_storage
     single = "of a single pass: every node computed once"
-    for key, name, unit, note in (
+    for key, name, format_value, note in (
         ("compute_time_s", "compute time", format_seconds, single),
         ("compute_energy_j", "compute energy", format_joules, ""),
         ("page_in_time_s", "page-in time", format_seconds, "of every tensor, once"),
         ("page_out_time_s", "page-out time", format_seconds, "of every tensor, once"),
     ):
-        known = paged or key.startswith("compute")
-        yield Fact(key, sum(getattr(table, key)) if known else None, name, unit, note)
+        is_known = has_storage or key.startswith("compute")
+        yield Fact(key, sum(getattr(table, key)) if is_known else None, name, format_value, note)
 
 
 # -- trace -------------------------------------------------------------------------------------
@@ -421,8 +423,8 @@ def profile(
         costs.save(out)
     facts = list(_cost_facts(graph, costs))
     if output.json:
-        named = {"graph": {"name": graph.name, "sha256": graph.sha256}}
-        print_json(named | to_json_object(facts) | {"notes": list(notes)})
+        graph_entry = {"graph": {"name": graph.name, "sha256": graph.sha256}}
+        print_json(graph_entry | to_json_object(facts) | {"notes": list(notes)})
     else:
         show(fact_table(f"Costs of {graph.name}", facts))
         print_text(*notes)

@@ -349,8 +349,8 @@ class Coordinator:
                 opened.discard_idle(
                     self.solves.running.keys() | {session.requested_point for session in sessions}
                 )
-            used = {session.problem for session in self.sessions.values()}
-            for name in [name for name in self.opened if name not in used]:
+            used_problems = {session.problem for session in self.sessions.values()}
+            for name in [name for name in self.opened if name not in used_problems]:
                 is_solving = any(point in self.solves.running for point in self.opened[name].points)
                 if len(self.opened) > MAX_KEPT_PROBLEMS and not is_solving:
                     del self.opened[name]

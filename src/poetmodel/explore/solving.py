@@ -82,10 +82,10 @@ class Solves:
         Neighbours are the other points of the problem. If schedule and bound prove the schedule
         optimal within the gap tolerance, the point is finished.
         """
-        others = [other for other in opened.points.values() if other is not point]
-        point.bound = max(point.bound, inherited_bound(point, others))
+        other_points = [other for other in opened.points.values() if other is not point]
+        point.bound = max(point.bound, inherited_bound(point, other_points))
         overlaps = opened.facts["deadline"]["counts"] == DeadlineCounts.OVERLAP
-        neighbour = best_neighbour(point, others, overlaps=overlaps)
+        neighbour = best_neighbour(point, other_points, overlaps=overlaps)
         if neighbour is None or (
             point.value is not None and point.value <= (neighbour.value or 0.0)
         ):

@@ -69,7 +69,7 @@ class EarlierRecomputation:
         peak = partial.peak(t)
         read_outputs = (i for i in partial.graph.outputs_of[k] if partial.is_read_from(i, t))
         restored_bytes = sum(partial.sizes[i] for i in read_outputs)
-        removed = partial.remove(original)
+        removed_restorations = partial.remove(original)
         if partial.peak(t) >= peak:
             return False
         mark = partial.mark()
@@ -82,7 +82,7 @@ class EarlierRecomputation:
             candidate = original._replace(stage=stage)
             if candidate in partial or candidate in self._moved:
                 continue
-            for restoration in removed:
+            for restoration in removed_restorations:
                 moved_restoration = restoration._replace(stage=min(restoration.stage, stage))
                 if moved_restoration not in partial and self.fits_limits(moved_restoration):
                     partial.add(moved_restoration)

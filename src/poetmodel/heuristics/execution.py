@@ -71,7 +71,7 @@ def retry_with_overwrites(graph: Graph, attempt: Callable[[], Schedule]) -> Sche
     if permission is not None or not any(graph.shared_bytes_of):
         return attempt()
     permission = _OverwritePermission()
-    before = _OVERWRITE_PERMISSION.set(permission)
+    token = _OVERWRITE_PERMISSION.set(permission)
     try:
         return attempt()
     except MethodNotApplicableError as error:
@@ -83,7 +83,7 @@ def retry_with_overwrites(graph: Graph, attempt: Callable[[], Schedule]) -> Sche
         except MethodNotApplicableError:
             raise error from None
     finally:
-        _OVERWRITE_PERMISSION.reset(before)
+        _OVERWRITE_PERMISSION.reset(token)
 
 
 class Execution:
@@ -124,13 +124,13 @@ class Execution:
         """Compute node `k`. Begins the next stage if the current one has computed its own node."""
         if self._is_stage_over:
             self.begin_stage()
-        outputs, used, kept = self.graph.outputs_of[k], self._used, self._kept[-1]
+        outputs, used_tensors, kept_tensors = self.graph.outputs_of[k], self._used, self._kept[-1]
         self._computed[-1].add(k)
-        used.update(self.graph.inputs_of[k])
+        used_tensors.update(self.graph.inputs_of[k])
         for i in outputs:
-            if i in kept and i not in used:
-                kept.remove(i)
-        used.update(outputs)
+            if i in kept_tensors and i not in used_tensors:
+                kept_tensors.remove(i)
+        used_tensors.update(outputs)
         self._add_to_ram(outputs)
 
     def page_in(self, i: int) -> None:
@@ -265,19 +265,19 @@ class StagedExecution(Execution):
     def _execute_stage(self) -> None:
         """Execute the computations, page-ins and evictions of the current stage."""
         graph = self.graph
-        computed, paged = self._missing_in_stage()
-        for k in computed:  # tensors that are recomputed anyway need not be in RAM before
+        computations, page_ins = self._missing_in_stage()
+        for k in computations:  # tensors that are recomputed anyway need not be in RAM before
             for i in self.ram.intersection(graph.outputs_of[k]):
                 self.free(i)
-        self._last_read = {i: k for k in sorted(computed) for i in graph.inputs_of[k]}
-        for k in sorted(computed.union(graph.node_of[i] for i in paged)):
+        self._last_read = {i: k for k in sorted(computations) for i in graph.inputs_of[k]}
+        for k in sorted(computations.union(graph.node_of[i] for i in page_ins)):
             for i in graph.outputs_of[k]:
-                if i in paged:
+                if i in page_ins:
                     self.evict_until_fits(self.sizes[i], k)
                     self.page_in(i)
-            if paged:
+            if page_ins:
                 self._used.update(graph.outputs_of[k])  # a stage keeps them up to this step
-            if k in computed:
+            if k in computations:
                 self._evict_for_step(k)
                 self.compute(k)
             for i in (*graph.inputs_of[k], *graph.outputs_of[k]):
@@ -333,19 +333,19 @@ class StagedExecution(Execution):
     def _missing_in_stage(self) -> tuple[set[int], set[int]]:
         """Return the nodes to compute in the stage, and the tensors to page in."""
         graph = self.graph
-        computed, paged = {self.stage}, set[int]()
+        computations, page_ins = {self.stage}, set[int]()
         is_requested = [*graph.inputs_of[self.stage], *self.demanded_tensors()]
         while is_requested:
             i = is_requested.pop()
             k = graph.node_of[i]
-            if i in self.ram or i in paged or k in computed:
+            if i in self.ram or i in page_ins or k in computations:
                 continue
             if self.pages_in(i):
-                paged.add(i)
+                page_ins.add(i)
             else:
-                computed.add(k)
+                computations.add(k)
                 is_requested.extend(graph.inputs_of[k])
-        return computed, {i for i in paged if graph.node_of[i] not in computed}
+        return computations, {i for i in page_ins if graph.node_of[i] not in computations}
 
     def _quoted_name(self, k: int) -> str:
         return f"{super()._quoted_name(k)} on the way to {super()._quoted_name(self.stage)}"
@@ -400,10 +400,10 @@ class _Retention(StagedExecution):
         return self.demand(self.stage)
 
     def _execute_stage(self) -> None:
-        computed, paged = self._missing_in_stage()
-        for i in paged:
+        computations, page_ins = self._missing_in_stage()
+        for i in page_ins:
             self.page_in(i)
-        for k in sorted(computed):
+        for k in sorted(computations):
             self.compute(k)
 
 

@@ -148,7 +148,7 @@ class LargeNeighbourhoodSearch:
 
         Return whether the result is the best so far. The first call initializes all trajectories.
         """
-        first, *others = self._trajectories
+        first, *other_trajectories = self._trajectories
         partial_before, score_before = first.partial, first.current
         restoration_list = list(restorations)
         is_best = False
@@ -160,7 +160,7 @@ class LargeNeighbourhoodSearch:
         if score_before == WORST:  # the first call: the other trajectories start here, too
             if self.objective.is_limited:
                 self._penalty = self.objective.balance(first.partial)
-            for other in others:
+            for other in other_trajectories:
                 is_best = self._accept_or_undo(other, self._repair(other, self._penalty)) or is_best
         elif not is_best:
             first.partial, first.current = partial_before, score_before

@@ -105,10 +105,12 @@ class OwnRows:
     def change(self, used: Sequence[float], uses: Iterable[tuple[int, float]]) -> float:
         """Return the change of the excess if amounts are added to rows."""
         total = 0.0
-        added: dict[int, float] = {}
+        added_amounts: dict[int, float] = {}
         for row, amount in uses:
-            added[row] = added.get(row, 0.0) + amount
-        for row, amount in added.items():
-            before = max(0.0, used[row] - self.slacks[row])
-            total += (max(0.0, used[row] + amount - self.slacks[row]) - before) / self.units[row]
+            added_amounts[row] = added_amounts.get(row, 0.0) + amount
+        for row, amount in added_amounts.items():
+            excess_before = max(0.0, used[row] - self.slacks[row])
+            total += (max(0.0, used[row] + amount - self.slacks[row]) - excess_before) / self.units[
+                row
+            ]
         return total

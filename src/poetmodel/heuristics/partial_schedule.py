@@ -215,8 +215,8 @@ class PartialSchedule:
         restorations = [
             Restoration(t, item, kind)
             for t in range(len(self.recomputed))
-            for chosen, kind in ((self.recomputed[t], RECOMPUTE), (self.paged_in[t], PAGE_IN))
-            for item in sorted(chosen)
+            for items, kind in ((self.recomputed[t], RECOMPUTE), (self.paged_in[t], PAGE_IN))
+            for item in sorted(items)
         ]
         on_storage = (i for i in self.graph.state_tensors if i not in self.resident)
         for kind, tensors in ((STORAGE_HOME, on_storage), (PAGE_OUT, sorted(self.paged_out))):
@@ -227,11 +227,11 @@ class PartialSchedule:
         """Return all decisions as a schedule."""
         graph = self.graph
         moving = (i for i in range(len(self.sizes)) if i not in self.resident)
-        held = (span for i in moving for span in self._spans(i))
+        ram_spans = (span for i in moving for span in self._spans(i))
         return with_immediate_page_outs(
             graph,
             R=((t, k) for t, nodes in enumerate(self.recomputed) for k in (*sorted(nodes), t)),
-            kept=held,
+            kept=ram_spans,
             M_in=((t, i) for t, tensors in enumerate(self.paged_in) for i in sorted(tensors)),
             M_out=((graph.node_of[i], i) for i in self.paged_out),
             resident=self.resident,
@@ -414,8 +414,8 @@ class PartialSchedule:
     def undo(self, mark: Mark) -> None:
         """Undo all changes after a mark, and restore the peaks of that time."""
         while len(self._changes) > mark.changes:
-            restoration, added = self._changes.pop()
-            self._apply(restoration, adding=not added)
+            restoration, was_added = self._changes.pop()
+            self._apply(restoration, adding=not was_added)
         while len(self._peak_changes) > mark.peaks:
             t, extra = self._peak_changes.pop()
             if extra < 0:

@@ -108,16 +108,16 @@ class PenalizedObjective:
 
     def balance(self, partial: PartialSchedule) -> float:
         """Return the penalty at which the use of limits weighs as much as the objective."""
-        used = price(self._penalty_prices, partial)
-        return price(self._objective_prices, partial) / used if used > 0 else 1.0
+        limit_price = price(self._penalty_prices, partial)
+        return price(self._objective_prices, partial) / limit_price if limit_price > 0 else 1.0
 
     def score(self, partial: PartialSchedule) -> Score:
         """Return the score of a partial schedule."""
         excess = 0.0
         for prices, slack in self.limits:
-            used = price(prices, partial)
-            if used > slack:
-                excess += (used - slack) / slack if slack > 0 else 1.0 + used
+            limit_use = price(prices, partial)
+            if limit_use > slack:
+                excess += (limit_use - slack) / slack if slack > 0 else 1.0 + limit_use
         if self.rows is not None:
             excess += self.rows.excess(partial.used, partial.exceeded)
         if not self.problem.objective.is_sum:

@@ -175,12 +175,14 @@ class Recoveries:
         has enough free bytes to keep the tensor.
         """
         sources, needs = self.partial.links_of(p)
-        before = bisect_right(sources, t)
-        last = sources[before - 1]
+        n_sources_before = bisect_right(sources, t)
+        last = sources[n_sources_before - 1]
         if last == t:
             return True
         need = bisect_left(needs, t)
-        if need < len(needs) and (before == len(sources) or needs[need] < sources[before]):
+        if need < len(needs) and (
+            n_sources_before == len(sources) or needs[need] < sources[n_sources_before]
+        ):
             return True
         if need and needs[need - 1] > last:
             last = needs[need - 1]

@@ -375,8 +375,8 @@ class Repair:
 
         Return whether the move was retained.
         """
-        before, mark = self._excess(), self.partial.mark()
-        if apply_move(restoration) and self._excess() < before:
+        excess_before, mark = self._excess(), self.partial.mark()
+        if apply_move(restoration) and self._excess() < excess_before:
             return True
         self.partial.undo(mark)
         return False
@@ -459,9 +459,9 @@ class Repair:
         Each page-in may cost much however small it is, so dropping many small ones can be better
         than dropping a large one.
         """
-        gained = True
-        while gained and now_s() < self.until_s:
-            gained = False
+        has_dropped = True
+        while has_dropped and now_s() < self.until_s:
+            has_dropped = False
             for restoration in sorted(self.partial.restorations(), key=self.drop_order):
                 if now_s() >= self.until_s:
                     break
@@ -471,7 +471,7 @@ class Repair:
                 if restoration not in self.partial or self._is_blocked(restoration):
                     continue
                 if self._may_drop(restoration):
-                    gained = self._drop(restoration) or gained
+                    has_dropped = self._drop(restoration) or has_dropped
 
     def drop_order(self, restoration: Restoration) -> float:
         """Return a sort key that is smaller if a restoration costs more per restored byte."""
@@ -486,8 +486,8 @@ class Repair:
         if restoration.kind == RECOMPUTE:
             return prices.compute[item]
         if restoration.kind == STORAGE_HOME:
-            paged = 0 if adding else partial.page_ins[item]
-            return prices.storage_home[item] + paged * prices.page_in[item]
+            n_page_ins = 0 if adding else partial.page_ins[item]
+            return prices.storage_home[item] + n_page_ins * prices.page_in[item]
         page_out = partial.changes_page_out(restoration, adding=adding)
         price = prices.page_out[item] if page_out else 0.0
         return price if restoration.kind == PAGE_OUT else prices.page_in[item] + price
@@ -497,10 +497,10 @@ class Repair:
 
         Returns whether it was dropped. If RAM does not suffice, the obstacle is stored.
         """
-        partial, before, mark = self.partial, self._excess(), self.partial.mark()
+        partial, excess_before, mark = self.partial, self._excess(), self.partial.mark()
         partial.remove(restoration)
         excess = partial.excess(self.limit_bytes)
-        if excess is None and self._excess() <= before:
+        if excess is None and self._excess() <= excess_before:
             self.obstacles.pop(restoration, None)
             return True
         partial.undo(mark)

@@ -35,14 +35,14 @@ def document_of(result: SolveResult) -> ScheduleDocument:
     from poetmodel.schedule.document import ScheduleDocument
     from poetmodel.schedule.io import ObjectiveEntry, ProblemEntry
 
-    stated = result.to_dict()
+    values = result.to_dict()
     return ScheduleDocument(
         schedule=result.require_schedule(),
-        device=stated["device"],
-        problem=ProblemEntry.model_validate(stated["problem"]),
-        status=stated["status"],
-        stated={metric.key: stated.get(metric.key) for metric in metrics_at(Display.FILE)},
-        objective=ObjectiveEntry.model_validate(stated["objective"]),
+        device=values["device"],
+        problem=ProblemEntry.model_validate(values["problem"]),
+        status=values["status"],
+        stated={metric.key: values.get(metric.key) for metric in metrics_at(Display.FILE)},
+        objective=ObjectiveEntry.model_validate(values["objective"]),
         history=result.history,
     )
 

@@ -276,29 +276,29 @@ def restate_form(form: StandardForm, problem: Problem, *, as_stated: bool) -> St
     objective. The objective is only replaced if the model minimizes its problem's (`as_stated`).
     """
     model = require_layout(form).model
-    before, objective = model.problem, problem.objective
-    if problem is before:
+    model_problem, objective = model.problem, problem.objective
+    if problem is model_problem:
         return form
     form = _drop_transfer_deadline(form, problem)
-    if problem.time_sum != before.time_sum:
+    if problem.time_sum != model_problem.time_sum:
         for limit in problem.linear_limits:
             if limit.name == DEADLINE_ROWS[0]:
                 form = _add_limit_row(form, replace(limit, name=DEADLINE_ROWS[-1]))
-    if problem.usable_ram_bytes < before.usable_ram_bytes:
+    if problem.usable_ram_bytes < model_problem.usable_ram_bytes:
         form = _lower_peak_limits(form, problem)
-    elif problem.aux_limit_bytes != before.aux_limit_bytes:
+    elif problem.aux_limit_bytes != model_problem.aux_limit_bytes:
         upper_limit = problem.aux_limit_bytes or 0
         fewer = row_over_totals(problem, objective.coefficients, name=WRITES_ROW, upper=upper_limit)
         form = _add_limit_row(form, fewer)
     for limit in problem.linear_limits:
         if limit.key == (WRITTEN_BYTES_CUTOFF, "upper"):
             form = _add_limit_row(form, replace(limit, name=WRITES_ROW, key=None))
-    if objective.is_sum and objective != before.objective and as_stated:
+    if objective.is_sum and objective != model_problem.objective and as_stated:
         costs, offset = objective_terms(model, problem)
-        columns, added = _to_form_columns(form, costs)
+        columns, constant = _to_form_columns(form, costs)
         objective_row = np.zeros(form.n_columns)
         objective_row[list(columns)] = list(columns.values())
-        form = replace(form, objective=objective_row, offset=offset + added)
+        form = replace(form, objective=objective_row, offset=offset + constant)
     return form
 
 
@@ -323,13 +323,13 @@ def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardFor
 def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
     """Return a form with one more row, for a limit on totals. Its layout has the exact limit."""
     model = require_layout(form).model
-    needed = reduce_coefficients(model.decisions.row_over_columns(limit), model.upper)
+    reduced_terms = reduce_coefficients(model.decisions.row_over_columns(limit), model.upper)
     columns: Mapping[int, float] = {}
     lower, upper = -math.inf, math.inf
-    if literal_slack(needed, model.upper) < 0:
+    if literal_slack(reduced_terms, model.upper) < 0:
         lower = 1.0  # an empty row that no values satisfy
     else:
-        row = scale_signed_limit(needed, model.upper)
+        row = scale_signed_limit(reduced_terms, model.upper)
         if row is None:
             return form
         columns, constant = _to_form_columns(form, row.terms)
@@ -339,7 +339,7 @@ def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
     new_row = csr_array((list(columns.values()), list(columns), [0, len(columns)]), shape=shape)
     form = form.with_rows(new_row, [lower], [upper], [label])
     layout = require_layout(form)
-    return replace(form, layout=replace(layout, limits={**layout.limits, label: needed}))
+    return replace(form, layout=replace(layout, limits={**layout.limits, label: reduced_terms}))
 
 
 def _lower_peak_limits(form: StandardForm, problem: Problem) -> StandardForm:

@@ -315,11 +315,13 @@ class _FittingSearch:
         """
         if first.method != "optimal":  # a baseline's schedule must come from its own method
             return None
-        slightly, clearly = (_with_ram(rounded, high - high // part) for part in QUICK_DIVISORS)
+        slightly_smaller, clearly_smaller = (
+            _with_ram(rounded, high - high // divisor) for divisor in QUICK_DIVISORS
+        )
         attempts: tuple[tuple[Callable[[Problem], Schedule | None], Problem], ...] = (
-            (partial(_refit_quickly, schedule=first.require_schedule()), slightly),
-            (_construct_quickly, clearly),
-            (page_everything, slightly),
+            (partial(_refit_quickly, schedule=first.require_schedule()), slightly_smaller),
+            (_construct_quickly, clearly_smaller),
+            (page_everything, slightly_smaller),
         )
         for heuristic, smaller_problem in attempts:
             schedule = heuristic(smaller_problem)
@@ -456,11 +458,11 @@ class _FittingSearch:
 def _with_status(result: SolveResult) -> SolveResult:
     """Return a result with the status and termination that its gap implies."""
     is_proved = (result.gap or 0.0) <= result.requested_gap
-    ended = result.termination
-    if is_proved or ended == Termination.PROVED:
-        ended = Termination.PROVED if is_proved else Termination.STALLED
+    termination = result.termination
+    if is_proved or termination == Termination.PROVED:
+        termination = Termination.PROVED if is_proved else Termination.STALLED
     return replace(
-        result, status=Status.OPTIMAL if is_proved else Status.FEASIBLE, termination=ended
+        result, status=Status.OPTIMAL if is_proved else Status.FEASIBLE, termination=termination
     )
 
 
@@ -489,10 +491,10 @@ def rounded_problem(problem: Problem, alignment: int) -> Problem:
 
     The storage limit rises by the maximum rounding.
     """
-    graph, stated = problem.graph, problem.resolved()
-    limit_bytes = stated.aux_limit_bytes
+    graph, resolved_problem = problem.graph, problem.resolved()
+    limit_bytes = resolved_problem.aux_limit_bytes
     return replace(
-        stated,
+        resolved_problem,
         graph=align_sizes(graph, alignment),
         aux_bytes=None if limit_bytes is None else limit_bytes + alignment * len(graph.tensors),
     )

@@ -235,14 +235,14 @@ class ShareSearch:
         if not self.solved:
             return Outcome(termination=Termination.STALLED, candidate=self.best)
         outcomes = [outcome for _, outcome in self.solved]
-        ended = {outcome.termination for outcome in outcomes}
-        if Termination.INTERRUPTED in ended:
+        terminations = {outcome.termination for outcome in outcomes}
+        if Termination.INTERRUPTED in terminations:
             termination = Termination.INTERRUPTED
         elif self.request.remaining_s() <= 0:
             termination = Termination.TIME_LIMIT
         elif self.best is not None and self._is_done():
             termination = Termination.PROVED
-        elif Termination.TIME_LIMIT in ended:
+        elif Termination.TIME_LIMIT in terminations:
             termination = Termination.TIME_LIMIT
         else:
             termination = Termination.STALLED

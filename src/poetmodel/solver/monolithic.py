@@ -199,15 +199,17 @@ class ModelProof:
             if form is None:
                 raise VerificationError(candidate.violations)
             self.form = form
-            after = self._call_solver(values)
-            if after is None:
+            next_solution = self._call_solver(values)
+            if next_solution is None:
                 return _without_solution(raw), None
-            bounds = [solution.bound for solution in (raw, after) if solution.bound is not None]
+            bounds = [
+                solution.bound for solution in (raw, next_solution) if solution.bound is not None
+            ]
             raw = replace(
-                after,
-                bound=max(bounds, default=None) if self.as_stated else after.bound,
-                build_s=raw.build_s + after.build_s,
-                solve_s=raw.solve_s + after.solve_s,
+                next_solution,
+                bound=max(bounds, default=None) if self.as_stated else next_solution.bound,
+                build_s=raw.build_s + next_solution.build_s,
+                solve_s=raw.solve_s + next_solution.solve_s,
             )
         return raw, None
 
@@ -259,9 +261,9 @@ class ModelProof:
         """
         if self.is_abandoned:
             return False
-        before, self.latest = self.latest, progress
-        if progress.x is None and before is not None:
-            self.latest = replace(progress, x=before.x)
+        previous, self.latest = self.latest, progress
+        if progress.x is None and previous is not None:
+            self.latest = replace(progress, x=previous.x)
         incumbent = None
         if self.as_stated and progress.incumbent is not None:
             incumbent = max(0.0, progress.incumbent * self.unit)
@@ -272,10 +274,10 @@ class ModelProof:
         problem, schedule = self.problem, self.schedule(x)
         candidate = as_candidate(problem, schedule)
         if self.drops_unneeded and not candidate.violations:
-            needed = PartialSchedule.of(
+            needed_decisions = PartialSchedule.of(
                 problem.graph, schedule, problem.rewards, working=problem.working_graph
             )
-            cleaned = as_candidate(problem, needed.schedule())
+            cleaned = as_candidate(problem, needed_decisions.schedule())
             if not cleaned.violations and cleaned.value <= candidate.value:
                 return cleaned
         return candidate
@@ -293,8 +295,8 @@ class ModelProof:
         """
         if bound is None or not (self.arrays.exact and self.as_stated):
             return None
-        least = float(self.problem.objective.known_bound)
-        return max(least, safe_bound(self.problem, bound) * self.unit)
+        known_bound = float(self.problem.objective.known_bound)
+        return max(known_bound, safe_bound(self.problem, bound) * self.unit)
 
     def own(self, value: float | None, bound: float | None) -> ModelObjective | None:  # noqa: ARG002
         """Return the user-defined objective at a value; None except in `ExtendedProof`."""

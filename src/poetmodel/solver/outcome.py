@@ -143,8 +143,8 @@ def is_tight(problem: Problem, value: float, bound: float) -> bool:
     missing = value - bound
     if problem.objective.is_in_bytes:
         return missing < EQUAL_BYTES
-    whole = abs(problem.objective.baseline) + value
-    return missing <= EQUAL * value and missing <= EQUAL_IN_ALL * whole
+    whole_value = abs(problem.objective.baseline) + value
+    return missing <= EQUAL * value and missing <= EQUAL_IN_ALL * whole_value
 
 
 def is_closed(problem: Problem, value: float, bound: float, gap: float) -> bool:
@@ -216,13 +216,13 @@ def make_result(
             if outcome.infeasible
             else replace(blank, termination=_unproved_termination(outcome))
         )
-    own, bound = candidate.own, 0.0
-    if not candidate.violations and own is None:
+    own_objective, bound = candidate.own, 0.0
+    if not candidate.violations and own_objective is None:
         bound = reported_bound(problem, candidate, outcome.bound)
-    gap = relative_gap(candidate.value, bound) if own is None else own.gap
+    gap = relative_gap(candidate.value, bound) if own_objective is None else own_objective.gap
     is_proved = not candidate.violations and gap <= request.gap
     objective = problem.objective
-    whole = min(objective.baseline + bound, objective.value_of(candidate.simulation))
+    whole_bound = min(objective.baseline + bound, objective.value_of(candidate.simulation))
     return replace(
         blank,
         status=Status.OPTIMAL if is_proved else Status.FEASIBLE,
@@ -230,8 +230,8 @@ def make_result(
         schedule=candidate.schedule,
         simulation=candidate.simulation,
         violations=candidate.violations,
-        objective_bound=whole if own is None else None,
-        own_objective=own,
+        objective_bound=whole_bound if own_objective is None else None,
+        own_objective=own_objective,
         verify_s=candidate.verify_s,
         overhead_bound_j=bound if problem.minimize == Quantity.ENERGY else 0.0,
         reason=REFUTED if outcome.reason == REFUTED else "",

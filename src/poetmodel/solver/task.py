@@ -89,17 +89,18 @@ class Task:
         outcome = self._solve_once(problem, request, start)
         if not is_refuted(problem, outcome):
             return outcome
-        known = without_proof(problem, outcome)
-        if request.remaining_s() <= 0 or known.candidate is None:
-            return known
-        start, log = known.candidate.schedule, f"{outcome.log}poetmodel: {RETRY_NOTE}\n"
+        without_claim = without_proof(problem, outcome)
+        if request.remaining_s() <= 0 or without_claim.candidate is None:
+            return without_claim
+        start, log = without_claim.candidate.schedule, f"{outcome.log}poetmodel: {RETRY_NOTE}\n"
         second_outcome = self._solve_once(problem, replace(request, presolve=False), start)
         second_outcome = replace(
-            second_outcome, candidate=better_candidate(second_outcome.candidate, known.candidate)
+            second_outcome,
+            candidate=better_candidate(second_outcome.candidate, without_claim.candidate),
         )
         if is_refuted(problem, second_outcome):
             second_outcome = without_proof(problem, second_outcome)
-        return second_outcome.with_solves([replace(known, log=log), second_outcome])
+        return second_outcome.with_solves([replace(without_claim, log=log), second_outcome])
 
     def _solve_once(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
         """Build first schedules by heuristics, and prove from the best.
@@ -131,8 +132,10 @@ class Task:
             )
             outcome = Outcome(termination=Termination.TIME_LIMIT, reason=reason)
         except TooLargeError as error:
-            known = best if self.can_restate else None
-            outcome = Outcome(termination=Termination.STALLED, candidate=known, reason=str(error))
+            first_candidate = best if self.can_restate else None
+            outcome = Outcome(
+                termination=Termination.STALLED, candidate=first_candidate, reason=str(error)
+            )
         if outcome.candidate is None and self.can_restate and outcome.termination in CUT_SHORT:
             return replace(outcome, candidate=best)
         return outcome
@@ -161,10 +164,10 @@ class Task:
         """
         if best is None or not (self.can_restate and self.exact):
             return None
-        least = problem.objective.known_bound
-        if is_tight(problem, best.value, least):
+        known_bound = problem.objective.known_bound
+        if is_tight(problem, best.value, known_bound):
             return Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
-        if request.report(best.value, least, best.schedule) is False:
+        if request.report(best.value, known_bound, best.schedule) is False:
             return Outcome(termination=Termination.INTERRUPTED)
         return None
 
@@ -177,32 +180,41 @@ class Task:
         too large for the units of the objective, the problem is restated with that value as the
         unit. For bytes, the repeated solve searches for a schedule that saves at least one byte.
         """
-        objective, stated = problem.objective, problem
+        objective, stated_problem = problem.objective, problem
         if best is not None and self.can_restate and not _is_resolvable(problem, best.value):
-            stated = problem.surrogate(reference_value=best.value)
-        outcome = self.prove(stated, request, best)
+            stated_problem = problem.surrogate(reference_value=best.value)
+        outcome = self.prove(stated_problem, request, best)
         while outcome.termination in SETTLED and request.remaining_s() > 0:
             candidate = outcome.candidate
             if candidate is None or candidate.violations or outcome.infeasible:
                 break
             if is_closed(problem, candidate.value, outcome.bound, request.gap):
                 break
-            reference, start = stated.objective.reference, None
+            reference, start = stated_problem.objective.reference, None
             if objective.is_sum and (reference is None or candidate.value < reference / 2):
-                stated, start = problem.surrogate(reference_value=candidate.value), candidate
+                stated_problem, start = (
+                    problem.surrogate(reference_value=candidate.value),
+                    candidate,
+                )
             elif objective.is_in_bytes:
-                stated = stated.with_bytes_below(round(candidate.value))
+                stated_problem = stated_problem.with_bytes_below(round(candidate.value))
             else:
                 break
-            before, within = outcome, _with_known_progress(request, candidate, outcome.bound)
+            outcome_before, limited_request = (
+                outcome,
+                _with_known_progress(request, candidate, outcome.bound),
+            )
             try:
-                after = self.prove(stated, within, start, outcome.bound)
+                next_outcome = self.prove(stated_problem, limited_request, start, outcome.bound)
             except KeyboardInterrupt:
                 return replace(outcome, termination=Termination.INTERRUPTED)
             except TimeLimitError:
                 return replace(outcome, termination=Termination.TIME_LIMIT)
-            outcome = _merge_outcomes(before, after, candidate)
-            if start is None and (outcome.bound, outcome.candidate) == (before.bound, candidate):
+            outcome = _merge_outcomes(outcome_before, next_outcome, candidate)
+            if start is None and (outcome.bound, outcome.candidate) == (
+                outcome_before.bound,
+                candidate,
+            ):
                 break
         return outcome
 
@@ -270,11 +282,11 @@ def _with_known_progress(request: Request, known: Candidate, bound: float) -> Re
     """Return a request whose reports are at least as good as the known schedule and bound."""
 
     def report_best(progress: SolveProgress) -> bool | None:
-        value, least = progress.overhead, progress.overhead_bound
-        least = bound if least is None else max(least, bound)
+        value, overhead_bound = progress.overhead, progress.overhead_bound
+        overhead_bound = bound if overhead_bound is None else max(overhead_bound, bound)
         if value is not None and value < known.value:
-            return request.report(value, least, progress.schedule)
-        return request.report(known.value, min(least, known.value), known.schedule)
+            return request.report(value, overhead_bound, progress.schedule)
+        return request.report(known.value, min(overhead_bound, known.value), known.schedule)
 
     return replace(request, on_progress=report_best)
 

@@ -135,8 +135,8 @@ def write_library(
     InputError
         If the folder is not empty or cannot be written, or `mps` has unknown names.
     """
-    found = list(instances)
-    names = [instance.name for instance in found]
+    instance_list = list(instances)
+    names = [instance.name for instance in instance_list]
     if unknown := [name for name in mps if name not in names]:
         raise InputError(_unknown_problem("--mps", name, names) for name in unknown)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -145,7 +145,7 @@ def write_library(
         with raise_write_errors(folder, "the folder cannot be made"):
             (folder / name).mkdir(parents=True, exist_ok=True)
     writer = _Writer(folder, frozenset(mps))
-    lines = [writer.line(instance) for instance in found]
+    lines = [writer.line(instance) for instance in instance_list]
     text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
     write_text(folder / INDEX, text)
     write_text(folder / "README.md", _readme(lines, remark))

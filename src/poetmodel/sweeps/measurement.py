@@ -136,7 +136,7 @@ def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Reco
 def solve_facts(result: SolveResult) -> Record:
     """Return the record fields of a solve, with the content of a schedule file or None."""
     document = result.to_dict()
-    apart = ("nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)
+    separate_keys = ("nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)
     schedule, simulation = result.schedule, result.simulation
     counts = simulation and {
         "recomputed": sum(simulation.recomputations.values()),
@@ -147,7 +147,7 @@ def solve_facts(result: SolveResult) -> Record:
         "status": str(result.status),
         "reason": result.reason,
         "termination": str(result.termination),
-        "result": {key: value for key, value in document.items() if key not in apart},
+        "result": {key: value for key, value in document.items() if key not in separate_keys},
         "counts": counts,
         **_state(result),
         "statistics": dict(result.statistics),

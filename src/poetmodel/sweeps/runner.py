@@ -264,10 +264,14 @@ class RunQueue(Generic[AnyRun]):
                     time.sleep(POLL_S)
                     continue
                 timeout = POLL_S if self.todo and len(running) < slots else None
-                ended, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
-                in_order = sorted(ended, key=_is_lost)  # records are stored before `_settle` raises
-                rest = [self._settle(future, running.pop(future), kind) for future in in_order]
-                self.todo[:0] = [chain for chain in rest if chain]
+                finished, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
+                lost_last = sorted(
+                    finished, key=_is_lost
+                )  # records are stored before `_settle` raises
+                remaining_chains = [
+                    self._settle(future, running.pop(future), kind) for future in lost_last
+                ]
+                self.todo[:0] = [chain for chain in remaining_chains if chain]
         finally:
             for claim in self.claims.values():
                 claim.release()

@@ -154,8 +154,8 @@ class Run:
 
         Leaves out absent user-defined constraints and commits, so that keys of older records hold.
         """
-        own = {field.name for field in fields(Variant)} - self.shape.overrides.keys()
-        values = {name: value for name, value in asdict(self).items() if name not in own}
+        default_fields = {field.name for field in fields(Variant)} - self.shape.overrides.keys()
+        values = {name: value for name, value in asdict(self).items() if name not in default_fields}
         for name in ("constraints", "commit"):
             if getattr(self.settings, name) is None:
                 del values["settings"][name]

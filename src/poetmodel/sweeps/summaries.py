@@ -79,9 +79,9 @@ def _method_summaries(table: Sequence[Row]) -> Iterable[Summary]:
         with_deadlines = any(row["deadline"] for row in rows)
         lines = []
         for (deadline, method), line in grouped(rows, "deadline", "method").items():
-            at = {row["ram"]: _overhead(row) for row in line}
+            text_by_ram = {row["ram"]: _overhead(row) for row in line}
             limits = (deadline or "none",) if with_deadlines else ()
-            lines.append((*limits, method, *(at.get(ram, "") for ram in budgets)))
+            lines.append((*limits, method, *(text_by_ram.get(ram, "") for ram in budgets)))
         heads = ("deadline", "method") if with_deadlines else ("method",)
         yield Summary(
             title=f"Energy overhead: {model}, {device}",

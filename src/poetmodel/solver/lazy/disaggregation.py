@@ -138,18 +138,20 @@ class Disaggregation:
         it.
         """
         graph, sizes = self.graph, self.graph.tensor_bytes
-        before, after = tensors_in_ram
+        tensors_at_begin, tensors_at_end = tensors_in_ram
         computed = set(recomputed_nodes)
         outputs = {i for k in recomputed_nodes for i in graph.outputs_of[k]}
-        last: dict[int, int] = {}
-        for i in before | outputs | set(paged_tensors):
+        last_use: dict[int, int] = {}
+        for i in tensors_at_begin | outputs | set(paged_tensors):
             uses = [j for j in graph.users_of[i] if j == t or j in computed]
-            last[i] = len(graph.nodes) if i in after else max([graph.node_of[i], *uses])
+            last_use[i] = (
+                len(graph.nodes) if i in tensors_at_end else max([graph.node_of[i], *uses])
+            )
         for k in sorted({*recomputed_nodes, *(graph.node_of[i] for i in paged_tensors)}):
             total = self.resident_bytes
-            for i, end in last.items():
+            for i, end in last_use.items():
                 producer = graph.node_of[i]
-                copies = (i in before) + (i in paged_tensors and producer <= k)
+                copies = (i in tensors_at_begin) + (i in paged_tensors and producer <= k)
                 if producer < k:
                     total += sizes[i] if end >= k and (copies or producer in computed) else 0
                 else:
@@ -157,7 +159,7 @@ class Disaggregation:
             if k in computed:
                 total += graph.output_bytes[k] + graph.nodes[k].workspace_bytes
                 shared = graph.shared_bytes_of[k].items()
-                total -= sum(size for i, size in shared if last.get(i) == k)
+                total -= sum(size for i, size in shared if last_use.get(i) == k)
             yield t, k, total
 
 

@@ -150,14 +150,14 @@ class PrimalWorker:
 
     def _next_state(self) -> ProofState:
         """Return the state of the proof; with a schedule or solution only if it was not sent."""
-        session, best, found = self.session, self.session.bounds.incumbent, None
+        session, best, new_schedule = self.session, self.session.bounds.incumbent, None
         if best is not None and best.value < self._best_value:
             self._best_value = best.value
-            found = FoundSchedule(best.schedule, best.value)
+            new_schedule = FoundSchedule(best.schedule, best.value)
         return ProofState(
             bound=session.bounds.lower,
             columns=session.columns,
-            found=found,
+            found=new_schedule,
             solution=self._solutions.popleft() if self._solutions else None,
         )
 

@@ -162,13 +162,13 @@ class Relaxation:
 
     def restate_cuts(self, coarser: Relaxation) -> None:
         """Replace the cuts by those of a coarser relaxation, in the columns of this one."""
-        restated: dict[tuple[tuple[float, int], ...], Cut] = {}
+        cuts_by_terms: dict[tuple[tuple[float, int], ...], Cut] = {}
         for cut in coarser.cuts:
             check_time_limit()
             if cut.name in self.separators:
                 for recomputations in self.separators[cut.name].restate(cut):
-                    restated.setdefault(tuple(recomputations.terms), recomputations)
-        self.cuts = list(restated.values())
+                    cuts_by_terms.setdefault(tuple(recomputations.terms), recomputations)
+        self.cuts = list(cuts_by_terms.values())
 
     def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
         """Return the group decisions of a solution."""
@@ -196,13 +196,13 @@ class Relaxation:
         """
         graph, rewards = self.problem.graph, self.problem.rewards
         restorations: list[Restoration] = []
-        for beside, groups, placed, kind in (
+        for count_columns, groups, placed, kind in (
             (self.recomputed_beside, self.recomputed, result.recomputed, RECOMPUTE),
             (self.paged_in_beside, self.paged_in, result.paged_in, PAGE_IN),
         ):
             rewarded_decisions = rewards.compute if kind == RECOMPUTE else rewards.page_in
             unplaced = {item: 0 for item, amount in enumerate(rewarded_decisions) if amount}
-            for item, column in beside.items():
+            for item, column in count_columns.items():
                 unplaced[item] = round(float(x[column]))
             for (_, item), column in groups.items():
                 if item in unplaced:
@@ -240,17 +240,17 @@ class Relaxation:
         recomputations = {(group_of[t], k) for t, k in schedule.R}
         for index, column in self.recomputed.items():
             x[column] = index in recomputations
-        paged = {(group_of[t], i) for t, i in schedule.M_in}
+        page_ins = {(group_of[t], i) for t, i in schedule.M_in}
         for index, column in self.paged_in.items():
-            x[column] = index in paged
-        for beside, groups, pairs in (
+            x[column] = index in page_ins
+        for count_columns, groups, pairs in (
             (self.recomputed_beside, self.recomputed, ((t, k) for t, k in schedule.R if k < t)),
             (self.paged_in_beside, self.paged_in, schedule.M_in),
         ):
             times = Counter(item for _, item in pairs)
             for (_, item), column in groups.items():
                 times[item] -= int(x[column])
-            for item, column in beside.items():
+            for item, column in count_columns.items():
                 x[column] = times[item]
         out = {i for _, i in schedule.M_out}
         for i, column in self.paged_out.items():

@@ -76,7 +76,7 @@ class RowGeneration:
             relaxation = self._first_relaxation()
             infeasible = relaxation is None
             while relaxation is not None and not session.done():
-                before = session.known()
+                known_before = session.known()
                 raw = self._solve_relaxation(relaxation)
                 if raw is None:
                     break  # the time limit has passed
@@ -88,14 +88,14 @@ class RowGeneration:
                     if raw.status == SolverStatus.INTERRUPTED and not session.done():
                         self._search_locally()
                     continue
-                broken = offer_solution(session, relaxation, raw.x)
+                broken_rows = offer_solution(session, relaxation, raw.x)
                 if not session.done():
                     self._repair_and_search(relaxation, raw.x)
-                if broken:
-                    relaxation = self._refine(relaxation, raw, broken)
+                if broken_rows:
+                    relaxation = self._refine(relaxation, raw, broken_rows)
                 elif not self._add_covers(relaxation, raw.x):
                     self._min_solve_s *= 2
-                    idle = raw.status in _COMPLETED and session.known() == before
+                    idle = raw.status in _COMPLETED and session.known() == known_before
                     if idle and not session.done():
                         # Neither bound nor incumbent changed: the open gap is below tolerances.
                         session.stopped = Termination.STALLED
@@ -177,7 +177,7 @@ class RowGeneration:
 
         Return False to stop the solve.
         """
-        session, before = self.session, self.session.known()
+        session, known_before = self.session, self.session.known()
         if progress.bound is not None:
             session.raise_bound(session.within_cutoff(relaxation, progress.bound))
         best = session.bounds.incumbent
@@ -190,7 +190,7 @@ class RowGeneration:
             repairs = "repair_on_the_way" in session.params.heuristics
             if repairs and session.bounds.incumbent is best and not session.done():
                 self._repair_and_search(relaxation, progress.x, locally=False)
-        if progress.x is not None or session.known() != before:
+        if progress.x is not None or session.known() != known_before:
             self._last_gain_s = time.monotonic()
         return not (session.done() or self._is_idle_at_root(progress))
 

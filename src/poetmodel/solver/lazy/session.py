@@ -190,9 +190,11 @@ class Session:
 
         Unneeded decisions are removed first. A new incumbent is reported.
         """
-        problem, wanted = self.problem, None if self.own is None else self.problem.rewards
-        needed = PartialSchedule.of(problem.graph, schedule, wanted, working=problem.working_graph)
-        cleaned = as_candidate(problem, needed.schedule())
+        problem, rewards = self.problem, None if self.own is None else self.problem.rewards
+        needed_decisions = PartialSchedule.of(
+            problem.graph, schedule, rewards, working=problem.working_graph
+        )
+        cleaned = as_candidate(problem, needed_decisions.schedule())
         if cleaned.violations:
             return False
         if self.bounds.replace_incumbent(cleaned):
@@ -306,15 +308,15 @@ class Session:
         with self.lock:
             self.columns = max(self.columns, form.n_columns)
             self.rows = max(self.rows, form.n_rows)
-        known = self.bounds.lower
+        known_bound = self.bounds.lower
         if form.is_mip and self.root_bound is None:
-            self.root_bound = known
+            self.root_bound = known_bound
         raw = self.solver.solve(
             form, limits, start=start, basis=basis, on_progress=on_progress, stop=self.stop
         )
         self.nodes += raw.nodes or 0
         if raw.solved_again:
-            self.bounds.lower = known  # bounds that the first execution reported may be wrong
+            self.bounds.lower = known_bound  # bounds that the first execution reported may be wrong
         if raw.status == SolverStatus.INTERRUPTED:
             self.done()  # sets `stopped` if Ctrl-C was the reason
         return raw

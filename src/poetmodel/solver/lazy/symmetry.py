@@ -134,10 +134,10 @@ def count_equal_columns(
         ]
         limit_coefficients[:, members] = 0.0
         begin += max_ones
-    counted = _add_counters(
+    counted_form = _add_counters(
         form, objective, (limits, np.hstack((limit_coefficients, counter_coefficients))), tallies
     )
-    return CountedForm(counted, n, tuple(tallies))
+    return CountedForm(counted_form, n, tuple(tallies))
 
 
 def counted_limits(form: StandardForm) -> list[int]:
@@ -197,7 +197,7 @@ def _add_counters(
 
     `limits` has the indices of the limit rows and their new coefficients.
     """
-    n, added = form.n_columns, objective.size - form.n_columns
+    n, n_counters = form.n_columns, objective.size - form.n_columns
     entries: list[tuple[int, int, float]] = []
     row_upper, row_names = [], []
     row = form.n_rows
@@ -211,32 +211,36 @@ def _add_counters(
         orders = len(tally.counters) - 1
         row_upper += [0.0, *[np.inf] * orders]
         row_names += ["count", *["order of counts"] * orders]
-    old = form.matrix.tocoo()
-    keep = ~np.isin(old.coords[0], limits[0])
-    rows, columns = (old.coords[axis][keep] for axis in (0, 1))
-    at, j = np.nonzero(limits[1])
+    old_entries = form.matrix.tocoo()
+    is_retained = ~np.isin(old_entries.coords[0], limits[0])
+    rows, columns = (old_entries.coords[axis][is_retained] for axis in (0, 1))
+    limit_rows, j = np.nonzero(limits[1])
     values = np.concatenate(
-        (old.data[keep], limits[1][at, j], np.array([value for _, _, value in entries]))
+        (
+            old_entries.data[is_retained],
+            limits[1][limit_rows, j],
+            np.array([value for _, _, value in entries]),
+        )
     )
     matrix = coo_array(
         (
             values,
             (
-                np.concatenate((rows, np.array(limits[0])[at], [r for r, _, _ in entries])),
+                np.concatenate((rows, np.array(limits[0])[limit_rows], [r for r, _, _ in entries])),
                 np.concatenate((columns, j, [c for _, c, _ in entries])),
             ),
         ),
-        shape=(row, n + added),
+        shape=(row, n + n_counters),
     )
     return replace(
         form,
         matrix=csr_array(matrix),
         objective=objective,
-        lower=np.concatenate((form.lower, np.zeros(added))),
-        upper=np.concatenate((form.upper, np.ones(added))),
-        integer=np.concatenate((form.integer, np.ones(added, dtype=np.bool_))),
+        lower=np.concatenate((form.lower, np.zeros(n_counters))),
+        upper=np.concatenate((form.upper, np.ones(n_counters))),
+        integer=np.concatenate((form.integer, np.ones(n_counters, dtype=np.bool_))),
         row_lower=np.concatenate((form.row_lower, np.zeros(len(row_names)))),
         row_upper=np.concatenate((form.row_upper, row_upper)),
-        columns=(*form.columns, *(f"count {u}" for u in range(added))),
+        columns=(*form.columns, *(f"count {u}" for u in range(n_counters))),
         rows=(*form.rows, *row_names),
     )

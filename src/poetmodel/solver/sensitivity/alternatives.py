@@ -177,7 +177,7 @@ def find_alternatives(
     """
     ends_s = time.monotonic() + time_limit
     given = as_candidate(problem, schedule)
-    known = -math.inf if bound is None else bound - problem.objective.baseline
+    known_bound = -math.inf if bound is None else bound - problem.objective.baseline
     choices = tuple(_forbiddable(problem, find_decisions(problem, schedule)[tensor].choice, tensor))
     alternatives: list[Alternative] = []
     for number, choice in enumerate(choices):
@@ -188,9 +188,9 @@ def find_alternatives(
             alternatives.append(replace(matching, forbidden=choice))
             continue
         limit_s = (ends_s - time.monotonic()) / (len(choices) - number)
-        changed = ChangedProblem(problem=_forbid(problem, tensor, choice), gap=GAP)
-        result = _solve_variant(changed, limit_s, threads)
-        alternatives.append(_make_alternative(problem, given, tensor, choice, result, known))
+        variant = ChangedProblem(problem=_forbid(problem, tensor, choice), gap=GAP)
+        result = _solve_variant(variant, limit_s, threads)
+        alternatives.append(_make_alternative(problem, given, tensor, choice, result, known_bound))
     return tuple(alternatives)
 
 
@@ -244,7 +244,7 @@ def find_ram_step(
     best = _solve_variant(
         ChangedProblem(problem=with_more_ram, gap=GAP), left_s, threads, min_ram_result.schedule
     )
-    found = better_candidate(
+    best_candidate = better_candidate(
         verified_candidate(with_more_ram, best.schedule),
         verified_candidate(with_more_ram, min_ram_result.schedule),
     )
@@ -253,7 +253,7 @@ def find_ram_step(
         status=min_ram_result.status,
         ram_bytes=ram_bytes,
         least_ram_bytes=least_bytes,
-        saved=None if found is None else given.value - found.value,
+        saved=None if best_candidate is None else given.value - best_candidate.value,
         most_saved=most_saved,
     )
 
@@ -306,11 +306,11 @@ def _forbid(problem: Problem, i: int, choice: Forbidden) -> Problem:
     graph = problem.graph
     names = dict.fromkeys(Count, graph.tensors[i].name)
     names[Count.RECOMPUTATIONS] = graph.nodes[graph.node_of[i]].name
-    counted = _FORBIDDEN_COUNTS.get(choice, (Count.RESIDENT,))
+    counts = _FORBIDDEN_COUNTS.get(choice, (Count.RESIDENT,))
     lower = choice in (Forbidden.KEEPING, Forbidden.STORAGE)
     row = Constraint(
         name=_free_name(problem, f"without {choice}"),
-        terms={f"{count}:{names[count]}": 1 for count in counted},
+        terms={f"{count}:{names[count]}": 1 for count in counts},
         lower=1 if lower else None,
         upper=None if lower else 0,
     )
@@ -343,26 +343,26 @@ def _make_alternative(
         return blank
     bound = max(known, result.proven_bound - problem.objective.baseline)
     blank = replace(blank, status=Status.UNKNOWN, least_extra=bound - given.value)
-    found = None
+    best = None
     if result.schedule is not None:
-        found = verified_candidate(problem, with_graph_identity(result.schedule, problem.graph))
+        best = verified_candidate(problem, with_graph_identity(result.schedule, problem.graph))
     if choice == Forbidden.KEEPING:
-        if found is not None and not _is_read_after_restore(problem, found.schedule, i):
-            found = None  # a recomputation after the last use is no eviction before it
-        found = better_candidate(found, _evict_in_longest_interval(problem, given.schedule, i))
-    if found is None:
+        if best is not None and not _is_read_after_restore(problem, best.schedule, i):
+            best = None  # a recomputation after the last use is no eviction before it
+        best = better_candidate(best, _evict_in_longest_interval(problem, given.schedule, i))
+    if best is None:
         return blank
-    proven = is_closed(problem, found.value, bound, GAP)
-    extra = found.value - given.value
-    times = (found.simulation.time_s, given.simulation.time_s)
+    proven = is_closed(problem, best.value, bound, GAP)
+    extra = best.value - given.value
+    times = (best.simulation.time_s, given.simulation.time_s)
     return replace(
         blank,
         status=Status.OPTIMAL if proven else Status.FEASIBLE,
-        becomes=find_decisions(problem, found.schedule)[i].choice,
+        becomes=find_decisions(problem, best.schedule)[i].choice,
         extra=extra,
         least_extra=min(bound - given.value, extra),
         extra_s=(times[0] or 0.0) - (times[1] or 0.0),
-        schedule=found.schedule,
+        schedule=best.schedule,
     )
 
 
@@ -383,35 +383,35 @@ def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> 
     """
     graph, k = problem.graph, problem.graph.node_of[i]
     stages = sorted({t for t, j in schedule.R if j in graph.users_of[i]} | {k})
-    intervals = [(after - first, first, after) for first, after in pairwise(stages)]
+    intervals = [(reader - first, first, reader) for first, reader in pairwise(stages)]
     if not intervals:
         return None
-    _, first, after = max(intervals)
+    _, first, reader = max(intervals)
     kept = [span for span in schedule.kept if span[0] != i]
     for _, begin, end in (span for span in schedule.kept if span[0] == i):
-        kept += [(i, begin, min(end, first)), (i, max(begin, after + 1), end)]
+        kept += [(i, begin, min(end, first)), (i, max(begin, reader + 1), end)]
     unchanged: dict[str, Any] = {
         "kept": kept,
         "resident": schedule.resident,
         "identity": GraphIdentity.of(graph),
     }
     best = None
-    if problem.may_recompute(k) and after <= graph.last_stages[k]:
-        recomputed = Schedule.from_spans(
-            R=(*schedule.R, (after, k)),
+    if problem.may_recompute(k) and reader <= graph.last_stages[k]:
+        with_recomputation = Schedule.from_spans(
+            R=(*schedule.R, (reader, k)),
             stored=schedule.stored,
             M_in=schedule.M_in,
             M_out=schedule.M_out,
             **unchanged,
         )
-        best = verified_candidate(problem, recomputed)
+        best = verified_candidate(problem, with_recomputation)
     if problem.can_page:
-        paged = Schedule.from_spans(
+        with_page_in = Schedule.from_spans(
             R=schedule.R,
-            stored=(*schedule.stored, (i, k + 1, after)),
-            M_in=(*schedule.M_in, (after, i)),
+            stored=(*schedule.stored, (i, k + 1, reader)),
+            M_in=(*schedule.M_in, (reader, i)),
             M_out=(*schedule.M_out, (k, i)),
             **unchanged,
         )
-        best = better_candidate(best, verified_candidate(problem, paged))
+        best = better_candidate(best, verified_candidate(problem, with_page_in))
     return best

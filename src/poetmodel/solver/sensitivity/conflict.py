@@ -84,8 +84,8 @@ class _ConflictSearch:
 
         Raise `KeyboardInterrupt` after Ctrl-C.
         """
-        dropped = [stated for stated in self.all_limits if stated not in kept]
-        problem = without_limits(self.problem, *dropped, minimize=Quantity.ENERGY)
+        removed_limits = [limit for limit in self.all_limits if limit not in kept]
+        problem = without_limits(self.problem, *removed_limits, minimize=Quantity.ENERGY)
         if any(verify(problem, schedule).valid for schedule in self.schedules):
             return False
         left_s = self.begun_s + self.time_limit - time.process_time()
@@ -131,15 +131,17 @@ def find_minimal(conflicts: Callable[[list[T]], bool | None], members: list[T]) 
     def is_feasible(kept: list[int]) -> bool:
         return any(schedules.issuperset(kept) for schedules in feasible)
 
-    found = minimal_conflict(is_conflict, [], list(range(len(members))))
-    for i in tuple(found):
-        remaining = [j for j in found if j != i]
+    conflict_members = minimal_conflict(is_conflict, [], list(range(len(members))))
+    for i in tuple(conflict_members):
+        remaining = [j for j in conflict_members if j != i]
         if not is_feasible(remaining) and is_conflict(remaining):
-            found = remaining
-    needed = [i for i in found if is_feasible([j for j in found if j != i])]
+            conflict_members = remaining
+    needed_members = [
+        i for i in conflict_members if is_feasible([j for j in conflict_members if j != i])
+    ]
     return Conflict(
-        needed=[members[i] for i in needed],
-        unchecked=[members[i] for i in found if i not in needed],
+        needed=[members[i] for i in needed_members],
+        unchecked=[members[i] for i in conflict_members if i not in needed_members],
     )
 
 
@@ -160,10 +162,14 @@ def minimal_conflict(
     if len(rest) == 1:
         return rest
     first_half, second_half = rest[: len(rest) // 2], rest[len(rest) // 2 :]
-    needed = minimal_conflict(is_conflict, [*kept, *first_half], second_half, check_kept=True)
+    second_needed = minimal_conflict(
+        is_conflict, [*kept, *first_half], second_half, check_kept=True
+    )
     return [
-        *minimal_conflict(is_conflict, [*kept, *needed], first_half, check_kept=bool(needed)),
-        *needed,
+        *minimal_conflict(
+            is_conflict, [*kept, *second_needed], first_half, check_kept=bool(second_needed)
+        ),
+        *second_needed,
     ]
 
 
@@ -176,10 +182,10 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
     ends_s = time.monotonic() + time_limit
     groups: dict[Any, list[int]] = {}
     for number, row in enumerate(form.rows):
-        stated = isinstance(row, Label)
+        is_own_row = isinstance(row, Label)
         key = (
             (row.family, row.key[0] if row.family == USER_CONSTRAINTS else None)
-            if stated
+            if is_own_row
             else number
         )
         groups.setdefault(key, []).append(number)
@@ -207,10 +213,10 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
     keys = sorted(groups, key=lambda key: isinstance(key, int))  # rows of `build` first
     if not conflicts(keys):
         return None
-    found = find_minimal(conflicts, keys)
+    conflict = find_minimal(conflicts, keys)
     return Conflict(
-        needed=sorted(number for key in found.needed for number in groups[key]),
-        unchecked=sorted(number for key in found.unchecked for number in groups[key]),
+        needed=sorted(number for key in conflict.needed for number in groups[key]),
+        unchecked=sorted(number for key in conflict.unchecked for number in groups[key]),
     )
 
 
@@ -232,21 +238,21 @@ def find_conflict(problem: Problem, *, time_limit: float, threads: int = 1) -> C
     search = _ConflictSearch(problem=problem, time_limit=time_limit, threads=threads)
     search.all_limits = [*limits, *rules.values()]
     conflict = find_minimal(search.conflicts, search.all_limits)
-    has_rule = any(isinstance(stated, tuple) and len(stated) > 1 for stated in conflict.needed)
+    has_rule = any(isinstance(limit, tuple) and len(limit) > 1 for limit in conflict.needed)
     if has_rule and not conflict.unchecked:
         search.all_limits = [*limits, *((row,) for row in problem.constraints)]
         members = [
-            stated
-            for stated in search.all_limits
-            if stated in conflict.needed or _is_in_rules(stated, conflict.needed)
+            limit
+            for limit in search.all_limits
+            if limit in conflict.needed or _is_in_rules(limit, conflict.needed)
         ]
-        refined = find_minimal(search.conflicts, members)
-        n_rows = sum(stated not in limits for stated in refined.needed)
-        if not refined.unchecked and n_rows <= MAX_ROWS:
-            return refined
+        refined_conflict = find_minimal(search.conflicts, members)
+        n_rows = sum(limit not in limits for limit in refined_conflict.needed)
+        if not refined_conflict.unchecked and n_rows <= MAX_ROWS:
+            return refined_conflict
     return conflict
 
 
 def _is_in_rules(row: Stated, conflict: list[Stated]) -> bool:
     """Return whether a single constraint belongs to a rule in the conflict."""
-    return any(isinstance(stated, tuple) and row[0] in stated for stated in conflict)
+    return any(isinstance(member, tuple) and row[0] in member for member in conflict)

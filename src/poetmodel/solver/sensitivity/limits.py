@@ -147,8 +147,8 @@ def find_limits(
             aligned, recompute=aligned.recompute, paging=aligned.can_page
         )
     variants = [
-        ChangedProblem(problem=changed, gap=gap, paging_first=name == "page")
-        for name, changed in named_problems.items()
+        ChangedProblem(problem=limit_problem, gap=gap, paging_first=name == "page")
+        for name, limit_problem in named_problems.items()
     ]
     results = solve_variants(
         variants,

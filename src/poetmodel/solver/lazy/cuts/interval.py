@@ -285,15 +285,15 @@ class _FractionalPoint:
             chain.append((i, page_out_column is not None and self.x[page_out_column] < pages))
             if self.group_of[k] >= first or not self.events.recompute[k]:
                 return tuple(chain), False
-            least = float(self.recompute_sum[k, last + 1] - self.recompute_sum[k, first])
-            weakest = None
+            min_value = float(self.recompute_sum[k, last + 1] - self.recompute_sum[k, first])
+            min_input = None
             for u in self.graph.inputs_of[k]:
                 value = self._supply_value(u, first, last)
-                if value < least:
-                    weakest, least = u, value
-            if weakest is None:
+                if value < min_value:
+                    min_input, min_value = u, value
+            if min_input is None:
                 return tuple(chain), True
-            i = weakest
+            i = min_input
 
     def _supply_value(self, i: int, first: int, last: int) -> float:
         """Return ``F(i)`` for the interval of the current chain. Caches it in `values`."""

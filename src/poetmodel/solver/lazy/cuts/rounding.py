@@ -98,8 +98,8 @@ class RoundingSeparator:
             )
             if upper_limit < limit:
                 scale = row[0][0]
-                ordered = sorted(row[:end], key=itemgetter(1))
-                terms = ((-size_bytes / scale, column) for size_bytes, column in ordered)
+                terms_by_column = sorted(row[:end], key=itemgetter(1))
+                terms = ((-size_bytes / scale, column) for size_bytes, column in terms_by_column)
                 yield Cut.from_terms(terms, lower=-upper_limit / scale, name=self.family)
 
     def _crossing_columns(self, q: int, step_tensors: set[int]) -> Iterator[tuple[int, int]]:
