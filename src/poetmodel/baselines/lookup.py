@@ -33,16 +33,18 @@ def method(name: str) -> Method:
     if entry is None:
         user_method = find_user_method(name)
         if user_method is None:
-            method_list = ", ".join((*METHODS, *registered_names()))
-            raise InputError(f"method {name!r}: expected one of {method_list}, or FILE.py:FUNCTION")
+            expected_names = ", ".join((*METHODS, *registered_names()))
+            raise InputError(
+                f"method {name!r}: expected one of {expected_names}, or FILE.py:FUNCTION"
+            )
         return user_method
     if not colon:
         return entry
     if variant not in entry.variants:
-        method_list = (
-            ", ".join(f"{base_name}:{method_list}" for method_list in entry.variants) or "none"
+        expected_names = (
+            ", ".join(f"{base_name}:{variant_name}" for variant_name in entry.variants) or "none"
         )
         raise InputError(
-            f"method {name!r}: expected {base_name} or one of its variants ({method_list})"
+            f"method {name!r}: expected {base_name} or one of its variants ({expected_names})"
         )
     return replace(entry, name=name, variant=variant)

@@ -196,14 +196,14 @@ def _in_place_facts(explanation: DecisionSummary, decision: Decision) -> Iterato
         yield text_fact(
             "in place", "always", f"in the memory of {graph.tensors[graph.state_of[i]].name}"
         )
-    for verb, node, stages_by_other in (
+    for verb, node, other_field in (
         ("in the memory of", "output", "input"),
         ("its memory is taken by", "input", "output"),
     ):
         stages_by_tensor: dict[int, list[int]] = {}
         for use in explanation.in_place:
             if getattr(use, node) == i:
-                stages_by_tensor.setdefault(getattr(use, stages_by_other), []).append(use.stage)
+                stages_by_tensor.setdefault(getattr(use, other_field), []).append(use.stage)
         for other, stages in stages_by_tensor.items():
             yield text_fact("in place", _stages_text(stages), f"{verb} {graph.tensors[other].name}")
 

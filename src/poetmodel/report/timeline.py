@@ -77,7 +77,7 @@ def _add_reserved_bytes(subject: Subject, chart: dict[str, Any]) -> dict[str, An
 def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     """Return the data of a plan's timeline.
 
-    ``ops``, ``item_indices``: a letter and the index of a node or tensor for each instruction.
+    ``ops``, ``of``: a letter and the index of a node or tensor for each instruction.
     ``issued``: issue time of each instruction, and the end of the plan; None without times.
     ``work``: position, start and end of each instruction that takes time. ``during``, ``after``:
     RAM at each instruction, as measured by `check_plan` [B]. ``stays``: contents of RAM: a tensor

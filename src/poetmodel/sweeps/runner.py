@@ -265,9 +265,8 @@ class RunQueue(Generic[AnyRun]):
                     continue
                 timeout = POLL_S if self.todo and len(running) < slots else None
                 finished, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
-                lost_last = sorted(
-                    finished, key=_is_lost
-                )  # records are stored before `_settle` raises
+                # Records are stored before `_settle` raises.
+                lost_last = sorted(finished, key=_is_lost)
                 remaining_chains = [
                     self._settle(future, running.pop(future), kind) for future in lost_last
                 ]

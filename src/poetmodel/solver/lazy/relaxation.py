@@ -196,18 +196,18 @@ class Relaxation:
         """
         graph, rewards = self.problem.graph, self.problem.rewards
         restorations: list[Restoration] = []
-        for count_columns, groups, placed, kind in (
+        for count_columns, groups, placed_decisions, kind in (
             (self.recomputed_beside, self.recomputed, result.recomputed, RECOMPUTE),
             (self.paged_in_beside, self.paged_in, result.paged_in, PAGE_IN),
         ):
-            rewarded_decisions = rewards.compute if kind == RECOMPUTE else rewards.page_in
-            unplaced = {item: 0 for item, amount in enumerate(rewarded_decisions) if amount}
+            amounts = rewards.compute if kind == RECOMPUTE else rewards.page_in
+            unplaced = {item: 0 for item, amount in enumerate(amounts) if amount}
             for item, column in count_columns.items():
                 unplaced[item] = round(float(x[column]))
             for (_, item), column in groups.items():
                 if item in unplaced:
                     unplaced[item] += round(float(x[column]))
-            for _, item in set(placed):
+            for _, item in set(placed_decisions):
                 if item in unplaced:
                     unplaced[item] -= 1
             for item, times in unplaced.items():

@@ -181,18 +181,18 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
     """
     ends_s = time.monotonic() + time_limit
     groups: dict[Any, list[int]] = {}
-    for number, row in enumerate(form.rows):
-        is_own_row = isinstance(row, Label)
+    for row_number, row in enumerate(form.rows):
+        is_build_row = isinstance(row, Label)
         key = (
             (row.family, row.key[0] if row.family == USER_CONSTRAINTS else None)
-            if is_own_row
-            else number
+            if is_build_row
+            else row_number
         )
-        groups.setdefault(key, []).append(number)
+        groups.setdefault(key, []).append(row_number)
 
     def conflicts(kept: list[Any]) -> bool | None:
         """Solve a form with the rows of some groups only; None if that is undecided in time."""
-        rows = sorted(number for key in kept for number in groups[key])
+        rows = sorted(row_number for key in kept for row_number in groups[key])
         left_s = min(ends_s - time.monotonic(), SOLVE_FRACTION * time_limit)
         if left_s <= 0:
             return None
@@ -202,7 +202,7 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
             objective=np.zeros(form.n_columns),
             row_lower=form.row_lower[rows],
             row_upper=form.row_upper[rows],
-            rows=[form.rows[number] for number in rows],
+            rows=[form.rows[row_number] for row_number in rows],
             layout=None,
         )
         solution = backend("highs").solve(subset, Limits(time_s=left_s))
@@ -215,8 +215,8 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
         return None
     conflict = find_minimal(conflicts, keys)
     return Conflict(
-        needed=sorted(number for key in conflict.needed for number in groups[key]),
-        unchecked=sorted(number for key in conflict.unchecked for number in groups[key]),
+        needed=sorted(row_number for key in conflict.needed for row_number in groups[key]),
+        unchecked=sorted(row_number for key in conflict.unchecked for row_number in groups[key]),
     )
 
 
