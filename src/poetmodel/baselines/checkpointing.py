@@ -39,9 +39,9 @@ def griewank_walther(problem: Problem) -> Schedule:
     the sample uses the first slot. All steps have equal cost in this method. Reversing a step
     computes it once more if its part of the backward pass reads its outputs; `forward_steps` does
     not count this, as revolve does not count the taped step. The state behind a step stays in RAM
-    if the next step's part has read it. If that needs too much RAM, it is freed and recomputed, as
-    in revolve. The bisection takes time proportional to the square of the number of nodes, times
-    the logarithm of the number of steps.
+    if the next step's part has read it. If keeping the state needs too much RAM, the state is freed
+    and recomputed, as in revolve. The bisection takes time proportional to the square of the number
+    of nodes, times the logarithm of the number of steps.
     """
     chain = Chain(problem.graph)
     best: Schedule | None = None
@@ -140,19 +140,19 @@ def rotor(problem: Problem) -> Schedule:
 
     The method ignores energy, deadline and storage.
 
-    It is the dynamic program of the paper: ``C(s, t, m)`` is the minimum time to run steps ``s..t``
-    and their parts of the backward pass with memory `m`, without the state before `s`. Either step
-    `s` is computed and taped once (``F_all``), followed by ``s+1..t``; or steps run without a tape
-    up to a state that is stored (``F_ck``), followed by the steps behind it and then those before
-    it. The paper frees the stored state after the step behind it and recomputes it for its own
-    step. If the part of that step reads the state, a second table has the times with the state left
-    in memory, and the better option is taken. Peaks of steps, tapes and parts are computed from the
-    nodes of the graph: inputs, outputs and workspaces, including gradients and samples. Sizes are
-    rounded up to a 500th of the budget (budgets up to 500 bytes are exact), and a state counts
-    until the end of the next step's part. So the simulator may count less than the program.
-    Bisection finds the largest memory, up to a fourth above the budget, whose schedule meets the
-    budget in the simulator. The best schedule seen is returned. The run time is proportional to
-    ``L**3 * 500`` for `L` steps.
+    This is the dynamic program of Beaumont et al.: ``C(s, t, m)`` is the minimum time to run steps
+    ``s..t`` and their parts of the backward pass with memory `m`, without the state before `s`.
+    Either step `s` is computed and taped once (``F_all``), followed by ``s+1..t``; or steps run
+    without a tape up to a state that is stored (``F_ck``), followed by the steps behind the state
+    and then those before the state. The paper frees the stored state after the step behind it and
+    recomputes it for its own step. If the part of that step reads the state, a second table has the
+    times with the state left in memory, and the better option is taken. Peaks of steps, tapes and
+    parts are computed from the nodes of the graph: inputs, outputs and workspaces, including
+    gradients and samples. Sizes are rounded up to a 500th of the budget (budgets up to 500 bytes
+    are exact), and a state counts until the end of the next step's part. So the simulator may count
+    less than the program. Bisection finds the largest memory, up to a fourth above the budget,
+    whose schedule meets the budget in the simulator. The best schedule seen is returned. The run
+    time is proportional to ``L**3 * 500`` for `L` steps.
     """
     return schedule_from_table(problem, ChainTable(problem))
 

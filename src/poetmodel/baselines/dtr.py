@@ -38,8 +38,8 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     node takes `c` seconds:
 
     - ``full`` (h_DTR): ``(c + c of its evicted neighbourhood) / (m s)``. The neighbourhood consists
-      of the evicted tensors that must be recomputed to recompute this one, and of those whose
-      recomputation needs this one;
+      of the evicted tensors that must be recomputed to recompute the tensor, and of those whose
+      recomputation needs the tensor;
     - ``eq`` (h_DTR^eq): the neighbourhood is approximated by the adjacent connected sets of evicted
       tensors, maintained by union-find;
     - ``local`` (h_DTR^local): ``c / (m s)``;
@@ -55,9 +55,9 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     As in the authors' simulator (simrd, github.com/uwsampl/dtr-prototype), the clock is compute
     time, an input is used when its reader is requested, and an output when it is first computed. A
     tensor without a further user is evicted at once ("eager eviction") but may be recomputed for
-    other tensors. After such a recomputation it stays until its score is the lowest, because the
-    runtime does not know that no node reads it. This matters if a recomputation has further
-    outputs, and if it needs long chains of other tensors; see `Runtime`.
+    other tensors. After such a recomputation the tensor stays until its score is the lowest,
+    because the runtime does not know that no node reads it. This matters if a recomputation has
+    further outputs, and if it needs long chains of other tensors; see `Runtime`.
 
     Interpretations. Tensors that cannot be recomputed are never evicted; they are freed when no
     node can need them any more ("banishing"; simrd pins constants forever). A node that the runtime

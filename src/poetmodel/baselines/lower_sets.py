@@ -64,7 +64,7 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     not counted. The last segment is not recomputed, because the backward pass begins with it; the
     paper recomputes it. Nodes run in the order of the graph, and dropped tensors are recomputed
     where they are read. For each lower set the program extends a fraction of `MAX_LABELS` chains,
-    at least four: it is exact if no more are undominated.
+    at least four. The program is exact if no more chains are undominated.
 
     The run time is proportional to the number of lower sets times `MAX_LABELS`, for each limit, and
     once to the cube of that number.

@@ -44,12 +44,12 @@ def offload_all(problem: Problem) -> Schedule:
 
     A saved tensor is computed by an input, forward or loss node and read by a backward or update
     node. It stays in RAM until its last use before the backward pass. The better of two rules is
-    taken. In the first rule, as in vDNN, it is paged in once, for its first reader there, and stays
-    until its last use. In the second rule, as with ``torch.autograd.graph.save_on_cpu``, it is
-    paged in for each node that reads it, and stays longer only if the next node reads it, too: more
-    transfers, less RAM. The method ignores the budget. Gradients stay in RAM from the first to the
-    last use, as do tensors of 0 bytes. Samples that are on storage initially are not written. The
-    run time is linear.
+    taken. In the first rule, as in vDNN, the tensor is paged in once, for its first reader in the
+    backward pass, and stays until its last use. In the second rule, as with
+    ``torch.autograd.graph.save_on_cpu``, the tensor is paged in for each node that reads it, and
+    stays longer only if the next node reads it, too: more transfers, less RAM. The method ignores
+    the budget. Gradients stay in RAM from the first to the last use, as do tensors of 0 bytes.
+    Samples that are on storage initially are not written. The run time is linear.
 
     State is in RAM, or on storage with the rule of `zero_offload`, whichever is better. Raises
     `MethodNotApplicableError` without storage, without backward nodes, or if no schedule meets the
@@ -175,7 +175,7 @@ def eviction_costs(
 
 
 def transfer_costs(problem: Problem) -> tuple[Sequence[float], Sequence[float]]:
-    """Return page-in and page-out costs of each tensor: energy [J], or time if it is minimized [s].
+    """Return page-in and page-out costs of each tensor: energy [J], or time [s] if minimized.
 
     Time is 0 if the deadline counts only computations.
     """

@@ -145,22 +145,23 @@ class Layer:
     backward_cost: float
     """Cost of the step's part of the backward pass [s or J]."""
     transfer_cost: float = 0.0
-    """Cost of paging its activation out and in, if no computation hides it [s or J]."""
+    """Cost of paging the step's activation out and in, if no computation hides the transfers [s or
+    J]."""
     out_s: float = 0.0
-    """Time of paging its activation out during computations [s]."""
+    """Time of paging the step's activation out during computations [s]."""
     in_s: float = 0.0
-    """Time of paging its activation in during computations [s]."""
+    """Time of paging the step's activation in during computations [s]."""
     size_bytes: int
-    """Bytes of its activation: tape and state [B]."""
+    """Bytes of the step's activation: tape and state [B]."""
     state_bytes: int
-    """Bytes of its state [B]."""
+    """Bytes of the step's state [B]."""
     input_bytes: int
-    """Bytes of the state before it [B]."""
+    """Bytes of the state before the step [B]."""
     forward_bytes: int
     """Peak of the step, without its input and kept activations [B]."""
     backward_bytes: int
-    """Peak of its part of the backward pass, without the state before it and kept activations
-    [B]."""
+    """Peak of the step's part of the backward pass, without the state before the step and kept
+    activations [B]."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from poetmodel.version import __version__
 FRONT_ENDS: Final = ("torch", "onnx", "keras")
 """Packages from which models are captured or read."""
 USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
-"""Base class of all usage errors. It belongs to click, which typer vendors or imports, depending on
-its version."""
+"""Base class of all usage errors. The class belongs to click, which typer vendors or imports,
+depending on typer's version."""
 
 WELCOME: Final = """\
 poetmodel finds training schedules with minimum energy within a RAM budget.

@@ -41,7 +41,7 @@ def methods(incomplete: str) -> Suggestions:
 def several(complete: Callable[[str], Suggestions]) -> Callable[[str], Suggestions]:
     """Return a completion function for options with several comma-separated names.
 
-    It completes the last name with `complete`.
+    The function completes the last name with `complete`.
     """
 
     def complete_last(incomplete: str) -> Suggestions:

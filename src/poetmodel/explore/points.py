@@ -45,11 +45,11 @@ class Point:
     reason: str = ""
     """Reason why there is no schedule, or why the solve failed."""
     provisional: bool = False
-    """Whether the schedule is that of another point, until the own solve finds one."""
+    """Whether the schedule is that of another point, until the point's solve finds a schedule."""
     neighbour_bytes: int | None = None
-    """RAM budget of that other point [B]."""
+    """RAM budget of the point whose schedule is used provisionally [B]."""
     lender: tuple[str, str] | None = None
-    """Id and digest of that other point."""
+    """Id and digest of the point whose schedule is used provisionally."""
     value: float | None = None
     """Minimized quantity above its baseline."""
     bound: float = 0.0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
 FORWARD: Final = frozenset({Phase.INPUT, Phase.FORWARD, Phase.LOSS})
-"""Phases of the forward pass. Later nodes read the tensors that it saved."""
+"""Phases of the forward pass. Later nodes read the tensors that the forward pass saved."""
 
 
 @dataclass(slots=True)
@@ -228,7 +228,7 @@ class StagedExecution(Execution):
     def retains(self, i: int) -> bool:
         """Return whether tensor `i` stays in RAM after its last reader in the stage.
 
-        By default it stays while the node of a later stage reads it.
+        By default the tensor stays while the node of a later stage reads it.
         """
         return self.is_awaited(i)
 

@@ -206,8 +206,9 @@ class ExtendedProof(ModelProof):
     def own(self, value: float | None, bound: float | None) -> ModelObjective | None:
         """Return the user-defined objective at a value; None if the model has the stated objective.
 
-        Its bound is that of the solver minus the maximum error. A bound within that error of the
-        value counts as the value. A bound beyond the value proves nothing, so `bound` is then None.
+        The bound of the objective is that of the solver minus the maximum error. A bound within
+        that error of the value counts as the value. A bound beyond the value proves nothing, so
+        `bound` is then None.
         """
         if self.as_stated or value is None:
             return None

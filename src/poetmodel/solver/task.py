@@ -52,7 +52,7 @@ class Task:
     """A problem with the formulation that solves it; `ModelTask` is that of a user's model.
 
     `solve_stated` finds a first schedule, scales the objective's units for the solver, and proves.
-    Its problem is that of the task, or a surrogate if time is a makespan.
+    The problem to solve is that of the task, or a surrogate if time is a makespan.
     """
 
     problem: Problem
@@ -318,9 +318,9 @@ def _segment_candidate(problem: Problem, request: Request) -> Candidate | None:
 
 
 def _greedy_candidate(problem: Problem, request: Request) -> Candidate | None:
-    """Return keep-all if it is valid and optimal.
+    """Return keep-all if it is valid and optimal, else the better of keep-all and greedy.
 
-    Otherwise return the better of it and a greedy schedule.
+    *Greedy* is the schedule of `poetmodel.heuristics.greedy.construct`.
     """
     keep_all = verified_candidate(problem, keep_all_if_valid(problem))
     if keep_all is not None and is_tight(problem, keep_all.value, problem.objective.known_bound):

@@ -123,7 +123,7 @@ def write_library(
     instances : iterable of Instance
         The problems, in the order of the index.
     folder : Path
-        The folder, which is created if it is missing. It must be empty.
+        The folder, which must be empty; it is created if it is missing.
     mps : collection of str, optional
         Names of problems that get an MPS file of `compact` although their graphs have
         `MAX_MPS_NODES` nodes or more.

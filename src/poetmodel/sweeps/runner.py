@@ -317,7 +317,10 @@ class RunQueue(Generic[AnyRun]):
         return run.key in self.claims
 
     def _count_if_recorded(self, run: AnyRun) -> bool:
-        """Count a run as done if another process has recorded it since this one began."""
+        """Count a run as done if another process has recorded it since this process began.
+
+        Return whether the run was counted.
+        """
         record = self.store.record(run.key)
         if record is None or record == self.earlier_failures.get(run.key):
             return False

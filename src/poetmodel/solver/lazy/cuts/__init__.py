@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, unsafe_hash=True)
 class Cut(LinearRow):
-    """A valid row ``sum of value * column >= lower`` of a form. Its name is that of its family."""
+    """A valid row ``sum of value * column >= lower`` of a form.
+
+    The row has the name of the cut's family.
+    """
 
     origin: Any = None
-    """Its stages, nodes and tensors, for `restate` of its family."""
+    """Stages, nodes and tensors of the cut, for `restate` of its family."""
     in_bytes: bool = True
     """Whether the row sums bytes instead of decisions."""
 

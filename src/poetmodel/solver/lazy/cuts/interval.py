@@ -81,7 +81,7 @@ class IntervalSeparator:
         return list(cuts.values())
 
     def restate(self, cut: Cut) -> Iterator[Cut]:
-        """Yield a coarser relaxation's cut in this one's columns, unless it is trivial here."""
+        """Yield a coarser relaxation's cut in the columns of this one, unless it is trivial."""
         return self.state(cut.origin)
 
     def state(self, origin: IntervalOrigin) -> Iterator[Cut]:
