@@ -32,4 +32,4 @@ __all__ = [
     "run_interruptibly",
 ]
 
-check_docstrings()
+check_docstrings()  # raises under ``python -OO``

@@ -43,6 +43,7 @@ class SolverCall:
         on_progress: OnProgress | None = None,
         stop: threading.Event | None = None,
     ) -> None:
+        """Start the clock of the call, before the solver's model is built."""
         self.form = form
         self.limits = limits
         self.options = dict(limits.options)
@@ -62,7 +63,7 @@ class SolverCall:
         self.root_bound: float | None = None
         """Bound before the first branching; None until the solver reports one."""
         self.build_s = 0.0
-        """Time from the start of the call until the solver's model was finish_build [s]."""
+        """Time from the start of the call until the solver's model was built [s]."""
 
     @property
     def elapsed_s(self) -> float:
@@ -90,7 +91,7 @@ class SolverCall:
     ) -> bool:
         """Record a solution and pass a new incumbent to `on_progress`; return `should_stop`.
 
-        `x` returns the report_solution's values. It is called only for a new incumbent, and only if
+        `x` returns the value of each column. It is called only for a new incumbent, and only if
         `on_progress` is set.
         """
         self._raise_bound(bound)
@@ -116,9 +117,9 @@ class SolverCall:
 
     def write_log(self, text: str) -> None:
         """Pass a piece of the solver's log to `Limits.log`."""
-        listener = self.limits.log
-        if listener is not None and text:
-            self._guard(lambda: listener(text))
+        log = self.limits.log
+        if log is not None and text:
+            self._guard(lambda: log(text))
 
     def discard_progress(self) -> None:
         """Discard incumbent, bounds and nodes, which may be wrong, before a second solve."""
@@ -157,7 +158,7 @@ class SolverCall:
             self._bound = bound
 
     def _guard(self, call: Callable[[], None]) -> None:
-        """Call the user's code; store its exception. Do nothing once a call has raised."""
+        """Call the user's code and store its exception; do nothing after an earlier exception."""
         if self._failure is not None:
             return
         try:

@@ -96,9 +96,9 @@ def compile_model(model: Any) -> StandardForm:
         columns=columns,
         rows=tuple(rows.constraints),
     )
-    position = {id(variable): j for j, variable in enumerate(columns)}
-    unused = tuple(v for v in _variables(model) if id(v) not in position and not v.fixed)
-    layout = None if rows.unchanged is None else rows.unchanged.layout(position)
+    position_by_id = {id(variable): j for j, variable in enumerate(columns)}
+    unused = tuple(v for v in _variables(model) if id(v) not in position_by_id and not v.fixed)
+    layout = None if rows.unchanged is None else rows.unchanged.layout(position_by_id)
     return replace(form, unused=unused, model=model, layout=layout)
 
 
@@ -128,6 +128,7 @@ class _Rows:
     """
 
     def __init__(self, model: Any, objective: Any) -> None:
+        """Append the rows of all active constraints, up to the first contradiction."""
         self.variables: dict[int, Any] = {}
         self._order: dict[int, int] = {}
         self._recorder = OrderedVarRecorder(self.variables, self._order, _DECLARATION_ORDER)
@@ -165,8 +166,10 @@ class _Rows:
     def _add(self, constraint: Any) -> bool:
         """Append the row of a constraint; return False if it is violated and has no variables."""
         if self.unchanged is not None and id(constraint) in self.unchanged.rows:
-            rows = self.unchanged.rows[id(constraint)]
-            return all(self._add_unchanged(self.unchanged, number) for number in rows)
+            row_numbers = self.unchanged.rows[id(constraint)]
+            return all(
+                self._add_unchanged(self.unchanged, row_number) for row_number in row_numbers
+            )
         lower, body, upper = constraint.to_bounded_expression()
         if lower is None and upper is None:
             return True
@@ -183,19 +186,19 @@ class _Rows:
         self._ends.append(len(self._data))
         return True
 
-    def _add_unchanged(self, unchanged: _UnchangedRows, number: int) -> bool:
+    def _add_unchanged(self, unchanged: _UnchangedRows, row_number: int) -> bool:
         """Append a row from the arrays of `build`; return False if it is constant and violated."""
-        columns, values = unchanged.terms(number)
+        columns, values = unchanged.terms(row_number)
         constants = unchanged.fixed[columns]
-        is_free = np.isnan(constants)
-        constant = 0.0 if is_free.all() else float(values[~is_free] @ constants[~is_free])
-        lower = unchanged.model.row_lower[number] - constant
-        upper = unchanged.model.row_upper[number] - constant
-        columns, values = columns[is_free], values[is_free]
+        is_unfixed = np.isnan(constants)
+        constant = 0.0 if is_unfixed.all() else float(values[~is_unfixed] @ constants[~is_unfixed])
+        lower = unchanged.model.row_lower[row_number] - constant
+        upper = unchanged.model.row_upper[row_number] - constant
+        columns, values = columns[is_unfixed], values[is_unfixed]
         if not columns.size:
             return lower <= 0 <= upper
         positions = [self._position(unchanged.variables[column]) for column in columns.tolist()]
-        self.constraints.append(unchanged.labels[number])
+        self.constraints.append(unchanged.labels[row_number])
         self.lower.append(lower)
         self.upper.append(upper)
         self._index.extend(positions)
@@ -224,8 +227,8 @@ class _Rows:
             shape=(len(self.constraints), len(costs)),
         )
         matrix.eliminate_zeros()
-        ordered = {position: self.variables.get(key) for key, position in self._order.items()}
-        columns = tuple(ordered[position] for position in np.flatnonzero(is_used).tolist())
+        variable_at = {position: self.variables.get(key) for key, position in self._order.items()}
+        columns = tuple(variable_at[position] for position in np.flatnonzero(is_used).tolist())
         return matrix[:, is_used], costs[is_used], columns
 
 
@@ -233,6 +236,7 @@ class _UnchangedRows:
     """Rows of a model made by `build` that the user has not changed since."""
 
     def __init__(self, model: Any) -> None:
+        """Read arrays, labels and fixed values of the model; find its unchanged constraints."""
         self.model: Model = model.arrays
         self.variables: list[Any] = model.variables
         self.rows = unchanged_constraints(model)
@@ -243,12 +247,13 @@ class _UnchangedRows:
             [variable.value if variable.fixed else math.nan for variable in self.variables],
             dtype=np.float64,
         )
-        """Value of each fixed column, fixed by `build` or the user; NaN for free columns."""
+        """Value of each fixed column, fixed by `build` or the user; NaN for columns that are not
+        fixed."""
 
-    def terms(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def terms(self, row_number: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the columns and the coefficients of a row."""
-        span = self.model.term_slice(number)
-        return self._columns[span], self._values[span]
+        term_range = self.model.term_slice(row_number)
+        return self._columns[term_range], self._values[term_range]
 
     def layout(self, index_by_id: Mapping[int, int]) -> Layout:
         """Return the layout of the form, given the column index of each variable by its `id`."""
@@ -302,9 +307,11 @@ def _check_components(model: Any) -> None:
         faults.append(f"{_listed(item.name for item in items)}: {reason}")
     if faults:
         raise ModelError(faults)
-    unset = [v.name for v in _variables(model) if v.fixed and v.value is None]
-    if unset:
-        raise ModelError(f"{_listed(unset)}: is fixed but has no value; give it one or unfix it")
+    unset_names = [v.name for v in _variables(model) if v.fixed and v.value is None]
+    if unset_names:
+        raise ModelError(
+            f"{_listed(unset_names)}: is fixed but has no value; give it one or unfix it"
+        )
 
 
 def _check_columns(columns: Iterable[Any], model: Any) -> None:
@@ -312,19 +319,19 @@ def _check_columns(columns: Iterable[Any], model: Any) -> None:
     root = model.model()
     is_own: dict[int, bool] = {}
     is_plain: dict[int, bool] = {}
-    foreign, stepped = [], []
+    foreign_names, non_unit = [], []
     for variable in columns:
         container, domain = variable.parent_component(), variable.domain
         if not is_own.setdefault(id(container), container.model() is root):
-            foreign.append(variable.name)
+            foreign_names.append(variable.name)
         if not is_plain.setdefault(id(domain), _has_unit_steps(domain)):
-            stepped.append(variable.name)
+            non_unit.append(variable.name)
     faults = []
-    if foreign:
-        faults.append(f"{_listed(foreign)}: belongs to another model, or to none")
-    if stepped:
+    if foreign_names:
+        faults.append(f"{_listed(foreign_names)}: belongs to another model, or to none")
+    if non_unit:
         faults.append(
-            f"{_listed(stepped)}: the domain is neither an interval nor all whole numbers of one; "
+            f"{_listed(non_unit)}: the domain is neither an interval nor all whole numbers of one; "
             "use an integer variable and multiply it"
         )
     if faults:
@@ -340,13 +347,13 @@ def _has_unit_steps(domain: Any) -> bool:
 
 
 def _nonlinear_message(model: Any, objective: Any, message: str) -> list[str]:
-    """Return an error that lists all nonlinear constraints; `message` if none is found."""
-    unchanged = [(objective, objective.expr)]
+    """Return an error that lists all nonlinear constraints, or `message` if none is found."""
+    items = [(objective, objective.expr)]
     for row in model.component_data_objects(pyo.Constraint, active=True):
-        unchanged.append((row, row.body))
-    nonlinear = [item.name for item, terms in unchanged if polynomial_degree(terms) not in (0, 1)]
-    if nonlinear:
-        return [f"{_listed(nonlinear)}: is not linear; state it with linear terms"]
+        items.append((row, row.body))
+    nonlinear_names = [item.name for item, terms in items if polynomial_degree(terms) not in (0, 1)]
+    if nonlinear_names:
+        return [f"{_listed(nonlinear_names)}: is not linear; state it with linear terms"]
     return [message]
 
 

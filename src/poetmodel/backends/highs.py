@@ -167,9 +167,9 @@ class Highs(Solver):
                 outcome = RawSolution(status=SolverStatus.OTHER_LIMIT, nodes=outcome.nodes)
                 culprit = "presolve"
             if culprit is None:
-                checked = self._confirm_proof(call, outcome)
-                if checked is not None:
-                    return replace(checked, solved_again=solved_again)
+                confirmed = self._confirm_proof(call, outcome)
+                if confirmed is not None:
+                    return replace(confirmed, solved_again=solved_again)
                 culprit = "presolve"
             if culprit == "presolve" and "presolve" not in call.options:
                 call.options["presolve"] = "off"
@@ -182,7 +182,10 @@ class Highs(Solver):
             solved_again = True
 
     def _solve_once(self, call: SolverCall) -> tuple[RawSolution, str | None]:
-        """Solve once; return the result and what misled the solver: "presolve", "start" or None."""
+        """Solve once; return the result and the cause of an error.
+
+        The cause is "presolve", "start" or None.
+        """
         highspy, start = self.module(), call.start
         highs = quiet_highs(highspy)
         reduced_model = _WithoutTinyCosts.of(call.form)
@@ -225,9 +228,13 @@ class Highs(Solver):
         finish, return OTHER_LIMIT with the bound that it proved.
         """
         form, limits = call.form, call.limits
-        is_small = form.n_columns <= _MAX_CONFIRMED_COLUMNS and "presolve" not in call.options
+        is_small_model = form.n_columns <= _MAX_CONFIRMED_COLUMNS and "presolve" not in call.options
         is_infeasible = outcome.status is SolverStatus.INFEASIBLE
-        if outcome.status not in _PROVED or not is_small or not (form.is_mip or is_infeasible):
+        if (
+            outcome.status not in _PROVED
+            or not is_small_model
+            or not (form.is_mip or is_infeasible)
+        ):
             return outcome
         target_value = math.inf
         if limits.objective_cutoff is not None:
@@ -285,7 +292,10 @@ class Highs(Solver):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WithoutTinyCosts:
-    """A model with costs that are too small for HiGHS set to 0, and the range of their sum."""
+    """A model whose too small costs are set to 0, and the range of the sum of these costs.
+
+    Costs are too small if HiGHS cannot handle them.
+    """
 
     form: StandardForm
     best: float
@@ -295,17 +305,20 @@ class _WithoutTinyCosts:
 
     @classmethod
     def of(cls, form: StandardForm) -> _WithoutTinyCosts:
-        """Set costs below `_SMALLEST_COST` of columns with finite bounds to 0."""
+        """Set costs of columns with finite bounds to 0 if they are below `_SMALLEST_COST`."""
         costs = form.objective
         is_tiny = (costs != 0.0) & (np.abs(costs) < _SMALLEST_COST)
         is_tiny &= np.isfinite(form.lower) & np.isfinite(form.upper)
         if not is_tiny.any():
             return cls(form=form, best=0.0, worst=0.0)
-        ends = costs[is_tiny] * np.array([form.lower[is_tiny], form.upper[is_tiny]])
-        least, most = math.fsum(ends.min(axis=0)), math.fsum(ends.max(axis=0))
-        best, worst = (least, most) if form.sense > 0 else (most, least)
-        reduced = replace(form, objective=np.where(is_tiny, 0.0, costs))
-        return cls(form=reduced, best=best, worst=worst)
+        contributions = costs[is_tiny] * np.array([form.lower[is_tiny], form.upper[is_tiny]])
+        min_sum, max_sum = (
+            math.fsum(contributions.min(axis=0)),
+            math.fsum(contributions.max(axis=0)),
+        )
+        best, worst = (min_sum, max_sum) if form.sense > 0 else (max_sum, min_sum)
+        reduced_form = replace(form, objective=np.where(is_tiny, 0.0, costs))
+        return cls(form=reduced_form, best=best, worst=worst)
 
     def bound(self, value: float) -> float | None:
         """Convert a bound of the reduced model to one of the original model; None for no bound."""
@@ -345,8 +358,10 @@ def reset_scheduler(highspy: Any) -> None:
     callback must not reset the scheduler of the outer solve.
     """
     if _outer_threads() is None:
-        kind = highspy.Highs
-        reset = getattr(kind, "resetThreadScheduler", None) or kind.resetGlobalScheduler
+        highs_class = highspy.Highs
+        reset = (
+            getattr(highs_class, "resetThreadScheduler", None) or highs_class.resetGlobalScheduler
+        )
         reset(True)  # noqa: FBT003 - takes no keyword
 
 
@@ -393,7 +408,7 @@ def _set_option(highspy: Any, highs: Any, name: str, value: OptionValue) -> None
 def _pass_model(highspy: Any, highs: Any, form: StandardForm) -> None:
     """Pass a form to HiGHS; raise `BackendError` if HiGHS refuses it."""
     matrix = form.matrix
-    done = highs.passModel(
+    status = highs.passModel(
         form.n_columns,
         form.n_rows,
         matrix.nnz,
@@ -410,13 +425,16 @@ def _pass_model(highspy: Any, highs: Any, form: StandardForm) -> None:
         matrix.data,
         form.integer.astype(np.int32),
     )
-    _raise_on_error(highspy, done, "refused the model; are there coefficients of 1e15 or more?")
+    _raise_on_error(highspy, status, "refused the model; are there coefficients of 1e15 or more?")
 
 
 def _subscribe_callbacks(
     highs: Any, call: SolverCall, reduced_model: _WithoutTinyCosts, misfits: list[str]
 ) -> None:
-    """Forward HiGHS's solutions, bounds and log to the call; append misfit messages to a list."""
+    """Forward HiGHS's solutions, bounds and log to the call.
+
+    Log messages about a solution that violates the original model are appended to `misfits`.
+    """
 
     def on_improvement(event: Any) -> None:
         data = event.data_out

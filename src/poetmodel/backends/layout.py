@@ -29,19 +29,21 @@ def to_standard_form(model: Model) -> StandardForm:
 
     fixed = np.full(model.n_columns, np.nan)
     fixed[list(model.fixed)] = list(model.fixed.values())
-    is_free = np.isnan(fixed)
+    is_unfixed = np.isnan(fixed)
     rows, columns, values = model.terms()
     n_rows = len(model.keys)
     lower, upper = np.array(model.row_lower), np.array(model.row_upper)
-    has_free_column = is_free[columns]
-    if not has_free_column.all():
-        constants = np.where(has_free_column, 0.0, values * np.where(is_free, 0.0, fixed)[columns])
+    has_unfixed_column = is_unfixed[columns]
+    if not has_unfixed_column.all():
+        constants = np.where(
+            has_unfixed_column, 0.0, values * np.where(is_unfixed, 0.0, fixed)[columns]
+        )
         fixed_activity = np.bincount(rows, weights=constants, minlength=n_rows)
         lower, upper = lower - fixed_activity, upper - fixed_activity
         rows, columns, values = (
-            rows[has_free_column],
-            columns[has_free_column],
-            values[has_free_column],
+            rows[has_unfixed_column],
+            columns[has_unfixed_column],
+            values[has_unfixed_column],
         )
     check_time_limit()
     has_columns = np.bincount(rows, minlength=n_rows) > 0
@@ -56,7 +58,7 @@ def to_standard_form(model: Model) -> StandardForm:
     costs = np.zeros(model.n_columns)
     offset = model.offset
     for cost, column in model.costs:
-        if is_free[column]:
+        if is_unfixed[column]:
             costs[column] += cost
         else:
             offset += cost * fixed[column]
@@ -71,9 +73,10 @@ def to_standard_form(model: Model) -> StandardForm:
     check_time_limit()
     is_nonzero = values != 0
     counts = np.bincount(rows[is_nonzero], minlength=n_rows)[has_columns]
-    ends = np.concatenate(([0], np.cumsum(counts)))
+    row_starts = np.concatenate(([0], np.cumsum(counts)))
     matrix = csr_array(
-        (values[is_nonzero], positions[columns[is_nonzero]], ends), shape=(counts.size, order.size)
+        (values[is_nonzero], positions[columns[is_nonzero]], row_starts),
+        shape=(counts.size, order.size),
     )
     names = model.column_labels()
     form = StandardForm.from_arrays(
@@ -99,11 +102,11 @@ def require_layout(form: StandardForm) -> Layout:
     return form.layout
 
 
-def _order_by_family(model: Model, mentioned: NDArray[np.int64]) -> NDArray[np.int64]:
+def _order_by_family(model: Model, columns_by_mention: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return all columns of the model, sorted by the first mention of their family."""
     sizes = [len(columns) for columns in model.families.values()]
     family = np.repeat(np.arange(len(sizes)), sizes)
-    mentioned_families, first_mention = np.unique(family[mentioned], return_index=True)
-    rank = np.full(len(sizes), mentioned.size)
-    rank[mentioned_families] = first_mention
+    families_by_mention, first_mention = np.unique(family[columns_by_mention], return_index=True)
+    rank = np.full(len(sizes), columns_by_mention.size)
+    rank[families_by_mention] = first_mention
     return np.argsort(rank[family], kind="stable")

@@ -65,10 +65,11 @@ class Limits:
     above."""
 
     def __post_init__(self) -> None:
-        time_s = self.time_s is None or 0 < self.time_s < math.inf
-        tolerance = _MIN_TOLERANCE <= self.tolerance <= _MAX_TOLERANCE
+        """Check all fields; raise `InputError` with all errors."""
+        is_time_valid = self.time_s is None or 0 < self.time_s < math.inf
+        is_tolerance_valid = _MIN_TOLERANCE <= self.tolerance <= _MAX_TOLERANCE
         checks = (
-            ("time_s", "a finite number of seconds above 0", time_s),
+            ("time_s", "a finite number of seconds above 0", is_time_valid),
             ("rel_gap", "a finite number of 0 or more", 0 <= self.rel_gap < math.inf),
             ("abs_gap", "a finite number of 0 or more", 0 <= self.abs_gap < math.inf),
             (
@@ -83,7 +84,11 @@ class Limits:
             ),
             ("objective_stop", "a finite number", math.isfinite(self.objective_stop or 0)),
             ("objective_cutoff", "a finite number", math.isfinite(self.objective_cutoff or 0)),
-            ("tolerance", f"a number from {_MIN_TOLERANCE} to {_MAX_TOLERANCE}", tolerance),
+            (
+                "tolerance",
+                f"a number from {_MIN_TOLERANCE} to {_MAX_TOLERANCE}",
+                is_tolerance_valid,
+            ),
         )
         faults = [
             f"{name}: expected {expected}, got {getattr(self, name)!r}"
@@ -181,8 +186,7 @@ class RawSolution:
     """Result of a solver, not yet verified by the simulator.
 
     `Solver.run` fills in status, solution, bound and nodes as the solver reports them;
-    `Solver.solve`
-    corrects inconsistent values and fills in the remaining fields.
+    `Solver.solve` corrects inconsistent values and fills in the remaining fields.
     """
 
     status: SolverStatus

@@ -61,7 +61,7 @@ def backend_class(name: str) -> type[Solver]:
     Raises
     ------
     InputError
-        If there is none of that name.
+        If no back end has that name.
 
     Examples
     --------
@@ -72,8 +72,8 @@ def backend_class(name: str) -> type[Solver]:
         return _registered[name]
     if name not in _BUILT_IN:
         raise InputError(f"backend {name!r}: expected one of {', '.join(backend_names())}")
-    module, _, kind = _BUILT_IN[name].partition(":")
-    solver: type[Solver] = getattr(import_module(module), kind)
+    module, _, class_name = _BUILT_IN[name].partition(":")
+    solver: type[Solver] = getattr(import_module(module), class_name)
     return solver
 
 
@@ -88,7 +88,7 @@ def backend(name: str) -> Solver:
     Raises
     ------
     InputError
-        If there is none of that name.
+        If no back end has that name.
 
     Examples
     --------

@@ -224,7 +224,7 @@ def _attach_event_handler(
     forward_log: Callable[[], None],
 ) -> None:
     """Register an event handler that forwards solutions, bounds and log to the call."""
-    kinds, stages = pyscipopt.SCIP_EVENTTYPE, pyscipopt.SCIP_STAGE
+    event_types, stages = pyscipopt.SCIP_EVENTTYPE, pyscipopt.SCIP_STAGE
 
     def values() -> NDArray[np.float64]:
         best = model.getBestSol()
@@ -232,7 +232,7 @@ def _attach_event_handler(
 
     def on_event(_: Any, event: Any) -> None:
         bound = finite_or_none(model.getDualbound())
-        if event.getType() == kinds.BESTSOLFOUND:
+        if event.getType() == event_types.BESTSOLFOUND:
             # in this event SCIP's primal bound is still the value of the previous solution
             should_stop = call.report_solution(
                 model.getSolObjVal(model.getBestSol()), values, bound
@@ -245,7 +245,7 @@ def _attach_event_handler(
             model.interruptSolve()
 
     names = ("BESTSOLFOUND", "PRESOLVEROUND", "FIRSTLPSOLVED", "LPSOLVED", "NODEFOCUSED")
-    model.attachEventHandlerCallback(on_event, [getattr(kinds, name) for name in names])
+    model.attachEventHandlerCallback(on_event, [getattr(event_types, name) for name in names])
 
 
 def _read_result(

@@ -79,7 +79,9 @@ class Solver(ABC):
             If the solver does not know an option, or refuses its value.
         """
         faults = []
-        managed = {name.casefold(): by for name, by in self.managed_options.items()}
+        managed = {
+            name.casefold(): parameter_name for name, parameter_name in self.managed_options.items()
+        }
         for name, value in options.items():
             is_value = isinstance(value, int | str) or (
                 isinstance(value, float) and math.isfinite(value)
@@ -121,7 +123,7 @@ class Solver(ABC):
         Returns
         -------
         RawSolution
-            Status, and if known solution, bound and nodes, as the solver reports them.
+            Status, and solution, bound and nodes if the solver reports them.
         """
 
     def solve(
@@ -225,7 +227,7 @@ class Solver(ABC):
             ) from None
 
     def _distinguish_infeasible(self, call: SolverCall) -> SolverStatus:
-        """Return INFEASIBLE or UNBOUNDED for a status that leaves the two open.
+        """Return INFEASIBLE or UNBOUNDED for a model with the status INFEASIBLE_OR_UNBOUNDED.
 
         A model whose bounds limit the objective is infeasible. Otherwise the model is solved again
         without objective; the status is INTERRUPTED or TIME_LIMIT if that solve does not finish.
@@ -307,17 +309,17 @@ def _correct_result(
         x = None
     elif start is not None and (x is None or _is_worse(form.value(x), form.value(start), form)):
         x = round_binaries(start, form)
-    failed = status in (SolverStatus.FAILED, SolverStatus.INFEASIBLE_OR_UNBOUNDED)
-    if failed or (status is SolverStatus.OPTIMAL and x is None):
+    is_failed = status in (SolverStatus.FAILED, SolverStatus.INFEASIBLE_OR_UNBOUNDED)
+    if is_failed or (status is SolverStatus.OPTIMAL and x is None):
         raise BackendError(f"the solver stopped without a result ({raw.status})")
     objective = None if x is None else form.value(x)
     bound = _correct_bound(raw.bound, status, objective, form, limits.objective_cutoff)
-    root = raw.root_bound if raw.nodes is not None else None
+    root_bound = raw.root_bound if raw.nodes is not None else None
     if raw.nodes in (0, 1):
-        root = bound
-    if root is not None and bound is not None:
-        root = form.sense * min(form.sense * root, form.sense * bound)
-    return replace(raw, status=status, x=x, objective=objective, bound=bound, root_bound=root)
+        root_bound = bound
+    if root_bound is not None and bound is not None:
+        root_bound = form.sense * min(form.sense * root_bound, form.sense * bound)
+    return replace(raw, status=status, x=x, objective=objective, bound=bound, root_bound=root_bound)
 
 
 def _is_disproved(

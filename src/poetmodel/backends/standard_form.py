@@ -42,7 +42,7 @@ class Layout:
     positions: NDArray[np.int32]
     """Column in the form of each column of the model, -1 for none."""
     fixed: NDArray[np.float64]
-    """Value of each fixed column of the model, NaN for free columns."""
+    """Value of each fixed column of the model, NaN for columns that are not fixed."""
     limits: Mapping[Label, LinearRow]
     """Exact coefficients and right-hand sides of limit rows by row label, over columns of the
     model."""
@@ -50,11 +50,11 @@ class Layout:
     def values(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the value of each column of the model, given a solution of the form.
 
-        Free columns without a column in the form are 0.
+        Unfixed columns without a column in the form are 0.
         """
         values = np.where(np.isnan(self.fixed), 0.0, self.fixed)
-        free = self.positions >= 0
-        values[free] = x[self.positions[free]]
+        has_column = self.positions >= 0
+        values[has_column] = x[self.positions[has_column]]
         return values
 
     def point(self, n_columns: int, values: Iterable[tuple[int, float]]) -> NDArray[np.float64]:
@@ -76,9 +76,9 @@ class Layout:
     def exact_limit(self, limit: LinearRow) -> tuple[list[tuple[float, int]], Fraction]:
         """Return a limit as (coefficient, column of the form) terms, and its right-hand side.
 
-        Fixed columns are moved to the right-hand side. A free column without a column in the form
-        has too small a coefficient for the row: its smallest contribution, ``min(coefficient, 0)``,
-        is moved to the right-hand side.
+        Fixed columns are moved to the right-hand side. An unfixed column has no column in
+        the form if its coefficient is too small for the row. Then its smallest contribution,
+        ``min(coefficient, 0)``, is moved to the right-hand side.
         """
         terms, upper = [], Fraction(limit.upper)
         for value, column in limit.terms:
@@ -122,7 +122,7 @@ class StandardForm:
     rows: Sequence[Any]
     """Constraint of a Pyomo model, label, name or index of each row."""
     unused: tuple[Any, ...] = ()
-    """Free variables of the Pyomo model that no row and no objective mentions; they have no
+    """Unfixed variables of the Pyomo model that no row and no objective mentions; they have no
     column."""
     model: Any = None
     """The Pyomo model, referenced because its variables have only weak references to it; None for
@@ -131,6 +131,10 @@ class StandardForm:
     """Map from the columns of an array model; None for forms of another origin."""
 
     def __post_init__(self) -> None:
+        """Check sizes, numbers and bounds, and make arrays read-only.
+
+        Raise `ModelError` with all errors.
+        """
         n_rows, n_columns = self.matrix.shape
         sizes = dict.fromkeys(("objective", "lower", "upper", "integer"), n_columns)
         sizes |= dict.fromkeys(("row_lower", "row_upper"), n_rows)
@@ -178,9 +182,8 @@ class StandardForm:
         """Return a form from arrays, without a Pyomo model.
 
         Bounds and integrality are one value for all, or one per column or row. Bounds of integer
-        columns
-        are tightened to whole numbers. Row bounds that cross by rounding errors alone become equal.
-        Columns and rows are labelled by their indices by default.
+        columns are tightened to whole numbers. Row bounds that cross by rounding errors alone
+        become equal. Columns and rows are labelled by their indices by default.
 
         Examples
         --------
@@ -196,28 +199,32 @@ class StandardForm:
         coefficients.eliminate_zeros()
         n_rows, n_columns = coefficients.shape
         is_integer = _one_per_item(integer, n_columns, np.bool_)
-        least, most = (_one_per_item(bound, n_columns, np.float64) for bound in (lower, upper))
-        row_low, row_up = (
+        column_lower, column_upper = (
+            _one_per_item(bound, n_columns, np.float64) for bound in (lower, upper)
+        )
+        row_low_values, row_up_values = (
             _one_per_item(bound, n_rows, np.float64) for bound in (row_lower, row_upper)
         )
-        if is_integer.shape == least.shape == most.shape:
-            least = np.where(is_integer, np.ceil(least - SLACK), least)
-            most = np.where(is_integer, np.floor(most + SLACK), most)
-        if row_low.shape == row_up.shape:
-            size = np.maximum(1.0, np.abs(np.where(np.isfinite(row_up), row_up, 0.0)))
-            row_low = np.where(
-                (row_low > row_up) & (row_low <= row_up + SLACK * size), row_up, row_low
+        if is_integer.shape == column_lower.shape == column_upper.shape:
+            column_lower = np.where(is_integer, np.ceil(column_lower - SLACK), column_lower)
+            column_upper = np.where(is_integer, np.floor(column_upper + SLACK), column_upper)
+        if row_low_values.shape == row_up_values.shape:
+            size = np.maximum(1.0, np.abs(np.where(np.isfinite(row_up_values), row_up_values, 0.0)))
+            row_low_values = np.where(
+                (row_low_values > row_up_values) & (row_low_values <= row_up_values + SLACK * size),
+                row_up_values,
+                row_low_values,
             )
         return cls(
             matrix=coefficients,
             objective=costs,
             offset=float(offset),
             sense=sense,
-            lower=least,
-            upper=most,
+            lower=column_lower,
+            upper=column_upper,
             integer=is_integer,
-            row_lower=row_low,
-            row_upper=row_up,
+            row_lower=row_low_values,
+            row_upper=row_up_values,
             columns=range(n_columns) if columns is None else columns,
             rows=range(n_rows) if rows is None else rows,
         )
@@ -260,7 +267,9 @@ class StandardForm:
             values - self.upper,
             np.abs(values - np.rint(values))[self.integer],
         )
-        return max(0.0, *(float(kind.max()) for kind in violations if kind.size), 0.0)
+        return max(
+            0.0, *(float(violation.max()) for violation in violations if violation.size), 0.0
+        )
 
     def relaxed(self) -> StandardForm:
         """Return the linear relaxation: the form with all columns continuous."""
@@ -272,11 +281,11 @@ class StandardForm:
         """Return the form with added rows: coefficients, bounds and names."""
         from poetmodel.backends.sparse import csr_array, vstack
 
-        block = matrix.copy()
-        block.sum_duplicates()
+        new_rows = matrix.copy()
+        new_rows.sum_duplicates()
         return replace(
             self,
-            matrix=csr_array(vstack([self.matrix, block], format="csr")),
+            matrix=csr_array(vstack([self.matrix, new_rows], format="csr")),
             row_lower=np.append(self.row_lower, lower),
             row_upper=np.append(self.row_upper, upper),
             rows=(*self.rows, *names),
@@ -285,23 +294,23 @@ class StandardForm:
     def contradiction(self) -> str | None:
         """Return a message about one column or row that no value satisfies, or None.
 
-        It finds crossed bounds and violated rows without coefficients. They are checked before a
-        solver is called, because solvers treat them differently.
+        The errors are crossed bounds and violated rows without coefficients. They are checked
+        before a solver is called, because solvers treat them differently.
         """
         for low, up, name in self._bound_pairs():
             for k in np.flatnonzero(low > up)[:1]:
                 return f"{name(k)}: no value lies between {float(low[k])} and {float(up[k])}"
-        empty = np.diff(self.matrix.indptr) == 0
-        broken = empty & ((self.row_lower > SLACK) | (self.row_upper < -SLACK))
-        for i in np.flatnonzero(broken)[:1]:
+        has_no_terms = np.diff(self.matrix.indptr) == 0
+        is_violated = has_no_terms & ((self.row_lower > SLACK) | (self.row_upper < -SLACK))
+        for i in np.flatnonzero(is_violated)[:1]:
             return f"{self.row_name(i)}: is violated whatever the variables are"
         return None
 
     def is_bounded(self) -> bool:
         """Return whether the bounds of the columns alone bound the objective."""
-        steps = self.objective * self.sense
-        is_unbounded = ((steps > 0) & np.isneginf(self.lower)) | (
-            (steps < 0) & np.isposinf(self.upper)
+        minimized_costs = self.objective * self.sense
+        is_unbounded = ((minimized_costs > 0) & np.isneginf(self.lower)) | (
+            (minimized_costs < 0) & np.isposinf(self.upper)
         )
         return not bool(is_unbounded.any())
 
@@ -345,13 +354,13 @@ def round_binaries(
         )
     for j in np.flatnonzero(~np.isfinite(values))[:1]:
         raise BackendError(f"solution: {form.column_name(j)} has the value {float(values[j])}")
-    whole = np.rint(values)
-    for j in np.flatnonzero(form.integer & (np.abs(values - whole) > tolerance))[:1]:
+    nearest_integers = np.rint(values)
+    for j in np.flatnonzero(form.integer & (np.abs(values - nearest_integers) > tolerance))[:1]:
         raise BackendError(
             f"solution: {form.column_name(j)} must be whole within {tolerance}, "
             f"got {float(values[j])}; ask the solver for a smaller tolerance"
         )
-    rounded = np.where(form.integer, whole, values) + 0.0  # + 0.0 turns -0.0 into 0.0
+    rounded = np.where(form.integer, nearest_integers, values) + 0.0  # + 0.0 turns -0.0 into 0.0
     rounded.setflags(write=False)
     return rounded
 

@@ -46,9 +46,9 @@ def run_interruptibly(
     ``Condition``, hence also a ``Future``, releases a lock that it does not hold.
     """
     context = copy_context()
-    ended: list[Future[T]] = []
-    running = threading.Lock()
-    running.acquire()
+    futures: list[Future[T]] = []
+    running_lock = threading.Lock()
+    running_lock.acquire()
 
     def run_solve() -> None:
         future = Future[T]()
@@ -56,8 +56,8 @@ def run_interruptibly(
             future.set_result(context.run(solve))
         except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
             future.set_exception(error)
-        ended.append(future)
-        running.release()
+        futures.append(future)
+        running_lock.release()
 
     def wait() -> None:
         """Wait for the thread, and restore the handler of Ctrl-C that Gurobi replaces in a solve.
@@ -68,8 +68,8 @@ def run_interruptibly(
         is_main_thread = (
             handler is not None and threading.current_thread() is threading.main_thread()
         )
-        while not ended and time.monotonic() < until_s:
-            running.acquire(timeout=_POLL_S)
+        while not futures and time.monotonic() < until_s:
+            running_lock.acquire(timeout=_POLL_S)
             if is_main_thread:
                 signal.signal(signal.SIGINT, handler)
 
@@ -81,12 +81,12 @@ def run_interruptibly(
         wait()
     except KeyboardInterrupt:
         stop.set()
-        if not (thread.is_alive() or ended):  # Ctrl-C arrived before the thread started
+        if not (thread.is_alive() or futures):  # Ctrl-C arrived before the thread started
             raise
         wait()
-    if not ended:
+    if not futures:
         stop.set()
         # A callback into Python after the end of the interpreter would abort the program.
         atexit.register(thread.join, _MAX_AT_EXIT_S)
         raise TimeLimitError("the solver has not ended in time")
-    return ended[0].result()
+    return futures[0].result()

@@ -98,7 +98,10 @@ def _search_with_rule(
 
 
 class _Capuchin:
+    """The plan of swaps and recomputations for one rule."""
+
     def __init__(self, problem: Problem, rule: Overhead, *, caps_savings: bool = False) -> None:
+        """Collect the eviction intervals and the excess of keep-all; the plan is empty."""
         graph = problem.graph
         self.problem = problem
         self.caps_savings = caps_savings
@@ -122,17 +125,19 @@ class _Capuchin:
         self.storage = StorageSpace(problem)
         self.end_s = list(accumulate(problem.table.compute_time_s))
         self.rule = rule
-        counted = DeadlineCounts.OVERLAP if rule == Overhead.PUBLISHED else problem.deadline_counts
-        self.overlaps = rule != Overhead.ENERGY and counted == DeadlineCounts.OVERLAP
+        counted_time = (
+            DeadlineCounts.OVERLAP if rule == Overhead.PUBLISHED else problem.deadline_counts
+        )
+        self.overlaps = rule != Overhead.ENERGY and counted_time == DeadlineCounts.OVERLAP
         """Whether computations hide transfers."""
         self.computing, self.paging_in, self.paging_out = eviction_costs(problem, rule)
         self.busy_times: list[tuple[float, float]] = []
         """Begin and end of the channel's busy times under the current plan [s]."""
 
     def run(self, *, keeps_recomputed: bool) -> Schedule:
-        """Plan swaps and recomputations until the schedule meets the budget, and return it.
+        """Plan swaps and recomputations until the schedule meets the budget; return it.
 
-        With `keeps_recomputed`, recomputed tensors stay in RAM where it is free.
+        With `keeps_recomputed`, recomputed tensors stay in RAM where bytes are free.
         """
         self._swap_hidden()
         while True:
@@ -147,10 +152,10 @@ class _Capuchin:
 
     def _swap_hidden(self) -> None:
         """Plan swaps with non-negative free time, longest first, until all stages fit."""
-        free = {interval: self._free_time(interval) for interval in self.intervals}
-        for interval in sorted(self.intervals, key=lambda interval: -free[interval]):
+        free_times = {interval: self._free_time(interval) for interval in self.intervals}
+        for interval in sorted(self.intervals, key=lambda interval: -free_times[interval]):
             check_time_limit()
-            if free[interval] < 0 or self.excess.max() <= 0:
+            if free_times[interval] < 0 or self.excess.max() <= 0:
                 break
             is_hidden = self._free_time(interval) >= 0  # again, because the channel may be busy now
             relieves_excess = self.excess[relieved_stages(self.graph, interval)].max() > 0
@@ -230,9 +235,9 @@ class _Capuchin:
         return 0.0 if i in on_storage else self.paging_out[i], self.paging_in[i]
 
     def _free_time(self, interval: IdleInterval) -> float:
-        """Return the free time of an interval [s], or -inf without space on storage.
+        """Return the free time of an interval [s]; -inf if storage has no space for the tensor.
 
-        If computations hide no transfers, it is minus the cost of the transfers [s or J].
+        If computations hide no transfers, this is minus the cost of the transfers [s or J].
         """
         if not self.storage.has_space_for(interval.tensor):
             return -math.inf
@@ -251,7 +256,7 @@ class _Capuchin:
         graph, problem = self.graph, self.problem
         t = interval.after
         total = 0.0
-        missing, seen = [interval.tensor], {interval.tensor}
+        missing, visited = [interval.tensor], {interval.tensor}
         computed: set[int] = set()
         while missing:
             k = graph.node_of[missing.pop()]
@@ -264,9 +269,9 @@ class _Capuchin:
             if total > max_cost:
                 return math.inf
             for p in graph.inputs_of[k]:
-                if p in seen or self._is_in_ram(p, t):
+                if p in visited or self._is_in_ram(p, t):
                     continue
-                seen.add(p)
+                visited.add(p)
                 if p in self.storage.stored:
                     total += self.paging_in[p]
                 else:
@@ -353,6 +358,7 @@ class _KeepingExecution(EvictionExecution):
         free_bytes: NDArray[np.int64],
         full_stages: Collection[int],
     ) -> None:
+        """Start an execution of evictions; `kept_tensors` stay in RAM until their next use."""
         super().__init__(problem, pages)
         self.kept_tensors = frozenset(kept_tensors)
         """(stage, tensor) of each recomputed tensor that stays in RAM after the stage."""

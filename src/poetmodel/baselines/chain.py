@@ -35,13 +35,13 @@ class ChainStep:
     nodes: range
     """Nodes of the forward pass; may include samples and labels."""
     outputs: frozenset[int]
-    """Outputs of its last node that are read later."""
+    """Outputs of the step's last node that are read later."""
     state: frozenset[int]
-    """Outputs of its last node that the next step reads."""
+    """Outputs of the step's last node that the next step reads."""
     tape: frozenset[int]
-    """Tensors of the step that its part of the backward pass reads."""
+    """Tensors of the step that the step's part of the backward pass reads."""
     backward: tuple[int, ...]
-    """Nodes of its part of the backward pass, in ascending order; may be empty."""
+    """Nodes of the step's part of the backward pass, in ascending order; may be empty."""
 
 
 class Chain:
@@ -51,6 +51,7 @@ class Chain:
     """
 
     def __init__(self, graph: Graph) -> None:
+        """Divide the forward pass at its articulation points, and the backward pass into parts."""
         begin = first_backward_node(graph)
         self.graph = graph
         self.recomputable = evictable_tensors(graph)
@@ -169,11 +170,11 @@ class StepPeaks(NamedTuple):
     """Peaks of a step in different modes [B]."""
 
     taped: int
-    """With its tape kept, without its input."""
+    """Peak with the step's tape kept, without the step's input."""
     run: int
-    """Without a tape, without its input."""
+    """Peak without a tape, without the step's input."""
     run_with_input: int
-    """Without a tape, with its input until the input's last use."""
+    """Peak without a tape, with the step's input until the input's last use."""
 
 
 class ChainMemory(Chain):
@@ -184,6 +185,7 @@ class ChainMemory(Chain):
     """
 
     def __init__(self, graph: Graph) -> None:
+        """Compute the peaks of all steps and of all parts of the backward pass."""
         super().__init__(graph)
         states = [frozenset[int](), *(step.state for step in self.steps)]
         steps = range(len(self.steps))
@@ -207,19 +209,24 @@ class ChainMemory(Chain):
         return [k for k in self.steps[s].nodes if self.recomputable.intersection(outputs_of[k])]
 
     def nodes_beside_state(self, s: int) -> list[int]:
-        """Return the nodes of step `s` that compute its tape from its state."""
+        """Return the nodes of step `s` that compute the rest of its tape from its state.
+
+        Nodes that only compute the state are excluded.
+        """
         step, graph = self.steps[s], self.graph
         nodes: set[int] = set()
-        wanted = list(step.tape - step.state)
-        while wanted:
-            k = graph.node_of[wanted.pop()]
+        required_tensors = list(step.tape - step.state)
+        while required_tensors:
+            k = graph.node_of[required_tensors.pop()]
             if k in step.nodes and k not in nodes:
                 nodes.add(k)
-                wanted += [i for i in graph.inputs_of[k] if i in self.recomputable - step.state]
+                required_tensors += [
+                    i for i in graph.inputs_of[k] if i in self.recomputable - step.state
+                ]
         return sorted(nodes)
 
     def beside_state_bytes(self, s: int) -> int:
-        """Return the peak of computing the tape of step `s` while its state stays in RAM [B]."""
+        """Return the peak of computing the rest of step `s`'s tape, with its state in RAM [B]."""
         step, nodes = self.steps[s], self.nodes_beside_state(s)
         return self._peak(nodes, nodes, step.tape, step.tape & step.state) + self.others_before(s)
 
@@ -227,8 +234,8 @@ class ChainMemory(Chain):
         """Return the peaks of step `s` when it runs before part `t` of the backward pass."""
         if t == len(self.steps) - 1:
             return self.forward_peaks[s]
-        others = self.others_before(t)
-        return StepPeaks(*(peak + others for peak in self.recomputed_peaks[s]))
+        other_bytes = self.others_before(t)
+        return StepPeaks(*(peak + other_bytes for peak in self.recomputed_peaks[s]))
 
     def others_before(self, t: int) -> int:
         """Return the bytes of other tensors in RAM when backward part `t` begins [B]."""
@@ -269,11 +276,11 @@ class ChainMemory(Chain):
         """Return the peaks of step `s`; `before` is the state that it reads."""
         step = self.steps[s]
         nodes = self.recomputed_nodes(s) if is_recomputed else step.nodes
-        others = None if is_recomputed else self.others_bytes
+        others_bytes = None if is_recomputed else self.others_bytes
         return StepPeaks(
-            taped=self._peak(nodes, step.nodes, step.tape | step.state, others=others),
-            run=self._peak(nodes, step.nodes, step.state, others=others),
-            run_with_input=self._peak(nodes, step.nodes, step.state, before, others=others),
+            taped=self._peak(nodes, step.nodes, step.tape | step.state, others=others_bytes),
+            run=self._peak(nodes, step.nodes, step.state, others=others_bytes),
+            run_with_input=self._peak(nodes, step.nodes, step.state, before, others=others_bytes),
         )
 
     def _peak(

@@ -39,9 +39,9 @@ def griewank_walther(problem: Problem) -> Schedule:
     the sample uses the first slot. All steps have equal cost in this method. Reversing a step
     computes it once more if its part of the backward pass reads its outputs; `forward_steps` does
     not count this, as revolve does not count the taped step. The state behind a step stays in RAM
-    if the next step's part has read it. If that needs too much RAM, it is freed and recomputed, as
-    in revolve. The bisection takes time proportional to the square of the number of nodes, times
-    the logarithm of the number of steps.
+    if the next step's part has read it. If keeping the state needs too much RAM, the state is freed
+    and recomputed, as in revolve. The bisection takes time proportional to the square of the number
+    of nodes, times the logarithm of the number of steps.
     """
     chain = Chain(problem.graph)
     best: Schedule | None = None
@@ -69,27 +69,29 @@ def revolve(chain: Chain, slots: int, *, frees_states: bool = False) -> Schedule
 
     With `frees_states`, a state is freed before the part of its own step, which recomputes it.
     """
-    held: dict[int, frozenset[int]] = {}
+    held_by_part: dict[int, frozenset[int]] = {}
     todo = [(0, len(chain.steps), slots, frozenset[int]())]
     while todo:
         check_time_limit()
-        low, high, free_slots, stored = todo.pop()
+        low, high, free_slots, stored_tensors = todo.pop()
         if high - low == 1 or free_slots == 1:
             for s in range(low, high):
-                held[s] = stored | chain.steps[s].tape | _read_state(chain, s)
+                held_by_part[s] = stored_tensors | chain.steps[s].tape | _read_state(chain, s)
             continue
         middle = low + _steps_to_next_checkpoint(high - low, free_slots)
-        todo.append((low, middle, free_slots, stored))
-        todo.append((middle, high, free_slots - 1, stored | chain.steps[middle - 1].outputs))
-    return chain.realize(held, freed=range(len(chain.steps)) if frees_states else ())
+        todo.append((low, middle, free_slots, stored_tensors))
+        todo.append(
+            (middle, high, free_slots - 1, stored_tensors | chain.steps[middle - 1].outputs)
+        )
+    return chain.realize(held_by_part, freed=range(len(chain.steps)) if frees_states else ())
 
 
 def _read_state(chain: Chain, s: int) -> frozenset[int]:
     """Return the state before step `s` that part `s` reads; it needs no slot in revolve."""
     if s == 0:
         return frozenset()
-    read = {i for t in chain.steps[s].backward for i in chain.graph.inputs_of[t]}
-    return chain.steps[s - 1].state & read
+    tensors_read = {i for t in chain.steps[s].backward for i in chain.graph.inputs_of[t]}
+    return chain.steps[s - 1].state & tensors_read
 
 
 def forward_steps(length: int, slots: int) -> int:
@@ -138,19 +140,19 @@ def rotor(problem: Problem) -> Schedule:
 
     The method ignores energy, deadline and storage.
 
-    It is the dynamic program of the paper: ``C(s, t, m)`` is the minimum time to run steps ``s..t``
-    and their parts of the backward pass with memory `m`, without the state before `s`. Either step
-    `s` is computed and taped once (``F_all``), followed by ``s+1..t``; or steps run without a tape
-    up to a state that is stored (``F_ck``), followed by the steps behind it and then those before
-    it. The paper frees the stored state after the step behind it and recomputes it for its own
-    step. If the part of that step reads the state, a second table has the times with the state left
-    in memory, and the better option is taken. Peaks of steps, tapes and parts are computed from the
-    nodes of the graph: inputs, outputs and workspaces, including gradients and samples. Sizes are
-    rounded up to a 500th of the budget (budgets up to 500 bytes are exact), and a state counts
-    until the end of the next step's part. So the simulator may count less than the program.
-    Bisection finds the largest memory, up to a fourth above the budget, whose schedule meets the
-    budget in the simulator. The best schedule seen is returned. The run time is proportional to
-    ``L**3 * 500`` for `L` steps.
+    This is the dynamic program of Beaumont et al.: ``C(s, t, m)`` is the minimum time to run steps
+    ``s..t`` and their parts of the backward pass with memory `m`, without the state before `s`.
+    Either step `s` is computed and taped once (``F_all``), followed by ``s+1..t``; or steps run
+    without a tape up to a state that is stored (``F_ck``), followed by the steps behind the state
+    and then those before the state. The paper frees the stored state after the step behind it and
+    recomputes it for its own step. If the part of that step reads the state, a second table has the
+    times with the state left in memory, and the better option is taken. Peaks of steps, tapes and
+    parts are computed from the nodes of the graph: inputs, outputs and workspaces, including
+    gradients and samples. Sizes are rounded up to a 500th of the budget (budgets up to 500 bytes
+    are exact), and a state counts until the end of the next step's part. So the simulator may count
+    less than the program. Bisection finds the largest memory, up to a fourth above the budget,
+    whose schedule meets the budget in the simulator. The best schedule seen is returned. The run
+    time is proportional to ``L**3 * 500`` for `L` steps.
     """
     return schedule_from_table(problem, ChainTable(problem))
 
@@ -183,9 +185,10 @@ class _Decision(NamedTuple):
 
 
 class ChainTable:
-    """Dynamic program of `rotor` over steps ``0..L-1``."""
+    """Dynamic program of `rotor` over steps ``0..L-1``: minimum times by memory."""
 
     def __init__(self, problem: Problem, times: Sequence[float] = ()) -> None:
+        """Fill the tables of minimum times; `times` replaces the compute times of the nodes [s]."""
         self.chain = chain = ChainMemory(problem.graph)
         times = times or problem.table.compute_time_s
         steps = range(len(chain.steps))
@@ -209,7 +212,7 @@ class ChainTable:
                 self.fill_span(s, s + span)
 
     def fill_span(self, s: int, t: int) -> None:
-        """Compute the minimum times of steps ``s..t``; those of all shorter spans must be known."""
+        """Compute the minimum times of steps ``s..t`` from those of all shorter spans."""
         check_time_limit()
         for keeps_state in (False, True):
             best_s = np.full(self.units + 1, np.inf)
@@ -238,11 +241,12 @@ class ChainTable:
     ) -> NDArray[np.float64]:
         """Return the times of steps ``s..t`` after a decision, for a range of memory sizes [s].
 
-        The range is `min_units` to `max_units`, both included.
+        The range is `min_units` to `max_units`, both included. With `kept`, the state of step `t`
+        stays in memory.
         """
-        held, cut = decision.held_units, decision.cut
+        held_units, cut = decision.held_units, decision.cut
         later_s = self.min_time_s[s + 1 if cut is None else cut, t, kept]
-        times = later_s[min_units - held : max_units + 1 - held] + decision.time_s
+        times = later_s[min_units - held_units : max_units + 1 - held_units] + decision.time_s
         return (
             times
             if cut is None
@@ -259,32 +263,35 @@ class ChainTable:
         return times
 
     def decisions(self, s: int, t: int, *, kept: bool) -> Iterator[_Decision]:
-        """Yield the possible first decisions for steps ``s..t``."""
+        """Yield the possible first decisions for steps ``s..t``.
+
+        With `kept`, the state of step `t` is in memory, and counted.
+        """
         kept_state_bytes = self.kept_bytes(t) if kept else 0
         chain, step = self.chain, self.chain.steps[s]
-        held = self.to_units(chain.bytes_of(step.tape | step.state))
+        held_units = self.to_units(chain.bytes_of(step.tape | step.state))
         taped_units = self.to_units(
             max(chain.peaks(s, t).taped + kept_state_bytes, chain.freeing_bytes[s])
         )
         if self.kept_bytes(s):  # the next part holds the state until its end
-            taped_units = max(taped_units, held + self.to_units(chain.backward_bytes[s + 1]))
-        yield _Decision(None, self.forward_s[s], held, max(held, taped_units))
+            taped_units = max(taped_units, held_units + self.to_units(chain.backward_bytes[s + 1]))
+        yield _Decision(None, self.forward_s[s], held_units, max(held_units, taped_units))
         run_s, peak = 0.0, 0
         for cut in range(s + 1, t + 1):
             run_s += self.forward_s[cut - 1]
             peaks = chain.peaks(cut - 1, t)
             run_bytes = peaks.run if cut == s + 1 else peaks.run_with_input
             peak = max(peak, self.to_units(run_bytes + kept_state_bytes))
-            held = self.state_units(cut - 1)
-            yield _Decision(cut, run_s, held, max(held, peak))
+            held_units = self.state_units(cut - 1)
+            yield _Decision(cut, run_s, held_units, max(held_units, peak))
 
     def schedule(self, units: int) -> Schedule | None:
         """Return the best schedule with `units` of memory, or None if they do not suffice."""
         last = len(self.chain.steps) - 1
         if not np.isfinite(self.min_time_s[0, last, False][units]):
             return None
-        held, freed = self.realize_decisions(0, last, units, frozenset(), kept=False)
-        return self.chain.realize(held, freed=freed)
+        held_by_part, freed = self.realize_decisions(0, last, units, frozenset(), kept=False)
+        return self.chain.realize(held_by_part, freed=freed)
 
     def realize_decisions(
         self, first: int, last: int, units: int, outside: frozenset[int], *, kept: bool
@@ -295,7 +302,7 @@ class ChainTable:
         `kept`, the state of the last step is in memory, too.
         """
         steps = self.chain.steps
-        held: dict[int, frozenset[int]] = {}
+        held_by_part: dict[int, frozenset[int]] = {}
         freed: set[int] = set()
         todo = [(first, last, units, outside, kept)]
         while todo:
@@ -303,23 +310,25 @@ class ChainTable:
             s, t, m, held_outside, keeps_state = todo.pop()
             decision = None if s == t else self.best_decision(s, t, m, kept=keeps_state)
             if decision is None or decision.cut is None:
-                held[s] = held_outside | steps[s].tape
+                held_by_part[s] = held_outside | steps[s].tape
                 if decision is not None:
                     tape = steps[s].tape | steps[s].state
                     todo.append(
                         (s + 1, t, m - decision.held_units, held_outside | tape, keeps_state)
                     )
                 continue
-            stored = decision.cut - 1
-            is_freed = bool(self.state_kept_s(s, stored)[m] > self.min_time_s[s, stored, False][m])
+            stored_step = decision.cut - 1
+            is_freed = bool(
+                self.state_kept_s(s, stored_step)[m] > self.min_time_s[s, stored_step, False][m]
+            )
             if is_freed:
-                freed.add(stored)
-            state = steps[stored].state
+                freed.add(stored_step)
+            state = steps[stored_step].state
             todo.append(
                 (decision.cut, t, m - decision.held_units, held_outside | state, keeps_state)
             )
-            todo.append((s, stored, m, held_outside, not is_freed))
-        return held, freed
+            todo.append((s, stored_step, m, held_outside, not is_freed))
+        return held_by_part, freed
 
     def sequence_time_s(self, first: int, last: int, free_bytes: int) -> float:
         """Return the minimum time to recompute steps for their parts after the next part [s].
@@ -332,13 +341,16 @@ class ChainTable:
     def realize_sequence(
         self, first: int, last: int, free_bytes: int, outside: frozenset[int]
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
-        """Return the tensors held when each part of a recompute sequence begins; freed states."""
+        """Return (tensors held when each part of a recompute sequence begins, steps freed).
+
+        The state of a freed step is freed before the part of the step, and recomputed for it.
+        """
         units = min(free_bytes // self.unit_bytes, self.units)
         freed_s, kept_s = self._freed_or_kept(first, last, units)
-        held, freed = self.realize_decisions(
+        held_by_part, freed = self.realize_decisions(
             first, last, units, outside, kept=bool(kept_s <= freed_s)
         )
-        return held, freed | ({last} if kept_s > freed_s else set())
+        return held_by_part, freed | ({last} if kept_s > freed_s else set())
 
     def _freed_or_kept(self, first: int, last: int, units: int) -> tuple[float, float]:
         """Return the minimum times if the state of the last step is freed, and if it stays [s]."""
@@ -346,16 +358,16 @@ class ChainTable:
         return float(freed[units]), float(kept[units])
 
     def best_decision(self, s: int, t: int, m: int, *, kept: bool) -> _Decision:
-        """Return the best first decision for steps ``s..t`` with `m` units."""
+        """Return the best first decision for steps ``s..t`` with a memory of `m` units."""
         possible = (x for x in self.decisions(s, t, kept=kept) if x.min_units <= m)
         return min(possible, key=lambda x: self.times_s(x, s, t, m, m, kept=kept)[0])
 
     # -- memory of steps, in units ---------------------------------------------------------------
 
     def single_step(self, s: int, *, kept: bool) -> tuple[int, float]:
-        """Return memory [units] and time [s] of step `s` alone.
+        """Return memory [units] and time [s] of step `s` alone, with its state kept if `kept`.
 
-        The time is 0 if its part reads none of its tensors.
+        The time is 0 if the step's part reads none of its tensors.
         """
         part = self.chain.freeing_bytes[s]
         if kept:

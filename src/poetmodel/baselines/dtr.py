@@ -38,8 +38,8 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     node takes `c` seconds:
 
     - ``full`` (h_DTR): ``(c + c of its evicted neighbourhood) / (m s)``. The neighbourhood consists
-      of the evicted tensors that must be recomputed to recompute this one, and of those whose
-      recomputation needs this one;
+      of the evicted tensors that must be recomputed to recompute the tensor, and of those whose
+      recomputation needs the tensor;
     - ``eq`` (h_DTR^eq): the neighbourhood is approximated by the adjacent connected sets of evicted
       tensors, maintained by union-find;
     - ``local`` (h_DTR^local): ``c / (m s)``;
@@ -55,9 +55,9 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     As in the authors' simulator (simrd, github.com/uwsampl/dtr-prototype), the clock is compute
     time, an input is used when its reader is requested, and an output when it is first computed. A
     tensor without a further user is evicted at once ("eager eviction") but may be recomputed for
-    other tensors. After such a recomputation it stays until its score is the lowest, because the
-    runtime does not know that no node reads it. This matters if a recomputation has further
-    outputs, and if it needs long chains of other tensors; see `Runtime`.
+    other tensors. After such a recomputation the tensor stays until its score is the lowest,
+    because the runtime does not know that no node reads it. This matters if a recomputation has
+    further outputs, and if it needs long chains of other tensors; see `Runtime`.
 
     Interpretations. Tensors that cannot be recomputed are never evicted; they are freed when no
     node can need them any more ("banishing"; simrd pins constants forever). A node that the runtime
@@ -129,6 +129,7 @@ class Runtime(Execution):
     """
 
     def __init__(self, problem: Problem, heuristic: str, ram_bytes: int) -> None:
+        """Compute when each tensor is freed; nothing is in RAM."""
         graph, self.compute_time_s = problem.graph, problem.table.compute_time_s
         super().__init__(graph, ram_bytes)
         self.scores = Scores(graph, self.compute_time_s, heuristic, nodes_once=False)
@@ -178,10 +179,10 @@ class Runtime(Execution):
 
     def victim(self, k: int) -> int | None:  # noqa: ARG002 - the inputs of node `k` are locked
         """Return the tensor with the lowest score that is neither locked nor pinned, or None."""
-        may_leave = (
+        is_evictable = (
             i for i in sorted(self.ram) if self.sizes[i] and not (self.locks[i] or i in self.pinned)
         )
-        return min(may_leave, key=self.scores.score, default=None)
+        return min(is_evictable, key=self.scores.score, default=None)
 
     def evict(self, i: int) -> None:
         """Free tensor `i`, and mark it as evicted unless it is pinned."""
@@ -214,9 +215,12 @@ class Runtime(Execution):
 
 
 class _LivenessExecution(StagedExecution):
+    """The execution of `dtr` with liveness: evict the tensor with the lowest score."""
+
     def __init__(
         self, problem: Problem, heuristic: str, node_costs: Sequence[float] | None = None
     ) -> None:
+        """Create scores with `node_costs`, by default the compute times [s]."""
         super().__init__(problem.graph, problem.usable_ram_bytes)
         self.problem = problem
         costs = problem.table.compute_time_s if node_costs is None else node_costs
@@ -292,7 +296,10 @@ class _LivenessExecution(StagedExecution):
 
 
 class _PagingExecution(_LivenessExecution):
+    """The execution of `dtr_paging`: evict to storage where this is cheaper."""
+
     def __init__(self, problem: Problem, heuristic: str, *, free_transfers: bool = False) -> None:
+        """Use energies as costs, or times if time is minimized; `free_transfers` cost nothing."""
         by_time = problem.minimize == Quantity.TIME
         costs = None if by_time else problem.energy.coefficients.compute
         super().__init__(problem, heuristic, costs)
@@ -314,8 +321,8 @@ class _PagingExecution(_LivenessExecution):
             cost = min(recomputation_cost, transfer_cost)
             if cost < math.inf:
                 score = self.scores.per_byte_second(i, cost) if self.full else cost / self.sizes[i]
-                ranked = (score, i, transfer_cost < recomputation_cost)
-                best = ranked if best is None else min(best, ranked)
+                candidate = (score, i, transfer_cost < recomputation_cost)
+                best = candidate if best is None else min(best, candidate)
         if best is None:
             return None
         _, victim, is_paged = best
@@ -351,15 +358,15 @@ class _PagingExecution(_LivenessExecution):
 
     def _recomputation_cost(self, i: int) -> float:
         """Return the cost of recomputing tensor `i`, with the page-ins that this needs."""
-        before = self.scores.evicted_before(i)
+        ancestors = self.scores.evicted_before(i)
         read = {
             p
-            for u in before
+            for u in ancestors
             for p in self.graph.inputs_of[self.graph.node_of[u]]
             if p in self.paged_out
         }
-        counted = {*before, *self.scores.evicted_after(i)} if self.full else before
-        return self.scores.total_cost(counted) + sum(self.page_in_cost[p] for p in read)
+        recomputed_tensors = {*ancestors, *self.scores.evicted_after(i)} if self.full else ancestors
+        return self.scores.total_cost(recomputed_tensors) + sum(self.page_in_cost[p] for p in read)
 
     def _transfer_cost(self, i: int) -> float:
         """Return the cost of paging tensor `i` out and in; inf without space on storage."""
@@ -386,6 +393,7 @@ class Scores:
     def __init__(
         self, graph: Graph, cost: Sequence[float], heuristic: str, *, nodes_once: bool
     ) -> None:
+        """Create the scores of one heuristic; `cost` has the cost of each node."""
         self.graph = graph
         self.sizes = graph.tensor_bytes
         self.cost = cost
@@ -470,9 +478,9 @@ class Scores:
     def _evicted_neighbours(self, i: int) -> list[int]:
         """Return evicted inputs of the node of tensor `i`, and evicted outputs of its readers."""
         graph = self.graph
-        before = graph.inputs_of[graph.node_of[i]]
-        after = (o for k in graph.users_of[i] for o in graph.outputs_of[k])
-        return [u for u in (*before, *after) if u in self.evicted]
+        input_tensors = graph.inputs_of[graph.node_of[i]]
+        reader_outputs = (o for k in graph.users_of[i] for o in graph.outputs_of[k])
+        return [u for u in (*input_tensors, *reader_outputs) if u in self.evicted]
 
 
 class CostSets:

@@ -49,12 +49,12 @@ def watch_rules() -> Iterator[RuleWatch]:
 
 
 def fit_budget(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
-    """Repeat a method with less and less RAM until its schedule meets the RAM budget.
+    """Repeat a method with less RAM until its schedule meets the RAM budget.
 
     `run` schedules within a given RAM [B]. The simulator may count more RAM than the method does,
     because the stages of a schedule are coarser than the steps of a method. Each attempt has less
-    RAM by the previous excess. Raises `MethodNotApplicableError` if no attempt meets the budget; an
-    error of the first attempt is raised unchanged.
+    RAM by the excess of the previous schedule. Raises `MethodNotApplicableError` if no attempt
+    meets the budget; an error of the first attempt is raised unchanged.
     """
     usable = ram_bytes = problem.usable_ram_bytes
     peak = 0
@@ -80,11 +80,11 @@ def fit_budget(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
 def bisect_budget(
     problem: Problem, run: Callable[[int], Schedule | None], first_units: int, max_units: int
 ) -> Schedule | None:
-    """Bisect for the most memory at which a method meets the budget; return the best schedule.
+    """Bisect for the largest memory at which a method meets the budget; return the best schedule.
 
     A method may count more RAM than the simulator does, so the memory may exceed the budget. `run`
-    gets a memory from 0 to `max_units` units and returns None if it is too small. The first call is
-    with `first_units`, the budget. Returns None if no schedule meets the budget.
+    gets a memory from 0 to `max_units` units and returns None if the memory is too small. The first
+    call is with `first_units`, the budget. Returns None if no schedule meets the budget.
     """
     best: Candidate | None = None
     low, high, units = 0, max_units, first_units
@@ -110,24 +110,26 @@ def best_schedule(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> 
     afterwards. If the time limit stops a rule, the best schedule so far is returned, and the active
     `RuleWatch` records it; without a schedule, `TimeLimitError` is raised.
     """
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     refusals: list[MethodNotApplicableError] = []
     with time_limit(RULES_TIME_RATIO * time_left_s()):
         for rule in rules:
             try:
-                found.append(as_candidate(problem, rule()))
+                candidates.append(as_candidate(problem, rule()))
             except MethodNotApplicableError as error:
                 refusals.append(error)
             except TimeLimitError:
-                if not found:
+                if not candidates:
                     raise
                 watch = _RULE_WATCH.get()
                 if watch is not None:
                     watch.cut_short = True
                 break
-    if not found:
+    if not candidates:
         raise refusals[0]
-    return min(found, key=lambda each: (bool(each.violations), each.value)).schedule
+    return min(
+        candidates, key=lambda candidate: (bool(candidate.violations), candidate.value)
+    ).schedule
 
 
 def simulated_within_budget(

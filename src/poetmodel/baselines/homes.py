@@ -43,9 +43,9 @@ def all_in_ram(method: Scheduler[P]) -> Scheduler[P]:
     """Extend a method to graphs with state, with all state in RAM."""
 
     @wraps(method)
-    def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
+    def schedule(problem: Problem, /, *options: P.args, **keywords: P.kwargs) -> Schedule:
         state = problem.graph.state_tensors
-        return _schedule_state(problem, state, _bind_options(method, *options, **named))
+        return _schedule_state(problem, state, _bind_options(method, *options, **keywords))
 
     return schedule
 
@@ -54,20 +54,20 @@ def all_on_storage(method: Scheduler[P]) -> Scheduler[P]:
     """Extend a method to graphs with state, with all state on storage."""
 
     @wraps(method)
-    def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
-        return _schedule_state(problem, (), _bind_options(method, *options, **named))
+    def schedule(problem: Problem, /, *options: P.args, **keywords: P.kwargs) -> Schedule:
+        return _schedule_state(problem, (), _bind_options(method, *options, **keywords))
 
     return schedule
 
 
 def _bind_options(
-    method: Scheduler[P], *options: P.args, **named: P.kwargs
+    method: Scheduler[P], *options: P.args, **keywords: P.kwargs
 ) -> Callable[[Problem], Schedule]:
     """Return a function of the problem alone, with the method's options bound."""
 
     @wraps(method)
     def rule(problem: Problem) -> Schedule:
-        return method(problem, *options, **named)
+        return method(problem, *options, **keywords)
 
     return rule
 
@@ -76,8 +76,8 @@ def in_best_homes(method: Scheduler[P]) -> Scheduler[P]:
     """Extend a method to graphs with state, with the homes that `best_homes` finds."""
 
     @wraps(method)
-    def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
-        return best_homes(problem, (_bind_options(method, *options, **named),))
+    def schedule(problem: Problem, /, *options: P.args, **keywords: P.kwargs) -> Schedule:
+        return best_homes(problem, (_bind_options(method, *options, **keywords),))
 
     return schedule
 
@@ -93,21 +93,27 @@ def best_homes(problem: Problem, rules: Sequence[Callable[[Problem], Schedule]])
     extreme_counts = dict.fromkeys((len(state), 0))
     feasible: set[tuple[int, int]] = set()
 
-    def schedule_with(number: int, count: int) -> Schedule:
-        schedule = _with_resident(problem, state[:count], rules[number])
-        feasible.add((number, count))
+    def schedule_with(rule_index: int, count: int) -> Schedule:
+        schedule = _with_resident(problem, state[:count], rules[rule_index])
+        feasible.add((rule_index, count))
         return schedule
 
     def attempts() -> Iterator[Callable[[], Schedule]]:
         """Yield the attempts: both extremes for each rule, then the bisection of each rule."""
         for count in extreme_counts:
-            yield from (partial(schedule_with, number, count) for number in range(len(rules)))
-        for number in reversed(range(len(rules))):
+            yield from (
+                partial(schedule_with, rule_index, count) for rule_index in range(len(rules))
+            )
+        for rule_index in reversed(range(len(rules))):
             high, low = len(state), 0
-            while high - low > 1 and (number, low) in feasible and (number, high) not in feasible:
+            while (
+                high - low > 1
+                and (rule_index, low) in feasible
+                and (rule_index, high) not in feasible
+            ):
                 middle = (low + high) // 2
-                yield partial(schedule_with, number, middle)
-                low, high = (middle, high) if (number, middle) in feasible else (low, middle)
+                yield partial(schedule_with, rule_index, middle)
+                low, high = (middle, high) if (rule_index, middle) in feasible else (low, middle)
 
     def best_attempt() -> Schedule:
         feasible.clear()
@@ -148,13 +154,16 @@ def _with_resident(
     """
     if not problem.graph.state_tensors:
         return method(problem)
-    in_time_problem, unrestricted = (
+    in_time_problem, unrestricted_problem = (
         without_state(problem, resident, in_time=in_time) for in_time in (True, False)
     )
-    is_single = hasattr(method, FORWARD_ONLY) or in_time_problem.graph == unrestricted.graph
-    choices = (in_time_problem,) if is_single else (in_time_problem, unrestricted)
+    is_single = hasattr(method, FORWARD_ONLY) or in_time_problem.graph == unrestricted_problem.graph
+    stateless_problems = (
+        (in_time_problem,) if is_single else (in_time_problem, unrestricted_problem)
+    )
     rules = (
-        partial(_schedule_with_homes, problem, resident, method, stateless) for stateless in choices
+        partial(_schedule_with_homes, problem, resident, method, stateless_problem)
+        for stateless_problem in stateless_problems
     )
     return best_schedule(problem, rules)
 
@@ -163,10 +172,10 @@ def _schedule_with_homes(
     problem: Problem,
     resident: Collection[int],
     method: Callable[[Problem], Schedule],
-    stateless: Problem,
+    stateless_problem: Problem,
 ) -> Schedule:
     """Schedule a problem without state, and return the schedule for the graph with state."""
-    stateless_schedule = method(stateless)
+    stateless_schedule = method(stateless_problem)
     _require_in_time(problem, stateless_schedule)
     return with_immediate_page_outs(
         problem.graph,
@@ -212,12 +221,15 @@ def without_state(problem: Problem, resident: Collection[int], *, in_time: bool 
                     f"{format_bytes(storage_bytes)}"
                 )
             limits["aux_bytes"] = storage_bytes - stored_bytes
-    stateless = working_graph(graph, read_in_place=problem.reads_in_place, resident=resident)
+    stateless_graph = working_graph(graph, read_in_place=problem.reads_in_place, resident=resident)
     if in_time:
-        stateless = _restrict_recomputation(stateless, graph.last_stages)
-    stateless = _updates_in_forward(stateless)
+        stateless_graph = _restrict_recomputation(stateless_graph, graph.last_stages)
+    stateless_graph = _updates_in_forward(stateless_graph)
     return replace(
-        problem.resolved(), graph=stateless, costs=_stateless_costs(problem, stateless), **limits
+        problem.resolved(),
+        graph=stateless_graph,
+        costs=_stateless_costs(problem, stateless_graph),
+        **limits,
     )
 
 
@@ -228,15 +240,15 @@ def _restrict_recomputation(graph: Graph, last_stages: Sequence[int]) -> Graph:
     all recomputable nodes from which it is computed, because these may have to run again. If only
     one of two nodes can stay recomputable, the earlier one does.
     """
-    latest: list[int] = []
+    last_stage_of: list[int] = []
     """For each node the last stage in which it and all its ancestors may run again."""
     nodes = list(graph.nodes)
     for k, node in enumerate(graph.nodes):
-        needed = (graph.node_of[i] for i in graph.inputs_of[k])
-        before = (latest[j] for j in needed if nodes[j].recomputable)
-        latest.append(min(last_stages[k], *before, len(nodes)))
+        input_nodes = (graph.node_of[i] for i in graph.inputs_of[k])
+        input_limits = (last_stage_of[j] for j in input_nodes if nodes[j].recomputable)
+        last_stage_of.append(min(last_stages[k], *input_limits, len(nodes)))
         read = max((t for i in graph.outputs_of[k] for t in graph.users_of[i]), default=k)
-        if read > latest[k] and node.recomputable:
+        if read > last_stage_of[k] and node.recomputable:
             nodes[k] = replace(node, recomputable=False)
     return replace(graph, nodes=tuple(nodes))
 

@@ -33,12 +33,18 @@ def method(name: str) -> Method:
     if entry is None:
         user_method = find_user_method(name)
         if user_method is None:
-            known = ", ".join((*METHODS, *registered_names()))
-            raise InputError(f"method {name!r}: expected one of {known}, or FILE.py:FUNCTION")
+            expected_names = ", ".join((*METHODS, *registered_names()))
+            raise InputError(
+                f"method {name!r}: expected one of {expected_names}, or FILE.py:FUNCTION"
+            )
         return user_method
     if not colon:
         return entry
     if variant not in entry.variants:
-        known = ", ".join(f"{base_name}:{known}" for known in entry.variants) or "none"
-        raise InputError(f"method {name!r}: expected {base_name} or one of its variants ({known})")
+        expected_names = (
+            ", ".join(f"{base_name}:{variant_name}" for variant_name in entry.variants) or "none"
+        )
+        raise InputError(
+            f"method {name!r}: expected {base_name} or one of its variants ({expected_names})"
+        )
     return replace(entry, name=name, variant=variant)

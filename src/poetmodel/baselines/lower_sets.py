@@ -32,7 +32,7 @@ MAX_SETS: Final = 1000
 MAX_LABELS: Final = 8192
 """Maximum number of undominated chains that the dynamic program extends, over all lower sets."""
 MIN_LABELS: Final = 4
-"""Minimum of this number for each lower set."""
+"""Minimum number of undominated chains that are extended for each lower set."""
 N_LIMITS: Final = 32
 """Number of limits of the estimated peak that are tried, in equal steps up to that of keep-all."""
 
@@ -64,7 +64,7 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     not counted. The last segment is not recomputed, because the backward pass begins with it; the
     paper recomputes it. Nodes run in the order of the graph, and dropped tensors are recomputed
     where they are read. For each lower set the program extends a fraction of `MAX_LABELS` chains,
-    at least four: it is exact if no more are undominated.
+    at least four. The program is exact if no more chains are undominated.
 
     The run time is proportional to the number of lower sets times `MAX_LABELS`, for each limit, and
     once to the cube of that number.
@@ -116,6 +116,7 @@ class LowerSets:
     """Lower sets of the recomputable forward pass; costs and peaks of the segments between them."""
 
     def __init__(self, graph: Graph, times_s: Sequence[float], family: str = "") -> None:
+        """List the lower sets of a family, and compute costs and peaks between each pair."""
         begin = first_backward_node(graph)
         self.graph = graph
         self.nodes = sorted(
@@ -191,9 +192,9 @@ class LowerSets:
             parents = np.concatenate((parents, origins[kept]))
             costs = np.concatenate((costs, new_costs[kept]))
             saved = np.concatenate((saved, new_saved[kept]))
-        found = [label for label in np.flatnonzero(ends == last).tolist() if label]
+        complete_labels = [label for label in np.flatnonzero(ends == last).tolist() if label]
         chains = []
-        for label in found:
+        for label in complete_labels:
             path, current = [], label
             while current > 0:
                 path.append(int(ends[current]))
@@ -268,13 +269,15 @@ def _select_undominated(
     saves least in each step is selected.
     """
     order = np.lexsort((saved, costs))
-    ranked = saved[order]
-    inputs_mask = np.concatenate(([np.inf], np.minimum.accumulate(ranked)))[: len(ranked)]
-    order = order[ranked < inputs_mask]
+    sorted_saved = saved[order]
+    min_saved_before = np.concatenate(([np.inf], np.minimum.accumulate(sorted_saved)))[
+        : len(sorted_saved)
+    ]
+    order = order[sorted_saved < min_saved_before]
     if len(order) <= max_labels:
         return order
     steps = np.linspace(costs[order[0]], costs[order[-1]], max_labels)
     # The last label of each step has the fewest saved bytes; the first one has the lowest cost.
-    chosen = np.searchsorted(costs[order], steps, side="right") - 1
-    thinned: NDArray[np.int64] = order[np.unique(np.concatenate(([0], chosen)))]
-    return thinned
+    selected = np.searchsorted(costs[order], steps, side="right") - 1
+    selection: NDArray[np.int64] = order[np.unique(np.concatenate(([0], selected)))]
+    return selection

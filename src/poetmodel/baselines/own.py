@@ -118,15 +118,15 @@ def registered_names() -> tuple[str, ...]:
 
 
 def known_elsewhere(name: str) -> bool:
-    """Return whether other processes find the method by its name; False for registered ones."""
+    """Return whether other processes can find the method by its name; False for registered ones."""
     return name not in _registered
 
 
 def files_of(entry: Method) -> tuple[Path, ...]:
     """Return the file of a user-defined method, and the modules that it imports from its folder.
 
-    Empty for shipped methods, and for functions without a file. Files of other methods are excluded
-    unless they are imported.
+    Return () for shipped methods, and for functions without a file. Files of other
+    methods are excluded unless they are imported.
     """
     file = "" if entry.user_function is None else _file_of(entry.user_function)
     if not Path(file).is_file():  # such as a function typed in an interactive session
@@ -168,8 +168,10 @@ def _method_from_file(name: str, path: Path, function: str) -> Method:
         if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
     if not callable(getattr(module, function, None)):
-        known = listed(functions) or "none"
-        raise InputError(f"method {name!r}: {path} has no function {function!r} (it has {known})")
+        function_list = listed(functions) or "none"
+        raise InputError(
+            f"method {name!r}: {path} has no function {function!r} (it has {function_list})"
+        )
     return _make_method(name, getattr(module, function))
 
 
@@ -216,6 +218,10 @@ def _with_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem],
 
     @wraps(function)
     def run(problem: Problem) -> Schedule:
+        """Call the user's function with its output on stderr.
+
+        Raise `OwnMethodError` for its errors, except those that methods may raise.
+        """
         try:
             with redirect_stdout(sys.stderr):  # its output must not mix with ours
                 schedule = function(problem)
@@ -226,9 +232,9 @@ def _with_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem],
         if not isinstance(schedule, Schedule):
             if inspect.iscoroutine(schedule):
                 schedule.close()
-            kind = type(schedule).__name__
+            type_name = type(schedule).__name__
             raise OwnMethodError(
-                f"method {name!r} returned {kind}{_format_begin(function)}, not a Schedule"
+                f"method {name!r} returned {type_name}{_format_begin(function)}, not a Schedule"
             )
         return schedule
 
@@ -250,9 +256,11 @@ def _raise_method_error(
     else:
         message = str(error)
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if frame.filename == file]
-        if own or isinstance(origin, str):
-            position = _format_position((own or frames)[-1].filename, (own or frames)[-1].lineno)
+        own_frames = [frame for frame in frames if frame.filename == file]
+        if own_frames or isinstance(origin, str):
+            position = _format_position(
+                (own_frames or frames)[-1].filename, (own_frames or frames)[-1].lineno
+            )
         else:
             position = _format_begin(origin)
     description = f"{type(error).__name__}: {message}" if message else type(error).__name__

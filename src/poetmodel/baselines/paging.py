@@ -44,12 +44,12 @@ def offload_all(problem: Problem) -> Schedule:
 
     A saved tensor is computed by an input, forward or loss node and read by a backward or update
     node. It stays in RAM until its last use before the backward pass. The better of two rules is
-    taken. In the first rule, as in vDNN, it is paged in once, for its first reader there, and stays
-    until its last use. In the second rule, as with ``torch.autograd.graph.save_on_cpu``, it is
-    paged in for each node that reads it, and stays longer only if the next node reads it, too: more
-    transfers, less RAM. The method ignores the budget. Gradients stay in RAM from the first to the
-    last use, as do tensors of 0 bytes. Samples that are on storage initially are not written. The
-    run time is linear.
+    taken. In the first rule, as in vDNN, the tensor is paged in once, for its first reader in the
+    backward pass, and stays until its last use. In the second rule, as with
+    ``torch.autograd.graph.save_on_cpu``, the tensor is paged in for each node that reads it, and
+    stays longer only if the next node reads it, too: more transfers, less RAM. The method ignores
+    the budget. Gradients stay in RAM from the first to the last use, as do tensors of 0 bytes.
+    Samples that are on storage initially are not written. The run time is linear.
 
     State is in RAM, or on storage with the rule of `zero_offload`, whichever is better. Raises
     `MethodNotApplicableError` without storage, without backward nodes, or if no schedule meets the
@@ -129,6 +129,7 @@ class StorageSpace:
     """Set of tensors with a copy on storage, and the free bytes there."""
 
     def __init__(self, problem: Problem) -> None:
+        """Start with the tensors that are on storage initially, and the free bytes of the limit."""
         graph = problem.graph
         self.sizes = graph.tensor_bytes
         self.can_page = problem.can_page
@@ -174,7 +175,7 @@ def eviction_costs(
 
 
 def transfer_costs(problem: Problem) -> tuple[Sequence[float], Sequence[float]]:
-    """Return page-in and page-out costs of each tensor: energy [J], or time if it is minimized [s].
+    """Return page-in and page-out costs of each tensor: energy [J], or time [s] if minimized.
 
     Time is 0 if the deadline counts only computations.
     """
@@ -184,6 +185,8 @@ def transfer_costs(problem: Problem) -> tuple[Sequence[float], Sequence[float]]:
 
 
 class _LeastRecentlyUsed(StagedExecution):
+    """The execution of `lru_paging`: evict the least recently used tensor."""
+
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.graph, problem.usable_ram_bytes)
         self.storage = StorageSpace(problem)
@@ -260,6 +263,7 @@ class EvictionExecution(StagedExecution):
     """Execution in which tensors are evicted in some idle intervals; see `execute_evictions`."""
 
     def __init__(self, problem: Problem, pages: Mapping[IdleInterval, bool]) -> None:
+        """Start an execution without a RAM limit; `pages` is that of `execute_evictions`."""
         super().__init__(problem.graph)
         self.evicted_after = {
             (interval.tensor, interval.before): page for interval, page in pages.items()

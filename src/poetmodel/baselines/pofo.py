@@ -50,11 +50,12 @@ class Action(StrEnum):
     """Treatment of the tape and the state of a step between forward and backward pass."""
 
     KEEP = "keep"
-    """They stay in RAM."""
+    """Tape and state stay in RAM."""
     OFFLOAD = "offload"
-    """They are paged out after the step and paged in before their use."""
+    """Tape and state are paged out after the step and paged in before their use."""
     RECOMPUTE = "recompute"
-    """They are dropped and recomputed, in one sequence with adjacent steps of the same action."""
+    """Tape and state are dropped and recomputed, in one sequence with adjacent steps of the same
+    action."""
 
 
 @in_best_homes
@@ -106,8 +107,11 @@ def _schedule_with_rule(problem: Problem, rule: Overhead, table: ChainTable) -> 
     if not np.allclose(computing, per_second * np.array(problem.table.compute_time_s), atol=0):
         table, per_second = ChainTable(problem, computing), 1.0
     layers = tuple(chain_layers(problem, table.chain, rule))
-    disabled = {Action.OFFLOAD: not problem.can_page, Action.RECOMPUTE: not problem.recompute}
-    actions = [action for action in Action if not disabled.get(action)]
+    is_disabled = {
+        Action.OFFLOAD: not problem.can_page,
+        Action.RECOMPUTE: not problem.recompute,
+    }
+    actions = [action for action in Action if not is_disabled.get(action)]
 
     usable = problem.usable_ram_bytes
 
@@ -139,24 +143,25 @@ class Layer:
     forward_cost: float
     """Cost of the step [s or J]."""
     backward_cost: float
-    """Cost of its part of the backward pass [s or J]."""
+    """Cost of the step's part of the backward pass [s or J]."""
     transfer_cost: float = 0.0
-    """Cost of paging its activation out and in, if no computation hides it [s or J]."""
+    """Cost of paging the step's activation out and in, if no computation hides the transfers [s or
+    J]."""
     out_s: float = 0.0
-    """Time of paging its activation out during computations [s]."""
+    """Time of paging the step's activation out during computations [s]."""
     in_s: float = 0.0
-    """Time of paging its activation in during computations [s]."""
+    """Time of paging the step's activation in during computations [s]."""
     size_bytes: int
-    """Bytes of its activation: tape and state [B]."""
+    """Bytes of the step's activation: tape and state [B]."""
     state_bytes: int
-    """Bytes of its state [B]."""
+    """Bytes of the step's state [B]."""
     input_bytes: int
-    """Bytes of the state before it [B]."""
+    """Bytes of the state before the step [B]."""
     forward_bytes: int
     """Peak of the step, without its input and kept activations [B]."""
     backward_bytes: int
-    """Peak of its part of the backward pass, without the state before it and kept activations
-    [B]."""
+    """Peak of the step's part of the backward pass, without the state before the step and kept
+    activations [B]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,25 +229,25 @@ class ActionPrefix:
 
     def forward(self, layer: Layer, ram_bytes: int) -> ActionPrefix | None:
         """Return the prefix after the forward pass of one more step, or None if it never fits."""
-        last = self.actions[-1] if self.actions else Action.KEEP
-        use = self.kept_bytes + layer.forward_bytes
+        last_action = self.actions[-1] if self.actions else Action.KEEP
+        needed_bytes = self.kept_bytes + layer.forward_bytes
         page_outs = self.page_outs
         if self.sequence_begin is not None:
-            use += layer.input_bytes
+            needed_bytes += layer.input_bytes
         elif (
-            last == Action.OFFLOAD and page_outs.ends
+            last_action == Action.OFFLOAD and page_outs.ends
         ):  # the step reads the tensor, which stays until the step ends
             end_s, size = page_outs.ends[-1]
-            use += size
+            needed_bytes += size
             page_outs = Transfers((*page_outs.ends[:-1], (end_s, 0)))
-        elif last == Action.OFFLOAD:
-            use += layer.input_bytes
-        wait = page_outs.wait_s(ram_bytes - use)
+        elif last_action == Action.OFFLOAD:
+            needed_bytes += layer.input_bytes
+        wait = page_outs.wait_s(ram_bytes - needed_bytes)
         if wait is None:
             return None
-        spent = wait + layer.forward_cost
+        elapsed = wait + layer.forward_cost
         return replace(
-            self, total=self.total + spent, page_outs=self.page_outs.pending_after(spent)
+            self, total=self.total + elapsed, page_outs=self.page_outs.pending_after(elapsed)
         )
 
     def backward(self, layer: Layer, ram_bytes: int) -> ActionPrefix | None:
@@ -254,15 +259,15 @@ class ActionPrefix:
         wait = self.page_ins.wait_s(ram_bytes - held_bytes - layer.backward_bytes)
         return None if wait is None else self._after_backward(wait + layer.backward_cost)
 
-    def _after_backward(self, spent: float) -> ActionPrefix:
-        """Return the prefix after `spent` more of the backward pass.
+    def _after_backward(self, elapsed: float) -> ActionPrefix:
+        """Return the prefix after a time or cost `elapsed` of the backward pass.
 
-        The needed page-in is enqueued after the pending ones.
+        The needed page-in is appended to the pending ones.
         """
-        page_ins = self.page_ins.pending_after(spent)
+        page_ins = self.page_ins.pending_after(elapsed)
         if self.needed_page_in:
             page_ins = page_ins.with_transfer(*self.needed_page_in)
-        return replace(self, total=self.total + spent, page_ins=page_ins, needed_page_in=None)
+        return replace(self, total=self.total + elapsed, page_ins=page_ins, needed_page_in=None)
 
     def with_recompute(
         self, layer: Layer, ram_bytes: int, sequence_cost_of: SequenceCost
@@ -297,9 +302,9 @@ class ActionPrefix:
         best: tuple[float, int] | None = None
         for wait in (0.0, *(end for end, _ in self.page_ins.ends)):
             free_bytes = ram_bytes - held_bytes - self.page_ins.pending_bytes(wait)
-            spent = wait + sequence_cost_of(first, last, free_bytes)
-            if spent < math.inf and (best is None or spent < best[0]):
-                best = spent, free_bytes
+            elapsed = wait + sequence_cost_of(first, last, free_bytes)
+            if elapsed < math.inf and (best is None or elapsed < best[0]):
+                best = elapsed, free_bytes
         if best is None:
             return None
         return replace(
@@ -351,38 +356,41 @@ def best_actions(
     """
     prefixes = [ActionPrefix()]
     for layer in layers[:-1]:
-        extended: list[ActionPrefix | None] = []
+        extended_prefixes: list[ActionPrefix | None] = []
         for prefix in prefixes:
             check_time_limit()
-            forwarded = prefix.forward(layer, ram_bytes)
-            if forwarded is None:
+            after_forward = prefix.forward(layer, ram_bytes)
+            if after_forward is None:
                 continue
             if Action.RECOMPUTE in actions:
-                recomputed = forwarded.with_recompute(layer, ram_bytes, sequence_cost_of)
-                extended += [
-                    recomputed,
-                    recomputed and recomputed.end_sequence(layer, ram_bytes, sequence_cost_of),
+                recompute_prefix = after_forward.with_recompute(layer, ram_bytes, sequence_cost_of)
+                extended_prefixes += [
+                    recompute_prefix,
+                    recompute_prefix
+                    and recompute_prefix.end_sequence(layer, ram_bytes, sequence_cost_of),
                 ]
             both_passes = (
-                forwarded.backward(layer, ram_bytes) if forwarded.sequence_begin is None else None
+                after_forward.backward(layer, ram_bytes)
+                if after_forward.sequence_begin is None
+                else None
             )
             for action in set(actions) - {Action.RECOMPUTE} if both_passes else ():
-                extended.append(both_passes and both_passes.with_action(action, layer))
-        prefixes = _prune([prefix for prefix in extended if prefix is not None], beam)
-    ends = []
+                extended_prefixes.append(both_passes and both_passes.with_action(action, layer))
+        prefixes = _prune([prefix for prefix in extended_prefixes if prefix is not None], beam)
+    complete_prefixes = []
     for prefix in prefixes:
         if prefix.sequence_begin is not None:
             continue
         drained_total = prefix.total + prefix.page_outs.drain_s
-        drained = replace(prefix, total=drained_total, page_outs=Transfers())
-        forwarded = drained.forward(layers[-1], ram_bytes)
-        both_passes = forwarded and forwarded.backward(layers[-1], ram_bytes)
+        after_page_outs = replace(prefix, total=drained_total, page_outs=Transfers())
+        after_forward = after_page_outs.forward(layers[-1], ram_bytes)
+        both_passes = after_forward and after_forward.backward(layers[-1], ram_bytes)
         if both_passes:
-            spent = both_passes.total + both_passes.page_ins.drain_s
-            ends.append(
-                replace(both_passes, total=spent, actions=(*both_passes.actions, Action.KEEP))
+            total = both_passes.total + both_passes.page_ins.drain_s
+            complete_prefixes.append(
+                replace(both_passes, total=total, actions=(*both_passes.actions, Action.KEEP))
             )
-    return min(ends, key=lambda prefix: prefix.total, default=None)
+    return min(complete_prefixes, key=lambda prefix: prefix.total, default=None)
 
 
 def _prune(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
@@ -391,16 +399,16 @@ def _prune(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
     for prefix in sorted(prefixes, key=lambda prefix: prefix.total):
         check_time_limit()
         key = (prefix.actions[-1], prefix.needed_page_in, prefix.sequence_begin)
-        kept = groups.setdefault(key, [])
-        position = bisect_right(kept, prefix.kept_bytes, key=attrgetter("kept_bytes"))
-        if not any(existing.dominates(prefix) for existing in kept[:position]):
-            kept.insert(position, prefix)
-    kept_prefixes = [prefix for kept in groups.values() for prefix in kept]
-    if len(kept_prefixes) <= beam.width:
-        return kept_prefixes
-    n_bytes = 1 + max(prefix.kept_bytes for prefix in kept_prefixes)
+        undominated = groups.setdefault(key, [])
+        position = bisect_right(undominated, prefix.kept_bytes, key=attrgetter("kept_bytes"))
+        if not any(existing.dominates(prefix) for existing in undominated[:position]):
+            undominated.insert(position, prefix)
+    all_undominated = [prefix for undominated in groups.values() for prefix in undominated]
+    if len(all_undominated) <= beam.width:
+        return all_undominated
+    n_bytes = 1 + max(prefix.kept_bytes for prefix in all_undominated)
     bins: dict[int, list[ActionPrefix]] = {}
-    for prefix in sorted(kept_prefixes, key=_expected_total):
+    for prefix in sorted(all_undominated, key=_expected_total):
         members = bins.setdefault(prefix.kept_bytes * beam.bins // n_bytes, [])
         if len(members) < beam.width // beam.bins:
             members.append(prefix)
@@ -418,7 +426,7 @@ def chain_layers(problem: Problem, chain: ChainMemory, rule: Overhead) -> Iterat
     overlaps = rule == Overhead.PUBLISHED or (
         rule == Overhead.TIME and problem.deadline_counts == DeadlineCounts.OVERLAP
     )
-    before: Collection[int] = ()
+    state_before: Collection[int] = ()
     for s, step in enumerate(chain.steps):
         activation = step.tape | step.state
         out, back = (sum(costs[i] for i in activation) for costs in (paging_out, paging_in))
@@ -430,33 +438,37 @@ def chain_layers(problem: Problem, chain: ChainMemory, rule: Overhead) -> Iterat
             in_s=back if overlaps else 0.0,
             size_bytes=chain.bytes_of(activation),
             state_bytes=chain.bytes_of(step.state),
-            input_bytes=chain.bytes_of(before),
+            input_bytes=chain.bytes_of(state_before),
             forward_bytes=chain.forward_peaks[s].taped,
             backward_bytes=chain.backward_bytes[s],
         )
-        before = step.state
+        state_before = step.state
 
 
-def actions_to_schedule(table: ChainTable, chosen: ActionPrefix) -> Schedule:
+def actions_to_schedule(table: ChainTable, prefix: ActionPrefix) -> Schedule:
     """Return the schedule that executes one action per step."""
-    ends = {first: (last, free_bytes) for first, last, free_bytes in chosen.sequences}
-    held: dict[int, frozenset[int]] = {}
+    ends = {first: (last, free_bytes) for first, last, free_bytes in prefix.sequences}
+    held_by_part: dict[int, frozenset[int]] = {}
     freed: set[int] = set()
-    stored: set[int] = set()
+    stored_tensors: set[int] = set()
     kept, held_before = frozenset[int](), frozenset[int]()
     end = -1
-    for s, (step, action) in enumerate(zip(table.chain.steps, chosen.actions, strict=True)):
+    for s, (step, action) in enumerate(zip(table.chain.steps, prefix.actions, strict=True)):
         activation = step.tape | step.state
         if action == Action.RECOMPUTE:
             if s in ends:
                 end, free_bytes = ends[s]
                 parts, freed_again = table.realize_sequence(s, end, free_bytes, kept | held_before)
-                held, freed, held_before = held | parts, freed | freed_again, frozenset()
+                held_by_part, freed, held_before = (
+                    held_by_part | parts,
+                    freed | freed_again,
+                    frozenset(),
+                )
             kept |= step.state if s == end else frozenset()
             continue
-        held[s] = kept | held_before | step.tape
+        held_by_part[s] = kept | held_before | step.tape
         if action == Action.KEEP:
             kept, held_before = kept | activation, frozenset()
         else:
-            stored, held_before = stored | activation, step.state
-    return table.chain.realize(held, freed=freed, stored=stored)
+            stored_tensors, held_before = stored_tensors | activation, step.state
+    return table.chain.realize(held_by_part, freed=freed, stored=stored_tensors)

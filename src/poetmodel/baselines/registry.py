@@ -53,21 +53,22 @@ class Method:
     function_path: str
     """Import path of its function, ``module:name``."""
     general_graphs: Aware = Aware.NO
-    """Whether it accepts any graph (POET, ICML 2022, Table 1); not set for user-defined methods."""
+    """Whether the method accepts any graph (POET, ICML 2022, Table 1); not set for user-defined
+    methods."""
     compute_aware: Aware = Aware.NO
-    """Whether it takes compute times into account (Table 1)."""
+    """Whether the method takes compute times into account (Table 1)."""
     memory_aware: Aware = Aware.NO
-    """Whether it takes tensor sizes and the budget into account (Table 1)."""
+    """Whether the method takes tensor sizes and the budget into account (Table 1)."""
     power_aware: Aware = Aware.NO
-    """Whether it takes energy into account (Table 1)."""
+    """Whether the method takes energy into account (Table 1)."""
     state_homes: StateHomes = StateHomes.RAM
     """Homes of the state of a graph with state."""
     not_for: str = ""
-    """Graphs and devices to which it does not apply; empty if it always applies."""
+    """Graphs and devices to which the method does not apply; empty if it always applies."""
     pages: bool = False
-    """Whether it may page tensors."""
+    """Whether the method may page tensors."""
     recomputes: bool = False
-    """Whether it may recompute tensors."""
+    """Whether the method may recompute tensors."""
     by_solver: bool = False
     """Whether a MILP solver computes the schedule."""
     variants: tuple[str, ...] = ()

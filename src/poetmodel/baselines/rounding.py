@@ -97,10 +97,10 @@ def checkmate_rounding(problem: Problem, rule: str = "", *, seed: int = 0) -> Sc
     relaxation_with = cache(partial(_Relaxation, problem))
     thresholds = THRESHOLDS if rule in ("", DETERMINISTIC) else (THRESHOLD,)
     allowances = (ALLOWANCE,) if rule == PUBLISHED else ALLOWANCES
-    generator = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
 
     def round_randomly(fraction: float) -> bool:
-        return bool(generator.random() < fraction)
+        return bool(rng.random() < fraction)
 
     def round_with(allowance: float, is_up: Callable[[float], bool]) -> Schedule:
         return relaxation_with(allowance).round_checkpoints(is_up)
@@ -119,13 +119,14 @@ class _Relaxation:
     """Checkpoints of a linear relaxation, and the roundings that were tried."""
 
     def __init__(self, problem: Problem, allowance: float) -> None:
+        """Solve the relaxation with `allowance`, a fraction of the budget, left free."""
         self.problem, self.graph = problem, problem.graph
         usable = problem.usable_ram_bytes
         self.fractional_spans = _solve_for_fractions(problem, usable - int(allowance * usable))
         """(tensor, first stage, last stage, fraction) of each span of stages that begin with a
         fraction of a tensor in RAM."""
         self.pinned = _pin_checkpoints(problem)
-        self.seen: set[bytes] = set()
+        self.tried: set[bytes] = set()
         """Packed checkpoints of all roundings so far."""
 
     def round_checkpoints(self, is_up: Callable[[float], bool]) -> Schedule:
@@ -140,9 +141,9 @@ class _Relaxation:
             if is_up(fraction):
                 checkpoints[first : last + 1, i] = True
         key = np.packbits(checkpoints).tobytes()
-        if key in self.seen:
+        if key in self.tried:
             raise MethodNotApplicableError("its checkpoints have been tried before")
-        self.seen.add(key)
+        self.tried.add(key)
         return require_within_budget(self.problem, complete_schedule(self.graph, checkpoints))
 
 
@@ -152,21 +153,21 @@ def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, in
     Raises `MethodNotApplicableError` if the relaxation is infeasible, and `TimeLimitError` if it is
     not solved in time.
     """
-    relaxed = replace(
+    relaxed_problem = replace(
         checkmate(replace(problem, constraints=(), own_objective=())),
         ram=problem.resident_bytes + max(1, ram_bytes),
     )
     infeasible = MethodNotApplicableError(
         f"its linear relaxation has no solution within {format_bytes(ram_bytes)}"
     )
-    if ram_bytes < relaxed.floor.bytes:
+    if ram_bytes < relaxed_problem.floor.bytes:
         raise infeasible
     loads = checkpoint_all_profile(problem.graph)
     initial_grouping = Grouping(
         len(loads), frozenset({max(range(len(loads)), key=loads.__getitem__)})
     )
     request = Request(time_limit_s=max(1e-3, min(time_left_s(), MAX_RELAXATION_S)))
-    session = Session(relaxed, request, params=LazyParams(cuts=frozenset()))
+    session = Session(relaxed_problem, request, params=LazyParams(cuts=frozenset()))
     relaxation, solution = run_interruptibly(
         partial(add_rows, session, initial_grouping),
         session.stop,

@@ -84,18 +84,20 @@ def _make_request(entry: Method, options: SolveKeywords) -> Request:
     Raises TypeError for unknown keywords, and `InputError` for solver options of a method without a
     solver.
     """
-    known = SolveKeywords.__annotations__
-    for unknown in sorted(options.keys() - set(known)):
+    keywords = SolveKeywords.__annotations__
+    for unknown in sorted(options.keys() - set(keywords)):
         raise TypeError(
-            f"run() got an unexpected keyword argument {unknown!r}; expected {', '.join(known)}"
+            f"run() got an unexpected keyword argument {unknown!r}; expected {', '.join(keywords)}"
         )
-    ignored = {"formulation", "start"}
-    for unusable in (*sorted(ignored), "solver_options") if not entry.by_solver else ():
+    ignored_names = {"formulation", "start"}
+    for unusable in (*sorted(ignored_names), "solver_options") if not entry.by_solver else ():
         if options.get(unusable):
             raise InputError(f"{unusable}: method {entry.name!r} needs no solver; leave it out")
-    stated: dict[str, Any] = {k: value for k, value in options.items() if k not in ignored}
-    stated["solver_options"] = dict(stated.get("solver_options") or {})
-    return Request(time_limit_s=stated.pop("time_limit", 60.0), **stated)
+    request_options: dict[str, Any] = {
+        k: value for k, value in options.items() if k not in ignored_names
+    }
+    request_options["solver_options"] = dict(request_options.get("solver_options") or {})
+    return Request(time_limit_s=request_options.pop("time_limit", 60.0), **request_options)
 
 
 def _solve_by_method(
@@ -124,27 +126,27 @@ def _solve_restricted(
     lower bound on every schedule. Raises `MethodNotApplicableError` if the restricted problem is
     infeasible or the schedule violates a limit.
     """
-    solved = solver.solve(restricted, **options)
-    if solved.status == Status.INFEASIBLE:
+    restricted_result = solver.solve(restricted, **options)
+    if restricted_result.status == Status.INFEASIBLE:
         raise MethodNotApplicableError(f"it has no schedule within {describe_limits(restricted)}")
     candidate = None
-    if solved.schedule is not None:
-        candidate = _require_within_limits(as_candidate(problem, solved.schedule))
+    if restricted_result.schedule is not None:
+        candidate = _require_within_limits(as_candidate(problem, restricted_result.schedule))
     outcome = Outcome(
-        termination=solved.termination,
+        termination=restricted_result.termination,
         candidate=candidate,
         bound=problem.objective.known_bound,
-        reason=solved.reason,
-        build_s=solved.build_s,
-        versions=solved.versions,
+        reason=restricted_result.reason,
+        build_s=restricted_result.build_s,
+        versions=restricted_result.versions,
         statistics={
-            **solved.statistics,
-            "restricted_status": str(solved.status),
-            "restricted_objective_bound": solved.objective_bound,
+            **restricted_result.statistics,
+            "restricted_status": str(restricted_result.status),
+            "restricted_objective_bound": restricted_result.objective_bound,
         },
-        log=solved.log,
+        log=restricted_result.log,
     )
-    return outcome, solved.formulation
+    return outcome, restricted_result.formulation
 
 
 def _run_heuristic(problem: Problem, entry: Method, request: Request) -> Outcome:
@@ -188,7 +190,7 @@ def _run_and_verify(problem: Problem, entry: Method) -> Candidate:
 
 
 def _invalid_schedule_error(entry: Method, reasons: Sequence[str]) -> OwnMethodError:
-    """Return the error of a method of one's own whose schedule cannot be executed."""
+    """Return the error for a user-defined method whose schedule cannot be executed."""
     more = f"; and {len(reasons) - 1:,} more" if len(reasons) > 1 else ""
     message = f"method {entry.name!r}: its schedule is refused: {reasons[0]}{more}"
     return OwnMethodError(message, refused=True)
@@ -216,8 +218,8 @@ def paging_only(problem: Problem) -> Problem:
     Raises `MethodNotApplicableError` if there is no storage and the budget is below the keep-all
     peak.
     """
-    fits = problem.usable_ram_bytes >= checkpoint_all_peak_bytes(problem.graph)
-    if not problem.can_page and not fits:
+    keep_all_fits = problem.usable_ram_bytes >= checkpoint_all_peak_bytes(problem.graph)
+    if not problem.can_page and not keep_all_fits:
         raise MethodNotApplicableError("there is no storage to page to")
     return replace(problem, recompute=False)
 

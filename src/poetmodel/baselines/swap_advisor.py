@@ -75,7 +75,10 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
 
 
 class _GeneticSearch:
+    """The genetic search over sets of idle intervals in which tensors are evicted."""
+
     def __init__(self, problem: Problem, seed: int, *, hides_transfers: bool = False) -> None:
+        """Compute the bytes that each eviction frees, and its cost."""
         graph = problem.graph
         self.problem = problem
         self.hides_transfers = hides_transfers
@@ -173,11 +176,11 @@ class _GeneticSearch:
         out = np.zeros(len(self.cost_out), dtype=bool)
         out[self.tensor_index[mask]] = True
         limit = self.problem.aux_limit_bytes
-        over = 0 if limit is None else max(0, int(self.written[out].sum()) - limit)
+        excess_bytes = 0 if limit is None else max(0, int(self.written[out].sum()) - limit)
         total = float(self.cost_in[mask].sum() + self.cost_out[out].sum())
         if not self.hides_transfers:
-            return over, total, total
-        return over, max(float(self.unhidden_s[mask].sum()), total - self.pass_s), total
+            return excess_bytes, total, total
+        return excess_bytes, max(float(self.unhidden_s[mask].sum()), total - self.pass_s), total
 
     def _repair(self, mask: Mask) -> Mask:
         """Add evictions until all stages fit, if possible; then remove unnecessary ones."""

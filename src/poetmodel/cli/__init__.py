@@ -1,4 +1,4 @@
-"""The command line: ``poetmodel solve``, ``inspect``, ``verify``, ``models``, ``devices``."""
+"""The command line, with commands such as ``poetmodel solve``."""
 
 from poetmodel.cli.entry import main
 

@@ -30,8 +30,8 @@ from poetmodel.version import __version__
 FRONT_ENDS: Final = ("torch", "onnx", "keras")
 """Packages from which models are captured or read."""
 USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
-"""Base class of all usage errors. It belongs to click, which typer vendors or imports, depending on
-its version."""
+"""Base class of all usage errors. The class belongs to click, which typer vendors or imports,
+depending on typer's version."""
 
 WELCOME: Final = """\
 poetmodel finds training schedules with minimum energy within a RAM budget.
@@ -62,7 +62,7 @@ class Subcommand(TyperCommand):
     """A command whose help shows flags without a placeholder."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return its options and arguments."""
+        """Return the options and arguments of the command."""
         return _hide_flag_metavars(super().get_params(ctx))
 
 
@@ -190,5 +190,6 @@ def _usage_sentence(error: Exception) -> str:
 
 
 def _is_closed_pipe(end: BaseException) -> bool:
+    """Return whether an exit of the application was caused by a closed output pipe."""
     cause = end.__context__
     return cause is not None and (isinstance(cause, BrokenPipeError) or _is_closed_pipe(cause))

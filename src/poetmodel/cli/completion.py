@@ -34,17 +34,24 @@ def methods(incomplete: str) -> Suggestions:
     from poetmodel.baselines.registry import METHODS
 
     shipped = ((method.name, method.summary) for method in METHODS.values())
-    own = ((name, "a method of an installed package") for name in registered_names())
-    return _filter_names(incomplete, (*shipped, *own))
+    plugin_names = ((name, "a method of an installed package") for name in registered_names())
+    return _filter_names(incomplete, (*shipped, *plugin_names))
 
 
 def several(complete: Callable[[str], Suggestions]) -> Callable[[str], Suggestions]:
-    """Return a function that completes the last of several comma-separated names."""
+    """Return a completion function for options with several comma-separated names.
+
+    The function completes the last name with `complete`.
+    """
 
     def complete_last(incomplete: str) -> Suggestions:
-        before, comma, last = incomplete.rpartition(",")
-        typed = before.split(",")
-        return [(before + comma + name, text) for name, text in complete(last) if name not in typed]
+        earlier_names, comma, last = incomplete.rpartition(",")
+        typed = earlier_names.split(",")
+        return [
+            (earlier_names + comma + name, text)
+            for name, text in complete(last)
+            if name not in typed
+        ]
 
     return complete_last
 

@@ -57,7 +57,7 @@ def diff(
     print_warnings(dict.fromkeys(note for side in sides for note in side.notes))
     graph = sides[0].graph
     decisions = zip(*(find_decisions(side.problem, side.schedule) for side in sides), strict=True)
-    changed = [
+    changed_pairs = [
         (decision, other)
         for decision, other in decisions
         if _decision_key(decision) != _decision_key(other)
@@ -79,7 +79,7 @@ def diff(
                         "a": _side(decision, graph),
                         "b": _side(other, graph),
                     }
-                    for decision, other in changed
+                    for decision, other in changed_pairs
                 ],
             }
         )
@@ -88,7 +88,7 @@ def diff(
     lines = [_line(*pair) for pair in zip(*facts, strict=True) if pair[0].name is not None]
     lines += [_line(*pair) for pair in constraint_rows([side.constraints for side in sides])]
     show(listing(f"Schedules for {graph.name}", ("", *names, "change"), lines))
-    _print_changed(graph, names, changed)
+    _print_changed(graph, names, changed_pairs)
 
 
 def _side(decision: Decision, graph: Graph) -> dict[str, Any]:
@@ -100,15 +100,15 @@ def _side(decision: Decision, graph: Graph) -> dict[str, Any]:
 def _schedule_facts(side: VerifiedSchedule) -> Iterator[Fact]:
     """Yield the facts about one schedule that the table compares."""
     simulation, problem = side.verdict.simulation, side.problem
-    stated = side.document.problem
+    stated_problem = side.document.problem
     yield Fact("device", side.document.device, "device")
-    yield Fact("method", None if stated is None else stated.method, "method")
+    yield Fact("method", None if stated_problem is None else stated_problem.method, "method")
     yield Fact("status", side.document.status, "status")
     yield Fact("ram_budget_bytes", problem.ram_budget_bytes, "RAM budget", format_bytes)
     yield Fact("deadline_s", problem.deadline_s, "deadline", format_seconds)
-    shown = partial(metric_facts, Display.DIFF, simulation)
+    group_facts = partial(metric_facts, Display.DIFF, simulation)
     for group in (Group.ENERGY, Group.STEP, Group.WORK, Group.MEMORY):
-        yield from shown(group)
+        yield from group_facts(group)
     room = to_json_object(room_facts(side.room))
     yield Fact("resident_bytes", room["resident_bytes"])
     yield Fact("device_ram_bytes", room["device_ram_bytes"], "device RAM", format_bytes)
@@ -119,25 +119,25 @@ def _schedule_facts(side: VerifiedSchedule) -> Iterator[Fact]:
         yield Fact("state", state)
         yield Fact("", state["resident_bytes"], "resident state", format_bytes)
         yield Fact("", state["on_storage_bytes"], "state on storage", format_bytes)
-    yield from shown(Group.STORAGE)
-    yield from shown(Group.WEAR)
-    again = sum(k < t for t, k in side.schedule.R)
-    yield Fact("recomputations", again, "recomputations")
+    yield from group_facts(Group.STORAGE)
+    yield from group_facts(Group.WEAR)
+    n_recomputations = sum(k < t for t, k in side.schedule.R)
+    yield Fact("recomputations", n_recomputations, "recomputations")
     yield Fact("constraints", [constraint.to_dict() for constraint in side.constraints])
 
 
 def _line(left: Fact, right: Fact) -> tuple[str, str, str, str]:
     """Return a row of the table: name, value of each schedule, and difference of numbers."""
     unknown = "" if left.unit is _yes_or_no else "none"
-    change = ""
-    numbers = all(
+    difference = ""
+    are_numbers = all(
         isinstance(fact.value, int | float) and not isinstance(fact.value, bool)
         for fact in (left, right)
     )
-    if numbers and left.value != right.value:
+    if are_numbers and left.value != right.value:
         sign = "-" if right.value < left.value else "+"
-        change = f"{sign}{left.unit(abs(right.value - left.value))}"
-    return left.name or "", left.text or unknown, right.text or unknown, change
+        difference = f"{sign}{left.unit(abs(right.value - left.value))}"
+    return left.name or "", left.text or unknown, right.text or unknown, difference
 
 
 def _yes_or_no(fits: object) -> str:
@@ -145,9 +145,9 @@ def _yes_or_no(fits: object) -> str:
 
 
 def _decision_key(decision: Decision) -> tuple[object, ...]:
-    """Return the stages of all actions on a tensor, which determine when it is dropped.
+    """Return the decision on a tensor, and the stages of its recomputations and transfers.
 
-    The treatment is included, because it has the home of state without transfers.
+    These determine when the tensor is in RAM. The decision has the home of state without transfers.
     """
     return decision.choice, decision.recomputed, decision.paged_out, decision.paged_in
 

@@ -53,7 +53,7 @@ class Arguments:
 
 @options.command("poetmodel explain mlp.json --graph mlp")
 def explain(
-    given: Arguments,
+    arguments: Arguments,
     source: options.FileGraphOptions,
     costing: options.CostOptions,
     search: Annotated[
@@ -64,21 +64,21 @@ def explain(
 ) -> None:
     """Explain the decisions of a schedule, or the cost of the decision on one tensor."""
     with live_line(enabled=not output.json, doing="verifying"):
-        stated = read_valid_schedule(given.schedule, source, costing)
-    print_warnings(stated.notes)
-    explanation = summarize_decisions(stated, given.tensor)
-    if given.tensor is not None:
-        if stated.document.status != "optimal":
+        verified = read_valid_schedule(arguments.schedule, source, costing)
+    print_warnings(verified.notes)
+    explanation = summarize_decisions(verified, arguments.tensor)
+    if arguments.tensor is not None:
+        if verified.document.status != "optimal":
             print_warnings([NOT_PROVEN])
         with (
             live_line(enabled=not output.json, doing="solving without the decision"),
             suppress(KeyboardInterrupt),  # the decision is printed without its cost
         ):
             explanation = _with_costs(explanation, search)
-    print_room_warnings(stated.room)
+    print_room_warnings(verified.room)
     if output.json:
         print_json(to_json_object(_explanation_facts(explanation)))
-    elif given.tensor is not None:
+    elif arguments.tensor is not None:
         _print_tensor(explanation)
     else:
         _print_schedule(explanation)
@@ -161,10 +161,10 @@ def _ram_row(explanation: DecisionSummary, step: RamStep) -> Fact:
 
 def _format_change(explanation: DecisionSummary, extra: float) -> str:
     """Format an extra amount of the minimized quantity with its sign; 0 within the tolerance."""
-    shown = explanation.stated.problem.objective.format
+    format_value = explanation.stated.problem.objective.format
     if abs(extra) <= explanation.noise:
-        return shown(0.0)
-    return f"{'-' if extra < 0 else '+'}{shown(abs(extra))}"
+        return format_value(0.0)
+    return f"{'-' if extra < 0 else '+'}{format_value(abs(extra))}"
 
 
 def _decision_facts(explanation: DecisionSummary, decision: Decision) -> Iterator[Fact]:
@@ -196,14 +196,14 @@ def _in_place_facts(explanation: DecisionSummary, decision: Decision) -> Iterato
         yield text_fact(
             "in place", "always", f"in the memory of {graph.tensors[graph.state_of[i]].name}"
         )
-    for verb, node, others in (
+    for verb, node, other_field in (
         ("in the memory of", "output", "input"),
         ("its memory is taken by", "input", "output"),
     ):
         stages_by_tensor: dict[int, list[int]] = {}
         for use in explanation.in_place:
             if getattr(use, node) == i:
-                stages_by_tensor.setdefault(getattr(use, others), []).append(use.stage)
+                stages_by_tensor.setdefault(getattr(use, other_field), []).append(use.stage)
         for other, stages in stages_by_tensor.items():
             yield text_fact("in place", _stages_text(stages), f"{verb} {graph.tensors[other].name}")
 
@@ -244,25 +244,25 @@ def _print_schedule(explanation: DecisionSummary) -> None:
 
 def _explanation_facts(explanation: DecisionSummary) -> Iterator[Fact]:
     """Yield the facts about the schedule; those about single tensors are only in JSON."""
-    stated = explanation.stated
-    graph, simulation = stated.graph, stated.simulation
+    verified = explanation.stated
+    graph, simulation = verified.graph, verified.simulation
     overhead = f"overhead {format_joules(simulation.overhead_j or 0.0)}"
     counts = Counter(str(decision.choice) for decision in explanation.decisions)
     yield Fact("graph", {"name": graph.name, "sha256": graph.sha256})
-    yield Fact("status", stated.document.status)
+    yield Fact("status", verified.document.status)
     for group in (Group.ENERGY, Group.STEP, Group.WORK, Group.MEMORY, Group.STORAGE, Group.WEAR):
         yield from metric_facts(Display.EXPLAIN, simulation, group, notes={"energy_j": overhead})
-    yield Fact("ram_budget_bytes", stated.problem.ram_budget_bytes)
+    yield Fact("ram_budget_bytes", verified.problem.ram_budget_bytes)
     choices = ", ".join(f"{n} {choice}" for choice, n in counts.items())
     yield text_fact("tensors", f"{len(explanation.decisions)}", choices)
     yield _full_steps(explanation)
-    yield from room_facts(stated.room)
+    yield from room_facts(verified.room)
     yield from state_facts(graph, simulation)
     yield from _in_place_summary(explanation)
-    yield from constraint_facts(stated.constraints)
+    yield from constraint_facts(verified.constraints)
     full = [
-        {"stage": at.stage, "node": graph.nodes[at.node].name, "ram_bytes": at.ram_bytes}
-        for at in explanation.at_limit
+        {"stage": point.stage, "node": graph.nodes[point.node].name, "ram_bytes": point.ram_bytes}
+        for point in explanation.at_limit
     ]
     yield Fact("binding", full)
     yield Fact("tensors", [decision.to_dict(graph) for decision in explanation.decisions])
@@ -296,8 +296,8 @@ def _in_place_summary(explanation: DecisionSummary) -> Iterator[Fact]:
     pairs = sum(map(len, graph.in_place_of))
     if pairs:
         values = {"uses": len(uses), "possible": pairs, "saved_at_peak_bytes": saved_bytes}
-        done = len({(use.output, use.input) for use in uses})
-        text = f"{done} of {plural(pairs, 'output')}"
+        n_overwriting = len({(use.output, use.input) for use in uses})
+        text = f"{n_overwriting} of {plural(pairs, 'output')}"
         note = f"{plural(len(uses), 'time')}; saves {format_bytes(saved_bytes)} at the peak"
         yield Fact("in_place", values, "in place", lambda _: text, note)
 
@@ -318,10 +318,10 @@ def _full_steps(explanation: DecisionSummary) -> Fact:
 def _decision_rows(explanation: DecisionSummary) -> Iterator[tuple[str, ...]]:
     """Yield one table row for each of the most expensive decisions."""
     for group in explanation.groups:
-        many, choice = len(group.members), group.members[0].choice
+        n_members, choice = len(group.members), group.members[0].choice
         yield (
             group.name,
-            f"{choice}" if many == 1 else f"{many} {choice}",
+            f"{choice}" if n_members == 1 else f"{n_members} {choice}",
             format_joules(sum(decision.energy_j for decision in group.members)),
             format_seconds(sum(decision.time_s for decision in group.members)),
         )
@@ -424,10 +424,10 @@ def _with_costs(explanation: DecisionSummary, search: options.SearchOptions) -> 
 
 
 def _by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
-    """Return the decisions with a cost, most expensive first; one per recomputed node."""
+    """Return the decisions with a cost, most expensive first; one for each recomputed node."""
     size = graph.tensor_bytes
     with_cost = [decision for decision in decisions if decision.has_cost]
-    chosen: dict[tuple[object, ...], Decision] = {}
+    decision_by_node: dict[tuple[object, ...], Decision] = {}
     for decision in sorted(
         with_cost, key=lambda candidate: (-candidate.energy_j, -size[candidate.tensor])
     ):
@@ -436,8 +436,8 @@ def _by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
             is_recomputation_only,
             graph.node_of[decision.tensor] if is_recomputation_only else decision.tensor,
         )
-        chosen.setdefault(key, decision)
-    return list(chosen.values())
+        decision_by_node.setdefault(key, decision)
+    return list(decision_by_node.values())
 
 
 def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[Decision]]:

@@ -236,7 +236,7 @@ def export(
     if request.target == ExportTarget.EXECUTORCH:
         _write_program(context, request, onnx.step(), device_options, output)
         return
-    shown = not output.json
+    shows_progress = not output.json
     export_keywords: dict[str, Any] = device_options.export_keywords() | {
         "infer": request.infer,
         "evaluate": request.evaluate,
@@ -256,7 +256,7 @@ def export(
         from poetmodel.lowered.tables import parse_byte_inputs
 
         parse_byte_inputs(export_keywords["byte_inputs"])
-    with live_line(enabled=shown, doing="capturing" if captured else "reading"):
+    with live_line(enabled=shows_progress, doing="capturing" if captured else "reading"):
         step = read_or_capture_step(
             request.step_source,
             onnx.step(),
@@ -286,7 +286,7 @@ def export(
         export_keywords["time_limit"] = max(
             export_keywords["time_limit"] - (time.monotonic() - called_s), 1.0
         )
-    with live_line(enabled=shown, doing="solving, planning and placing") as on_progress:
+    with live_line(enabled=shows_progress, doing="solving, planning and placing") as on_progress:
         deployment = export_step(
             step,
             request.out,
@@ -367,7 +367,7 @@ def _write_program(
 
     with redirect_stdout(sys.stderr):
         model, loss_fn, inputs = load_step(request.step_source, onnx)
-    chosen = request.optimizer and named_optimizer(request.optimizer, model, loss_fn)
+    user_optimizer = request.optimizer and named_optimizer(request.optimizer, model, loss_fn)
     device: dict[str, Any] = (
         {"device": device_options.device} if "device" in _options_on_command_line(context) else {}
     )
@@ -378,7 +378,7 @@ def _write_program(
             inputs,
             ram=device_options.ram,
             path=request.out,
-            optimizer=chosen,
+            optimizer=user_optimizer,
             time_limit=device_options.time_limit,
             gap=device_options.gap,
             on_progress=on_progress,
@@ -444,8 +444,10 @@ def read_or_capture_step(
         from poetmodel.torch.step.optimizers import named_optimizer
 
         name = name or default_name(step_source)
-        chosen = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
-        step = lower(model, loss_fn, inputs, name=name, optimizer=chosen, accumulate=accumulate)
+        user_optimizer = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
+        step = lower(
+            model, loss_fn, inputs, name=name, optimizer=user_optimizer, accumulate=accumulate
+        )
         if infer:
             step = inference.with_inference(step, model, loss_fn, inputs)
         return inference.with_evaluation(step, model, loss_fn, inputs) if evaluate else step
@@ -461,8 +463,8 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
         yield from proof_facts(result)
         yield from time_facts(result.problem, result.simulation)
     times = {op: sum(step.op == op for step in plan.program) for op in Op}
-    again = plural(times[Op.COMPUTE] - len(graph.nodes), "recomputation")
-    yield text_fact("nodes", str(len(graph.nodes)), again)
+    recomputations_text = plural(times[Op.COMPUTE] - len(graph.nodes), "recomputation")
+    yield text_fact("nodes", str(len(graph.nodes)), recomputations_text)
     if result is not None:
         yield from tile_facts(deployment.tile_bytes, deployment.tile_trials, result.problem)
     first = plan.first_reads(graph)  # of state, a page-in like any other
@@ -487,9 +489,9 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
         yield wear_fact(deployment.steps_until_worn, deployment.written_bytes)
     yield from _replay_facts(deployment)
     if deployment.migration is not None:
-        taken, anew = deployment.migration.taken, deployment.migration.anew
-        note = f"{plural(len(anew), 'tensor')} anew{': ' * bool(anew)}{listed(anew)}"
-        yield text_fact("state taken over", plural(len(taken), "tensor"), note)
+        migrated, reset = deployment.migration.taken, deployment.migration.anew
+        note = f"{plural(len(reset), 'tensor')} anew{': ' * bool(reset)}{listed(reset)}"
+        yield text_fact("state taken over", plural(len(migrated), "tensor"), note)
     slots = len(deployment.slots)
     yield text_fact(
         "slots on storage", str(slots), format_bytes(deployment.stored_bytes) if slots else ""

@@ -95,9 +95,9 @@ class AutoTiles:
 
         tile = str(TileChoice(size_bytes=tile_bytes))
         hint = f"auto chooses --tile {tile} for {format_bytes(self.ram_bytes)} of tensors"
-        needed = needed_bytes(step, self.device, paging=self.paging)
-        if needed > self.ram_bytes:
-            hint += "; no tiles fit, and these need the minimum: " + format_bytes(needed)
+        needed_ram_bytes = needed_bytes(step, self.device, paging=self.paging)
+        if needed_ram_bytes > self.ram_bytes:
+            hint += "; no tiles fit, and these need the minimum: " + format_bytes(needed_ram_bytes)
         print_warnings([hint], kind="hint")
         return tile
 
@@ -219,9 +219,9 @@ def resolve_graph(
     name, shape = graph_options.graph, graph_options.shape
     if name is None:
         if identity is None or identity.name not in model_names():
-            known = "" if identity is None else f", {identity.name!r}"
+            name_text = "" if identity is None else f", {identity.name!r}"
             raise InputError(
-                f"missing graph: pass --graph FILE|MODEL with the graph of {source}{known}"
+                f"missing graph: pass --graph FILE|MODEL with the graph of {source}{name_text}"
             )
         name = identity.name
         if not shape.overrides:
@@ -388,7 +388,7 @@ def verify_document(
     check_identity(graph, document.schedule)
     check_names(document.schedule.identity, graph)
     costs, notes = costs_for_verification(document.device, graph, cost_options)
-    stated = document.claims
+    claims = document.claims
     if limits is not None and limits.changed_options:
         if costs is None:
             raise InputError(NO_COSTS)
@@ -400,16 +400,16 @@ def verify_document(
             getattr(document.problem, name) == getattr(problem, name)
             for name in ("deadline_counts", "commit")
         )
-        stated = document.stated if has_same_costs else _memory_metrics(document.stated)
+        claims = document.stated if has_same_costs else _memory_metrics(document.stated)
     else:
         if document.problem is None:
             notes.append("the file states no problem: no budget and no deadline were checked")
         problem = _stated_problem(document, graph, costs)
     if costs is None:
-        stated = _memory_metrics(stated)
+        claims = _memory_metrics(claims)
     schedule = document.schedule
     with infrequent_gc():
-        verdict = verify(problem, schedule, stated=stated)
+        verdict = verify(problem, schedule, stated=claims)
     return VerifiedSchedule(
         document=document,
         schedule=schedule if verdict.valid else pairs_in_graph(graph, schedule),
@@ -432,16 +432,16 @@ def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | Non
     from poetmodel.problem import Problem
     from poetmodel.report.subject import free_costs
 
-    stated = document.problem
+    problem_entry = document.problem
     if costs is None:
         costs = free_costs(graph)
-        if stated is not None:
-            kept = [row for row in stated.constraints if not row.needs_costs]
-            limits = {"deadline_s": None, "energy_budget_j": None, "constraints": kept}
-            stated = stated.model_copy(update=limits)
-    if stated is None:
+        if problem_entry is not None:
+            kept_rows = [row for row in problem_entry.constraints if not row.needs_costs]
+            limits = {"deadline_s": None, "energy_budget_j": None, "constraints": kept_rows}
+            problem_entry = problem_entry.model_copy(update=limits)
+    if problem_entry is None:
         return Problem(graph, costs, ram=MAX_BYTES, aux_bytes=MAX_BYTES)
-    return stated.problem(graph, costs)
+    return problem_entry.problem(graph, costs)
 
 
 def read_valid_schedule(

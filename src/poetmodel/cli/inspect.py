@@ -156,14 +156,20 @@ def models(shown: ModelArgument, output: OutputOptions) -> None:
 def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
     """Return the facts about a graph as plain values, None if its file does not state them.
 
-    With a device the minimum RAM is that for its storage, and there are two gauges of its RAM.
+    With a device, the minimum RAM is that with the device's storage, and the values include two
+    gauges: the device RAM that keep-all and the minimum RAM use.
     """
     from poetmodel.graph import checkpoint_all_profile, floor, inference_profile
 
-    mapped = device is not None and device.is_memory_mapped
-    lowest, profile = floor(graph, memory_mapped=mapped), checkpoint_all_profile(graph)
-    forward = inference_profile(graph)
-    fullest = None if forward is None else max(forward, key=forward.__getitem__)
+    is_memory_mapped = device is not None and device.is_memory_mapped
+    min_ram, keep_all_ram = (
+        floor(graph, memory_mapped=is_memory_mapped),
+        checkpoint_all_profile(graph),
+    )
+    inference_ram = inference_profile(graph)
+    inference_peak_node = (
+        None if inference_ram is None else max(inference_ram, key=inference_ram.__getitem__)
+    )
     return {
         "name": graph.name,
         "sha256": graph.sha256,
@@ -178,14 +184,16 @@ def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
         "resident_bytes": dict(graph.resident_bytes),
         **({"state_bytes": graph.state_bytes} if graph.version > 1 else {}),
         "tensor_bytes": sum(graph.tensor_bytes),
-        "checkpoint_all_peak_bytes": max(profile),
-        "checkpoint_all_peak_node": graph.nodes[profile.index(max(profile))].name,
-        "inference_peak_bytes": None if forward is None else max(forward.values()),
-        "inference_peak_node": None if fullest is None else graph.nodes[fullest].name,
-        "floor_bytes": lowest.bytes,
-        "floor_node": graph.nodes[lowest.node].name,
-        "floor_inputs": [graph.tensors[i].name for i in graph.inputs_of[lowest.node]],
-        "floor_outputs": [tensor.name for tensor in graph.nodes[lowest.node].outputs],
+        "checkpoint_all_peak_bytes": max(keep_all_ram),
+        "checkpoint_all_peak_node": graph.nodes[keep_all_ram.index(max(keep_all_ram))].name,
+        "inference_peak_bytes": None if inference_ram is None else max(inference_ram.values()),
+        "inference_peak_node": None
+        if inference_peak_node is None
+        else graph.nodes[inference_peak_node].name,
+        "floor_bytes": min_ram.bytes,
+        "floor_node": graph.nodes[min_ram.node].name,
+        "floor_inputs": [graph.tensors[i].name for i in graph.inputs_of[min_ram.node]],
+        "floor_outputs": [tensor.name for tensor in graph.nodes[min_ram.node].outputs],
         "phases": _phases(graph),
         **_gauge_values(graph, device),
     }
@@ -193,21 +201,25 @@ def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
 
 def device_rooms(graph: Graph, device: Device) -> tuple[DeviceRam | None, DeviceRam | None]:
     """Return the device RAM that keep-all, with all state in RAM, and the minimum RAM use."""
-    lowest = floor_ram_use(graph, memory_mapped=device.is_memory_mapped)
+    min_ram = floor_ram_use(graph, memory_mapped=device.is_memory_mapped)
     return DeviceRam.compare(device, graph, keep_all_ram_use(graph)), DeviceRam.compare(
-        device, graph, lowest
+        device, graph, min_ram
     )
 
 
 def _gauge_values(graph: Graph, device: Device | None) -> dict[str, Any]:
-    """Return the gauges of a device; ``trains`` is unknown for a minimum RAM that fits."""
+    """Return the gauges of a device: its RAM that keep-all and the minimum RAM use.
+
+    ``trains`` is None if the minimum RAM fits, because no schedule is known; empty without a
+    device.
+    """
     if device is None:
         return {}
-    keep_all, lowest = map(gauge, device_rooms(graph, device))
-    unknown = {} if lowest is None or not lowest["trains"] else {"trains": None}
+    keep_all, min_ram = map(gauge, device_rooms(graph, device))
+    unknown_verdict = {} if min_ram is None or not min_ram["trains"] else {"trains": None}
     return {
         "device": device.short_name,
-        "device_ram": {"keep_all": keep_all, "floor": (lowest or {}) | unknown},
+        "device_ram": {"keep_all": keep_all, "floor": (min_ram or {}) | unknown_verdict},
     }
 
 
@@ -300,15 +312,15 @@ def _shared_memory_remark(graph: Graph, i: int) -> str:
 
 def _gauge_facts(graph: Graph, device: Device) -> Iterator[Fact]:
     """Yield the device RAM that keep-all and the minimum RAM use, with a verdict."""
-    keep_all, lowest = device_rooms(graph, device)
+    keep_all, min_ram = device_rooms(graph, device)
     verdict = "keep-all does not fit, a schedule may"
-    if lowest is not None and not lowest.fits:
+    if min_ram is not None and not min_ram.fits:
         verdict = "no schedule trains there"
     elif keep_all is not None and keep_all.fits:
         verdict = "keep-all trains there"
     yield text_fact("device RAM", format_bytes(device.ram_bytes), verdict)
     yield gauge_fact("", "  keep-all", keep_all)
-    yield gauge_fact("", "  minimum", lowest)
+    yield gauge_fact("", "  minimum", min_ram)
 
 
 def _inference_texts(values: dict[str, Any]) -> tuple[str, str]:
@@ -330,7 +342,7 @@ def _inference_texts(values: dict[str, Any]) -> tuple[str, str]:
 
 def _largest_tensors(graph: Graph) -> Table:
     """Return the table of the largest tensors."""
-    ranked = sorted(range(len(graph.tensors)), key=lambda i: (-graph.tensor_bytes[i], i))[
+    largest = sorted(range(len(graph.tensors)), key=lambda i: (-graph.tensor_bytes[i], i))[
         :MAX_TENSORS
     ]
     lines = (
@@ -341,7 +353,7 @@ def _largest_tensors(graph: Graph) -> Table:
             format_bytes(graph.tensor_bytes[i]),
             f"{len(graph.users_of[i])}",
         )
-        for i in ranked
+        for i in largest
     )
     heads = ("tensor", "made by", "phase", "size", "readers")
     return listing("Largest tensors", heads, lines, left=3, whole_names=False)
@@ -422,11 +434,13 @@ def _device_facts(board: Device) -> Iterator[Fact]:
     if compute.flops_per_j is not None:
         implied_w = compute.flops_per_s / compute.flops_per_j
         notes["compute.flops_per_j"] = f"implies {implied_w:.3g} W"
-    for path, known in device_quantities():
+    for path, quantity in device_quantities():
         value = value_at_path(values, path)
         if value is not None:
             yield text_fact(
-                known.name, format_device_quantity(value, unit=known.unit), notes.get(path, "")
+                quantity.name,
+                format_device_quantity(value, unit=quantity.unit),
+                notes.get(path, ""),
             )
     if storage is None:
         yield text_fact("transfers", "none", "there is no storage")

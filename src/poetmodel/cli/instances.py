@@ -53,28 +53,40 @@ def check_solutions(folder: Path, solutions: Path, output: OutputOptions) -> Non
     """Verify schedules of a library and print a table; exit with status 3 if any is invalid."""
     from poetmodel.sweeps.instances import Finding, check
 
-    found = check(folder, solutions)
+    checked_solutions = check(folder, solutions)
     if output.json:
-        print_json({"solutions": [_values(each) for each in found]})
+        print_json({"solutions": [_values(checked) for checked in checked_solutions]})
     else:
         heads = ("problem", "finding", "overhead", "best known", "bound")
         rows = [
             (
-                each.name,
-                str(each.finding),
-                *(_amount(value, each.unit) for value in (each.overhead, each.best, each.bound)),
+                checked.name,
+                str(checked.finding),
+                *(
+                    _amount(value, checked.unit)
+                    for value in (checked.overhead, checked.best, checked.bound)
+                ),
             )
-            for each in found
+            for checked in checked_solutions
         ]
         show(listing(f"Solutions in {solutions}", heads, rows, left=2, whole_names=False))
     print_errors(
-        [f"{each.name}: {each.reason}" for each in found if each.finding == Finding.INVALID]
+        [
+            f"{checked.name}: {checked.reason}"
+            for checked in checked_solutions
+            if checked.finding == Finding.INVALID
+        ]
     )
-    wrong = [each.name for each in found if each.finding == Finding.BELOW_BOUND]
+    refuting_names = [
+        checked.name for checked in checked_solutions if checked.finding == Finding.BELOW_BOUND
+    ]
     print_errors(
-        [f"{name}: valid and below a proven bound; please report this bug" for name in wrong]
+        [
+            f"{name}: valid and below a proven bound; please report this bug"
+            for name in refuting_names
+        ]
     )
-    if any(each.finding == Finding.INVALID for each in found):
+    if any(checked.finding == Finding.INVALID for checked in checked_solutions):
         raise typer.Exit(ExitStatus.INFEASIBLE)
 
 

@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 LIMITS_TIME_RATIO: Final = 0.25
 """Fraction of the time limit for finding the limits that bind."""
 
-_job = partial(option, rich_help_panel="The whole job")
+_job_option = partial(option, rich_help_panel="The whole job")
 
 
 @group
 class JobOptions:
     """A whole job: its samples, time and energy."""
 
-    samples: int | None = _job(
+    samples: int | None = _job_option(
         None,
         "--samples COUNT",
         "Samples to train on, over all epochs. A step takes one batch of the graph.",
     )
-    within: str | None = _job(
+    within: str | None = _job_option(
         None,
         "--within TIME",
         "Time for all samples, such as 6h. It sets the deadline of a step.",
     )
-    battery: str | None = _job(
+    battery: str | None = _job_option(
         None,
         "--battery ENERGY",
         "Energy for all samples, such as 1.2Wh. It sets the energy budget of a step.",
@@ -134,13 +134,13 @@ class JobResult:
     def infeasibility_notes(self) -> Iterator[str]:
         """Yield sentences about the limits of a step, if no schedule was found."""
         graph = self.result.problem.graph
-        amounts = []
+        limit_texts = []
         if self.job.within_s is not None:
-            amounts.append(format_seconds(self.job.deadline_s(graph) or 0.0))
+            limit_texts.append(format_seconds(self.job.deadline_s(graph) or 0.0))
         if self.job.battery_j is not None:
-            amounts.append(format_joules(self.job.energy_budget_j(graph) or 0.0))
-        if amounts:
-            yield f"each of the {self.steps:,} steps may take {' and '.join(amounts)}"
+            limit_texts.append(format_joules(self.job.energy_budget_j(graph) or 0.0))
+        if limit_texts:
+            yield f"each of the {self.steps:,} steps may take {' and '.join(limit_texts)}"
 
 
 _NAMES: Final = {

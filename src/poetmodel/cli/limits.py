@@ -40,6 +40,12 @@ LIMIT_NAMES: Final = {
     "time": "deadline",
     "energy": "energy",
 }
+"""Names of limits in the table.
+
+``both``: minimum RAM if tensors may be recomputed and paged. ``stated``: the same within the given
+deadline, energy budget and user-defined constraints. ``block``: minimum RAM of exported C, whose
+tensors are aligned.
+"""
 
 
 KERNEL_SUFFIXES: Final = {
@@ -67,7 +73,7 @@ def limits(
     graph = read_graph(source) if step is None else step.graph
     problem = limits.problem(graph, read_costs(graph, costing))
     with live_line(enabled=not output.json, doing="finding limits"):
-        bounds = find_limits(
+        found_limits = find_limits(
             problem,
             backend=search.backend,
             time_limit=search.time_limit,
@@ -79,29 +85,33 @@ def limits(
     extra_bytes = (
         None if step is None else extra_ram_bytes(step, commit=limits.steps_to_commit is not None)
     )
-    tiles = None if step is None or source.tile else _min_ram_tiles(step, problem)
-    evaluation = None if step is None else _evaluation_bytes(step, problem)
-    rooms = [limit.result.room for limit in bounds if limit.result.room is not None]
+    min_ram_tile = None if step is None or source.tile else _min_ram_tiles(step, problem)
+    evaluation_bytes = None if step is None else _evaluation_bytes(step, problem)
+    rooms = [limit.result.room for limit in found_limits if limit.result.room is not None]
     if rooms:  # warn if not even the schedule with minimum RAM fits the device
         print_room_warnings(min(rooms, key=lambda room: room.needed_bytes))
     if output.json:
         print_json(
             limit_values(
-                problem, bounds, extra_bytes=extra_bytes, tiles=tiles, evaluation=evaluation
+                problem,
+                found_limits,
+                extra_bytes=extra_bytes,
+                min_ram_tile=min_ram_tile,
+                evaluation_bytes=evaluation_bytes,
             )
         )
         return
     kernel_suffix = KERNEL_SUFFIXES.get(graph.kernels or "", "")
-    facts = _limit_facts(problem, bounds, extra_bytes, tiles, evaluation)
+    facts = _limit_facts(problem, found_limits, extra_bytes, min_ram_tile, evaluation_bytes)
     show(fact_table(f"Limits of {graph.name}{kernel_suffix}", facts))
-    if any(limit.result.status == Status.FEASIBLE for limit in bounds):
+    if any(limit.result.status == Status.FEASIBLE for limit in found_limits):
         print_text("", "A longer --time-limit closes the gaps that are left.")
 
 
 def _min_ram_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | None:
-    """Return the tile size for which the step's minimum RAM is smallest, and this minimum RAM [B].
+    """Return the tile size for which the step's minimum RAM is smallest, and this RAM [B].
 
-    None without a device, or if whole tensors need no more.
+    Return None without a device, or if whole tensors need no more RAM than tiles.
     """
     from poetmodel.budgets import TileChoice
     from poetmodel.tiling.choice import choose_tiles, needed_bytes
@@ -114,9 +124,10 @@ def _min_ram_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | Non
 
 
 def _evaluation_bytes(step: LoweredStep, problem: Problem) -> int | None:
-    """Return the minimum RAM of a step's evaluation [B]; None without one or without a device.
+    """Return the minimum RAM of a step's evaluation, the forward pass without updates [B].
 
-    The state is on storage if the device can page.
+    Return None if the step has no evaluation, or the device is unknown. The state is on storage if
+    the device can page.
     """
     from poetmodel.lowered.step import with_stored_state
     from poetmodel.tiling.choice import needed_bytes
@@ -124,11 +135,11 @@ def _evaluation_bytes(step: LoweredStep, problem: Problem) -> int | None:
     device, paging = problem.costs.device, problem.can_page
     if step.evaluation is None or device is None:
         return None
-    state = [step.graph.tensors[i].name for i in step.graph.state_tensors]
+    state_names = [step.graph.tensors[i].name for i in step.graph.state_tensors]
     is_paged = paging and not device.is_memory_mapped
-    evaluation_step = with_stored_state(step.evaluation, state if is_paged else ())
-    needed = needed_bytes(evaluation_step, device, paging=paging)
-    return needed if paging else needed + step.graph.state_bytes
+    evaluation_step = with_stored_state(step.evaluation, state_names if is_paged else ())
+    needed_ram_bytes = needed_bytes(evaluation_step, device, paging=paging)
+    return needed_ram_bytes if paging else needed_ram_bytes + step.graph.state_bytes
 
 
 def limit_values(
@@ -136,14 +147,14 @@ def limit_values(
     limits: Sequence[Limit],
     *,
     extra_bytes: int | None = None,
-    tiles: tuple[int, int] | None = None,
-    evaluation: int | None = None,
+    min_ram_tile: tuple[int, int] | None = None,
+    evaluation_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Return the limits as plain values in SI units; those on RAM by name, under ``ram``.
 
     `extra_bytes` is the RAM of exported C in addition to its tensors [B]; None for other graphs.
-    `tiles` are the tile size with the smallest minimum RAM, and that RAM; `evaluation` is the
-    minimum RAM of ``pm_evaluate``.
+    `min_ram_tile` is the tile size with the smallest minimum RAM, and this RAM [B];
+    `evaluation_bytes` is the minimum RAM of ``pm_evaluate`` [B].
     """
     graph = problem.graph
     min_ram = problem.floor
@@ -155,8 +166,12 @@ def limit_values(
         "ram": {limit.name: limit.to_dict() for limit in limits if limit.quantity == Quantity.RAM},
         **{limit.name: limit.to_dict() for limit in limits if limit.quantity != Quantity.RAM},
         **({} if extra_bytes is None else {"reserved_bytes": extra_bytes}),
-        **({} if evaluation is None else {"evaluation_floor_bytes": evaluation}),
-        **({} if tiles is None else {"tile_bytes": tiles[0], "tiled_floor_bytes": tiles[1]}),
+        **({} if evaluation_bytes is None else {"evaluation_floor_bytes": evaluation_bytes}),
+        **(
+            {}
+            if min_ram_tile is None
+            else {"tile_bytes": min_ram_tile[0], "tiled_floor_bytes": min_ram_tile[1]}
+        ),
     }
 
 
@@ -164,8 +179,8 @@ def _limit_facts(
     problem: Problem,
     limits: Sequence[Limit],
     extra_bytes: int | None,
-    tiles: tuple[int, int] | None,
-    evaluation: int | None,
+    min_ram_tile: tuple[int, int] | None,
+    evaluation_bytes: int | None,
 ) -> Iterator[Fact]:
     """Yield each limit with its proof, its conditions and its peak."""
     if problem.graph.exactness:
@@ -173,53 +188,54 @@ def _limit_facts(
     for limit in sorted(limits, key=lambda limit: limit.quantity != Quantity.RAM):
         if limit.name == "block":
             yield _exported_fact(problem, limit, extra_bytes or 0)
-            if evaluation is not None and limit.value is not None:
+            if evaluation_bytes is not None and limit.value is not None:
                 yield text_fact(
                     "RAM, --evaluate",
-                    format_bytes(max(round(limit.value), evaluation) + (extra_bytes or 0)),
-                    f"the larger of that and of pm_evaluate, {format_bytes(evaluation)} of tensors",
+                    format_bytes(max(round(limit.value), evaluation_bytes) + (extra_bytes or 0)),
+                    "the larger of that and of pm_evaluate, "
+                    f"{format_bytes(evaluation_bytes)} of tensors",
                 )
-            if tiles is not None:
+            if min_ram_tile is not None:
                 yield text_fact(
                     "RAM, in tiles",
-                    format_bytes(tiles[1] + (extra_bytes or 0)),
-                    f"the minimum RAM with --tile {tiles[0]}B; whole, "
+                    format_bytes(min_ram_tile[1] + (extra_bytes or 0)),
+                    f"the minimum RAM with --tile {min_ram_tile[0]}B; whole, "
                     f"{format_bytes(problem.floor.bytes + (extra_bytes or 0))}",
                 )
             continue
-        unit, room = limit.result.problem.objective.format, limit.result.room
-        over = "" if room is None or room.fits else "; does not fit the device"
+        format_value, room = limit.result.problem.objective.format, limit.result.room
+        ram_note = "" if room is None or room.fits else "; does not fit the device"
         yield text_fact(
             LIMIT_NAMES[limit.name],
-            "none" if limit.value is None else unit(limit.value),
-            f"{_proof_text(limit, unit)}{_conditions_text(problem, limit)}{over}",
+            "none" if limit.value is None else format_value(limit.value),
+            f"{_proof_text(limit, format_value)}{_conditions_text(problem, limit)}{ram_note}",
         )
-        node_words = _peak_text(limit)
-        if node_words:
-            yield text_fact("", "", node_words)
+        peak_text = _peak_text(limit)
+        if peak_text:
+            yield text_fact("", "", peak_text)
 
 
 def _exported_fact(problem: Problem, limit: Limit, extra_bytes: int) -> Fact:
-    """Return the minimum RAM of exported C: its tensors, and the additional RAM."""
+    """Return the minimum RAM of exported C as a fact: its tensors, and the additional RAM."""
     from poetmodel.plan.alignment import device_alignment
 
     if limit.value is None:
         return text_fact(LIMIT_NAMES[limit.name], "none", limit.result.reason)
     total_bytes = round(limit.value) + extra_bytes
 
-    def unit(size: float) -> str:
+    def format_value(size: float) -> str:
         return format_bytes(size + extra_bytes)
 
     note = (
-        f"{_proof_text(limit, unit)}; --ram {total_bytes}B of 'poetmodel export', "
+        f"{_proof_text(limit, format_value)}; --ram {total_bytes}B of 'poetmodel export', "
         f"{format_bytes(extra_bytes)} of it for inputs, stack and runtime; tensors begin at "
         f"multiples of {device_alignment(problem.costs.device)} B"
     )
     return text_fact(LIMIT_NAMES[limit.name], format_bytes(total_bytes), note)
 
 
-def _proof_text(limit: Limit, unit: Unit) -> str:
-    """Return how far a limit is proven, as text."""
+def _proof_text(limit: Limit, format_value: Unit) -> str:
+    """Return the proof status of a limit as text."""
     from poetmodel.result import Status
 
     if limit.value is None:
@@ -227,10 +243,12 @@ def _proof_text(limit: Limit, unit: Unit) -> str:
     if limit.proven:
         return "proven: less is infeasible"
     gap = limit.gap or 0.0
-    words = format_percent(gap, digits=3) if gap >= MIN_SHOWN_GAP else "less than 0.0001 %"
+    gap_text = format_percent(gap, digits=3) if gap >= MIN_SHOWN_GAP else "less than 0.0001 %"
     if limit.result.status == Status.OPTIMAL:
-        return f"proven within a gap of {words}"
-    return f"found, gap {words}; proven: less than {unit(limit.bound or 0.0)} is infeasible"
+        return f"proven within a gap of {gap_text}"
+    return (
+        f"found, gap {gap_text}; proven: less than {format_value(limit.bound or 0.0)} is infeasible"
+    )
 
 
 def _conditions_text(problem: Problem, limit: Limit) -> str:
@@ -240,11 +258,11 @@ def _conditions_text(problem: Problem, limit: Limit) -> str:
     conditions = []
     if limit.quantity != Quantity.RAM:
         conditions.append(f"{format_bytes(problem.ram_budget_bytes)} of RAM")
-    timed = limit.quantity == Quantity.ENERGY or limit.name == "stated"
-    if timed and problem.deadline_s is not None:
+    has_deadline = limit.quantity == Quantity.ENERGY or limit.name == "stated"
+    if has_deadline and problem.deadline_s is not None:
         conditions.append(f"a deadline of {format_seconds(problem.deadline_s)}")
-    budgeted = limit.quantity == Quantity.TIME or limit.name == "stated"
-    if budgeted and problem.energy_budget_j is not None:
+    has_energy_budget = limit.quantity == Quantity.TIME or limit.name == "stated"
+    if has_energy_budget and problem.energy_budget_j is not None:
         conditions.append(f"{format_joules(problem.energy_budget_j)}")
     if problem.constraints and limit.result.problem.constraints:
         conditions.append(plural(len(problem.constraints), "user-defined constraint"))
@@ -261,13 +279,13 @@ def _peak_text(limit: Limit) -> str:
     names = [
         f"{graph.tensors[i].name} {format_bytes(sizes[i])}" for i in largest[:MAX_NAMED_TENSORS]
     ]
-    more = len(largest) - len(names)
-    if more > 0:
-        names.append(f"{more} more")
+    n_unnamed = len(largest) - len(names)
+    if n_unnamed > 0:
+        names.append(f"{n_unnamed} more")
     remark = ", the minimum RAM" if limit.at_floor else ""
     peak = simulation.peak
-    amount = "" if limit.quantity == Quantity.RAM else f", {format_bytes(peak.ram_bytes)}"
+    ram_text = "" if limit.quantity == Quantity.RAM else f", {format_bytes(peak.ram_bytes)}"
     return (
-        f"peak at {graph.nodes[peak.node].name} in stage {peak.stage}{amount}{remark}: "
+        f"peak at {graph.nodes[peak.node].name} in stage {peak.stage}{ram_text}{remark}: "
         f"{', '.join(names)}"
     )

@@ -65,6 +65,7 @@ def command(example: str) -> Callable[[Callable[..., None]], Command]:
     """
 
     def decorate(function: Callable[..., None]) -> Command:
+        """Return the command, whose options are those of all groups."""
         groups: dict[str, tuple[Callable[..., object], list[str]]] = {}
         parameters: list[inspect.Parameter] = []
         for name, hint in get_type_hints(function, include_extras=True).items():
@@ -169,6 +170,7 @@ def number(expected: str, *, positive: bool) -> Callable[[str | float], float]:
     """
 
     def parse(text: str | float) -> float:
+        """Return the number in a text; raise `typer.BadParameter` for other texts."""
         try:
             value = float(text)
         except ValueError:
@@ -199,6 +201,7 @@ def whole_number(max_value: int | None = None, *, min_value: int = 1) -> Callabl
     """Return a parser of whole numbers from `min_value`, to `max_value` if it is given."""
 
     def parse(text: str | int) -> int:
+        """Return the number in a text; raise `typer.BadParameter` for other texts."""
         try:
             value = int(text)
         except ValueError:
@@ -225,9 +228,9 @@ def _method_name(text: str) -> str:
 
 def backend_name(text: str) -> str:
     """Parse the name of a back end."""
-    known = backend_names()
-    if text not in known:
-        names = ", ".join(map(repr, known))
+    backends = backend_names()
+    if text not in backends:
+        names = ", ".join(map(repr, backends))
         raise typer.BadParameter(f"{text!r} is not one of {names}.")
     return text
 

@@ -121,8 +121,8 @@ def show(*renderables: RenderableType) -> None:
     target = console()
     for renderable in renderables:
         if isinstance(renderable, Table):
-            needed = _set_column_widths(renderable, target.width)
-            wide = console(width=max(needed, target.width))
+            table_width = _set_column_widths(renderable, target.width)
+            wide = console(width=max(table_width, target.width))
             with wide.capture() as captured:
                 wide.print(renderable, crop=False)
             # Strip trailing blanks for pipes; on a terminal they may be coloured.
@@ -201,13 +201,15 @@ def _fit_widths(
 
 def fact_table(title: str, facts: Iterable[Fact]) -> Table:
     """Return a table of facts with name, value and note; alarms are red."""
-    shown = [((fact.name or "", fact.text, fact.note), fact.alarm) for fact in listed_facts(facts)]
-    texts = [text for cells, _ in shown for text in cells]
+    cells_and_alarms = [
+        ((fact.name or "", fact.text, fact.note), fact.alarm) for fact in listed_facts(facts)
+    ]
+    texts = [text for cells, _ in cells_and_alarms for text in cells]
     table = _titled_table(title, texts, box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_column(style="dim", overflow="fold")
-    for cells, alarm in shown:
+    for cells, alarm in cells_and_alarms:
         table.add_row(*map(_cell, cells), style="bold red" if alarm else None)
     return table
 
@@ -363,6 +365,6 @@ def progress_bar(*, enabled: bool) -> Iterator[Callable[[Progress], None] | None
 
 
 def _progress_text(progress: Progress) -> str:
-    left = progress.remaining_s
+    remaining_s = progress.remaining_s
     text = f"{progress.done} of {progress.total} runs done, {progress.failed} failed"
-    return text if left is None else f"{text}, about {format_seconds(left)} left"
+    return text if remaining_s is None else f"{text}, about {format_seconds(remaining_s)} left"

@@ -116,12 +116,12 @@ def plan(
     try:
         check_identity(graph, document.schedule)
         costs, notes = read_file_costs(document.device, graph, costing)
-        stated = document.problem
-        if stated is not None:
-            costs = replace(costs, commit=stated.commit)
+        stated_problem = document.problem
+        if stated_problem is not None:
+            costs = replace(costs, commit=stated_problem.commit)
         budget = _tensor_ram_bytes(document, graph, costs, request.ram)
         mode, doubts = default_mode(
-            costs.device, None if stated is None else stated.deadline_counts
+            costs.device, None if stated_problem is None else stated_problem.deadline_counts
         )
         print_warnings(
             [*(note + MEASURED_COSTS for note in notes), *(doubts if request.mode is None else ())]
@@ -133,9 +133,10 @@ def plan(
                 document.schedule,
                 mode=request.mode or mode,
                 ram_budget_bytes=budget,
-                aux_bytes=None if stated is None else stated.aux_bytes,
+                aux_bytes=None if stated_problem is None else stated_problem.aux_bytes,
                 alignment=(request.alignment or ALIGNMENT) if request.arena else None,
-                may_delay_transfers=stated is None or stated.deadline_counts != "overlap",
+                may_delay_transfers=stated_problem is None
+                or stated_problem.deadline_counts != "overlap",
             )
     except (ScheduleError, PlanError) as error:
         raise error.within(str(path)) from None
@@ -149,14 +150,14 @@ def _tensor_ram_bytes(
     document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | None
 ) -> int | None:
     """Return the RAM of tensors from the option, the file or the device [B]; None without them."""
-    stated = document.problem
-    if ram is None and stated is None and costs.device is None:
+    stated_problem = document.problem
+    if ram is None and stated_problem is None and costs.device is None:
         return None
     problem = Problem(
         graph,
         costs,
-        ram=ram if ram is not None or stated is None else stated.ram_budget_bytes,
-        count_parameters=stated is not None and stated.count_parameters,
+        ram=ram if ram is not None or stated_problem is None else stated_problem.ram_budget_bytes,
+        count_parameters=stated_problem is not None and stated_problem.count_parameters,
     )
     if problem.usable_ram_bytes < 1:
         raise BudgetError(
@@ -208,12 +209,12 @@ def _plan_facts(plan_result: PlanResult) -> Iterator[Fact]:
         "stall_s": "the core waits for the bus",
         "peak_ram_bytes": "" if budget is None else f"of a budget of {format_bytes(budget)}",
     }
-    shown = partial(metric_facts, Display.PLAN, check, notes=notes)
+    group_facts = partial(metric_facts, Display.PLAN, check, notes=notes)
     groups = (Group.ENERGY, Group.WORK, Group.STEP, Group.MEMORY)
-    yield from shown(*groups, unlisted=() if plan.mode == StorageMode.DMA else ("stall_s",))
+    yield from group_facts(*groups, unlisted=() if plan.mode == StorageMode.DMA else ("stall_s",))
     if plan_result.arena is not None:
         yield from arena_facts(plan_result.arena)
-    yield from shown(Group.STORAGE)
+    yield from group_facts(Group.STORAGE)
     homes = describe_homes(plan_result.graph, plan)
     if homes:
         reads = len(plan.first_reads(plan_result.graph))

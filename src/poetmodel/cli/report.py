@@ -89,12 +89,12 @@ def read_subjects(
 
     if source.graph is not None:
         graph = read_named(source.graph, source.shape)
-        given = NamedGraph(graph=graph, name=source.graph, shape=source.shape)
+        named_graph = NamedGraph(graph=graph, name=source.graph, shape=source.shape)
     else:
         first = load_document(paths[0])
-        given = resolve_graph(source, first.schedule.identity, source=paths[0])
+        named_graph = resolve_graph(source, first.schedule.identity, source=paths[0])
     labelled = zip(LABELS, paths, strict=False)
-    return [_read_subject(path, given, costing, label=label) for label, path in labelled]
+    return [_read_subject(path, named_graph, costing, label=label) for label, path in labelled]
 
 
 def _read_subject(
@@ -130,10 +130,12 @@ def _read_subject(
 
 def _plan_schedule(verified: VerifiedSchedule) -> tuple[PlanResult | None, list[str]]:
     """Return the plan of a schedule with addresses, or None, and notes about it."""
-    costs, stated = verified.costs, verified.document.problem
+    costs, stated_problem = verified.costs, verified.document.problem
     if costs is None or verified.simulation.violations:
         return None, []
-    mode, doubts = default_mode(costs.device, None if stated is None else stated.deadline_counts)
+    mode, doubts = default_mode(
+        costs.device, None if stated_problem is None else stated_problem.deadline_counts
+    )
     budget = verified.budget_bytes
     try:
         planned = PlanResult.of(
@@ -142,7 +144,7 @@ def _plan_schedule(verified: VerifiedSchedule) -> tuple[PlanResult | None, list[
             verified.document.schedule,
             mode=mode,
             ram_budget_bytes=budget if budget is None or budget > 0 else None,
-            aux_bytes=None if stated is None else stated.aux_bytes,
+            aux_bytes=None if stated_problem is None else stated_problem.aux_bytes,
         ).with_addresses()
     except PlanError as error:
         return None, [f"there is no plan: {error}"]

@@ -116,10 +116,10 @@ def tile_facts(
 
 def _is_solved_model_proved(result: SolveResult) -> bool:
     """Return whether the solver solved its model to optimality: ``paper``, or a restriction."""
-    found = result.statistics
-    value, bound = found.get("model_value"), found.get("model_bound")
-    if found.get("restricted_status") is not None:
-        return bool(found["restricted_status"] == Status.OPTIMAL)
+    statistics = result.statistics
+    value, bound = statistics.get("model_value"), statistics.get("model_bound")
+    if statistics.get("restricted_status") is not None:
+        return bool(statistics["restricted_status"] == Status.OPTIMAL)
     return (
         value is not None
         and bound is not None
@@ -130,28 +130,34 @@ def _is_solved_model_proved(result: SolveResult) -> bool:
 def _energy_facts(result: SolveResult) -> Iterator[Fact]:
     """Yield energy, overhead and proven bound."""
     baseline_j, overhead_j = result.problem.baseline_energy_j, result.overhead_j or 0.0
-    baseline = f"baseline {format_joules(baseline_j)}: a single pass that computes every node once"
-    of = f"{format_percent(overhead_j / baseline_j)} of the baseline" if baseline_j > 0 else ""
+    baseline_note = (
+        f"baseline {format_joules(baseline_j)}: a single pass that computes every node once"
+    )
+    ratio_text = (
+        f"{format_percent(overhead_j / baseline_j)} of the baseline" if baseline_j > 0 else ""
+    )
     if result.simulation is not None:
-        notes = {"energy_j": baseline, "overhead_j": of}
+        notes = {"energy_j": baseline_note, "overhead_j": ratio_text}
         yield from metric_facts(Display.SOLVE, result.simulation, Group.ENERGY, notes=notes)
     if result.bound_j is not None:
-        least = f"no schedule has an overhead below {format_joules(result.overhead_bound_j)}"
-        yield text_fact("proven bound", format_joules(result.bound_j), least)
+        bound_note = f"no schedule has an overhead below {format_joules(result.overhead_bound_j)}"
+        yield text_fact("proven bound", format_joules(result.bound_j), bound_note)
 
 
 def _objective_facts(result: SolveResult) -> Iterator[Fact]:
     """Yield the minimized quantity, if it is not energy, and its gap."""
     minimize, objective = result.problem.minimize, result.problem.objective
-    value, bound = (objective.format(figure or 0.0) for figure in (result.value, result.bound))
+    value, bound = (objective.format(number or 0.0) for number in (result.value, result.bound))
     name, remark = f"minimized {minimize}", ""
     if minimize == USER_OBJECTIVE:
         name, remark = "user-defined objective", f"{format_terms(result.problem.own_objective)}; "
     elif minimize == Quantity.TIME and objective.baseline > 0:
         increase = format_percent((result.overhead or 0.0) / objective.baseline)
         remark = f"{increase} more than a single pass; "
-    trains = bool(result.problem.graph.replacement_of) and result.status == Status.OPTIMAL
-    if minimize == Quantity.RAM and trains:
+    is_proved_minimum = (
+        bool(result.problem.graph.replacement_of) and result.status == Status.OPTIMAL
+    )
+    if minimize == Quantity.RAM and is_proved_minimum:
         remark = f"the minimum RAM in which this network trains{_conditions_text(result.problem)}; "
     yield text_fact(name, value, f"{remark}bound {bound}")
     yield text_fact("gap", _gap(result), f"of the {name}; {_tolerance(result)}")
@@ -188,10 +194,10 @@ def _memory_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     yield from metric_facts(Display.SOLVE, simulation, Group.MEMORY, notes=notes)
     if resident_bytes:
         kinds = ", ".join(kind for kind, size in graph.resident_bytes.items() if size)
-        counted = "counted in the budget"
+        counting_text = "counted in the budget"
         if not problem.count_parameters:
-            counted = "needed in addition to the budget"
-        yield text_fact("resident RAM", format_bytes(resident_bytes), f"{kinds}: {counted}")
+            counting_text = "needed in addition to the budget"
+        yield text_fact("resident RAM", format_bytes(resident_bytes), f"{kinds}: {counting_text}")
 
 
 def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> Iterator[Fact]:
@@ -202,24 +208,26 @@ def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> 
     """
     recomputations = [k for t, k in schedule.R if k < t]
     recomputed = set(recomputations)
-    paged = {*simulation.page_ins, *simulation.page_outs, *graph.state_tensors}
+    never_kept = {*simulation.page_ins, *simulation.page_outs, *graph.state_tensors}
     kept = [
         i
         for i, users in enumerate(graph.users_of)
-        if users and i not in paged and graph.node_of[i] not in recomputed
+        if users and i not in never_kept and graph.node_of[i] not in recomputed
     ]
-    made_bytes = sum(graph.nodes[k].output_bytes for k in recomputations)
+    recomputed_bytes = sum(graph.nodes[k].output_bytes for k in recomputations)
     yield from state_facts(graph, simulation)
     yield text_fact(
-        "recomputed", _times_text(len(recomputations)), f"{format_bytes(made_bytes)} of outputs"
+        "recomputed",
+        _times_text(len(recomputations)),
+        f"{format_bytes(recomputed_bytes)} of outputs",
     )
-    for name, counted, moved_bytes in (
+    for name, counts, moved_text in (
         ("paged out", simulation.page_outs, f"{format_bytes(simulation.written_bytes)} written"),
         ("paged in", simulation.page_ins, f"{format_bytes(simulation.read_bytes)} read"),
     ):
-        yield text_fact(name, _times_text(sum(counted.values())), moved_bytes)
-    stay = format_bytes(sum(graph.tensor_bytes[i] for i in kept))
-    note = f"{stay} that stay in RAM from first computation to last use"
+        yield text_fact(name, _times_text(sum(counts.values())), moved_text)
+    kept_bytes_text = format_bytes(sum(graph.tensor_bytes[i] for i in kept))
+    note = f"{kept_bytes_text} that stay in RAM from first computation to last use"
     yield text_fact("kept", plural(len(kept), "tensor"), note)
 
 
@@ -228,14 +236,14 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     single_pass = f"a single pass takes {format_seconds(problem.pass_time_s)}"
     overlap = "of the plan, where transfers overlap computation"
     notes = {"compute_s": single_pass, "makespan_s": overlap}
-    shown = partial(metric_facts, Display.SOLVE, simulation, notes=notes)
+    group_facts = partial(metric_facts, Display.SOLVE, simulation, notes=notes)
     model = problem.costs.cycles
-    for fact in shown(Group.WORK):
+    for fact in group_facts(Group.WORK):
         yield fact
         if fact.key == "compute_s" and model is not None:
             yield text_fact("  its cycles", model.rate, f"{model.origin}; {model.label}")
     yield from commit_facts(problem)
-    yield from shown(
+    yield from group_facts(
         Group.STEP, unlisted=() if simulation.planned_s is not None else ("makespan_s",)
     )
     if problem.deadline_s is not None:
@@ -256,7 +264,10 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
 
 
 def commit_facts(problem: Problem) -> Iterator[Fact]:
-    """Yield the cost of commits in a step; it is the same for every schedule."""
+    """Yield the cost of commits in a step, which is the same for every schedule.
+
+    A commit makes the new values of state durable on storage.
+    """
     commit, paid = problem.table.commit, problem.commit_cost
     if commit is not None:
         every = "every step" if problem.commit == 1 else f"1/{problem.commit} of a commit"
@@ -267,16 +278,18 @@ def commit_facts(problem: Problem) -> Iterator[Fact]:
 
 def _effort_facts(result: SolveResult, *, total_s: float, read_s: float) -> Iterator[Fact]:
     """Yield the time by activity, the size of the solver's model, and the solver."""
-    spent = {
+    activity_times = {
         "reading": read_s,
         "building": result.build_s,
         "solving": result.solve_s - result.verify_s,
         "verifying": result.verify_s,
     }
-    spent["answering"] = total_s - sum(spent.values())
-    shown = [f"{name} {format_seconds(s)}" for name, s in spent.items() if s >= MIN_SHOWN_S]
+    activity_times["answering"] = total_s - sum(activity_times.values())
+    activity_texts = [
+        f"{name} {format_seconds(s)}" for name, s in activity_times.items() if s >= MIN_SHOWN_S
+    ]
     limit = f"; limit {format_seconds(result.time_limit_s)}" if result.time_limit_s else ""
-    yield text_fact("time taken", format_seconds(total_s), ", ".join(shown) + limit)
+    yield text_fact("time taken", format_seconds(total_s), ", ".join(activity_texts) + limit)
     sizes = list(_sizes(result.statistics))
     if sizes:
         yield text_fact("solver's model", sizes[0], ", ".join(sizes[1:]))

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 MAX_WORKERS: Final = 256
 
-_methods = partial(options.option, rich_help_panel="Methods", show_default=False)
-_run = partial(options.option, rich_help_panel="Run")
+_methods_option = partial(options.option, rich_help_panel="Methods", show_default=False)
+_run_option = partial(options.option, rich_help_panel="Run")
 
 
 @options.group
@@ -82,12 +82,12 @@ class GridOptions:
         "--constraints FILE",
         "User-defined constraints of all runs, *.toml, as --constraints of solve.",
     )
-    methods: str = _methods(
+    methods: str = _methods_option(
         "optimal",
         "--methods NAME,...",
         "Methods, as --method of solve. Default: optimal.",
     )
-    backends: str = _methods(
+    backends: str = _methods_option(
         backend_names()[0],
         "--backends NAME,...",
         f"Solvers: {', '.join(backend_names())}. Default: {backend_names()[0]}.",
@@ -96,10 +96,10 @@ class GridOptions:
 
 @options.group
 class WorkersOption:
-    """Where runs are solved, and how many in parallel."""
+    """Workers that solve the runs, and their number."""
 
-    workers: int = _run(1, "--workers", "Worker processes.", min=1, max=MAX_WORKERS)
-    scheduler: str | None = _run(
+    workers: int = _run_option(1, "--workers", "Worker processes.", min=1, max=MAX_WORKERS)
+    scheduler: str | None = _run_option(
         None,
         "--scheduler tcp://HOST:PORT",
         "Solve on the workers of this Dask scheduler in place of local processes.",
@@ -111,12 +111,12 @@ class RunOptions(WorkersOption):
     """Settings of the runs, and outputs."""
 
     seed: int = options.solve_option(0, "--seed", "Seed of the solves.", min=0)
-    cold: bool = _run(
+    cold: bool = _run_option(
         False,
         "--cold",
         "Do not start solves from the schedule of the next smaller budget.",
     )
-    shard: str | None = _run(
+    shard: str | None = _run_option(
         None,
         "--shard I/N",
         "Solve every N-th run, from the I-th on; merge joins the folders.",
@@ -139,30 +139,30 @@ def sweep(
     search: Annotated[
         options.SearchOptions, options.without("method", "formulation", "backend", "solver_option")
     ],
-    runs: RunOptions,
+    run_options: RunOptions,
     output: options.OutputOptions,
 ) -> None:
     """Solve every combination of models, devices, limits and methods, and record each run."""
     from poetmodel import sweeps
 
-    _check_picture(runs.plot)
+    _check_picture(run_options.plot)
     commit = commits.steps_to_commit
-    cells = _grid_runs(problems, variant.shape, search, seed=runs.seed, commit=commit)
-    if runs.shard is not None:
+    grid_runs = _grid_runs(problems, variant.shape, search, seed=run_options.seed, commit=commit)
+    if run_options.shard is not None:
         try:
-            cells = cells[sweeps.shard(runs.shard)]
+            grid_runs = grid_runs[sweeps.shard(run_options.shard)]
         except InputError as error:
             raise error.within("--shard") from None
     with progress_bar(enabled=not output.json) as on_progress:
         records = sweeps.sweep(
-            cells,
+            grid_runs,
             problems.out,
-            workers=runs.workers,
-            scheduler=runs.scheduler,
-            warm=not runs.cold,
+            workers=run_options.workers,
+            scheduler=run_options.scheduler,
+            warm=not run_options.cold,
             on_progress=on_progress,
         )
-    _show_records(records, problems.out, runs, output)
+    _show_records(records, problems.out, run_options, output)
 
 
 @options.group
@@ -184,20 +184,20 @@ class MergeOptions:
 
 
 @options.command("poetmodel merge sweep --out merged")
-def merge(folders: MergeOptions, output: options.OutputOptions) -> None:
+def merge(merge_options: MergeOptions, output: options.OutputOptions) -> None:
     """Join the records and schedules of several sweeps in one folder."""
     from poetmodel.sweeps.store import RECORDS, Store
 
-    _check_picture(folders.plot)
-    missing = [folder for folder in folders.folders if not (folder / RECORDS).is_file()]
+    _check_picture(merge_options.plot)
+    missing = [folder for folder in merge_options.folders if not (folder / RECORDS).is_file()]
     if missing:
         raise InputError(
             f"{folder}: expected the folder of a sweep, with {RECORDS}" for folder in missing
         )
-    store = Store(folders.out)
-    for folder in folders.folders:
+    store = Store(merge_options.out)
+    for folder in merge_options.folders:
         store.merge(Store(folder))
-    _show_records(store.records(), folders.out, folders, output)
+    _show_records(store.records(), merge_options.out, merge_options, output)
 
 
 def _check_picture(plot: Path | None) -> None:
@@ -250,9 +250,9 @@ def _grid_runs(
     from poetmodel import sweeps
     from poetmodel.sweeps.runs import IN_CONSTRAINTS
 
-    counts = problems.deadline_counts
+    deadline_counts = problems.deadline_counts
     settings = sweeps.Settings(
-        deadline_counts=None if counts is None else str(counts),
+        deadline_counts=None if deadline_counts is None else str(deadline_counts),
         time_limit_s=search.time_limit,
         gap=search.gap,
         threads=search.threads,
@@ -266,10 +266,10 @@ def _grid_runs(
             _split_names(problems.devices, "--devices"),
             ram=_split_names(problems.ram, "--ram"),
             shapes=[
-                replace(variant, batch=samples, image=side, sequence=tokens)
-                for samples in _parse_sizes(problems.batch, "--batch")
-                for side in _parse_sizes(problems.image, "--image")
-                for tokens in _parse_sizes(problems.sequence, "--sequence")
+                replace(variant, batch=batch, image=image, sequence=sequence)
+                for batch in _parse_sizes(problems.batch, "--batch")
+                for image in _parse_sizes(problems.image, "--image")
+                for sequence in _parse_sizes(problems.sequence, "--sequence")
             ],
             deadlines=[
                 None if name == "none" else name
@@ -283,7 +283,9 @@ def _grid_runs(
         )
     except InputError as error:
         file = f"{problems.constraints}: "
-        raise InputError(fault.replace(IN_CONSTRAINTS, file, 1) for fault in error.faults) from None
+        raise InputError(
+            message.replace(IN_CONSTRAINTS, file, 1) for message in error.faults
+        ) from None
 
 
 def exit_if_failed(rows: Sequence[Row]) -> None:
@@ -299,12 +301,12 @@ def _warn_about_device_ram(rows: Sequence[Row]) -> None:
     """Warn about runs whose peak and resident bytes exceed the RAM of their device."""
     exceeding = [row for row in rows if row["fits_device"] is False]
     if exceeding:
-        places = dict.fromkeys(f"{row['model']} on {row['device']}" for row in exceeding)
+        models_on_devices = dict.fromkeys(f"{row['model']} on {row['device']}" for row in exceeding)
         verb = "does" if len(exceeding) == 1 else "do"
         print_warnings(
             [
                 f"{len(exceeding)} of {len(rows)} runs {verb} not fit the RAM of their device "
-                f"with all resident bytes: {listed(places)}"
+                f"with all resident bytes: {listed(models_on_devices)}"
             ]
         )
 
@@ -328,8 +330,8 @@ def _parse_sizes(text: str | None, option: str) -> list[int | None]:
 
 def _check_backend(name: str) -> str:
     if name not in backend_names():
-        known = ", ".join(backend_names())
-        raise InputError(f"--backends: expected some of {known}, got {name!r}")
+        expected_names = ", ".join(backend_names())
+        raise InputError(f"--backends: expected some of {expected_names}, got {name!r}")
     return name
 
 
@@ -338,7 +340,7 @@ def _table(title: str, rows: Sequence[Row], *, proof: str) -> Table:
     from poetmodel.sweeps.summaries import overhead_ratio
 
     heads = ("model, device", "RAM", "method", proof)
-    figures = ("overhead", "gap", "peak", "time")
+    metric_heads = ("overhead", "gap", "peak", "time")
     lines = [
         (
             f"{row['model']} {row['device']}",
@@ -352,22 +354,23 @@ def _table(title: str, rows: Sequence[Row], *, proof: str) -> Table:
         )
         for row in rows
     ]
-    return listing(title, (*heads, *figures), lines, left=len(heads), whole_names=False)
+    return listing(title, (*heads, *metric_heads), lines, left=len(heads), whole_names=False)
 
 
 def _join_texts(*parts: str | None) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _format_value(value: float | None, unit: Unit) -> str:
-    return "" if value is None else unit(value)
+def _format_value(value: float | None, format_number: Unit) -> str:
+    return "" if value is None else format_number(value)
 
 
 # -- figures of the paper ----------------------------------------------------------------------
 
 FOLDER: Final = Path("poetmodel-bench")
 """Parent of the default output folders of figures."""
-FORMS: Final = (".svg", ".png")
+PICTURE_SUFFIXES: Final = (".svg", ".png")
+"""Suffixes of the pictures that are drawn of each figure."""
 
 
 @options.group
@@ -402,7 +405,9 @@ class FigureOptions:
 
 
 @options.command("poetmodel bench figure5 --quick")
-def bench(request: FigureOptions, runs: WorkersOption, output: options.OutputOptions) -> None:
+def bench(
+    request: FigureOptions, worker_options: WorkersOption, output: options.OutputOptions
+) -> None:
     """Reproduce a figure of the paper, or write and check the instance library."""
     from poetmodel.cli import instances
 
@@ -417,10 +422,12 @@ def bench(request: FigureOptions, runs: WorkersOption, output: options.OutputOpt
     elif request.name == instances.CHECK:
         instances.check_solutions(folders[0], folders[1], output)
     else:
-        _reproduce(request, runs, output)
+        _reproduce(request, worker_options, output)
 
 
-def _reproduce(request: FigureOptions, runs: WorkersOption, output: options.OutputOptions) -> None:
+def _reproduce(
+    request: FigureOptions, worker_options: WorkersOption, output: options.OutputOptions
+) -> None:
     """Write records, a table and a picture of a figure of the paper; skip recorded runs."""
     from poetmodel.sweeps import figures, panels, summaries, tables
     from poetmodel.sweeps import sweep as run_all
@@ -434,49 +441,49 @@ def _reproduce(request: FigureOptions, runs: WorkersOption, output: options.Outp
         records = run_all(
             figure_runs,
             folder,
-            workers=runs.workers,
-            scheduler=runs.scheduler,
+            workers=worker_options.workers,
+            scheduler=worker_options.scheduler,
             on_progress=on_progress,
         )
-    cells = tables.rows(records)
-    tables.write_csv(folder / "cells.csv", cells)
-    shown = panels.panels(name, cells, Store(folder).schedule)
-    drawn, notes = _draw(folder / name, shown)
-    summary = summaries.summary(name, cells)
+    run_rows = tables.rows(records)
+    tables.write_csv(folder / "cells.csv", run_rows)
+    figure_panels = panels.panels(name, run_rows, Store(folder).schedule)
+    pictures, notes = _draw(folder / name, figure_panels)
+    summary_tables = summaries.summary(name, run_rows)
     if output.json:
         print_json(
             {
                 "name": name,
                 "title": figure.title,
                 "paper": figure.paper,
-                "cells": cells,
+                "cells": run_rows,
                 "tables": [
                     {"title": table.title, "heads": table.heads, "rows": table.rows}
-                    for table in summary
+                    for table in summary_tables
                 ],
-                "pictures": [str(path) for path in drawn],
+                "pictures": [str(path) for path in pictures],
                 "notes": notes,
             }
         )
     else:
-        for table in summary:
+        for table in summary_tables:
             heads, rows = table.heads, table.rows
             show(listing(table.title, heads, rows, left=table.words, whole_names=False))
         show(f"The paper: {figure.paper}")
         print_warnings(notes)
-    exit_if_failed(cells)
+    exit_if_failed(run_rows)
 
 
-def _draw(stem: Path, shown: Sequence[Panel] | Sequence[Map]) -> tuple[list[Path], list[str]]:
-    """Draw the pictures; return their files, and a note if pictures cannot be drawn."""
+def _draw(stem: Path, panels: Sequence[Panel] | Sequence[Map]) -> tuple[list[Path], list[str]]:
+    """Draw panels as SVG and PNG at `stem`; return the paths, and a note if that is impossible."""
     from poetmodel.sweeps.pictures import check_suffix, draw
 
-    paths = [stem.with_suffix(form) for form in FORMS]
+    paths = [stem.with_suffix(suffix) for suffix in PICTURE_SUFFIXES]
     try:
         for path in paths:
             check_suffix(path)
     except InputError as error:
         return [], [f"no picture is drawn: {error}"]
     for path in paths:
-        draw(path, shown)
+        draw(path, panels)
     return paths, []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.step.trace import Trace
     from poetmodel.torch.target import OnnxStep
 
-_measuring = partial(options.option, rich_help_panel="How to measure")
+_measuring_option = partial(options.option, rich_help_panel="How to measure")
 
 
 @options.group
@@ -43,27 +43,27 @@ class CostingOptions:
         "--device NAME|FILE",
         "Estimate the costs on this device from FLOP and bytes instead of measuring.",
     )
-    power_from: str | None = _measuring(
+    power_from: str | None = _measuring_option(
         None,
         "--power-from NAME|FILE",
         "Device whose power converts measured times to energies. Default: a nominal 1 W.",
     )
-    power: float | None = _measuring(
+    power: float | None = _measuring_option(
         None,
         "--power WATTS",
         "Power that converts measured times to energies, such as 2.5.",
         parser=options.number("a number of watts above 0, such as 2.5", positive=True),
     )
-    folder: Path = _measuring(
+    folder: Path = _measuring_option(
         Path(), "--folder FOLDER", "Folder for paged tensors; page times are measured there."
     )
-    repeats: int = _measuring(
+    repeats: int = _measuring_option(
         5,
         "--repeats N",
         "Number of timed steps; the smallest time counts.",
         parser=options.whole_number(),
     )
-    threads: int | None = _measuring(
+    threads: int | None = _measuring_option(
         None,
         "--threads N",
         "Compute threads. Default: PyTorch's setting.",
@@ -78,9 +78,11 @@ class CostingOptions:
 
         with redirect_stdout(sys.stderr):
             model, loss_fn, inputs = load_step(target, onnx)
-            chosen = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
+            user_optimizer = (
+                None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
+            )
             name = self.name or default_name(target)
-            return trace(model, loss_fn, inputs, name=name, optimizer=chosen)
+            return trace(model, loss_fn, inputs, name=name, optimizer=user_optimizer)
 
     def check_power(self, *, emulated: bool = False) -> None:
         """Raise `InputError` for two power options, or for one if times are not measured here."""
@@ -147,16 +149,16 @@ def estimate(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
 def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
     """Yield the sums of costs; those of transfers are None without storage."""
     table = costs.table(graph)
-    paged = table.has_storage
+    has_storage = table.has_storage
     single = "of a single pass: every node computed once"
-    for key, name, unit, note in (
+    for key, name, format_value, note in (
         ("compute_time_s", "compute time", format_seconds, single),
         ("compute_energy_j", "compute energy", format_joules, ""),
         ("page_in_time_s", "page-in time", format_seconds, "of every tensor, once"),
         ("page_out_time_s", "page-out time", format_seconds, "of every tensor, once"),
     ):
-        known = paged or key.startswith("compute")
-        yield Fact(key, sum(getattr(table, key)) if known else None, name, unit, note)
+        is_known = has_storage or key.startswith("compute")
+        yield Fact(key, sum(getattr(table, key)) if is_known else None, name, format_value, note)
 
 
 # -- trace -------------------------------------------------------------------------------------
@@ -283,30 +285,30 @@ class CoreName(StrEnum):
     M7 = "m7"
 
 
-_emulating = partial(options.option, rich_help_panel="How to emulate")
+_emulating_option = partial(options.option, rich_help_panel="How to emulate")
 
 
 @options.group
 class EmulationOptions:
     """Emulated board, and the rates that convert its instructions to time."""
 
-    target: ProfileTarget = _emulating(
+    target: ProfileTarget = _emulating_option(
         ProfileTarget.HOST,
         "--target",
         "Where the step runs: on this host, or as exported C on a board that QEMU emulates. Then "
         "--device (default: nrf52840) gives clock, power and storage.",
     )
-    core: CoreName | None = _emulating(
+    core: CoreName | None = _emulating_option(
         None, "--core", "Cortex core for which the C is built; default: the device's, else m4."
     )
-    instructions_per_cycle: float | None = _emulating(
+    instructions_per_cycle: float | None = _emulating_option(
         None,
         "--instructions-per-cycle NUMBER",
         "Average without waits for memory; default: 0.79 for Cortex-M4, 1.05 for Cortex-M7, 1 "
         "for other cores.",
         parser=options.number("a number above 0, such as 0.8", positive=True),
     )
-    optimizer: options.OptimizerName | None = _emulating(
+    optimizer: options.OptimizerName | None = _emulating_option(
         None, "--optimizer", "As for 'poetmodel export'."
     )
 
@@ -421,8 +423,8 @@ def profile(
         costs.save(out)
     facts = list(_cost_facts(graph, costs))
     if output.json:
-        named = {"graph": {"name": graph.name, "sha256": graph.sha256}}
-        print_json(named | to_json_object(facts) | {"notes": list(notes)})
+        graph_entry = {"graph": {"name": graph.name, "sha256": graph.sha256}}
+        print_json(graph_entry | to_json_object(facts) | {"notes": list(notes)})
     else:
         show(fact_table(f"Costs of {graph.name}", facts))
         print_text(*notes)

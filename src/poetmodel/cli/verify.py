@@ -110,8 +110,8 @@ def _print_verdict(kind: str, violations: Sequence[str], limits: Sequence[str]) 
         return
     more = len(violations) - MAX_VIOLATIONS
     rest = (f"and {more:,} more; --json has them all",) if more > 0 else ()
-    many = plural(len(violations), "violation")
-    print_text(f"not valid: {many}", *violations[:MAX_VIOLATIONS], *rest, "")
+    count_text = plural(len(violations), "violation")
+    print_text(f"not valid: {count_text}", *violations[:MAX_VIOLATIONS], *rest, "")
 
 
 def _verdict_facts(
@@ -138,12 +138,12 @@ def _verify_schedule(
     """Verify a schedule; return its facts, the title of their table, and the device RAM."""
     from poetmodel.schedule.document import parse_document
 
-    stated = parse_document(decode_text(content, source=str(path)), source=str(path))
-    graph = resolve_graph(source, stated.schedule.identity, source=path).graph
+    document = parse_document(decode_text(content, source=str(path)), source=str(path))
+    graph = resolve_graph(source, document.schedule.identity, source=path).graph
     if source.graph is not None:
         limits = resolve_ram(limits, source.graph, source.shape)
     try:
-        verified = verify_document(stated, graph, costing, limits)
+        verified = verify_document(document, graph, costing, limits)
     except ScheduleError as error:
         raise error.within(str(path)) from None
     return list(_schedule_facts(verified)), f"Schedule for {graph.name}", verified.room
@@ -154,7 +154,7 @@ def _schedule_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
     graph, simulation = verified.graph, verified.simulation
     peak, tensors = simulation.peak, simulation.peak_tensors
     yield from _verdict_facts(graph, verified.costs, verified.verdict.violations, verified.notes)
-    timed = verified.costs is not None
+    has_costs = verified.costs is not None
     node = graph.nodes[peak.node].name
     notes = {
         "energy_j": f"overhead {format_joules(simulation.overhead_j or 0.0)}",
@@ -162,16 +162,16 @@ def _schedule_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
         "peak_ram_bytes": f"at stage {peak.stage}, step {peak.node} ({node}), "
         f"with {len(tensors)} tensors",
     }
-    shown = partial(metric_facts, Display.VERIFY, simulation, timed=timed, notes=notes)
-    yield from shown(Group.ENERGY)
-    unplanned = () if simulation.planned_s is not None else ("makespan_s",)
-    yield from shown(Group.WORK, Group.STEP, unlisted=unplanned)
-    yield from shown(Group.MEMORY)
+    group_facts = partial(metric_facts, Display.VERIFY, simulation, timed=has_costs, notes=notes)
+    yield from group_facts(Group.ENERGY)
+    unlisted_keys = () if simulation.planned_s is not None else ("makespan_s",)
+    yield from group_facts(Group.WORK, Group.STEP, unlisted=unlisted_keys)
+    yield from group_facts(Group.MEMORY)
     yield from room_facts(verified.room)
-    held = [graph.tensors[i].name for i in tensors]
-    yield Fact("peak", {"stage": peak.stage, "node": node, "tensors": held})
+    peak_tensor_names = [graph.tensors[i].name for i in tensors]
+    yield Fact("peak", {"stage": peak.stage, "node": node, "tensors": peak_tensor_names})
     yield from state_facts(graph, simulation)
-    yield from shown(Group.STORAGE)
+    yield from group_facts(Group.STORAGE)
     yield from wear_facts(Display.VERIFY, simulation)
     yield from constraint_facts(verified.constraints)
 
@@ -206,8 +206,8 @@ def _verify_plan(
     from poetmodel.plan import check_arena, check_plan
     from poetmodel.plan.simulation import false_claims
 
-    stated, graph = _read_plan(content, path, source)
-    plan = stated.plan
+    document, graph = _read_plan(content, path, source)
+    plan = document.plan
     try:
         check_identity(graph, plan)
         check_names(plan.identity, graph)
@@ -227,11 +227,11 @@ def _verify_plan(
         aux_bytes=None if limits.aux is None else problem.aux_limit_bytes,
     )
     is_late = check.makespan_s is not None and not within(check.makespan_s, problem.deadline_s)
-    arena = stated.arena
+    arena = document.arena
     violations = [
         *check.violations,
         *(() if arena is None else check_arena(graph, plan, arena).violations),
-        *false_claims(check, stated.stated),
+        *false_claims(check, document.stated),
     ]
     if is_late:
         violations.append(
@@ -242,7 +242,7 @@ def _verify_plan(
     room = DeviceRam.compare(device, graph, check.peak_ram_bytes)
     facts = [
         *_verdict_facts(graph, costs, violations, notes),
-        *_plan_facts(stated, check, room, timed=costs is not None),
+        *_plan_facts(document, check, room, timed=costs is not None),
     ]
     return facts, f"Plan for {graph.name}", room
 
@@ -256,8 +256,8 @@ def _read_plan(
     from poetmodel.plan.document import PlanDocument, parse_document
 
     if not is_binary(content):
-        stated = parse_document(decode_text(content, source=str(path)), source=str(path))
-        return stated, resolve_graph(source, stated.plan.identity, source=path).graph
+        document = parse_document(decode_text(content, source=str(path)), source=str(path))
+        return document, resolve_graph(source, document.plan.identity, source=path).graph
     try:
         graph = resolve_binary_graph(source, content, source=path)
         return PlanDocument(plan=decode(content, graph), stated={}), graph
@@ -285,24 +285,24 @@ def _limits_of_plan(graph: Graph, costs: Costs | None, limits: options.LimitOpti
 
 
 def _plan_facts(
-    stated: PlanDocument, check: PlanCheck, room: DeviceRam | None, *, timed: bool
+    document: PlanDocument, check: PlanCheck, room: DeviceRam | None, *, timed: bool
 ) -> Iterator[Fact]:
     """Yield the simulated metrics of a plan; times and energies are None without costs."""
-    plan = stated.plan
+    plan = document.plan
     yield Fact("mode", str(plan.mode))
     yield Fact("ram_budget_bytes", plan.ram_budget_bytes)
     size = len(plan.program)
     yield Fact("instructions", size, "instructions", format_number, f"{plan.mode} transfers")
-    stalls = plan.mode == StorageMode.DMA and timed
-    at = "" if check.peak_position is None else f"at instruction {check.peak_position}"
+    shows_stall = plan.mode == StorageMode.DMA and timed
+    peak_note = "" if check.peak_position is None else f"at instruction {check.peak_position}"
     notes = {
-        "makespan_s": f"stall {format_seconds(check.stall_s or 0.0)}" if stalls else "",
-        "peak_ram_bytes": at,
+        "makespan_s": f"stall {format_seconds(check.stall_s or 0.0)}" if shows_stall else "",
+        "peak_ram_bytes": peak_note,
     }
-    shown = partial(metric_facts, Display.VERIFY_PLAN, check, notes=notes)
-    yield from shown(Group.ENERGY, Group.WORK, Group.STEP, Group.MEMORY)
+    group_facts = partial(metric_facts, Display.VERIFY_PLAN, check, notes=notes)
+    yield from group_facts(Group.ENERGY, Group.WORK, Group.STEP, Group.MEMORY)
     yield from room_facts(room)
     yield Fact("peak_instruction", check.peak_position)
-    if stated.arena is not None:
-        yield from arena_facts(stated.arena)
-    yield from shown(Group.STORAGE)
+    if document.arena is not None:
+        yield from arena_facts(document.arena)
+    yield from group_facts(Group.STORAGE)

@@ -1,1 +1,1 @@
-"""The explorer: a local page with sliders for the limits that shows the resulting schedule."""
+"""The explorer: a local page that shows the schedule for limits set by sliders."""

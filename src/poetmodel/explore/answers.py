@@ -38,7 +38,7 @@ LABEL: Final = "A"
 
 
 def draw(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: draw the job's schedule; return charts, answers and facts as to_gzipped_json JSON."""
+    """Task: draw the job's schedule; return charts, answers and facts as gzipped JSON."""
     subject = make_subject(job, context)
     schedule_facts = facts(subject)
     charts = {
@@ -186,33 +186,33 @@ def why(job: dict[str, Any], context: JobContext) -> Frame:
     graph, min_ram = problem.graph, problem.floor
     node = graph.nodes[min_ram.node]
     excluded = set(graph.state_of)
-    resident = 0 if problem.can_page else graph.state_bytes
-    if resident or problem.reads_in_place:
+    state_in_ram_bytes = 0 if problem.can_page else graph.state_bytes
+    if state_in_ram_bytes or problem.reads_in_place:
         excluded.update(graph.state_tensors)
-    used = dict.fromkeys((*graph.inputs_of[min_ram.node], *graph.outputs_of[min_ram.node]))
-    held = [
+    step_tensors = dict.fromkeys((*graph.inputs_of[min_ram.node], *graph.outputs_of[min_ram.node]))
+    tensors_in_ram = [
         {
             "tensor": graph.tensors[i].name,
             "index": i,
             "bytes": graph.tensor_bytes[i],
             "role": "output" if graph.node_of[i] == min_ram.node else "input",
         }
-        for i in used
+        for i in step_tensors
         if i not in excluded
     ]
-    needs = min_ram.bytes + problem.resident_bytes
+    needed_bytes = min_ram.bytes + problem.resident_bytes
     reasons = list(infeasibility_reasons(problem))
     return Frame(
         values={
-            "text": "; ".join(reasons) or _no_obstacle_text(problem, needs),
+            "text": "; ".join(reasons) or _no_obstacle_text(problem, needed_bytes),
             "reasons": reasons,
             "node": node.name,
             "phase": str(Phase(node.phase)),
-            "least_bytes": needs,
-            "missing_bytes": max(0, needs - problem.ram_budget_bytes),
-            "held": sorted(held, key=lambda tensor: -tensor["bytes"]),
+            "least_bytes": needed_bytes,
+            "missing_bytes": max(0, needed_bytes - problem.ram_budget_bytes),
+            "held": sorted(tensors_in_ram, key=lambda tensor: -tensor["bytes"]),
             "workspace_bytes": node.workspace_bytes,
-            "state_bytes": resident,
+            "state_bytes": state_in_ram_bytes,
             "shared_bytes": graph.shared_bytes(min_ram.node, graph.inputs_of[min_ram.node]),
             "resident_bytes": problem.resident_bytes,
             "single_pass_s": problem.pass_time_s,

@@ -90,11 +90,12 @@ class Catalogue:
     graphs: Mapping[str, str] = field(default_factory=dict)
     """Paths of graph files, by displayed name."""
     steps: Mapping[str, str] = field(default_factory=dict)
-    """Paths of step files."""
+    """Paths of step files, by displayed name."""
     devices: Mapping[str, str] = field(default_factory=dict)
-    """Paths of device files."""
+    """Paths of device files, by displayed name."""
     profiles: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
-    """Paths of measured costs, each with the device on which they were measured."""
+    """Paths of measured costs by displayed name, each with the device on which they were
+    measured."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -215,5 +216,5 @@ def fingerprint(problem: Problem) -> str:
         del limits[key]
     device = problem.costs.device
     costs = [asdict(problem.table), None if device is None else asdict(device)]
-    stated = json.dumps([problem.graph.sha256, limits, costs], sort_keys=True, default=str)
-    return hashlib.sha256(stated.encode()).hexdigest()[:20]
+    text = json.dumps([problem.graph.sha256, limits, costs], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]

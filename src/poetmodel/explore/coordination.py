@@ -74,7 +74,7 @@ class GoneError(Exception):
 
 
 class Coordinator:
-    """Problems, points, sessions and workers of one server."""
+    """Opens problems, starts and cancels the solves of requested points, and notifies sessions."""
 
     def __init__(
         self,
@@ -85,6 +85,11 @@ class Coordinator:
         search: dict[str, Any],
         drawn_by: str,
     ) -> None:
+        """Create the coordinator without sessions; `start` starts its workers.
+
+        `solvers` are the processes of solves, `drawers` those of short tasks. `drawn_by` is the
+        version of the code that draws answers.
+        """
         self.store = store
         self.solvers = solvers
         self.drawers = drawers
@@ -116,7 +121,7 @@ class Coordinator:
     # -- problems --------------------------------------------------------------------------------
 
     async def open(self, choice: ExplorerChoice) -> OpenProblem:
-        """Return the problem of a choice with all its points; read its graph on the first call."""
+        """Return the open problem of a choice with its points; the first call reads the graph."""
         name = self._choices.get(choice)
         opened = None if name is None else self.opened.get(name)
         if opened is None:
@@ -150,7 +155,7 @@ class Coordinator:
         return opened
 
     def find(self, name: str) -> tuple[OpenProblem, Point]:
-        """Return an open problem and one of its points; raise `GoneError` for an unknown point."""
+        """Return a point by its id, with its problem; raise `GoneError` for an unknown point."""
         for opened in reversed(self.opened.values()):
             if name in opened.points:
                 return opened, opened.points[name]
@@ -174,7 +179,7 @@ class Coordinator:
         *,
         more: bool = False,
     ) -> dict[str, Any]:
-        """Set the requested point of a session, start its solve if necessary, and return its state.
+        """Set the requested point of a session, start its solve if necessary, and return the point.
 
         The point replaces the session's previous one. With `more`, a point that ended with a gap is
         solved again.
@@ -233,8 +238,8 @@ class Coordinator:
     async def answer(self, name: str, revision: int | None) -> bytes | None:
         """Return the drawing of a point as gzipped JSON.
 
-        None without a schedule, or if no session requests the point when its turn comes. Raises
-        `GoneError` for an old revision.
+        Return None if the point has no schedule, or if no session requests the point any more when
+        a worker is free. Raise `GoneError` for an old revision.
         """
         opened, point = self.find(name)
         if point.value is None:
@@ -255,7 +260,10 @@ class Coordinator:
         self._unrequested_drawings.discard(digest)
 
     async def _draw(self, opened: OpenProblem, point: Point) -> bytes | None:
-        """Return the stored drawing of a point, or draw it in a worker and store it."""
+        """Return the stored drawing of a point, or draw it in a worker and store it.
+
+        Return None if no session requests the point any more when a worker is free.
+        """
         digest = point.digest
         name, answer_digest = point.id, digest
         if point.provisional and point.lender is not None:
@@ -341,8 +349,8 @@ class Coordinator:
                 opened.discard_idle(
                     self.solves.running.keys() | {session.requested_point for session in sessions}
                 )
-            used = {session.problem for session in self.sessions.values()}
-            for name in [name for name in self.opened if name not in used]:
+            used_problems = {session.problem for session in self.sessions.values()}
+            for name in [name for name in self.opened if name not in used_problems]:
                 is_solving = any(point in self.solves.running for point in self.opened[name].points)
                 if len(self.opened) > MAX_KEPT_PROBLEMS and not is_solving:
                     del self.opened[name]

@@ -96,8 +96,8 @@ class Guard:
             return 403, "the explorer only answers to its own page"
         return None
 
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self._token.encode())
+    def _is_token(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode(), self._token.encode())
 
 
 def _length(headers: Mapping[str, str]) -> int:

@@ -45,11 +45,11 @@ class Point:
     reason: str = ""
     """Reason why there is no schedule, or why the solve failed."""
     provisional: bool = False
-    """Whether the schedule is that of another point, until the own solve finds one."""
+    """Whether the schedule is that of another point, until the point's solve finds a schedule."""
     neighbour_bytes: int | None = None
-    """RAM budget of that other point [B]."""
+    """RAM budget of the point whose schedule is used provisionally [B]."""
     lender: tuple[str, str] | None = None
-    """Id and digest of that other point."""
+    """Id and digest of the point whose schedule is used provisionally."""
     value: float | None = None
     """Minimized quantity above its baseline."""
     bound: float = 0.0
@@ -91,9 +91,9 @@ class Point:
         """0 for an unfinished solve, 1 after the solve, 2 with a proof."""
         return self.is_over + self.is_proved
 
-    def set_schedule(self, set_metrics: dict[str, Any], schedule: bytes) -> None:
+    def set_schedule(self, metrics: dict[str, Any], schedule: bytes) -> None:
         """Store a new schedule's metrics, and begin a new revision."""
-        self.set_metrics(set_metrics)
+        self.set_metrics(metrics)
         if self.status is None or self.status in ("unknown", "infeasible"):
             self.status = "feasible"
         self.begin_revision(schedule)
@@ -103,43 +103,41 @@ class Point:
         for name in METRICS:
             setattr(self, name, set_metrics[name])
 
-    def finish(self, ended: dict[str, Any], schedule: bytes, *, before_s: float) -> None:
-        """Store the end of a solve, with the best schedule.
+    def finish(self, result: dict[str, Any], schedule: bytes, *, before_s: float) -> None:
+        """Store the result of a solve, and the best schedule if it is that of the solve.
 
         `before_s` is the time of earlier solves [s].
         """
-        set_metrics = ended.get("found")
-        better = set_metrics is not None and (
-            self.value is None or set_metrics["value"] <= self.value
-        )
-        self.seconds = before_s + ended["build_s"] + ended["solve_s"]
-        self.proof = {key: ended[key] for key in ("termination", "build_s", "versions")}
-        self.proof["solve_s"] = before_s + ended["solve_s"]
-        self.bound = max(self.bound, ended["bound"])
+        metrics = result.get("found")
+        is_better = metrics is not None and (self.value is None or metrics["value"] <= self.value)
+        self.seconds = before_s + result["build_s"] + result["solve_s"]
+        self.proof = {key: result[key] for key in ("termination", "build_s", "versions")}
+        self.proof["solve_s"] = before_s + result["solve_s"]
+        self.bound = max(self.bound, result["bound"])
         self.state, self.provisional = "done", False
-        if better or not schedule or ended["status"] == "optimal":
-            self.status = ended["status"]
-        self.reason = "" if schedule else ended["reason"]
-        if set_metrics is not None and better:
-            self.set_metrics(set_metrics)
+        if is_better or not schedule or result["status"] == "optimal":
+            self.status = result["status"]
+        self.reason = "" if schedule else result["reason"]
+        if metrics is not None and is_better:
+            self.set_metrics(metrics)
         if self.value is not None:
             self.bound = min(self.bound, self.value)
         self.begin_revision(schedule)
 
     def begin_revision(self, schedule: bytes) -> None:
-        """Increase the revision, because the drawing changes."""
+        """Increase the revision and its digest, because the drawing of the point changes."""
         self.revision += 1
-        stated = f"{self.id} {self.revision} {self.status} {self.bound!r} {self.state}"
-        self.digest = hashlib.sha256(stated.encode() + schedule).hexdigest()[:16]
+        content = f"{self.id} {self.revision} {self.status} {self.bound!r} {self.state}"
+        self.digest = hashlib.sha256(content.encode() + schedule).hexdigest()[:16]
 
     def to_dict(self, baseline: float, *, minimize: str) -> dict[str, Any]:
         """Return the point as JSON values for the page."""
-        shown = asdict(self)
+        values = asdict(self)
         for name in ("digest", "lender", "proof"):
-            del shown[name]
-        known = self.value is not None
-        bound_j = baseline + self.bound if known and minimize == "energy" else None
-        return shown | {"bound_j": bound_j, "gap": self.gap}
+            del values[name]
+        has_schedule = self.value is not None
+        bound_j = baseline + self.bound if has_schedule and minimize == "energy" else None
+        return values | {"bound_j": bound_j, "gap": self.gap}
 
 
 @dataclass(slots=True)
@@ -176,26 +174,25 @@ class OpenProblem:
 
 def point_id(problem: str, ram_bytes: int, deadline_s: float | None) -> str:
     """Return the id of a point: a hash of its problem, RAM and deadline."""
-    stated = f"{problem} {ram_bytes} {deadline_s!r}"
-    return hashlib.sha256(stated.encode()).hexdigest()[:20]
+    text = f"{problem} {ram_bytes} {deadline_s!r}"
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def merge_records(before: Point, new: Point, *, carried: bool) -> tuple[Point, bool]:
+def merge_records(old: Point, new: Point, *, carried: bool) -> tuple[Point, bool]:
     """Merge two records of a point; also return whether the schedule is that of `new`.
 
-    The better schedule is retained, for equal values that with the higher `proof_rank`; and the
-    higher bound. A better value of `new` is used only if its schedule is available (`carried`).
+    The better schedule is retained; of equal schedules, that of the record with the higher
+    `proof_rank`. The higher bound is retained, too. A better value of `new` is used only if its
+    schedule is available (`carried`).
     """
-    if before.value == new.value:
-        set_metrics = carried or all(
-            getattr(before, name) == getattr(new, name) for name in METRICS
-        )
-        is_new = set_metrics and new.proof_rank >= before.proof_rank
+    if old.value == new.value:
+        is_available = carried or all(getattr(old, name) == getattr(new, name) for name in METRICS)
+        is_new = is_available and new.proof_rank >= old.proof_rank
     else:
-        is_better = before.value is None or (new.value is not None and new.value < before.value)
+        is_better = old.value is None or (new.value is not None and new.value < old.value)
         is_new = carried and is_better
-    best = new if is_new else before
-    bound = max(before.bound, new.bound, 0.0)
+    best = new if is_new else old
+    bound = max(old.bound, new.bound, 0.0)
     bound = bound if best.value is None else min(bound, best.value)
     if bound <= best.bound:
         return best, is_new
@@ -223,7 +220,10 @@ def best_neighbour(
 
 
 def inherited_bound(point: Point, others: Iterable[Point]) -> float:
-    """Return the best bound of points with at least as much RAM and time, which also holds here."""
+    """Return the best bound of other points with at least as much RAM and time.
+
+    Such a bound is also valid for `point`, whose limits are tighter. Return 0 if there is none.
+    """
     limit_s = math.inf if point.deadline_s is None else point.deadline_s
     return max(
         (

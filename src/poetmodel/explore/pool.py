@@ -69,8 +69,9 @@ class WorkerPool:
     ) -> Frame:
         """Run a job on a free process and return its reply; `on_frame` gets the frames before it.
 
-        Raises `WorkerError` or `RefusedError`. On cancellation the process is left to end the job.
-        If the process had died, another one runs the job.
+        Raise `WorkerError` or `RefusedError` if the job fails. If this call is cancelled, the
+        process finishes the job in the background. If the process died, another process runs the
+        job again.
         """
         with contextlib.suppress(ProcessEndedError):
             return await self._run_job_on(await self.acquire(), job, body, on_frame)
@@ -96,9 +97,9 @@ class WorkerPool:
         """Run a job on a process and release it; replace a process that does not end."""
         loop = asyncio.get_running_loop()
 
-        def forward(news: Frame) -> None:
+        def forward(frame: Frame) -> None:
             if on_frame is not None:
-                loop.call_soon_threadsafe(on_frame, news)
+                loop.call_soon_threadsafe(on_frame, frame)
 
         reply = worker.call(run_task, self.catalogue, job, body, on_progress=forward)
         try:

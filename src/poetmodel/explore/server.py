@@ -130,9 +130,9 @@ def application(  # noqa: C901 - the routes, each a few lines
     async def open_problem(choice: ExplorerChoice) -> Response:
         opened = await coordinator.open(choice)
         points = [opened.describe(point) for point in opened.points_with_schedule()]
-        added = json.dumps({"points": points}, allow_nan=False)
+        points_json = json.dumps({"points": points}, allow_nan=False)
         # `drawn` is a JSON object without its closing brace.
-        return Response(f"{opened.drawn}, {added[1:]}", media_type="application/json")
+        return Response(f"{opened.drawn}, {points_json[1:]}", media_type="application/json")
 
     @app.post("/api/points")
     async def request_point(point_request: PointRequest) -> dict[str, Any]:
@@ -205,8 +205,8 @@ async def _stream_events(coordinator: Coordinator, session: str) -> AsyncIterato
                     opened, point = coordinator.find(name)
                 except GoneError:
                     continue
-                described = opened.describe(point)
-                yield ServerSentEvent(event=kind, data=described)
+                values = opened.describe(point)
+                yield ServerSentEvent(event=kind, data=values)
             await asyncio.sleep(MIN_PAUSE_S)
     finally:
         coordinator.remove_listener(session, listener)

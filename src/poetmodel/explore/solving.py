@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 SAVE_EVERY_S: Final = 1.0
 """Minimum interval between writes of bounds without a new schedule [s]."""
 NO_PROOF: Final = {"termination": "interrupted", "build_s": 0.0, "solve_s": 0.0, "versions": {}}
+"""Value of `Point.proof` before a solve of the point has ended."""
 
 
 class Notify(Protocol):
-    """Callback for a change of a point; `front` is whether it has a new schedule."""
+    """Callback for a change of a point; `front` is whether the point has a new schedule."""
 
     def __call__(self, opened: OpenProblem, point: Point, *, front: bool = False) -> None:
         """Notify the listeners."""
 
 
 class Solves:
-    """All solves of a server."""
+    """Starts, cancels and records the solves of all points of a server."""
 
     def __init__(
         self,
@@ -43,6 +44,11 @@ class Solves:
         search: dict[str, Any],
         notify: Notify,
     ) -> None:
+        """Store the settings; no solve is running.
+
+        `solvers` are the processes of long solves, `drawers` those of short tasks: drawings and
+        first schedules. `search` has the keywords of `poetmodel.solver.facade.solve`.
+        """
         self.store = store
         self.solvers = solvers
         self.drawers = drawers
@@ -60,25 +66,26 @@ class Solves:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def start_solve(self, opened: OpenProblem, point: Point) -> None:
-        """Start to solve a point in the background."""
+        """Start the solve of a point in the background, and set its state to ``waiting``."""
         point.state = "waiting"
         self.running[point.id] = self._run_in_background(self._solve(opened, point))
 
-    def cancel(self, name: str) -> None:
+    def cancel(self, point_id: str) -> None:
         """Cancel the solve of a point, if it is running."""
-        task = self.running.pop(name, None)
+        task = self.running.pop(point_id, None)
         if task is not None:
             task.cancel()
 
     async def use_neighbour(self, opened: OpenProblem, point: Point) -> None:
-        """Give a point the best schedule and bound of its neighbours, provisionally.
+        """Set a point's schedule and bound provisionally to the best of its neighbours.
 
-        If they prove the point within the gap tolerance, the point is finished.
+        Neighbours are the other points of the problem. If schedule and bound prove the schedule
+        optimal within the gap tolerance, the point is finished.
         """
-        others = [other for other in opened.points.values() if other is not point]
-        point.bound = max(point.bound, inherited_bound(point, others))
+        other_points = [other for other in opened.points.values() if other is not point]
+        point.bound = max(point.bound, inherited_bound(point, other_points))
         overlaps = opened.facts["deadline"]["counts"] == DeadlineCounts.OVERLAP
-        neighbour = best_neighbour(point, others, overlaps=overlaps)
+        neighbour = best_neighbour(point, other_points, overlaps=overlaps)
         if neighbour is None or (
             point.value is not None and point.value <= (neighbour.value or 0.0)
         ):
@@ -97,7 +104,7 @@ class Solves:
         point.proof = {**NO_PROOF, **neighbour.proof, "termination": "interrupted"}
         if (
             relative_gap(neighbour.value, point.bound) <= self.search["gap"]
-        ):  # the known bound proves it
+        ):  # the bound proves the schedule optimal
             point.state, point.status, point.provisional = "done", "optimal", False
             point.proof["termination"] = "proved"
         point.set_schedule(metrics, schedule)
@@ -105,13 +112,18 @@ class Solves:
             await self._save(point, schedule)
 
     async def schedule(self, point: Point) -> bytes:
-        """Return the packed schedule of a point; for a provisional point that of its neighbour."""
-        name = point.lender[0] if point.provisional and point.lender else point.id
-        schedule = self._schedules.get(name)
-        return await self.store.call(self.store.schedule, name) if schedule is None else schedule
+        """Return the packed schedule of a point, or of its neighbour if it is provisional.
+
+        Return empty bytes if there is no schedule.
+        """
+        point_id = point.lender[0] if point.provisional and point.lender else point.id
+        schedule = self._schedules.get(point_id)
+        return (
+            await self.store.call(self.store.schedule, point_id) if schedule is None else schedule
+        )
 
     def make_job(self, task: str, opened: OpenProblem, point: Point) -> dict[str, Any]:
-        """Return a worker's job about a point."""
+        """Return a worker's job for a task on the problem of a point; "" is set later."""
         return {
             "task": task,
             "choice": opened.facts["choice"],
@@ -120,7 +132,10 @@ class Solves:
         }
 
     def make_job_with_proof(self, opened: OpenProblem, point: Point) -> dict[str, Any]:
-        """Return a worker's job about the schedule of a point, with its certificate."""
+        """Return a worker's job on the schedule of a point, with its proof.
+
+        The caller sets the task.
+        """
         proof = {
             **NO_PROOF,
             **point.proof,
@@ -131,7 +146,7 @@ class Solves:
         return {**self.make_job("", opened, point), "proof": proof, "search": self.search}
 
     async def _solve(self, opened: OpenProblem, point: Point) -> None:
-        """Solve a point, store the end or the failure, and clean up."""
+        """Solve a point, store the result or the failure, and clean up."""
         first_schedule: asyncio.Task[None] | None = None
         if point.value is None:
             first_schedule = asyncio.create_task(self._find_first_schedule(opened, point))
@@ -151,14 +166,14 @@ class Solves:
                 self._schedules.pop(point.id, None)
 
     async def _find_first_schedule(self, opened: OpenProblem, point: Point) -> None:
-        """Find a schedule quickly, for the time until the solve finds one."""
+        """Find a schedule quickly, for the page to show until the solve finds one."""
         with contextlib.suppress(WorkerError, RefusedError):  # the solve will raise them, too
             reply = await self.drawers.run_job(self.make_job("begin", opened, point))
             if point.value is None and "found" in reply.values:
                 self._use_if_better(opened, point, reply.values["found"], reply.body)
 
     async def _run_solver(self, opened: OpenProblem, point: Point) -> None:
-        """Run the solver from the best known schedule, and store each report and the end."""
+        """Run the solver from the best known schedule; store each report and the result."""
         current_task, before_s, saved_s = asyncio.current_task(), point.seconds, time.monotonic()
         start = await self.schedule(point)
 
@@ -181,20 +196,18 @@ class Solves:
                     saved_s = time.monotonic()
                     self._run_in_background(self._save(point, None))
 
-        make_job = {
+        job = {
             **self.make_job("solve", opened, point),
             "search": self.search,
             "bound": point.bound,
         }
-        reply = await self.solvers.run_job_on(
-            await self.solvers.acquire(), make_job, start, on_frame
-        )
+        reply = await self.solvers.run_job_on(await self.solvers.acquire(), job, start, on_frame)
         metrics, schedule = reply.values.get("found"), reply.body
         if metrics is None or (point.value is not None and point.value < metrics["value"]):
             schedule = await self.schedule(point)
-        ended = replace(point, proof=dict(point.proof))
-        ended.finish(reply.values, schedule, before_s=before_s)
-        await self._save(ended, schedule or None)  # before pages are notified
+        finished_point = replace(point, proof=dict(point.proof))
+        finished_point.finish(reply.values, schedule, before_s=before_s)
+        await self._save(finished_point, schedule or None)  # before pages are notified
         point.finish(reply.values, schedule, before_s=before_s)
         if schedule:
             self._schedules[point.id] = schedule
@@ -204,8 +217,8 @@ class Solves:
         self, opened: OpenProblem, point: Point, metrics: dict[str, Any], schedule: bytes
     ) -> None:
         """Store a worker's schedule if it is better than the point's, and notify the listeners."""
-        better = point.value is None or metrics["value"] < point.value
-        if better:
+        is_better = point.value is None or metrics["value"] < point.value
+        if is_better:
             point.provisional = False
             point.set_schedule(metrics, schedule)
             point.proof = point.proof or dict(NO_PROOF)
@@ -213,7 +226,7 @@ class Solves:
             self._run_in_background(self._save(point, schedule))
         elif point.provisional and metrics["value"] == point.value:
             self._use_as_own(point, schedule)
-        self.notify(opened, point, front=better)
+        self.notify(opened, point, front=is_better)
 
     def _use_as_own(self, point: Point, schedule: bytes) -> None:
         """Make a neighbour's schedule, verified for this point, the point's own."""
@@ -227,7 +240,7 @@ class Solves:
         self.notify(opened, point)
 
     async def _save(self, point: Point, schedule: bytes | None) -> None:
-        """Write a point to the store, unless it is unfinished and has no schedule of its own."""
+        """Write a point to the store, unless its solve is unfinished and it has no own schedule."""
         if point.is_over or (point.value is not None and not point.provisional):
             copy = replace(point, proof=dict(point.proof))
             await self.store.call(self.store.save, copy, schedule)

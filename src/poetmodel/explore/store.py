@@ -89,20 +89,20 @@ class PointStore:
             raise InputError(
                 f"--store {self.path}: this database is no store of the explorer; give another file"
             )
-        stated = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
-        if stated is not None and stated[0] != str(FORMAT):
+        stored_format = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+        if stored_format is not None and stored_format[0] != str(FORMAT):
             raise InputError(
                 f"--store {self.path}: was written by another version of poetmodel (format "
-                f"{stated[0]}, expected {FORMAT}); give another file"
+                f"{stored_format[0]}, expected {FORMAT}); give another file"
             )
 
-    async def call(self, function: Callable[..., _Result], *given: Any) -> _Result:
-        """Call one of the methods below in the thread of the store."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *given)
+    async def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Call one of the methods below in the thread of the store; the event loop goes on."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
-    def call_and_wait(self, function: Callable[..., _Result], *given: Any) -> _Result:
+    def call_and_wait(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
         """Call one of the methods below in the thread of the store, and wait for its result."""
-        return self._thread.submit(function, *given).result()
+        return self._thread.submit(function, *arguments).result()
 
     def close(self) -> None:
         """Complete all writes and close the file."""

@@ -1,7 +1,7 @@
-"""Tasks of a worker: read a graph, make a first schedule, solve, draw, explain, export.
+"""Tasks of a worker: read a graph, find a first schedule, solve, draw, explain, export.
 
-Each task is a function of a job, plain values from the server, and a `JobContext`. Every schedule
-that a worker returns was verified by it, and its metrics are those of the simulator.
+Each task is a function of a job, plain values from the server, and a `JobContext`. A worker
+verifies every schedule that it returns, with the metrics of the simulator.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class StatedProblem:
-    """A choice, its graph's source, and its problem, whose limits vary."""
+    """A choice, the source of its graph, and its problem; RAM and deadline are set by each job."""
 
     choice: ExplorerChoice
     source: Source
@@ -73,26 +73,26 @@ class JobContext:
 
 
 def read_problem(job: dict[str, Any], context: JobContext) -> Problem:
-    """Return the problem of a job: its choice with its RAM and its deadline."""
-    known = read_choice(job, context)
+    """Return the problem of a job: that of its choice, with the job's RAM and deadline."""
+    chosen = read_choice(job, context)
     limits = {"ram": job["ram_bytes"], "deadline": job["deadline_s"]}
-    return replace(known.problem, **limits)
+    return replace(chosen.problem, **limits)
 
 
 @lru_cache(maxsize=MAX_CACHED_GRAPHS)
 def _read_stated_problem(catalogue: str, choice: str) -> StatedProblem:
-    """Read the problem of a choice, both given as JSON; cached."""
-    known = Catalogue.from_json(catalogue)
-    explorer_choice = ExplorerChoice.model_validate_json(choice)
+    """Return the problem of `choice` in `catalogue` (both JSON); cached."""
+    parsed_catalogue = Catalogue.from_json(catalogue)
+    parsed_choice = ExplorerChoice.model_validate_json(choice)
     with time_limit(READ_S):
-        source = known.source(explorer_choice)
-        costs = known.costs(source.graph, explorer_choice)
-        problem = known.problem(explorer_choice, source.graph, costs)
-    return StatedProblem(explorer_choice, source, problem)
+        source = parsed_catalogue.source(parsed_choice)
+        costs = parsed_catalogue.costs(source.graph, parsed_choice)
+        problem = parsed_catalogue.problem(parsed_choice, source.graph, costs)
+    return StatedProblem(parsed_choice, source, problem)
 
 
 def read_choice(job: dict[str, Any], context: JobContext) -> StatedProblem:
-    """Return the choice of a job as a problem, from a cache of the latest ones."""
+    """Return the choice of a job with its graph source and problem; cached."""
     return _read_stated_problem(context.catalogue.to_json(), json.dumps(job["choice"]))
 
 
@@ -111,28 +111,30 @@ def unpack_schedule(body: bytes) -> Schedule:
 
 
 def prepare(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: read the graph of a choice; return the facts for the page, as JSON."""
-    known = read_choice(job, context)
-    problem, graph = known.problem, known.source.graph
+    """Task: read the graph of a choice; return facts about its problem, and page data as JSON."""
+    chosen = read_choice(job, context)
+    problem, graph = chosen.problem, chosen.source.graph
     device, resident = problem.costs.device, problem.resident_bytes
-    paging = page_everything(problem)
-    paged_s = None if paging is None else verify(problem, paging).simulation.time_s
+    paging_schedule = page_everything(problem)
+    paged_s = (
+        None if paging_schedule is None else verify(problem, paging_schedule).simulation.time_s
+    )
     pass_s = problem.pass_time_s
     max_s = max(2 * pass_s, paged_s or 0.0)
-    name = known.choice.shape.label(known.choice.model)
-    choice, keep_all = known.choice, checkpoint_all_peak_bytes(graph)
-    whole = None
+    name = chosen.choice.shape.label(chosen.choice.model)
+    choice, keep_all = chosen.choice, checkpoint_all_peak_bytes(graph)
+    whole_step = None
     if device is not None and keep_all + graph.total_resident_bytes > device.ram_bytes:
-        whole = find_whole_step(choice.model, choice.shape, device, paging=choice.paging)
+        whole_step = find_whole_step(choice.model, choice.shape, device, paging=choice.paging)
     facts = {
         "problem": fingerprint(problem),
-        "title": f"{name} on {known.choice.device}",
-        "choice": known.choice.model_dump(),
+        "title": f"{name} on {chosen.choice.device}",
+        "choice": chosen.choice.model_dump(),
         "floor_bytes": problem.floor.bytes + resident,
         "keep_all_bytes": keep_all + resident,
         "device_ram_bytes": None if device is None else device.ram_bytes,
         "resident_bytes": graph.total_resident_bytes,
-        "whole_step": None if whole is None else asdict(whole),
+        "whole_step": None if whole_step is None else asdict(whole_step),
         "baseline_energy_j": problem.baseline_energy_j,
         "objective": {"minimize": str(problem.minimize), "baseline": problem.objective.baseline},
         "deadline": {
@@ -143,8 +145,8 @@ def prepare(job: dict[str, Any], context: JobContext) -> Frame:
             "counts": str(problem.deadline_counts),
         },
     }
-    drawn = {**facts, "graph": graph_chart(graph)}
-    return Frame(values=facts, body=json.dumps(drawn, allow_nan=False).encode())
+    page_data = {**facts, "graph": graph_chart(graph)}
+    return Frame(values=facts, body=json.dumps(page_data, allow_nan=False).encode())
 
 
 def to_gzipped_json(values: Any) -> bytes:
@@ -169,14 +171,18 @@ def schedule_metrics(problem: Problem, simulation: Simulation) -> dict[str, Any]
 
 
 def begin(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: find a first schedule quickly; return it, or the limit that excludes all schedules."""
+    """Task: find a first schedule quickly with heuristics, and return it with its metrics.
+
+    If a limit alone excludes all schedules, return the reason as ``obstacle``; if no heuristic
+    finds a valid schedule, return an empty frame.
+    """
     problem = read_problem(job, context)
     reason = infeasibility_reason(problem)
     if reason is not None:
         return Frame(values={"obstacle": reason})
     best: tuple[Schedule, Simulation] | None = None
-    for make in (keep_all_if_valid, _greedy, page_everything):
-        candidate = make(problem)
+    for heuristic in (keep_all_if_valid, _greedy, page_everything):
+        candidate = heuristic(problem)
         verdict = None if candidate is None else verify(problem, candidate)
         if candidate is not None and verdict is not None and verdict.valid:
             best = candidate, verdict.simulation
@@ -201,7 +207,7 @@ class _Progress:
     problem: Problem
     context: JobContext
     gap: float
-    known: float
+    known_bound: float
     """Bound that is already proven."""
     value: float | None = None
     bound: float = 0.0
@@ -212,7 +218,7 @@ class _Progress:
         """Send a better schedule, or the bound if it is due; return False to stop."""
         if self.context.cancelled():
             return False
-        self.bound = max(self.bound, self.known, progress.overhead_bound or 0.0)
+        self.bound = max(self.bound, self.known_bound, progress.overhead_bound or 0.0)
         schedule = progress.schedule
         better = progress.overhead is not None and (
             self.value is None or progress.overhead < self.value
@@ -232,9 +238,9 @@ class _Progress:
         verdict = verify(self.problem, schedule)
         if not verdict.valid:
             return
-        known = schedule_metrics(self.problem, verdict.simulation)
-        self.value = known["value"]
-        self._send({"found": known}, pack_schedule(self.problem.graph, schedule), seconds)
+        metrics = schedule_metrics(self.problem, verdict.simulation)
+        self.value = metrics["value"]
+        self._send({"found": metrics}, pack_schedule(self.problem.graph, schedule), seconds)
 
     def _send(self, values: dict[str, Any], body: bytes, seconds: float) -> None:
         self.last_sent_s = time.monotonic()
@@ -243,21 +249,21 @@ class _Progress:
 
 
 def solve(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: solve a point, from the job's schedule if it has one; return the result."""
+    """Task: solve a point, from the job's schedule if there is a valid one; return the result."""
     problem = read_problem(job, context)
     search = job["search"]
     start = unpack_schedule(context.body) if context.body else None
     if start is not None and not verify(problem, start).valid:
         start = None
-    watch = _Progress(problem, context, search["gap"], job["bound"])
-    result = solve_problem(problem, start=start, on_progress=watch, **search)
+    progress = _Progress(problem, context, search["gap"], job["bound"])
+    result = solve_problem(problem, start=start, on_progress=progress, **search)
     status = result.status
-    bound = watch.known
+    bound = progress.known_bound
     if result.simulation is not None:
-        measured = problem.objective.overhead_of(result.simulation)
+        overhead = problem.objective.overhead_of(result.simulation)
         bound = max(bound, result.proven_bound - problem.objective.baseline)
-        bound = min(bound, measured)
-        if is_closed(problem, measured, bound, search["gap"]):
+        bound = min(bound, overhead)
+        if is_closed(problem, overhead, bound, search["gap"]):
             status = "optimal"  # type: ignore[assignment]
     reply = {
         "status": str(status),
@@ -270,6 +276,6 @@ def solve(job: dict[str, Any], context: JobContext) -> Frame:
     }
     if result.schedule is None or result.simulation is None:
         return Frame(values=reply)
-    known = schedule_metrics(problem, result.simulation)
+    metrics = schedule_metrics(problem, result.simulation)
     body = pack_schedule(problem.graph, result.schedule)
-    return Frame(values=reply | {"found": known}, body=body)
+    return Frame(values=reply | {"found": metrics}, body=body)

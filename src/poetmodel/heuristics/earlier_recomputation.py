@@ -26,7 +26,7 @@ between."""
 
 @dataclass(slots=True, kw_only=True)
 class EarlierRecomputation:
-    """Moves recomputations, with the restorations only they need, to earlier stages at no cost.
+    """Moves recomputations to earlier stages at no cost, with the restorations that only they need.
 
     A stage may have enough RAM for its recomputed tensors and for its own step, but not for the
     step of the recomputation together with the inputs of its own step.
@@ -43,30 +43,33 @@ class EarlierRecomputation:
     """Targets of earlier moves. No recomputation is moved to a target twice, so the moves end."""
 
     def relieve(self, t: int) -> bool:
-        """Move one recomputation of stage `t` if that lowers the excess; return whether it does."""
-        partial, before = self.partial, self._excess()
+        """Move one recomputation of stage `t` to an earlier stage if the excess over RAM falls.
+
+        Return whether a recomputation was moved.
+        """
+        partial, excess_bytes = self.partial, self._excess()
         if not 0 < len(partial.recomputed[t]) <= MAX_CHOICES or not partial.extra_bytes[t]:
             return False
         for k in sorted(partial.recomputed[t], reverse=True):
             original = Restoration(t, k, RECOMPUTE)
             if self._n_failures.get(original, 0) < MAX_ATTEMPTS:
                 mark = partial.mark()
-                if self._move(original, before):
+                if self._move(original, excess_bytes):
                     return True
                 partial.undo(mark)
                 self._n_failures[original] = self._n_failures.get(original, 0) + 1
         return False
 
-    def _move(self, original: Restoration, before: int) -> bool:
-        """Move a recomputation to the last earlier stage where the total excess is below `before`.
+    def _move(self, original: Restoration, max_excess_bytes: int) -> bool:
+        """Move a recomputation to the last earlier stage that lowers the excess below a maximum.
 
-        Returns whether there is one.
+        Return whether there is such a stage. If not, the caller must undo the removal.
         """
         partial, (t, k, _) = self.partial, original
         peak = partial.peak(t)
         read_outputs = (i for i in partial.graph.outputs_of[k] if partial.is_read_from(i, t))
         restored_bytes = sum(partial.sizes[i] for i in read_outputs)
-        removed = partial.remove(original)
+        removed_restorations = partial.remove(original)
         if partial.peak(t) >= peak:
             return False
         mark = partial.mark()
@@ -79,11 +82,11 @@ class EarlierRecomputation:
             candidate = original._replace(stage=stage)
             if candidate in partial or candidate in self._moved:
                 continue
-            for restoration in removed:
-                moved = restoration._replace(stage=min(restoration.stage, stage))
-                if moved not in partial and self.fits_limits(moved):
-                    partial.add(moved)
-            if self._excess() < before:
+            for restoration in removed_restorations:
+                moved_restoration = restoration._replace(stage=min(restoration.stage, stage))
+                if moved_restoration not in partial and self.fits_limits(moved_restoration):
+                    partial.add(moved_restoration)
+            if self._excess() < max_excess_bytes:
                 self._moved.add(candidate)
                 return True
             partial.undo(mark)

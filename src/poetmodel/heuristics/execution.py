@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
 FORWARD: Final = frozenset({Phase.INPUT, Phase.FORWARD, Phase.LOSS})
-"""Phases of the forward pass. Later nodes read the tensors that it saved."""
+"""Phases of the forward pass. Later nodes read the tensors that the forward pass saved."""
 
 
 @dataclass(slots=True)
 class _OverwritePermission:
-    """Whether nodes may overwrite inputs that are read later."""
+    """Permission of the running method to overwrite inputs that are read later."""
 
     is_allowed: bool = False
     is_requested: bool = False
@@ -71,7 +71,7 @@ def retry_with_overwrites(graph: Graph, attempt: Callable[[], Schedule]) -> Sche
     if permission is not None or not any(graph.shared_bytes_of):
         return attempt()
     permission = _OverwritePermission()
-    before = _OVERWRITE_PERMISSION.set(permission)
+    token = _OVERWRITE_PERMISSION.set(permission)
     try:
         return attempt()
     except MethodNotApplicableError as error:
@@ -83,11 +83,11 @@ def retry_with_overwrites(graph: Graph, attempt: Callable[[], Schedule]) -> Sche
         except MethodNotApplicableError:
             raise error from None
     finally:
-        _OVERWRITE_PERMISSION.reset(before)
+        _OVERWRITE_PERMISSION.reset(token)
 
 
 class Execution:
-    """A training step that records its computations, keeps and page-ins by stage.
+    """A training step that records computations, kept tensors and page-ins by stage.
 
     Tensors and workspaces may use `limit_bytes` [B].
 
@@ -124,13 +124,13 @@ class Execution:
         """Compute node `k`. Begins the next stage if the current one has computed its own node."""
         if self._is_stage_over:
             self.begin_stage()
-        outputs, used, kept = self.graph.outputs_of[k], self._used, self._kept[-1]
+        outputs, used_tensors, kept_tensors = self.graph.outputs_of[k], self._used, self._kept[-1]
         self._computed[-1].add(k)
-        used.update(self.graph.inputs_of[k])
+        used_tensors.update(self.graph.inputs_of[k])
         for i in outputs:
-            if i in kept and i not in used:
-                kept.remove(i)
-        used.update(outputs)
+            if i in kept_tensors and i not in used_tensors:
+                kept_tensors.remove(i)
+        used_tensors.update(outputs)
         self._add_to_ram(outputs)
 
     def page_in(self, i: int) -> None:
@@ -228,7 +228,7 @@ class StagedExecution(Execution):
     def retains(self, i: int) -> bool:
         """Return whether tensor `i` stays in RAM after its last reader in the stage.
 
-        By default it stays while the node of a later stage reads it.
+        By default the tensor stays while the node of a later stage reads it.
         """
         return self.is_awaited(i)
 
@@ -265,19 +265,19 @@ class StagedExecution(Execution):
     def _execute_stage(self) -> None:
         """Execute the computations, page-ins and evictions of the current stage."""
         graph = self.graph
-        computed, paged = self._missing_in_stage()
-        for k in computed:  # tensors that are recomputed anyway need not be in RAM before
+        computations, page_ins = self._missing_in_stage()
+        for k in computations:  # tensors that are recomputed anyway need not be in RAM before
             for i in self.ram.intersection(graph.outputs_of[k]):
                 self.free(i)
-        self._last_read = {i: k for k in sorted(computed) for i in graph.inputs_of[k]}
-        for k in sorted(computed.union(graph.node_of[i] for i in paged)):
+        self._last_read = {i: k for k in sorted(computations) for i in graph.inputs_of[k]}
+        for k in sorted(computations.union(graph.node_of[i] for i in page_ins)):
             for i in graph.outputs_of[k]:
-                if i in paged:
+                if i in page_ins:
                     self.evict_until_fits(self.sizes[i], k)
                     self.page_in(i)
-            if paged:
+            if page_ins:
                 self._used.update(graph.outputs_of[k])  # a stage keeps them up to this step
-            if k in computed:
+            if k in computations:
                 self._evict_for_step(k)
                 self.compute(k)
             for i in (*graph.inputs_of[k], *graph.outputs_of[k]):
@@ -303,9 +303,9 @@ class StagedExecution(Execution):
                 self.evict_until_fits(needed_bytes, k)  # says that no tensor may leave
 
     def _overwritten_victim(self, k: int) -> int | None:
-        """Return the input to evict by overwriting it.
+        """Return the input of node `k` to evict by overwriting it.
 
-        None if there is none or it is not permitted.
+        Return None if there is no such input, or overwriting is not permitted.
         """
         if not may_overwrite_inputs():
             return None
@@ -325,27 +325,27 @@ class StagedExecution(Execution):
         return node.output_bytes + node.workspace_bytes - overwritten_bytes
 
     def _can_evict(self, i: int, k: int) -> bool:
-        """Return whether tensor `i` is in RAM and not needed after node `k` is computed."""
+        """Return whether tensor `i` is in RAM and not needed after step `k` of the stage."""
         last_read = self._last_read.get(i, -1)
-        may_leave = i in self.ram and last_read <= k
-        return may_leave and (i in self._overwritten or not self.retains(i))
+        is_unneeded = i in self.ram and last_read <= k
+        return is_unneeded and (i in self._overwritten or not self.retains(i))
 
     def _missing_in_stage(self) -> tuple[set[int], set[int]]:
         """Return the nodes to compute in the stage, and the tensors to page in."""
         graph = self.graph
-        computed, paged = {self.stage}, set[int]()
+        computations, page_ins = {self.stage}, set[int]()
         is_requested = [*graph.inputs_of[self.stage], *self.demanded_tensors()]
         while is_requested:
             i = is_requested.pop()
             k = graph.node_of[i]
-            if i in self.ram or i in paged or k in computed:
+            if i in self.ram or i in page_ins or k in computations:
                 continue
             if self.pages_in(i):
-                paged.add(i)
+                page_ins.add(i)
             else:
-                computed.add(k)
+                computations.add(k)
                 is_requested.extend(graph.inputs_of[k])
-        return computed, {i for i in paged if graph.node_of[i] not in computed}
+        return computations, {i for i in page_ins if graph.node_of[i] not in computations}
 
     def _quoted_name(self, k: int) -> str:
         return f"{super()._quoted_name(k)} on the way to {super()._quoted_name(self.stage)}"
@@ -371,7 +371,7 @@ def retain(
 
 
 class _Retention(StagedExecution):
-    """The execution of `retain`."""
+    """An execution with the rules of `retain` for tensors to keep and to demand."""
 
     def __init__(
         self,
@@ -400,10 +400,10 @@ class _Retention(StagedExecution):
         return self.demand(self.stage)
 
     def _execute_stage(self) -> None:
-        computed, paged = self._missing_in_stage()
-        for i in paged:
+        computations, page_ins = self._missing_in_stage()
+        for i in page_ins:
             self.page_in(i)
-        for k in sorted(computed):
+        for k in sorted(computations):
             self.compute(k)
 
 
@@ -464,9 +464,9 @@ def first_backward_node(graph: Graph) -> int:
 def last_possible_reads(graph: Graph, recomputable: Collection[int]) -> list[int]:
     """Return the last stage that may read each tensor, if the given tensors may be recomputed."""
     recomputable_nodes = {graph.node_of[i] for i in recomputable}
-    until = list(graph.node_of)
-    for i in range(len(until) - 1, -1, -1):
+    last_stages = list(graph.node_of)
+    for i in range(len(last_stages) - 1, -1, -1):
         for k in graph.users_of[i]:
             outputs = graph.outputs_of[k] if k in recomputable_nodes else ()
-            until[i] = max(until[i], k, *(until[j] for j in outputs))
-    return until
+            last_stages[i] = max(last_stages[i], k, *(last_stages[j] for j in outputs))
+    return last_stages

@@ -1,7 +1,8 @@
 """Greedy schedules without a solver, by repair of keep-all.
 
 They are the first schedules of a search, and its result if time runs out before a better one is
-found.
+found. *Keep-all* is the schedule that computes each node once and keeps each tensor until its last
+use.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
 
 
-PENALTIES: Final = 3
-"""Number of penalties tried by bisection, if the limits can be met with the objective ignored."""
+N_PENALTIES: Final = 3
+"""Number of penalties tried by bisection if the limits can be met with the objective ignored."""
 MAX_PENALTY_LOG2: Final = 10.0
 """Binary logarithm of the largest penalty; its negative is that of the smallest."""
-PEAKS: Final = 8
+N_PEAKS: Final = 8
 """Number of peaks tried by bisection if RAM is minimized."""
 DROP_TIME_RATIO: Final = 0.1
 """Minimum time in which the first schedule drops unneeded restorations, as a fraction of its own
@@ -44,11 +45,11 @@ def construct(problem: Problem, *, max_s: float = math.inf) -> Schedule | None:
     Notes
     -----
     Tensors kept across stages above the limit are evicted and restored at their next need, those
-    with the largest relief for their price first. Prices are those of the objective. If the
-    schedule then exceeds a limit, a penalty for the use of the limits is added to the prices, and
-    bisection finds the smallest sufficient penalty. If tensors may be paged, storage does not limit
-    and there is no deadline, a schedule is found whenever the budget is at least the floor: every
-    tensor can be paged out and in for each use, and state has its home on storage.
+    with the most freed bytes per price first. Prices are those of the objective. If the schedule
+    then exceeds a limit, a penalty for the use of the limits is added to the prices, and bisection
+    finds the smallest sufficient penalty. If tensors may be paged, storage is unlimited and there
+    is no deadline, a schedule is found whenever the budget is at least the floor: every tensor can
+    be paged out and in for each use, and state has its home on storage.
     """
     greedy = _Greedy(problem, now_s() + max_s)
     greedy.run()
@@ -58,9 +59,10 @@ def construct(problem: Problem, *, max_s: float = math.inf) -> Schedule | None:
 def add_rewarded(
     objective: PenalizedObjective, schedule: Schedule, rewarded: Iterable[Restoration] = ()
 ) -> Schedule:
-    """Add decisions that user-defined constraints or the objective reward to a schedule.
+    """Return the schedule extended by decisions that constraints or the objective reward.
 
-    Decisions in `rewarded` come first if they fit, then those that constraints still require.
+    Decisions in `rewarded` are added first if they fit, then those that user-defined constraints
+    still require.
     """
     problem = objective.problem
     partial = objective.partial(restorations_of(problem.graph, schedule))
@@ -71,11 +73,10 @@ def add_rewarded(
 
 
 def refit(problem: Problem, schedule: Schedule, *, max_s: float = math.inf) -> Schedule | None:
-    """Repair a schedule so that it meets the limits of a problem with less RAM.
+    """Return a repaired copy of a schedule that meets the limits of a problem with less RAM.
 
-    None without success.
-
-    The graph of the schedule has the same nodes and tensors; sizes may differ.
+    Return None if that fails or `max_s` [s] run out. The graph of the schedule has the same nodes
+    and tensors; sizes may differ.
     """
     objective = PenalizedObjective(problem)
     partial = objective.partial(restorations_of(problem.graph, schedule))
@@ -89,10 +90,11 @@ def refit(problem: Problem, schedule: Schedule, *, max_s: float = math.inf) -> S
 
 
 def page_everything(problem: Problem) -> Schedule | None:
-    """Return the schedule that pages out every tensor at once and pages it in for each use.
+    """Return the schedule that pages out every tensor after its computation, and in for each use.
 
-    Every stage has only its own working set in RAM, so the schedule is valid at the floor, and
-    constructed without a search. All state has its home on storage. None if paging is not possible.
+    Every stage has only its own working set in RAM, so the schedule is valid at the floor (the
+    minimum RAM), and constructed without a search. All state has its home on storage. Return None
+    if the problem permits no paging.
     """
     if not problem.can_page:
         return None
@@ -108,7 +110,7 @@ def page_everything(problem: Problem) -> Schedule | None:
 def keep_all_if_valid(problem: Problem) -> Schedule | None:
     """Return keep-all if it meets RAM, time and energy limits; None otherwise.
 
-    Only a problem that rewards decisions can have a better schedule.
+    A better schedule exists only if the problem rewards decisions.
     """
     if checkpoint_all_peak_bytes(problem.graph) > problem.usable_ram_bytes:
         return None
@@ -116,7 +118,7 @@ def keep_all_if_valid(problem: Problem) -> Schedule | None:
 
 
 class _Greedy:
-    """The search over penalties, and over peaks if RAM is minimized.
+    """Bisection over penalties, and over peaks if RAM is minimized.
 
     Keeps the best partial schedule.
     """
@@ -144,7 +146,7 @@ class _Greedy:
         """Bisect for the smallest penalty with which all limits are met; return it."""
         low, high = -MAX_PENALTY_LOG2, MAX_PENALTY_LOG2
         penalty = math.inf
-        for _ in range(PENALTIES):
+        for _ in range(N_PENALTIES):
             if now_s() > self.until_s:
                 break
             middle = (low + high) / 2
@@ -157,7 +159,7 @@ class _Greedy:
     def _minimize_peak(self, penalty: float) -> None:
         """Bisect for the smallest peak, which is the value of a score if RAM is minimized."""
         low = self.problem.floor.bytes
-        for _ in range(PEAKS):
+        for _ in range(N_PEAKS):
             high = int(self.score.value)
             if high <= low or now_s() > self.until_s:
                 break

@@ -37,7 +37,7 @@ MAX_DISTANCE_RATIO: Final = 1e-2
 is farther above the overall best is behind."""
 IDLE_ITERATIONS: Final = 100
 """Iterations without gain after which a trajectory that is behind restarts from the overall best. A
-failed repair counts as half of them."""
+failed repair counts as half of these iterations."""
 MAX_IDLE: Final = 10 * IDLE_ITERATIONS
 """Iterations without gain after which `improve_schedule` ends."""
 PENALTY_FACTOR: Final = 1.1
@@ -51,11 +51,11 @@ class _Trajectory:
     partial: PartialSchedule
     style: RepairStyle
     obstacles: dict[Restoration, Obstacle] = field(default_factory=dict)
-    """Obstacles of its repairs."""
+    """Obstacles of the trajectory's repairs."""
     current: Score = WORST
     best: Score = WORST
     idle: int = 0
-    """Iterations since its best score; failed repairs count more."""
+    """Iterations since the trajectory's best score; failed repairs count more."""
 
     def accepts(self, score: Score) -> bool:
         """Return whether to continue from a partial schedule that is not the overall best."""
@@ -69,7 +69,7 @@ class _Trajectory:
         return value <= current * (1 + MAX_RISE_RATIO) and value <= best * (1 + MAX_DISTANCE_RATIO)
 
     def is_behind(self, best: Score) -> bool:
-        """Return whether its best score is far above the overall best."""
+        """Return whether the trajectory's best score is far above the overall best."""
         if best.excess > 0 or self.best.excess > 0:
             return self.best.excess > best.excess
         return self.best.value > best.value * (1 + MAX_DISTANCE_RATIO)
@@ -78,11 +78,10 @@ class _Trajectory:
 def improve_schedule(
     problem: Problem, schedule: Schedule, *, max_s: float, seed: int = 0
 ) -> Schedule | None:
-    """Search from a schedule for the same RAM or more, and return the best schedule.
+    """Search from a schedule that was made for the same RAM or more; return the best schedule.
 
-    None if none fits.
-
-    Ends after `max_s` [s], or after `MAX_IDLE` iterations without gain.
+    Return None if no schedule was found that meets all limits. The search ends after `max_s` [s],
+    or after `MAX_IDLE` iterations without gain.
     """
     search, idle = LargeNeighbourhoodSearch(problem, seed=seed), 0
     search.until_s = now_s() + max_s
@@ -114,9 +113,9 @@ class LargeNeighbourhoodSearch:
     """
 
     def __init__(self, problem: Problem, *, seed: int = 0) -> None:
-        """Begin with keep-all in one trajectory.
+        """Start from keep-all: three trajectories if both paging and recomputing are possible.
 
-        In three if paging and recomputing are possible.
+        Otherwise there is one trajectory.
         """
         self.problem = problem
         self.objective = PenalizedObjective(problem)
@@ -125,10 +124,12 @@ class LargeNeighbourhoodSearch:
         """Score of the best partial schedule so far."""
         self.until_s = math.inf
         """Time at which the search ends, on the clock of `now_s` [s]."""
-        both = problem.can_page and any(map(problem.may_recompute, range(len(problem.graph.nodes))))
+        uses_both = problem.can_page and any(
+            map(problem.may_recompute, range(len(problem.graph.nodes)))
+        )
         self._trajectories = [
             _Trajectory(self.objective.partial(), style)
-            for style in (STYLES if both else STYLES[:1])
+            for style in (STYLES if uses_both else STYLES[:1])
         ]
         self._iterations = 0
         self._penalty = 1.0
@@ -143,32 +144,32 @@ class LargeNeighbourhoodSearch:
         return self.objective.partial(self._best_restorations).schedule()
 
     def consider(self, restorations: Iterable[Restoration]) -> bool:
-        """Repair the partial schedule of some restorations; continue from it if it is the best.
+        """Repair a partial schedule of `restorations`; continue from the result if it is the best.
 
-        Returns whether it is. The first call initializes all trajectories.
+        Return whether the result is the best so far. The first call initializes all trajectories.
         """
-        first, *others = self._trajectories
-        partial, current = first.partial, first.current
-        initial = list(restorations)
+        first, *other_trajectories = self._trajectories
+        partial_before, score_before = first.partial, first.current
+        restoration_list = list(restorations)
         is_best = False
         for penalty in (self._penalty, math.inf) if self.objective.is_limited else (0.0,):
-            first.partial, first.current = self.objective.partial(initial), WORST
+            first.partial, first.current = self.objective.partial(restoration_list), WORST
             is_best = self._accept_or_undo(first, self._repair(first, penalty))
             if is_best or first.current.excess == 0:
                 break
-        if current == WORST:  # the first call: the other trajectories start here, too
+        if score_before == WORST:  # the first call: the other trajectories start here, too
             if self.objective.is_limited:
                 self._penalty = self.objective.balance(first.partial)
-            for other in others:
+            for other in other_trajectories:
                 is_best = self._accept_or_undo(other, self._repair(other, self._penalty)) or is_best
         elif not is_best:
-            first.partial, first.current = partial, current
+            first.partial, first.current = partial_before, score_before
         return is_best
 
     def iterate(self) -> bool:
-        """Destroy, repair and accept once.
+        """Destroy some restorations, repair, and accept or undo the result.
 
-        Return whether that led to a new best partial schedule.
+        Return whether the result is the best partial schedule so far.
         """
         trajectory = self._select_trajectory()
         destroyed = self._destroy(trajectory.partial)
@@ -182,7 +183,7 @@ class LargeNeighbourhoodSearch:
     def _select_trajectory(self) -> _Trajectory:
         """Return the trajectory of this iteration.
 
-        Restarts it from the overall best if it is behind.
+        A trajectory that is behind restarts from the overall best.
         """
         trajectory = self._trajectories[self._iterations % len(self._trajectories)]
         self._iterations += 1
@@ -206,16 +207,16 @@ class LargeNeighbourhoodSearch:
             node = {r: r.item if r.kind == RECOMPUTE else node_of[r.item] for r in restorations}
             restorations.sort(key=lambda r: abs(node[r] - node[centre]))
         size = rng.randint(1, MAX_DESTROYED)
-        near = restorations[: 2 * size]
-        for restoration in rng.sample(near, min(size, len(near))):
+        nearest = restorations[: 2 * size]
+        for restoration in rng.sample(nearest, min(size, len(nearest))):
             if restoration in partial:
                 partial.remove(restoration)
         return True
 
     def _repair(self, trajectory: _Trajectory, penalty: float, rng: Random | None = None) -> Score:
-        """Repair the partial schedule of a trajectory.
+        """Repair the partial schedule of a trajectory and return its score.
 
-        Return its score, `WORST` if it does not fit.
+        The score is `WORST` if the schedule does not fit.
         """
         partial = trajectory.partial
         repair = Repair(
@@ -228,12 +229,12 @@ class LargeNeighbourhoodSearch:
             style=trajectory.style,
             obstacles=trajectory.obstacles,
         )
-        fits = repair.fit()
-        if not fits and self.objective.rows is not None and trajectory.current.excess > 0:
+        is_fit = repair.fit()
+        if not is_fit and self.objective.rows is not None and trajectory.current.excess > 0:
             # No schedule of this trajectory meets all limits yet, so rows may be exceeded.
             repair.respects_rows = False
-            fits = repair.fit()
-        if not fits:
+            is_fit = repair.fit()
+        if not is_fit:
             trajectory.idle += IDLE_ITERATIONS // 2
             return WORST
         repair.satisfy()

@@ -26,6 +26,7 @@ class OwnRows:
         self.units: list[float] = []
         """Unit of each row's excess."""
         self.only_adds: list[bool] = []
+        """Whether all coefficients of a row are positive."""
         self.is_single: list[bool] = []
         """Whether a row counts at most one decision."""
         uses: dict[tuple[str, int], list[tuple[int, float]]] = {key: [] for key in problem.totals}
@@ -71,7 +72,8 @@ class OwnRows:
     def of(cls, problem: Problem) -> Self | None:
         """Return the rows of a problem.
 
-        None if it has no constraints and its objective rewards no decision.
+        Return None if the problem has no user-defined constraints and its objective rewards no
+        decision.
         """
         limits = [limit for limit in problem.linear_limits if limit.name == USER_CONSTRAINTS]
         has_rewards = any(min(column, default=0) < 0 for column in problem.objective.coefficients)
@@ -82,7 +84,7 @@ class OwnRows:
         return used - self.slacks[row] > _ROUNDING * self.units[row]
 
     def count(self, used: list[float], exceeded: set[int], uses: Uses, change: int) -> None:
-        """Add (1) or remove (-1) the uses of a decision, and update the set of exceeded rows."""
+        """Add (1) or remove (-1) the amounts of a decision in `used`; update `exceeded`."""
         for row, amount in uses:
             used[row] += change * amount
             if self.is_exceeded(row, used[row]):
@@ -91,22 +93,24 @@ class OwnRows:
                 exceeded.discard(row)
 
     def allows(self, used: Sequence[float], uses: Uses) -> bool:
-        """Return whether all rows with only positive coefficients stay within their limits."""
+        """Return whether adding amounts exceeds no row that has only positive coefficients."""
         return all(
             used[row] + amount <= self.slacks[row] for row, amount in uses if self.only_adds[row]
         )
 
     def excess(self, used: Sequence[float], exceeded: Iterable[int]) -> float:
-        """Return the sum of the excesses over rows in their units: 0 if all rows are met."""
+        """Return the sum of the excesses over rows, in units of the rows; 0 if all are met."""
         return math.fsum((used[row] - self.slacks[row]) / self.units[row] for row in exceeded)
 
     def change(self, used: Sequence[float], uses: Iterable[tuple[int, float]]) -> float:
         """Return the change of the excess if amounts are added to rows."""
         total = 0.0
-        added: dict[int, float] = {}
+        added_amounts: dict[int, float] = {}
         for row, amount in uses:
-            added[row] = added.get(row, 0.0) + amount
-        for row, amount in added.items():
-            before = max(0.0, used[row] - self.slacks[row])
-            total += (max(0.0, used[row] + amount - self.slacks[row]) - before) / self.units[row]
+            added_amounts[row] = added_amounts.get(row, 0.0) + amount
+        for row, amount in added_amounts.items():
+            excess_before = max(0.0, used[row] - self.slacks[row])
+            total += (max(0.0, used[row] + amount - self.slacks[row]) - excess_before) / self.units[
+                row
+            ]
         return total

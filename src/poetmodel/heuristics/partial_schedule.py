@@ -194,11 +194,11 @@ class PartialSchedule:
 
     def _set_page_out(self, i: int, *, is_rewarded: bool) -> None:
         """Add or drop the page-out without page-ins of tensor `i`: it exists only if rewarded."""
-        out = Restoration.at_its_node(self.graph, i, PAGE_OUT)
-        if out in self and not is_rewarded:
-            self.drop(out)
-        elif out not in self and is_rewarded:
-            self.add(out)
+        page_out = Restoration.at_its_node(self.graph, i, PAGE_OUT)
+        if page_out in self and not is_rewarded:
+            self.drop(page_out)
+        elif page_out not in self and is_rewarded:
+            self.add(page_out)
 
     # -- contents ------------------------------------------------------------------------------
 
@@ -207,16 +207,16 @@ class PartialSchedule:
             return restoration.item in self.paged_out
         if restoration.kind == STORAGE_HOME:
             return restoration.item not in self.resident
-        chosen = self.recomputed if restoration.kind == RECOMPUTE else self.paged_in
-        return restoration.item in chosen[restoration.stage]
+        items = self.recomputed if restoration.kind == RECOMPUTE else self.paged_in
+        return restoration.item in items[restoration.stage]
 
     def restorations(self) -> list[Restoration]:
         """Return all restorations: by stage, homes on storage, then page-outs without page-ins."""
         restorations = [
             Restoration(t, item, kind)
             for t in range(len(self.recomputed))
-            for chosen, kind in ((self.recomputed[t], RECOMPUTE), (self.paged_in[t], PAGE_IN))
-            for item in sorted(chosen)
+            for items, kind in ((self.recomputed[t], RECOMPUTE), (self.paged_in[t], PAGE_IN))
+            for item in sorted(items)
         ]
         on_storage = (i for i in self.graph.state_tensors if i not in self.resident)
         for kind, tensors in ((STORAGE_HOME, on_storage), (PAGE_OUT, sorted(self.paged_out))):
@@ -227,11 +227,11 @@ class PartialSchedule:
         """Return all decisions as a schedule."""
         graph = self.graph
         moving = (i for i in range(len(self.sizes)) if i not in self.resident)
-        held = (span for i in moving for span in self._spans(i))
+        ram_spans = (span for i in moving for span in self._spans(i))
         return with_immediate_page_outs(
             graph,
             R=((t, k) for t, nodes in enumerate(self.recomputed) for k in (*sorted(nodes), t)),
-            kept=held,
+            kept=ram_spans,
             M_in=((t, i) for t, tensors in enumerate(self.paged_in) for i in sorted(tensors)),
             M_out=((graph.node_of[i], i) for i in self.paged_out),
             resident=self.resident,
@@ -239,21 +239,21 @@ class PartialSchedule:
         )
 
     def _spans(self, i: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (tensor, first, last) of the stages that begin with tensor `i` in RAM."""
+        """Yield (tensor, first, last) of stage ranges that begin with tensor `i` in RAM."""
         needs, sources = self._needs[i], self._sources[i]
-        for a, supplied in enumerate(sources):
+        for a, source in enumerate(sources):
             end = sources[a + 1] if a + 1 < len(sources) else len(self.recomputed)
-            served = bisect_left(needs, end)
-            if served:
-                yield i, supplied + 1, needs[served - 1]
+            n_served_needs = bisect_left(needs, end)
+            if n_served_needs:
+                yield i, source + 1, needs[n_served_needs - 1]
 
     # -- tensors in RAM --------------------------------------------------------------------------
 
     def is_kept_into(self, i: int, t: int) -> bool:
         """Return whether stage `t` begins with tensor `i` in RAM."""
         sources = self._sources[i]
-        before = bisect_left(sources, t)
-        return before > 0 and self._next_is_need(i, t, before)
+        n_sources_before = bisect_left(sources, t)
+        return n_sources_before > 0 and self._next_is_need(i, t, n_sources_before)
 
     def is_read_from(self, i: int, t: int) -> bool:
         """Return whether a later step reads tensor `i` from a source in stage `t`.
@@ -265,19 +265,25 @@ class PartialSchedule:
     def is_available(self, i: int, t: int) -> bool:
         """Return whether a step of stage `t` can read tensor `i` without any change."""
         sources = self._sources[i]
-        before = bisect_right(sources, t)
-        return sources[before - 1] == t or self._next_is_need(i, t, before)
+        n_sources_before = bisect_right(sources, t)
+        return sources[n_sources_before - 1] == t or self._next_is_need(i, t, n_sources_before)
 
-    def _next_is_need(self, i: int, t: int, following: int) -> bool:
-        """Return whether tensor `i` is read from stage `t` on, before source number `following`."""
+    def _next_is_need(self, i: int, t: int, next_source: int) -> bool:
+        """Return whether a step reads tensor `i` from stage `t` on, before source `next_source`.
+
+        `next_source` is an index of the tensor's sources.
+        """
         needs, sources = self._needs[i], self._sources[i]
-        need = bisect_left(needs, t)
-        if need == len(needs):
+        position = bisect_left(needs, t)
+        if position == len(needs):
             return False
-        return following == len(sources) or needs[need] < sources[following]
+        return next_source == len(sources) or needs[position] < sources[next_source]
 
     def first_keeping_stage(self, i: int, t: int) -> int:
-        """Return the first stage whose row counts tensor `i` if it is kept for a step of `t`."""
+        """Return the first stage whose RAM row counts tensor `i` if it is kept for stage `t`.
+
+        The tensor is then kept from its last source, or from its last reader before `t`.
+        """
         sources, needs = self._sources[i], self._needs[i]
         last = sources[bisect_left(sources, t) - 1]
         need = bisect_left(needs, t)
@@ -293,31 +299,37 @@ class PartialSchedule:
         return self._sources[i], self._needs[i]
 
     def first_counted(self, i: int, last: int) -> tuple[int, int | None]:
-        """Return the first stage whose row counts tensor `i` if it is kept from stage `last`.
+        """Return the first stage whose RAM row counts tensor `i` if it is kept from stage `last`.
 
-        Also return the bytes that this row counts if the tensor could be overwritten there [B];
-        None if the row counts the whole tensor.
+        The second value is the number of bytes that this row counts if the node of the stage could
+        overwrite the tensor [B]; None if the row counts the whole tensor.
         """
         first = last + (last in self._always_counting[i])
-        saved = self._overwritable_bytes.get(i)
-        return first, None if saved is None else saved.get(first)
+        saved_bytes_by_stage = self._overwritable_bytes.get(i)
+        return first, None if saved_bytes_by_stage is None else saved_bytes_by_stage.get(first)
 
     def row_bytes_with(self, i: int, t: int) -> int:
-        """Return the highest row with tensor `i` if it is kept for a step of `t` [B].
+        """Return the highest RAM row, with tensor `i`, if the tensor is kept for a step of `t` [B].
 
-        0 if no row counts the tensor.
+        A *row* is the RAM use at the last step of a stage. The size of the tensor is included.
+        Return 0 if no row would count the tensor.
         """
         first, size = self.first_keeping_stage(i, t), self.sizes[i]
         rows = self.row_bytes[first:t]
         if first < t and first in self._overwritable_bytes.get(i, ()):
-            began = int(rows[0]) + self._overwritable_bytes[i][first]
-            return max(began, int(rows[1:].max()) + size) if rows.size > 1 else began
+            first_row_bytes = int(rows[0]) + self._overwritable_bytes[i][first]
+            return (
+                max(first_row_bytes, int(rows[1:].max()) + size)
+                if rows.size > 1
+                else first_row_bytes
+            )
         return int(rows.max()) + size if rows.size else 0
 
     def row_bytes_if_resident(self, i: int) -> int:
-        """Return the highest row, with state `i`, of the stages that count it only if resident [B].
+        """Return the highest RAM row in stages that count state `i` only if it is resident [B].
 
-        These are the stages before its node and after its last reader.
+        These are the stages before the node of the state and after the last reader. The size of the
+        state is included. Return 0 if there is no such stage.
         """
         k, needs = self.graph.node_of[i], self._needs[i]
         last = needs[-1] if needs else k - (k not in self._always_counting[i])
@@ -325,9 +337,10 @@ class PartialSchedule:
         return int(rows.max()) + self.sizes[i] if rows.size else 0
 
     def kept_across(self, stage: int) -> list[tuple[int, int, int]]:
-        """Return (tensor, first, need) of each tensor that a stage's row counts without use.
+        """Return (tensor, first, need) of each tensor that a stage keeps in RAM without using it.
 
-        `first` is the first stage that counts it so, `need` the stage that reads it next.
+        `first` is the first stage that keeps the tensor without use, `need` the stage that reads it
+        next. Tensors of 0 bytes are omitted.
         """
         sizes = self.sizes
         return [
@@ -340,7 +353,7 @@ class PartialSchedule:
     def source(self, i: int, t: int) -> Restoration | None:
         """Return the restoration from which stage `t` reads tensor `i`.
 
-        None for a first computation.
+        Return None for a first computation.
         """
         stage = self._sources[i][bisect_right(self._sources[i], t) - 1]
         if stage < 0:
@@ -359,19 +372,19 @@ class PartialSchedule:
         self._changes.append((restoration, True))
 
     def drop(self, restoration: Restoration) -> None:
-        """Remove a restoration, but not those that serve only it."""
+        """Remove a restoration, but not the restorations that serve only it."""
         self._apply(restoration, adding=False)
         self._changes.append((restoration, False))
 
     def remove(self, restoration: Restoration) -> list[Restoration]:
-        """Remove a restoration and those that serve only it; return all of them.
+        """Remove a restoration and those that serve only it; return all removed restorations.
 
         With a home on storage, the page-ins of that state are removed, too.
         """
         mark = len(self._changes)
         if restoration.kind == STORAGE_HOME and self.page_ins[restoration.item]:
-            for t, arriving in enumerate(self.paged_in):
-                if restoration.item in arriving:
+            for t, page_ins in enumerate(self.paged_in):
+                if restoration.item in page_ins:
                     self.drop(Restoration(t, restoration.item, PAGE_IN))
         self.drop(restoration)
         for i in self.working.inputs_of[restoration.item] if restoration.kind == RECOMPUTE else ():
@@ -381,7 +394,7 @@ class PartialSchedule:
         return [change for change, _ in self._changes[mark:]]
 
     def is_useless(self, restoration: Restoration) -> bool:
-        """Return whether no reader needs a restoration."""
+        """Return whether no step needs a restoration."""
         t, item, kind = restoration
         if kind == RECOMPUTE:
             return not self._outputs_read(item, t)
@@ -401,8 +414,8 @@ class PartialSchedule:
     def undo(self, mark: Mark) -> None:
         """Undo all changes after a mark, and restore the peaks of that time."""
         while len(self._changes) > mark.changes:
-            restoration, added = self._changes.pop()
-            self._apply(restoration, adding=not added)
+            restoration, was_added = self._changes.pop()
+            self._apply(restoration, adding=not was_added)
         while len(self._peak_changes) > mark.peaks:
             t, extra = self._peak_changes.pop()
             if extra < 0:
@@ -427,11 +440,11 @@ class PartialSchedule:
             return
         if recompute and self.rows is not None:
             self.rows.count(self.used, self.exceeded, self.rows.compute[item], 1 if adding else -1)
-        chosen = (self.recomputed if recompute else self.paged_in)[t]
+        items = (self.recomputed if recompute else self.paged_in)[t]
         if adding:
-            chosen.add(item)
+            items.add(item)
         else:
-            chosen.remove(item)
+            items.remove(item)
         self._mark_stale(t)
         for i in graph.outputs_of[item] if recompute else (item,):
             self._change_source(i, t, adding=adding)
@@ -439,20 +452,23 @@ class PartialSchedule:
             self._change_need(i, t, adding=adding)
 
     def _apply_transfer(self, restoration: Restoration, *, adding: bool) -> bool:
-        """Add or remove a page-in or page-out in all counts; return whether it is a page-out."""
+        """Add or remove a page-in or page-out in all counts; return whether it is a page-out.
+
+        Links do not change: the caller updates them for page-ins.
+        """
         i, rows, change = restoration.item, self.rows, 1 if adding else -1
         is_page_out = restoration.kind == PAGE_OUT
-        before = self.is_paged_out(i)
+        was_paged_out = self.is_paged_out(i)
         if is_page_out:
             (self.paged_out.add if adding else self.paged_out.remove)(i)
         else:
             self.page_ins[i] += change
             if rows is not None:
                 rows.count(self.used, self.exceeded, rows.page_in[i], change)
-        moved = self.is_paged_out(i) - before
-        self.aux_used_bytes += 0 if self.stored[i] else moved * self.sizes[i]
-        if moved and rows is not None:
-            rows.count(self.used, self.exceeded, rows.page_out[i], moved)
+        page_out_change = self.is_paged_out(i) - was_paged_out
+        self.aux_used_bytes += 0 if self.stored[i] else page_out_change * self.sizes[i]
+        if page_out_change and rows is not None:
+            rows.count(self.used, self.exceeded, rows.page_out[i], page_out_change)
         return is_page_out
 
     def _apply_home(self, i: int, *, adding: bool) -> None:
@@ -497,19 +513,19 @@ class PartialSchedule:
     def _links(self, i: int) -> Iterator[tuple[int, int]]:
         """Yield the links of tensor `i` as (first stage, last stage)."""
         sources = self._sources[i]
-        previous = -1
-        supplied = following = sources[0]
-        index, count, never = 0, len(sources), len(self.recomputed) + 1
+        previous_need = -1
+        source = next_source = sources[0]
+        index, count, no_source = 0, len(sources), len(self.recomputed) + 1
         for need in self._needs[i]:
-            if need == previous:
+            if need == previous_need:
                 continue
-            while following <= need:
-                supplied = following
+            while next_source <= need:
+                source = next_source
                 index += 1
-                following = sources[index] if index < count else never
-            if supplied != need:
-                yield max(previous, supplied), need
-            previous = need
+                next_source = sources[index] if index < count else no_source
+            if source != need:
+                yield max(previous_need, source), need
+            previous_need = need
 
     def _link_all(self, i: int, sign: int) -> None:
         """Count all links of tensor `i` (sign 1), or remove all of them (-1)."""
@@ -517,53 +533,55 @@ class PartialSchedule:
             self._count_link(i, last, need, sign)
 
     def _change_source(self, i: int, t: int, *, adding: bool) -> None:
-        """Add or remove stage `t` as a source of tensor `i`, and update its links."""
+        """Add or remove stage `t` as a source of tensor `i`; update the tensor's links."""
         sources, needs = self._sources[i], self._needs[i]
-        at = bisect_left(sources, t)
+        position = bisect_left(sources, t)
         if adding:
-            sources.insert(at, t)
+            sources.insert(position, t)
         else:
-            del sources[at]
-        after = at + adding
-        if after < len(sources) and sources[after] == t:
+            del sources[position]
+        next_position = position + adding
+        if next_position < len(sources) and sources[next_position] == t:
             return  # the stage has another source of the tensor
-        need = bisect_left(needs, t)
-        last = sources[at - 1]
-        if need and needs[need - 1] > last:
-            last = needs[need - 1]
-        if need == len(needs):
+        need_position = bisect_left(needs, t)
+        last = sources[position - 1]
+        if need_position and needs[need_position - 1] > last:
+            last = needs[need_position - 1]
+        if need_position == len(needs):
             return
-        end = needs[need]
-        if end == t:
+        next_need = needs[need_position]
+        if next_need == t:
             self._count_link(i, last, t, -1 if adding else 1)
-        elif after == len(sources) or end < sources[after]:
-            self._count_link(i, last if adding else t, end, -1)
-            self._count_link(i, t if adding else last, end, 1)
+        elif next_position == len(sources) or next_need < sources[next_position]:
+            self._count_link(i, last if adding else t, next_need, -1)
+            self._count_link(i, t if adding else last, next_need, 1)
 
     def _change_need(self, i: int, t: int, *, adding: bool) -> None:
-        """Add or remove a step of stage `t` that reads tensor `i`, and update its links."""
+        """Add or remove a step of stage `t` that reads tensor `i`; update the tensor's links."""
         sources, needs = self._sources[i], self._needs[i]
-        at = bisect_left(needs, t)
+        position = bisect_left(needs, t)
         if adding:
-            needs.insert(at, t)
+            needs.insert(position, t)
         else:
-            del needs[at]
-        after = at + adding
-        if after < len(needs) and needs[after] == t:
+            del needs[position]
+        next_position = position + adding
+        if next_position < len(needs) and needs[next_position] == t:
             return  # another step of the stage reads it
-        source = bisect_right(sources, t)
-        last = sources[source - 1]
+        source_position = bisect_right(sources, t)
+        last = sources[source_position - 1]
         if last == t:
             return
-        if at and needs[at - 1] > last:
-            last = needs[at - 1]
-        if after < len(needs) and (source == len(sources) or needs[after] < sources[source]):
-            self._split_link(i, (last, needs[after]), t, 1 if adding else -1)
+        if position and needs[position - 1] > last:
+            last = needs[position - 1]
+        if next_position < len(needs) and (
+            source_position == len(sources) or needs[next_position] < sources[source_position]
+        ):
+            self._split_link(i, (last, needs[next_position]), t, 1 if adding else -1)
         else:
             self._count_link(i, last, t, 1 if adding else -1)
 
     def _count_link(self, i: int, last: int, need: int, sign: int) -> None:
-        """Count a link of tensor `i` (sign 1), or remove it (-1)."""
+        """Add the bytes of a link of tensor `i` to the rows (sign 1), or subtract them (-1)."""
         first = last + 1 if last in self._always_counting[i] else last
         if first < need:
             size, rows = sign * self.sizes[i], self.row_bytes
@@ -580,17 +598,21 @@ class PartialSchedule:
 
     def _split_link(self, i: int, link: tuple[int, int], t: int, sign: int) -> None:
         """Split a link of tensor `i` at stage `t` (sign 1), or merge its two parts (-1)."""
-        own, intervals, (last, need) = self._always_counting[i], self.intervals[i], link
-        first = last + 1 if last in own else last
-        second = t + 1 if t in own else t
-        whole = (first, need)
-        parts = [interval for interval in ((first, t), (second, need)) if interval[0] < interval[1]]
-        at = bisect_left(intervals, whole if sign > 0 else parts[0] if parts else whole)
+        always_counting, intervals, (last, need) = self._always_counting[i], self.intervals[i], link
+        first = last + 1 if last in always_counting else last
+        second_first = t + 1 if t in always_counting else t
+        whole_interval = (first, need)
+        parts = [
+            interval for interval in ((first, t), (second_first, need)) if interval[0] < interval[1]
+        ]
+        position = bisect_left(
+            intervals, whole_interval if sign > 0 else parts[0] if parts else whole_interval
+        )
         if sign > 0:
-            intervals[at : at + 1] = parts
+            intervals[position : position + 1] = parts
         else:
-            intervals[at : at + len(parts)] = [whole]
-        if second > t:
+            intervals[position : position + len(parts)] = [whole_interval]
+        if second_first > t:
             self.row_bytes[t] -= sign * self.sizes[i]
         elif i in self._overwritable_bytes and t in self._overwritable_bytes[i]:
             self.row_bytes[t] += sign * (self._overwritable_bytes[i][t] - self.sizes[i])
@@ -625,71 +647,76 @@ class PartialSchedule:
         return int(self.row_bytes[t] + self._extra_bytes[t])
 
     def _update_extra_bytes(self, t: int) -> None:
-        """Evaluate the steps of stage `t`, and log its previous excess."""
+        """Compute the excess of stage `t`'s highest step; log the previous value for `undo`."""
         check_time_limit()
         self._peak_changes.append((t, int(self._extra_bytes[t])))
         self._extra_bytes[t] = self._step_excess(t)
 
     def _step_excess(self, t: int) -> int:
-        """Return the excess of the highest step of stage `t` over its last one [B].
+        """Return the excess of the highest step of stage `t` over the last step [B].
 
-        Both are computed from the tensors in RAM when the stage begins.
+        The RAM use of both steps is computed from the tensors in RAM when the stage begins.
         """
-        recomputed, pages = self.recomputed[t], self.paged_in[t]
-        if not recomputed and not pages:
+        recomputed, paged_in = self.recomputed[t], self.paged_in[t]
+        if not recomputed and not paged_in:
             return 0
         graph, node_of = self.working, self.graph.node_of
         sizes, shared = graph.tensor_bytes, graph.shared_bytes_of
         page_bytes: dict[int, int] = {}
-        for i in pages:
+        for i in paged_in:
             k = node_of[i]
             page_bytes[k] = page_bytes.get(k, 0) + sizes[i]
         steps = sorted({*recomputed, *page_bytes, t})
-        last: dict[int, int] = {}
+        last_reads: dict[int, int] = {}
         for k in steps:
             if k in recomputed or k == t:
-                last.update(self._touched_tensors[k])
-        for i in pages:
-            last[i] = max(node_of[i], last.get(i, -1))
-        freed = dict.fromkeys(steps, 0)
-        saved: dict[int, int] = {}
-        for i in last.keys() - self._links_from[t]:
-            k = last[i]
-            freed[k] += sizes[i]
+                last_reads.update(self._touched_tensors[k])
+        for i in paged_in:
+            last_reads[i] = max(node_of[i], last_reads.get(i, -1))
+        freed_bytes = dict.fromkeys(steps, 0)
+        saved_bytes: dict[int, int] = {}
+        for i in last_reads.keys() - self._links_from[t]:
+            k = last_reads[i]
+            freed_bytes[k] += sizes[i]
             if i in shared[k]:
-                saved[k] = saved.get(k, 0) + shared[k][i]
-        ram = highest = step = 0
+                saved_bytes[k] = saved_bytes.get(k, 0) + shared[k][i]
+        ram_bytes = max_bytes = step_bytes = 0
         for k in steps:
-            arriving = page_bytes.get(k, 0)
-            ram += arriving
-            highest = max(highest, ram)
+            page_in_bytes = page_bytes.get(k, 0)
+            ram_bytes += page_in_bytes
+            max_bytes = max(max_bytes, ram_bytes)
             if k in recomputed or k == t:
-                is_there = not self.resident.isdisjoint(graph.outputs_of[k])
-                output_bytes = 0 if is_there else graph.output_bytes[k]
-                step = ram + output_bytes + graph.nodes[k].workspace_bytes - saved.get(k, 0)
-                highest = max(highest, step)
-                ram += output_bytes - arriving
-            ram -= freed[k]
-        return highest - step
+                is_resident = not self.resident.isdisjoint(graph.outputs_of[k])
+                output_bytes = 0 if is_resident else graph.output_bytes[k]
+                step_bytes = (
+                    ram_bytes
+                    + output_bytes
+                    + graph.nodes[k].workspace_bytes
+                    - saved_bytes.get(k, 0)
+                )
+                max_bytes = max(max_bytes, step_bytes)
+                ram_bytes += output_bytes - page_in_bytes
+            ram_bytes -= freed_bytes[k]
+        return max_bytes - step_bytes
 
     def fits(self, limit_bytes: int) -> bool:
         """Return whether every step is within a limit."""
         return self.excess(limit_bytes) is None
 
     def excess(self, limit_bytes: int) -> tuple[int, int] | None:
-        """Return a stage above a limit with its RAM use or a lower bound on it [B].
+        """Return (stage, RAM use) of a stage above a limit; None if no stage is above the limit.
 
-        None without one.
+        The RAM use may be a lower bound on that of the stage [B].
         """
         rows = self.row_bytes
-        fullest = int(rows.argmax())
-        if rows[fullest] > limit_bytes:
-            return fullest, int(rows[fullest])
+        fullest_stage = int(rows.argmax())
+        if rows[fullest_stage] > limit_bytes:
+            return fullest_stage, int(rows[fullest_stage])
         for t in list(self._stale_stages):
-            load = self.peak(t)
-            if load > limit_bytes:
-                return t, load
+            ram_bytes = self.peak(t)
+            if ram_bytes > limit_bytes:
+                return t, ram_bytes
         peaks = self.peaks()
-        fullest = int(peaks.argmax())
-        load = int(peaks[fullest])
-        return (fullest, load) if load > limit_bytes else None
+        fullest_stage = int(peaks.argmax())
+        ram_bytes = int(peaks[fullest_stage])
+        return (fullest_stage, ram_bytes) if ram_bytes > limit_bytes else None

@@ -71,25 +71,27 @@ class PenalizedObjective:
         self.limits: list[tuple[Coefficients, float]] = []
         """Limited quantities with their slacks above the baseline; user-defined constraints are in
         `rows`."""
-        penalty = [(self.objective, 0.0)]
+        penalty_terms = [(self.objective, 0.0)]
         for limit in problem.linear_limits:
             prices, upper = limit.coefficients, limit.upper
             if limit.name != USER_CONSTRAINTS:
                 self.limits.append((prices, upper))
-                penalty.append(
+                penalty_terms.append(
                     (prices, 1 / max(upper, MIN_SLACK_RATIO * limit.baseline, MIN_SLACK_RATIO))
                 )
         if self.rows is not None:
             rows = self.rows
-            for limit, unit, single in zip(rows.limits, rows.units, rows.is_single, strict=True):
-                if not single:  # a single decision is either possible or not, without a price
-                    added = (tuple(max(0.0, c) for c in column) for column in limit.coefficients)
-                    penalty.append((Coefficients(*added), 1 / unit))
-        self.is_limited = len(penalty) > 1
+            for limit, unit, is_single in zip(rows.limits, rows.units, rows.is_single, strict=True):
+                if not is_single:  # a single decision is either possible or not, without a price
+                    nonnegative_columns = (
+                        tuple(max(0.0, c) for c in column) for column in limit.coefficients
+                    )
+                    penalty_terms.append((Coefficients(*nonnegative_columns), 1 / unit))
+        self.is_limited = len(penalty_terms) > 1
         """Whether the use of any limit has a price."""
         self._objective_prices, self._penalty_prices = (
             weighted_sum(*objective_terms),
-            weighted_sum(*penalty),
+            weighted_sum(*penalty_terms),
         )
 
     def prices(self, penalty: float) -> Coefficients:
@@ -105,17 +107,17 @@ class PenalizedObjective:
         return weighted_sum((self._objective_prices, 1.0), (self._penalty_prices, penalty))
 
     def balance(self, partial: PartialSchedule) -> float:
-        """Return the penalty at which limits weigh as much as the objective."""
-        used = price(self._penalty_prices, partial)
-        return price(self._objective_prices, partial) / used if used > 0 else 1.0
+        """Return the penalty at which the use of limits weighs as much as the objective."""
+        limit_price = price(self._penalty_prices, partial)
+        return price(self._objective_prices, partial) / limit_price if limit_price > 0 else 1.0
 
     def score(self, partial: PartialSchedule) -> Score:
         """Return the score of a partial schedule."""
         excess = 0.0
         for prices, slack in self.limits:
-            used = price(prices, partial)
-            if used > slack:
-                excess += (used - slack) / slack if slack > 0 else 1.0 + used
+            limit_use = price(prices, partial)
+            if limit_use > slack:
+                excess += (limit_use - slack) / slack if slack > 0 else 1.0 + limit_use
         if self.rows is not None:
             excess += self.rows.excess(partial.used, partial.exceeded)
         if not self.problem.objective.is_sum:

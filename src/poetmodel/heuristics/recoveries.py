@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from poetmodel.heuristics.partial_schedule import PartialSchedule
 
 MAX_CHAIN: Final = 300
-"""Maximum length of a chain of recomputations for one tensor. Each nests two calls, so longer
-chains would exceed the recursion limit."""
+"""Maximum length of a chain of recomputations for one tensor. Each recomputation nests two calls,
+so longer chains would exceed the recursion limit."""
 
 
 class Recovery(NamedTuple):
@@ -41,9 +41,9 @@ class RecoveryRules(Protocol):
         """The price of recomputing each node; infinite if that is forbidden."""
 
     def page_in(self, i: int) -> tuple[float, int]:
-        """Return the price of a page-in of tensor `i` and its last possible stage.
+        """Return the price of a page-in of tensor `i`, and the last possible stage of the page-in.
 
-        -1 if none is possible.
+        The stage is -1 if no page-in is possible.
         """
 
     def fits_limits(self, restoration: Restoration) -> bool:
@@ -83,9 +83,10 @@ class Recoveries:
         """By size: the stages in which that many more bytes exceed the limit."""
 
     def cheapest(self, i: int, t: int, chain: int, max_price: float) -> Recovery | None:
-        """Return the cheapest recovery of tensor `i` for stage `t` below `max_price`.
+        """Return the cheapest recovery of tensor `i` for stage `t`.
 
-        None if there is none with a chain of at most `chain` recomputations.
+        Return None if no recovery with at most `chain` nested recomputations costs less than
+        `max_price`.
         """
         recovery, floor = self._cache.get((i, t), (None, -1.0))
         if recovery is None and floor < max_price:
@@ -94,9 +95,10 @@ class Recoveries:
         return recovery if recovery is not None and recovery.price < max_price else None
 
     def price_range(self, i: int, t: int) -> tuple[float, float]:
-        """Return a lower and an upper bound on the price of tensor `i` in stage `t`.
+        """Return a lower and an upper bound on the price of recovering tensor `i` for stage `t`.
 
-        The upper bound is the price of a page-in. Infinite if there is no recovery, or no page-in.
+        The upper bound is the price of a page-in, infinite if none is possible. Both are infinite
+        if there is no recovery.
         """
         page_in, last = self._page_in(i)
         max_price = math.inf if t > last else page_in
@@ -110,9 +112,9 @@ class Recoveries:
         return page_in
 
     def _find_cheapest(self, i: int, t: int, chain: int, max_price: float) -> Recovery | None:
-        """Return the cheaper of a recomputation and a page-in of tensor `i`.
+        """Return the cheaper of a recomputation and a page-in of tensor `i` for stage `t`.
 
-        None if neither is possible.
+        Return None if neither is possible below `max_price`.
         """
         k = self._node_of[i]
         price, last = self._page_in(i)
@@ -131,7 +133,8 @@ class Recoveries:
     def _last_stage(self, i: int, t: int) -> int:
         """Return the last stage before `t` in which tensor `i` can be recomputed and kept for `t`.
 
-        Used if the state that its node reads is replaced before `t`. -1 if there is no such stage.
+        This is needed if the state that the tensor's node reads is replaced before `t`. Return -1
+        if there is no such stage.
         """
         partial = self.partial
         last = self._last_stages[self._node_of[i]]
@@ -142,11 +145,9 @@ class Recoveries:
         return last if self._fits_in_stages(last, t, partial.sizes[i]) else -1
 
     def recomputation(self, k: int, t: int, chain: int, max_price: float) -> Recovery | None:
-        """Return the recovery that recomputes node `k` in stage `t`.
+        """Return the recovery that recomputes node `k` in stage `t`; missing inputs are restored.
 
-        None if none is below `max_price`.
-
-        Inputs that are not in RAM are restored first.
+        Return None if no such recovery costs less than `max_price`.
         """
         recomputation_plan = Restoration(t, k, RECOMPUTE)
         if self._has_rows and not self.rules.fits_limits(recomputation_plan):
@@ -170,16 +171,18 @@ class Recoveries:
     def is_readable(self, p: int, t: int) -> bool:
         """Return whether a step of stage `t` can read tensor `p` without a restoration.
 
-        It can if the tensor is in RAM, or if every stage since the last one with the tensor can
-        keep it.
+        The step can if the tensor is in RAM, or if every stage since the last one with the tensor
+        has enough free bytes to keep the tensor.
         """
         sources, needs = self.partial.links_of(p)
-        before = bisect_right(sources, t)
-        last = sources[before - 1]
+        n_sources_before = bisect_right(sources, t)
+        last = sources[n_sources_before - 1]
         if last == t:
             return True
         need = bisect_left(needs, t)
-        if need < len(needs) and (before == len(sources) or needs[need] < sources[before]):
+        if need < len(needs) and (
+            n_sources_before == len(sources) or needs[need] < sources[n_sources_before]
+        ):
             return True
         if need and needs[need - 1] > last:
             last = needs[need - 1]
@@ -196,5 +199,5 @@ class Recoveries:
         if full_stages is None:
             full_stages = np.flatnonzero(self._peaks > self.limit_bytes - size_bytes).tolist()
             self._full_stages[size_bytes] = full_stages
-        at = bisect_left(full_stages, first)
-        return at == len(full_stages) or full_stages[at] >= end
+        position = bisect_left(full_stages, first)
+        return position == len(full_stages) or full_stages[position] >= end

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FIT_NOISE_RATIO: Final = 1.0
 """Maximum random relative rise of a price while the partial schedule is made to fit."""
 DROP_NOISE_RATIO: Final = 0.5
-"""The same while restorations are dropped."""
+"""Maximum random relative rise of a price while restorations are dropped."""
 ROUNDING_FACTOR: Final = 1 + 1e-9
 """Factor by which a price exceeds one that is equal except for rounding."""
 MAX_PLACEMENTS: Final = 60
@@ -53,11 +53,11 @@ class RepairStyle(NamedTuple):
 
 
 DEFAULT_STYLE: Final = RepairStyle()
-"""The style unless another one is given."""
+"""Style of repair by default."""
 
 
 class Obstacle(NamedTuple):
-    """Why a restoration could not be dropped: a stage would have exceeded the limit."""
+    """A stage that would have exceeded the limit if a restoration had been dropped."""
 
     stage: int
     rise_bytes: int
@@ -105,7 +105,7 @@ class Repair:
         their next need, those first that free most bytes in stages above the limit for their price.
         If no tensor is kept across it, its recomputations are replaced by page-ins.
         """
-        earlier = EarlierRecomputation(
+        earlier_recomputation = EarlierRecomputation(
             partial=self.partial,
             limit_bytes=self.limit_bytes,
             fits_limits=self.fits_limits,
@@ -113,92 +113,92 @@ class Repair:
         while now_s() < self.until_s:
             check_time_limit()
             excess = self.partial.peaks() - self.limit_bytes
-            fullest = int(excess.argmax())
-            if excess[fullest] <= 0:
+            fullest_stage = int(excess.argmax())
+            if excess[fullest_stage] <= 0:
                 return True
-            if earlier.relieve(fullest):
+            if earlier_recomputation.relieve(fullest_stage):
                 continue
-            plans = self._best_recoveries(fullest, np.maximum(excess, 0))
-            if not plans and not self._replace_by_page_ins(fullest):
+            plans = self._best_recoveries(fullest_stage, np.maximum(excess, 0))
+            if not plans and not self._replace_by_page_ins(fullest_stage):
                 return False
             for plan in plans:
                 self._add_plan(plan)
-                if self.partial.peak(fullest) <= self.limit_bytes:
+                if self.partial.peak(fullest_stage) <= self.limit_bytes:
                     break
         return False
 
     def _best_recoveries(self, stage: int, excess: np.ndarray) -> list[Recovery]:
         """Return the recoveries that relieve a stage most for their price, the best first.
 
-        Their number is one in `choices_per_relief` of all, at least one. The recovery of a tensor
-        is searched only if its minimum price could make it one of them. If only one is returned,
-        the search has an upper bound on its price.
+        Their number is one in `choices_per_relief` of the tensors that could be evicted, at least
+        one. The recovery of a tensor is searched only if the tensor's minimum price could make the
+        recovery one of the best. If only one is returned, the search has an upper bound on the
+        price.
         """
         partial = self.partial
         recoveries = Recoveries(self, stage)
-        chain = self.style.max_chain if self._can_page else MAX_CHAIN
+        max_chain = self.style.max_chain if self._can_page else MAX_CHAIN
         relief = _Relief(excess, counts_bytes=bool(partial.graph.state_tensors))
-        ranked: list[tuple[float, int, int, float, Recovery | None]] = []
-        """Least ranks of tensors, with their next needs, gains by noise, and recoveries, None if
+        ranked_tensors: list[tuple[float, int, int, float, Recovery | None]] = []
+        """Smallest ranks of tensors, with their next needs, gains by noise, and recoveries, None if
         these are not known yet."""
-        best = math.inf
+        best_rank = math.inf
         """The rank that some tensor has at most: with a page-in, or with a known recovery."""
         for i, first, need in partial.kept_across(stage):
             check_time_limit()
-            freed: Sequence[tuple[int, int]] = ((first, need),)
+            freed_intervals: Sequence[tuple[int, int]] = ((first, need),)
             recovery = None
             if i in partial.resident:
-                recovery, freed = self._storage_home_plan(i, (first, need))
-                min_price = paged = math.inf if recovery is None else recovery.price
+                recovery, freed_intervals = self._storage_home_plan(i, (first, need))
+                min_price = page_in_price = math.inf if recovery is None else recovery.price
             else:
-                min_price, paged = recoveries.price_range(i, need)
+                min_price, page_in_price = recoveries.price_range(i, need)
             if min_price < math.inf:
-                gain = relief.total_bytes(freed, partial.sizes[i]) / self._add_noise(
+                gain = relief.total_bytes(freed_intervals, partial.sizes[i]) / self._add_noise(
                     1.0, FIT_NOISE_RATIO
                 )
-                ranked.append((_rank(gain, min_price), i, need, gain, recovery))
-                if paged < math.inf:
-                    best = min(best, _rank(gain, paged))
-        heapify(ranked)
+                ranked_tensors.append((_rank(gain, min_price), i, need, gain, recovery))
+                if page_in_price < math.inf:
+                    best_rank = min(best_rank, _rank(gain, page_in_price))
+        heapify(ranked_tensors)
         plans: list[Recovery] = []
-        max_plans = max(1, len(ranked) // self.style.choices_per_relief)
-        while ranked and len(plans) < max_plans:
-            _, i, need, gain, recovery = heappop(ranked)
+        max_plans = max(1, len(ranked_tensors) // self.style.choices_per_relief)
+        while ranked_tensors and len(plans) < max_plans:
+            _, i, need, gain, recovery = heappop(ranked_tensors)
             if recovery is not None:
                 plans.append(recovery)
                 continue
             check_time_limit()
-            is_bounded = max_plans == 1 and -math.inf < best < 0
-            below = gain / -best * ROUNDING_FACTOR if is_bounded else math.inf
-            recovery = recoveries.cheapest(i, need, chain, below)
+            is_bounded = max_plans == 1 and -math.inf < best_rank < 0
+            max_price = gain / -best_rank * ROUNDING_FACTOR if is_bounded else math.inf
+            recovery = recoveries.cheapest(i, need, max_chain, max_price)
             if recovery is not None:
                 rank = _rank(gain, recovery.price)
-                best = min(best, rank)
-                heappush(ranked, (rank, i, need, gain, recovery))
+                best_rank = min(best_rank, rank)
+                heappush(ranked_tensors, (rank, i, need, gain, recovery))
         return plans
 
     def _storage_home_plan(
         self, i: int, interval: tuple[int, int]
     ) -> tuple[Recovery | None, Sequence[tuple[int, int]]]:
-        """Return the recovery that evicts state `i` across an interval, and the freed intervals.
+        """Return the recovery that evicts state `i` across an interval, and the intervals it frees.
 
-        None if none.
-
-        The state gets a home on storage, which frees the intervals before its node and after its
-        last reader. It is paged in if the interval is between them.
+        The state gets a home on storage, which frees the intervals before the state's node and
+        after the last reader. An interval between these two is freed, too, and ends with a page-in.
+        Return (None, ()) if the state cannot have its home on storage.
         """
         partial, graph = self.partial, self.problem.graph
         home = Restoration.at_its_node(graph, i, STORAGE_HOME)
         if not self.problem.can_page or not self.fits_limits(home):
             return None, ()
-        outer = [span for span in partial.intervals[i] if span[1] <= graph.node_of[i]]
-        outer += [span for span in partial.intervals[i] if span[1] == len(graph.nodes)]
+        outer_intervals = [span for span in partial.intervals[i] if span[1] <= graph.node_of[i]]
+        outer_intervals += [span for span in partial.intervals[i] if span[1] == len(graph.nodes)]
         price = self._price(home, adding=True)
-        if interval in outer:
-            return Recovery(price, (home,)), outer
-        page = Restoration(interval[1], i, PAGE_IN)
-        price += self._price(page, adding=True)
-        return Recovery(price, (home, page)), (*outer, interval)
+        if interval in outer_intervals:
+            return Recovery(price, (home,)), outer_intervals
+        page_in = Restoration(interval[1], i, PAGE_IN)
+        price += self._price(page_in, adding=True)
+        return Recovery(price, (home, page_in)), (*outer_intervals, interval)
 
     def _add_plan(self, plan: Recovery) -> None:
         """Add the restorations of a recovery that limits other than RAM permit."""
@@ -226,10 +226,10 @@ class Repair:
         k = graph.node_of[i]
         if not self._can_page and not graph.nodes[k].is_state:
             return math.inf, -1
-        page = Restoration(k, i, PAGE_IN)
-        if i in self.partial.resident or not self.fits_limits(page):
+        page_in_restoration = Restoration(k, i, PAGE_IN)
+        if i in self.partial.resident or not self.fits_limits(page_in_restoration):
             return math.inf, -1
-        return self._price(page, adding=True), graph.last_page_in(i)
+        return self._price(page_in_restoration, adding=True), graph.last_page_in(i)
 
     def _is_allowed(self, restoration: Restoration) -> bool:
         """Return whether state permits a restoration.
@@ -267,30 +267,30 @@ class Repair:
         if not self._can_page or not partial.recomputed[t]:
             return False
         self.paged_only.add(t)
-        changed = False
+        is_changed = False
         for k in sorted(partial.recomputed[t], reverse=True):
             if k not in partial.recomputed[t]:
                 continue
-            pages = [
+            page_ins = [
                 Restoration(t, i, PAGE_IN)
                 for i in graph.outputs_of[k]
                 if partial.is_read_from(i, t) and i not in partial.paged_in[t]
             ]
-            if all(map(self.fits_limits, pages)):
+            if all(map(self.fits_limits, page_ins)):
                 partial.remove(Restoration(t, k, RECOMPUTE))
-                for page in pages:
-                    partial.add(page)
-                changed = True
-        return changed
+                for page_in in page_ins:
+                    partial.add(page_in)
+                is_changed = True
+        return is_changed
 
     # -- user-defined constraints ----------------------------------------------------------------
 
     def satisfy(self) -> None:
         """Add decisions that constraints or the objective reward, and drop excessive ones.
 
-        Each move adds or drops the one decision that lowers the excess most for its price and fits,
-        until there is none. Then decisions with negative prices are added if they exceed no
-        constraint.
+        Each move adds or drops the one decision that lowers the excess over user-defined
+        constraints most for its price and fits. When no such move is left, decisions with negative
+        prices are added if they exceed no constraint.
         """
         rows, partial = self.partial.rows, self.partial
         if rows is None or rows.rewards is None:
@@ -300,8 +300,8 @@ class Repair:
             if not self._lower_excess(rows):
                 return
         prices = {item: self._price(item, adding=True) for item in self._additions(rows)}
-        rewarded = [item for item in prices if prices[item] < 0]
-        for item in sorted(rewarded, key=prices.__getitem__):
+        profitable = [item for item in prices if prices[item] < 0]
+        for item in sorted(profitable, key=prices.__getitem__):
             while now_s() < self.until_s:
                 check_time_limit()
                 if rows.change(partial.used, self._uses(rows, item)) > 0 or not self._place_one(
@@ -318,7 +318,7 @@ class Repair:
             self._place_one(restoration)
 
     def _lower_excess(self, rows: OwnRows) -> bool:
-        """Apply the best move that lowers the excess; return whether there is one."""
+        """Apply the best move that lowers the excess; return whether a move was applied."""
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []
         for item in self._additions(rows):
@@ -338,10 +338,10 @@ class Repair:
             if gain > 0:
                 price = self._add_noise(-self._price(item), FIT_NOISE_RATIO)
                 moves.append((_rank(gain, price), 0, item))
-        for _, adds, item in sorted(moves):
+        for _, is_addition, item in sorted(moves):
             check_time_limit()
-            if self._apply_if_better(item, self._place_one if adds else self._drop):
-                gain = rows.change(partial.used, self._uses(rows, item)) if adds else 0.0
+            if self._apply_if_better(item, self._place_one if is_addition else self._drop):
+                gain = rows.change(partial.used, self._uses(rows, item)) if is_addition else 0.0
                 while gain < 0 and self._apply_if_better(item, self._place_one):  # still the best
                     if rows.change(partial.used, self._uses(rows, item)) > gain:
                         break
@@ -362,8 +362,8 @@ class Repair:
             if not adding:
                 uses = (*uses, *rows.page_in[item] * self.partial.page_ins[item])
         else:
-            out = self.partial.changes_page_out(restoration, adding=adding)
-            uses = rows.page_out[item] if out else ()
+            page_out = self.partial.changes_page_out(restoration, adding=adding)
+            uses = rows.page_out[item] if page_out else ()
             if restoration.kind != PAGE_OUT:
                 uses = (*rows.page_in[item], *uses)
         return uses if adding else tuple((row, -amount) for row, amount in uses)
@@ -371,12 +371,12 @@ class Repair:
     def _apply_if_better(
         self, restoration: Restoration, apply_move: Callable[[Restoration], bool]
     ) -> bool:
-        """Apply a move, and undo it unless it succeeds and lowers the excess.
+        """Apply a move; undo it unless it succeeds and lowers the excess.
 
-        Return whether it does.
+        Return whether the move was retained.
         """
-        before, mark = self._excess(), self.partial.mark()
-        if apply_move(restoration) and self._excess() < before:
+        excess_before, mark = self._excess(), self.partial.mark()
+        if apply_move(restoration) and self._excess() < excess_before:
             return True
         self.partial.undo(mark)
         return False
@@ -394,10 +394,10 @@ class Repair:
                 yield Restoration.at_its_node(graph, i, STORAGE_HOME)
 
     def _place_one(self, restoration: Restoration) -> bool:
-        """Add a rewarded decision in the best stage in which it fits; return whether there is one.
+        """Add a rewarded decision in the best stage in which it fits; return whether it was added.
 
-        Stages that have the inputs of a recomputation in RAM come first, then those with the
-        smallest load.
+        Stages that have the inputs of a recomputation in RAM are tried first, then those with the
+        smallest RAM use.
         """
         partial, graph, item = self.partial, self.problem.graph, restoration.item
         if restoration.kind in (PAGE_OUT, STORAGE_HOME):
@@ -405,25 +405,25 @@ class Repair:
             if fits:
                 partial.add(restoration)
             return fits
-        first = item if restoration.kind == RECOMPUTE else graph.node_of[item]
-        present = partial.recomputed if restoration.kind == RECOMPUTE else partial.paged_in
-        loads = partial.peaks().tolist()
+        first_stage = item if restoration.kind == RECOMPUTE else graph.node_of[item]
+        present_items = partial.recomputed if restoration.kind == RECOMPUTE else partial.paged_in
+        peaks = partial.peaks().tolist()
 
         def rank(t: int) -> tuple[int, int]:
             inputs = partial.working.inputs_of[item] if restoration.kind == RECOMPUTE else ()
-            return sum(not partial.is_available(p, t) for p in inputs), loads[t]
+            return sum(not partial.is_available(p, t) for p in inputs), peaks[t]
 
         stages = [
             t
-            for t in range(first + 1, len(loads))
-            if item not in present[t] and self._is_allowed(restoration._replace(stage=t))
+            for t in range(first_stage + 1, len(peaks))
+            if item not in present_items[t] and self._is_allowed(restoration._replace(stage=t))
         ]
-        excess = self._excess()
+        excess_before = self._excess()
         for t in sorted(stages, key=rank)[:MAX_PLACEMENTS]:
             check_time_limit()
             mark = partial.mark()
-            restored_tensors = self._add_with_inputs(restoration._replace(stage=t))
-            if restored_tensors and self._excess() <= excess and partial.fits(self.limit_bytes):
+            is_added = self._add_with_inputs(restoration._replace(stage=t))
+            if is_added and self._excess() <= excess_before and partial.fits(self.limit_bytes):
                 return True
             partial.undo(mark)
         return False
@@ -431,7 +431,7 @@ class Repair:
     def _excess(self) -> float:
         """Return the excess over user-defined constraints.
 
-        0 if dropping decisions cannot cause one.
+        Return 0 if dropping decisions cannot cause an excess.
         """
         rows = self.partial.rows
         if rows is None or rows.rewards is None:
@@ -459,9 +459,9 @@ class Repair:
         Each page-in may cost much however small it is, so dropping many small ones can be better
         than dropping a large one.
         """
-        gained = True
-        while gained and now_s() < self.until_s:
-            gained = False
+        has_dropped = True
+        while has_dropped and now_s() < self.until_s:
+            has_dropped = False
             for restoration in sorted(self.partial.restorations(), key=self.drop_order):
                 if now_s() >= self.until_s:
                     break
@@ -471,7 +471,7 @@ class Repair:
                 if restoration not in self.partial or self._is_blocked(restoration):
                     continue
                 if self._may_drop(restoration):
-                    gained = self._drop(restoration) or gained
+                    has_dropped = self._drop(restoration) or has_dropped
 
     def drop_order(self, restoration: Restoration) -> float:
         """Return a sort key that is smaller if a restoration costs more per restored byte."""
@@ -486,10 +486,10 @@ class Repair:
         if restoration.kind == RECOMPUTE:
             return prices.compute[item]
         if restoration.kind == STORAGE_HOME:
-            paged = 0 if adding else partial.page_ins[item]
-            return prices.storage_home[item] + paged * prices.page_in[item]
-        out = partial.changes_page_out(restoration, adding=adding)
-        price = prices.page_out[item] if out else 0.0
+            n_page_ins = 0 if adding else partial.page_ins[item]
+            return prices.storage_home[item] + n_page_ins * prices.page_in[item]
+        page_out = partial.changes_page_out(restoration, adding=adding)
+        price = prices.page_out[item] if page_out else 0.0
         return price if restoration.kind == PAGE_OUT else prices.page_in[item] + price
 
     def _drop(self, restoration: Restoration) -> bool:
@@ -497,10 +497,10 @@ class Repair:
 
         Returns whether it was dropped. If RAM does not suffice, the obstacle is stored.
         """
-        partial, before, mark = self.partial, self._excess(), self.partial.mark()
+        partial, excess_before, mark = self.partial, self._excess(), self.partial.mark()
         partial.remove(restoration)
         excess = partial.excess(self.limit_bytes)
-        if excess is None and self._excess() <= before:
+        if excess is None and self._excess() <= excess_before:
             self.obstacles.pop(restoration, None)
             return True
         partial.undo(mark)
@@ -525,7 +525,10 @@ class Repair:
         return tuple(tuple(self.partial.intervals[i]) for i in restored_tensors)
 
     def _may_drop(self, restoration: Restoration) -> bool:
-        """Return whether the rows of stages alone permit to keep the tensors of a restoration."""
+        """Return whether the RAM rows alone permit keeping the tensors of a restoration in RAM.
+
+        A row is the RAM use at the last step of a stage.
+        """
         partial, graph, t = self.partial, self.problem.graph, restoration.stage
         freed = 0
         tensors: Sequence[int] = (restoration.item,)
@@ -550,27 +553,27 @@ def _rank(gain: float, price: float) -> float:
 
 
 class _Relief:
-    """The bytes by which evictions relieve stages above the limit."""
+    """Index of the stages above the limit, to sum the bytes by which an eviction relieves them."""
 
     def __init__(self, excess: np.ndarray, *, counts_bytes: bool) -> None:
-        """Index the stages with an excess above 0."""
+        """Index the stages whose excess over the limit is above 0 [B]."""
         self.stages: list[int] = np.flatnonzero(excess).tolist()
         self.excess = excess[self.stages]
         self.largest = max(self.excess.tolist(), default=0)
         self.sums: list[int] = [0, *self.excess.cumsum().tolist()]
         self.counts_bytes = counts_bytes
-        """Whether gains above a stage's excess count as the excess. Needed for state, which is in
-        RAM in all stages: otherwise the largest state would always come first."""
+        """Whether the relief of a stage is limited to the stage's excess. Needed for state, which
+        is in RAM in all stages: otherwise the largest state would always be evicted first."""
 
-    def total_bytes(self, freed: Iterable[tuple[int, int]], size_bytes: int) -> int:
-        """Return the total relief of all stages if `size_bytes` are freed in some spans [B]."""
+    def total_bytes(self, intervals: Iterable[tuple[int, int]], size_bytes: int) -> int:
+        """Return the total relief of all stages if `size_bytes` are freed in intervals [B]."""
         total = 0
-        for first, end in freed:
-            begin, until = bisect_left(self.stages, first), bisect_left(self.stages, end)
+        for first, end in intervals:
+            begin, stop = bisect_left(self.stages, first), bisect_left(self.stages, end)
             if not self.counts_bytes:
-                total += size_bytes * (until - begin)
+                total += size_bytes * (stop - begin)
             elif size_bytes >= self.largest:
-                total += self.sums[until] - self.sums[begin]
-            elif begin < until:
-                total += int(np.minimum(self.excess[begin:until], size_bytes).sum())
+                total += self.sums[stop] - self.sums[begin]
+            elif begin < stop:
+                total += int(np.minimum(self.excess[begin:stop], size_bytes).sum())
         return total

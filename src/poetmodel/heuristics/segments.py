@@ -52,7 +52,8 @@ CUT_RANGE_RATIO: Final = 0.25
 def checkpoint_segments(problem: Problem) -> Schedule | None:
     """Return the best schedule by segments that meets every limit, after repair.
 
-    None if there is none, if the graph is small, or if keep-all fits and RAM is not minimized.
+    Return None if there is no such schedule, if the graph is small, or if keep-all fits and RAM is
+    not minimized.
     """
     keep_all_bytes = checkpoint_all_peak_bytes(problem.graph)
     fits = keep_all_bytes <= problem.usable_ram_bytes and problem.objective.is_sum
@@ -72,7 +73,7 @@ class _SegmentSearch:
     """The search over numbers of segments, and the repair of the best segmentation."""
 
     def __init__(self, problem: Problem, keep_all_bytes: int) -> None:
-        """Begin without a schedule, with the peak of keep-all as the lowest."""
+        """Set the peak of keep-all as the smallest peak; there is no schedule yet."""
         self.problem = problem
         self.objective = PenalizedObjective(problem)
         self.best: PartialSchedule | None = None
@@ -83,7 +84,7 @@ class _SegmentSearch:
         self.until_s = math.inf
 
     def run(self) -> None:
-        """Evaluate all segmentations, and repair the best, or the one with the smallest peak."""
+        """Evaluate all segmentations, and repair the best, or that with the smallest peak."""
         started_s = now_s()
         for restorations in _segmentations(self.problem):
             self._store_if_best(self.objective.partial(restorations))
@@ -107,7 +108,7 @@ class _SegmentSearch:
             self.best, self.score = partial, score
 
     def _repair(self, start: list[Restoration], limit_bytes: int) -> bool:
-        """Repair a schedule to fit within a limit; return whether it fits before the time ends."""
+        """Repair a schedule to fit `limit_bytes`; return whether it fits before the time ends."""
         partial = self.objective.partial(start)
         prices = self.objective.prices(0.0)
         repair = Repair(self.problem, partial, prices, limit_bytes, until_s=self.until_s)
@@ -132,8 +133,8 @@ class _SegmentSearch:
 def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
     """Yield the recomputations of 16, 8, 32, 4, ... segments; none without a backward pass.
 
-    They obey the rules of execution, but may exceed limits. The numbers that are best most often
-    come first.
+    They obey the rules of execution, but may exceed limits. The numbers of segments that are best
+    most often are first.
     """
     graph = problem.graph
     forward_count = next(
@@ -156,36 +157,42 @@ def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[in
     """
     graph = problem.graph
     produced_bytes = [0, *accumulate(graph.output_bytes[:forward_count])]
-    change = [0] * (forward_count + 1)
+    change_bytes = [0] * (forward_count + 1)
     for i, size in enumerate(graph.tensor_bytes):
         readers = [k for k in graph.users_of[i] if k < forward_count]
         if graph.node_of[i] < forward_count and readers:
-            change[graph.node_of[i] + 1] += size
-            change[max(readers) + 1] -= size
-    crossing = list(accumulate(change))
+            change_bytes[graph.node_of[i] + 1] += size
+            change_bytes[max(readers) + 1] -= size
+    crossing_bytes = list(accumulate(change_bytes))
     cuts: list[int] = []
-    for number in range(1, count):
+    for segment in range(1, count):
         target_bytes, range_bytes = (
-            produced_bytes[-1] * number / count,
+            produced_bytes[-1] * segment / count,
             CUT_RANGE_RATIO * produced_bytes[-1] / count,
         )
         first = bisect_left(produced_bytes, target_bytes - range_bytes)
         last = min(
             max(bisect_right(produced_bytes, target_bytes + range_bytes), first + 1), forward_count
         )
-        near = [(crossing[k], abs(produced_bytes[k] - target_bytes), k) for k in range(first, last)]
-        cut = min(near)[2] if near else 0
+        candidates = [
+            (crossing_bytes[k], abs(produced_bytes[k] - target_bytes), k)
+            for k in range(first, last)
+        ]
+        cut = min(candidates)[2] if candidates else 0
         if cut > (cuts[-1] if cuts else 0):
             cuts.append(cut)
     return cuts
 
 
 def _segment_recomputations(problem: Problem, bounds: list[int]) -> list[Restoration]:
-    """Return the recomputations of all segments between `bounds` except the last one."""
+    """Return the recomputations of all segments between `bounds` except the last segment.
+
+    Tensors that cross a segment's end are kept; the other tensors are recomputed together.
+    """
     graph = problem.graph
     segment_of = [s for s, (a, b) in enumerate(pairwise(bounds)) for _ in range(a, b)]
     forward_count, last = len(segment_of), len(bounds) - 2
-    crosses = [
+    is_kept = [
         k < forward_count
         and any(segment_of[u] != segment_of[k] for u in users if u < forward_count)
         for k, users in zip(graph.node_of, graph.users_of, strict=True)
@@ -196,23 +203,25 @@ def _segment_recomputations(problem: Problem, bounds: list[int]) -> list[Restora
     for t in range(forward_count, len(graph.nodes)):
         for i in graph.inputs_of[t]:
             k = graph.node_of[i]
-            if k < bounds[last] and not crosses[i] and problem.may_recompute(k):
+            if k < bounds[last] and not is_kept[i] and problem.may_recompute(k):
                 s = segment_of[k]
                 first_reads[s] = t if first_reads[s] is None else first_reads[s]
                 read_nodes[s].append(k)
-    found: list[Restoration] = []
-    for stage, pending in zip(first_reads, read_nodes, strict=True):
+    recomputations: list[Restoration] = []
+    for stage, pending_nodes in zip(first_reads, read_nodes, strict=True):
         recomputed: set[int] = set()
-        while stage is not None and pending:
-            k = pending.pop()
+        while stage is not None and pending_nodes:
+            k = pending_nodes.pop()
             if k in recomputed or stage > graph.last_stages[k]:
                 continue
             recomputed.add(k)
-            pending += [
+            pending_nodes += [
                 j
                 for i in graph.inputs_of[k]
                 for j in (graph.node_of[i],)
-                if not crosses[i] and problem.may_recompute(j) and segment_of[j] == segment_of[k]
+                if not is_kept[i] and problem.may_recompute(j) and segment_of[j] == segment_of[k]
             ]
-        found += [Restoration(stage, k, RECOMPUTE) for k in sorted(recomputed) if stage is not None]
-    return found
+        recomputations += [
+            Restoration(stage, k, RECOMPUTE) for k in sorted(recomputed) if stage is not None
+        ]
+    return recomputations

@@ -118,7 +118,7 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
     graph, plan, check, places = subject.graph, subject.plan, subject.check, subject.arena_check
     if plan is None or check is None or places is None:
         return None
-    factor, unit = time_unit(check.makespan_s or 0.0)
+    factor, time_unit_name = time_unit(check.makespan_s or 0.0)
     scale, unit_name = size_unit(places.bytes)
     times = [moment.issued_s / factor for moment in check.moments]
     times.append((check.makespan_s or 0.0) / factor)
@@ -145,7 +145,7 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
         "boxes": boxes,
         "end": rounded(times[-1]) or 1,
         "limit": rounded(places.bytes / scale),
-        "x_name": f"time [{unit}]",
+        "x_name": f"time [{time_unit_name}]",
         "y_name": f"address [{unit_name}]",
         "limit_name": f"arena {format_bytes(places.bytes)}",
     }

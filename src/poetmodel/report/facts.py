@@ -45,11 +45,11 @@ def facts(subject: Subject) -> dict[str, Any]:
     Energies and times are None without costs. Metrics are those of the simulator; bounds are those
     stated in the file.
     """
-    simulation, timed = subject.simulation, subject.costs is not None
-    stated = subject.document.problem
+    simulation, has_costs = subject.simulation, subject.costs is not None
+    stated_problem = subject.document.problem
 
     def metrics(*groups: Group) -> dict[str, Any]:
-        return to_json_object(metric_facts(Display.REPORT, simulation, *groups, timed=timed))
+        return to_json_object(metric_facts(Display.REPORT, simulation, *groups, timed=has_costs))
 
     return {
         "label": subject.label,
@@ -66,8 +66,8 @@ def facts(subject: Subject) -> dict[str, Any]:
         "budget_bytes": subject.budget_bytes,
         **device_ram_metrics(subject.room),
         **metrics(Group.WORK, Group.STEP),
-        "pass_s": subject.problem.pass_time_s if timed else None,
-        "deadline_time_s": simulation.time_s if timed else None,
+        "pass_s": subject.problem.pass_time_s if has_costs else None,
+        "deadline_time_s": simulation.time_s if has_costs else None,
         **metrics(Group.STORAGE),
         **_state_facts(subject),
         **metrics(Group.WEAR),
@@ -79,7 +79,7 @@ def facts(subject: Subject) -> dict[str, Any]:
         "binding": _peak_facts(subject),
         "plan": _plan_facts(subject),
         "decisions": _decision_counts(subject),
-        "problem": None if stated is None else _problem_facts(stated, subject),
+        "problem": None if stated_problem is None else _problem_facts(stated_problem, subject),
         "device": _device_facts(subject),
         "versions": _versions(subject),
         "commands": list(commands(subject)),
@@ -105,7 +105,7 @@ def graph_facts(subject: Subject) -> dict[str, Any]:
     with state the minimum RAM is that of the problem, because storage may be memory-mapped or
     disabled.
     """
-    graph, lowest = subject.graph, subject.problem.floor
+    graph, min_ram = subject.graph, subject.problem.floor
     state = {"tensors": len(graph.state_tensors), "bytes": graph.state_bytes}
     return {
         "name": graph.name,
@@ -117,8 +117,8 @@ def graph_facts(subject: Subject) -> dict[str, Any]:
         "batch_size": graph.batch_size,
         "dtype": graph.dtype,
         "checkpoint_all_peak_bytes": subject.keep_all_bytes,
-        "floor_bytes": lowest.bytes + subject.reserved_bytes,
-        "floor_node": graph.nodes[lowest.node].name,
+        "floor_bytes": min_ram.bytes + subject.reserved_bytes,
+        "floor_node": graph.nodes[min_ram.node].name,
         "resident_bytes": dict(graph.resident_bytes),
         **({"state": state} if graph.state_tensors else {}),
     }
@@ -130,16 +130,16 @@ def _bound_facts(subject: Subject) -> dict[str, Any]:
     For energy the gap is that between the stated bound and the simulated energy. If another
     quantity was minimized, a stated energy bound of 0 overhead is trivial and is omitted.
     """
-    stated, simulation = subject.document.stated, subject.simulation
-    overhead_j, bound_j = simulation.overhead_j, stated.get("overhead_bound_j")
+    stated_metrics, simulation = subject.document.stated, subject.simulation
+    overhead_j, bound_j = simulation.overhead_j, stated_metrics.get("overhead_bound_j")
     problem, objective = subject.document.problem, subject.document.objective
-    of_energy = objective is None or objective.minimize == "energy"
-    gap = None if objective is None or of_energy else objective.gap
-    if of_energy and None not in (subject.costs, overhead_j, bound_j):
+    minimizes_energy = objective is None or objective.minimize == "energy"
+    gap = None if objective is None or minimizes_energy else objective.gap
+    if minimizes_energy and None not in (subject.costs, overhead_j, bound_j):
         gap = relative_gap(overhead_j or 0.0, bound_j or 0.0)
-    is_known = of_energy or bool(bound_j)
+    is_known = minimizes_energy or bool(bound_j)
     return {
-        "bound_j": stated.get("bound_j") if is_known else None,
+        "bound_j": stated_metrics.get("bound_j") if is_known else None,
         "overhead_bound_j": bound_j if is_known else None,
         "gap": gap,
         "requested_gap": None if problem is None else problem.gap,
@@ -166,15 +166,17 @@ def _peak_facts(subject: Subject) -> dict[str, Any]:
     """Return the step with the peak RAM, and the tensors in RAM there, largest first."""
     graph, simulation = subject.graph, subject.simulation
     peak = simulation.peak
-    held = sorted(simulation.peak_tensors, key=lambda i: (-graph.tensor_bytes[i], i))
+    peak_tensors = sorted(simulation.peak_tensors, key=lambda i: (-graph.tensor_bytes[i], i))
     return {
         "stage": peak.stage,
         "node": graph.nodes[peak.node].name if graph.nodes else "",
         "ram_bytes": peak.ram_bytes + subject.reserved_bytes,
         "other_bytes": subject.reserved_bytes
         + peak.ram_bytes
-        - sum(graph.tensor_bytes[i] for i in held),
-        "tensors": [{"name": graph.tensors[i].name, "bytes": graph.tensor_bytes[i]} for i in held],
+        - sum(graph.tensor_bytes[i] for i in peak_tensors),
+        "tensors": [
+            {"name": graph.tensors[i].name, "bytes": graph.tensor_bytes[i]} for i in peak_tensors
+        ],
     }
 
 
@@ -235,8 +237,8 @@ def _device_facts(subject: Subject) -> dict[str, Any] | None:
 
 def _versions(subject: Subject) -> dict[str, str]:
     """Return the installed versions of poetmodel and of the packages of the back end."""
-    stated = subject.document.problem
-    backend = (stated and stated.backend) or ""
+    stated_problem = subject.document.problem
+    backend = (stated_problem and stated_problem.backend) or ""
     packages = (backend_class(backend).package,) if backend in backend_names() else ()
     names = ("poetmodel", *packages)
     return {name: version for name in names if (version := installed_version(name))}
@@ -251,14 +253,14 @@ def commands(subject: Subject) -> Iterator[str]:
     if subject.step is not None:
         yield f"step = {subject.step['call']}\nprint(step.verify().summary())"
         return
-    sources, stated = subject.sources, subject.document.problem
+    sources, stated_problem = subject.sources, subject.document.problem
     device = sources.device if sources.device is not None else subject.document.device
     costs = [*_option("--device", device), *_option("--profile", sources.profile)]
-    if stated is not None and subject.costs is not None:
-        if _has_user_sums(stated):
-            lines = "\n".join(_constraint_lines(stated))
+    if stated_problem is not None and subject.costs is not None:
+        if _has_user_sums(stated_problem):
+            lines = "\n".join(_constraint_lines(stated_problem))
             yield f"cat > {shlex.quote(_constraints_file(sources))} <<'TOML'\n{lines}\nTOML"
-        yield shlex.join(_solve_command(sources, stated, costs))
+        yield shlex.join(_solve_command(sources, stated_problem, costs))
     verify = ["poetmodel", "verify", sources.schedule, "--graph", sources.graph]
     yield shlex.join([*verify, *sources.shape.options, *costs])
 

@@ -66,9 +66,9 @@ def step_figures(schedules: Sequence[Facts]) -> Parts:
 
 def measured_rows(step: Facts) -> Iterator[tuple[Fact, ...]]:
     """Yield rows of measured metrics of a step, with one fact for each of `COLUMNS`."""
-    for name, unit, keys in _MEASURED:
+    for name, format_value, keys in _MEASURED:
         yield tuple(
-            Fact(f"step.{key}", value_at_path(step, key), name, unit)
+            Fact(f"step.{key}", value_at_path(step, key), name, format_value)
             if key
             else Fact("", None, name)
             for key in keys
@@ -193,8 +193,12 @@ def _schedule_rows() -> dict[str, tuple[Row, ...]]:
             ("device.costs", "costs from", str),
             ("device.cycles", "compute times", str),
             *(
-                (f"device.{path}", known.name, partial(format_device_quantity, unit=known.unit))
-                for path, known in device_quantities()
+                (
+                    f"device.{path}",
+                    quantity.name,
+                    partial(format_device_quantity, unit=quantity.unit),
+                )
+                for path, quantity in device_quantities()
             ),
             ("device.storage.mode", "transfers", str),
         ),

@@ -61,12 +61,12 @@ def fold(
     >>> [each.name for each in fold(names, name=str, key=lambda _: None)]
     ['in', 'block0-1,3.norm']
     """
-    alike: dict[Hashable, dict[Numbers, tuple[int, Item]]] = {}
+    items_by_key: dict[Hashable, dict[Numbers, tuple[int, Item]]] = {}
     for index, item in enumerate(items):
         words, numbers = _split_name(name(item))
-        alike.setdefault((words, key(item)), {})[numbers] = (index, item)
+        items_by_key.setdefault((words, key(item)), {})[numbers] = (index, item)
     folds: list[tuple[int, Fold[Item]]] = []
-    for group in alike.values():
+    for group in items_by_key.values():
         for box in _boxes(tuple(group)):
             members = sorted((group[point] for point in product(*box)), key=itemgetter(0))
             first, item = members[0]
@@ -86,7 +86,10 @@ def _split_name(name: str) -> tuple[Numbers, Numbers]:
 
 
 def _boxes(points: Sequence[Numbers]) -> Iterator[tuple[Numbers, ...]]:
-    """Yield Cartesian products of numbers that together cover each point exactly once."""
+    """Yield Cartesian products of numbers that together contain each point exactly once.
+
+    Each product is a tuple with the numbers of each position.
+    """
     if not points[0]:
         yield ()
         return
@@ -103,14 +106,14 @@ def _boxes(points: Sequence[Numbers]) -> Iterator[tuple[Numbers, ...]]:
 
 def _format_ranges(numbers: Sequence[str]) -> str:
     """Format numbers as ranges: ``0,2-4``; numbers with leading zeros are listed separately."""
-    regular = sorted({int(number) for number in numbers if str(int(number)) == number})
+    unpadded = sorted({int(number) for number in numbers if str(int(number)) == number})
     zero_padded = sorted(number for number in numbers if str(int(number)) != number)
-    runs = [
+    sequences = [
         [value for _, value in run]
-        for _, run in groupby(enumerate(regular), key=lambda at: at[1] - at[0])
+        for _, run in groupby(enumerate(unpadded), key=lambda at: at[1] - at[0])
     ]
     return ",".join(
-        [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs] + zero_padded
+        [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in sequences] + zero_padded
     )
 
 
@@ -137,8 +140,8 @@ def decision_table(
         (a sort key and a text for each column after the decision) and ``members``, the rows of the
         tensors of a fold.
     """
-    numbered = [{**row, "index": i} for i, row in enumerate(rows)]
-    folds = fold(numbered, name=lambda row: str(row["tensor"]), key=_fold_key)
+    numbered_rows = [{**row, "index": i} for i, row in enumerate(rows)]
+    folds = fold(numbered_rows, name=lambda row: str(row["tensor"]), key=_fold_key)
     return {
         "heads": [head for head in HEADS if head in costs or head not in COSTS],
         "rows": [
@@ -158,8 +161,8 @@ def decision_table(
 def _fold_key(row: Mapping[str, Any]) -> Hashable:
     """Return the properties that folded tensors share: decision, size, counts and costs."""
     counts = (row["choice"], row["size_bytes"])
-    moved = (row["recomputed"], row["paged_out"], row["paged_in"])
-    return (*counts, *moved, *(f"{row[key]:.{DIGITS}g}" for key in ("energy_j", "time_s")))
+    transfers = (row["recomputed"], row["paged_out"], row["paged_in"])
+    return (*counts, *transfers, *(f"{row[key]:.{DIGITS}g}" for key in ("energy_j", "time_s")))
 
 
 def _row(name: str, members: Sequence[Mapping[str, Any]], costs: Collection[str]) -> dict[str, Any]:

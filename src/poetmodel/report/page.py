@@ -105,9 +105,9 @@ def _estimates_note(subjects: Sequence[Subject]) -> str:
 
 def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
     """Return the tables of decisions: column heads, and the rows of each schedule by its label."""
-    timed = any(subject.costs is not None for subject in subjects)
+    has_costs = any(subject.costs is not None for subject in subjects)
     shows_energy = any(subject.problem.uses_energy for subject in subjects)
-    costs = [name for name in COSTS if timed and (shows_energy or name != "energy")]
+    costs = [name for name in COSTS if has_costs and (shows_energy or name != "energy")]
     tables = {
         s.label: decision_table(decision_rows(s.problem, s.schedule), costs=costs) for s in subjects
     }

@@ -138,11 +138,11 @@ def metric_facts(
     for metric in metrics_at(display, *groups):
         if metric.read is None:
             continue
-        known = timed or not metric.needs_costs
-        value = metric.read(simulation) if known else None
-        listed = display in metric.tables and metric.key not in unlisted
-        name, unit = metric.name if listed else None, METRIC_UNITS[metric.unit]
-        yield Fact(metric.key, value, name, unit, notes.get(metric.key, ""))
+        is_known = timed or not metric.needs_costs
+        value = metric.read(simulation) if is_known else None
+        is_listed = display in metric.tables and metric.key not in unlisted
+        name, format_value = metric.name if is_listed else None, METRIC_UNITS[metric.unit]
+        yield Fact(metric.key, value, name, format_value, notes.get(metric.key, ""))
 
 
 def page_rows(*groups: Group) -> tuple[Row, ...]:
@@ -259,8 +259,8 @@ def compare_objects(
     sections: Parts = []
     for part, specified in parts.items():
         lines = [
-            tuple(Fact(key, value_at_path(entry, key), name, unit) for entry in objects)
-            for key, name, unit in specified
+            tuple(Fact(key, value_at_path(entry, key), name, format_value) for entry in objects)
+            for key, name, format_value in specified
         ]
         known_lines = [line for line in lines if any(fact.value is not None for fact in line)]
         if known_lines:

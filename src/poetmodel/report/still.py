@@ -124,9 +124,9 @@ def encode_figure(figure: Any, form: str, *, note: str) -> bytes:
     """
     date_metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})
     metadata = {"Subject" if form == "pdf" else "Description": note} | date_metadata
-    written = io.BytesIO()
-    figure.savefig(written, format=form, dpi=DOTS_PER_INCH, metadata=metadata)
-    return written.getvalue()
+    stream = io.BytesIO()
+    figure.savefig(stream, format=form, dpi=DOTS_PER_INCH, metadata=metadata)
+    return stream.getvalue()
 
 
 def replace_missing_glyphs(text: str) -> str:
@@ -166,8 +166,8 @@ def draw_map(axis: Any, stage_map: Map) -> dict[str, Any]:
             for y in range(first, last + 1)
             if is_marked
         )
-    drawn = [kind for kind in KINDS if shapes[kind]]
-    for kind in drawn:
+    drawn_kinds = [kind for kind in KINDS if shapes[kind]]
+    for kind in drawn_kinds:
         collection = PatchCollection(shapes[kind], facecolor=COLOURS[kind], linewidth=0)
         axis.add_collection(collection)
     axis.set(
@@ -177,12 +177,12 @@ def draw_map(axis: Any, stage_map: Map) -> dict[str, Any]:
     )
     axis.set(xlabel="node", ylabel="stage, by the node it first computes")
     step = -(-len(names) // MAX_NAMES)
-    named = range(0, len(names), step)
-    axis.set_xticks(named, names[::step], rotation=90, fontsize=5)
-    axis.set_yticks(named, names[::step], fontsize=5)
+    named_positions = range(0, len(names), step)
+    axis.set_xticks(named_positions, names[::step], rotation=90, fontsize=5)
+    axis.set_yticks(named_positions, names[::step], fontsize=5)
     axis.set_axisbelow(True)
     axis.grid(visible=True, linewidth=0.1)
-    return {str(kind): Patch(facecolor=COLOURS[kind]) for kind in drawn}
+    return {str(kind): Patch(facecolor=COLOURS[kind]) for kind in drawn_kinds}
 
 
 # -- timelines -------------------------------------------------------------------------------------
@@ -193,24 +193,34 @@ def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, R
 
     Parts are stacked in the order of `KIND_NAMES`, and copies of a part by time.
     """
-    done = list(chart["issued"][:-1])
+    end_times = list(chart["issued"][:-1])
     for position, _, end in chart["work"]:
         if chart["ops"][position] not in (LETTERS[Op.PAGE_IN], LETTERS[Op.PAGE_OUT]):
-            done[position] = end
-    times = [time for pair in zip(chart["issued"], done, strict=False) for time in pair]
+            end_times[position] = end
+    times = [time for pair in zip(chart["issued"], end_times, strict=False) for time in pair]
     times.append(chart["issued"][-1])
     base = {at: 0 for at in range(len(times) - 1) if times[at + 1] > times[at]}
     stays = sorted(
         (kind_index(graph, stay[0] if stay[0] >= 0 else None), max(stay[2], 0), -stay[3], stay)
         for stay in chart["stays"]
     )
-    for part, begin, _, (_, size, _, end, origin, _, given_at, given, *_) in stays:
+    for part, begin, _, (
+        _,
+        size,
+        _,
+        end,
+        origin,
+        _,
+        overwrite_position,
+        overwritten_bytes,
+        *_,
+    ) in stays:
         runs: Runs = []
         for at in range(2 * begin, min(2 * end + 1, len(times) - 1)):
             if at not in base:
                 continue
             low = base[at]
-            base[at] += size - (given if 0 <= given_at <= at // 2 else 0)
+            base[at] += size - (overwritten_bytes if 0 <= overwrite_position <= at // 2 else 0)
             edges = [low / chart["scale"], base[at] / chart["scale"]]
             if runs and runs[-1][1:] == [times[at], *edges]:
                 runs[-1][1] = times[at + 1]
@@ -259,7 +269,7 @@ def _draw_lanes(axes: Any, lanes: Mapping[str, Sequence[tuple[Kind, float, float
     """Draw the bars of core and bus, one row each; stalls are hatched."""
     for row, bars in enumerate(lanes.values()):
         for kind in dict.fromkeys(kind for kind, *_ in bars):
-            spans = [(start, length) for of, start, length in bars if of == kind]
+            spans = [(start, length) for bar_kind, start, length in bars if bar_kind == kind]
             hatch = "////" if kind == Kind.STALL else None
             axes.broken_barh(
                 spans, (row - 0.4, 0.8), facecolor=COLOURS[kind], linewidth=0, hatch=hatch

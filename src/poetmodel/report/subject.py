@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 
 def document_of(result: SolveResult) -> ScheduleDocument:
-    """Return the schedule document of a result, as if its file were read."""
+    """Return the schedule document of a result, as if its file had been written and read."""
     from poetmodel.schedule.document import ScheduleDocument
     from poetmodel.schedule.io import ObjectiveEntry, ProblemEntry
 
-    stated = result.to_dict()
+    values = result.to_dict()
     return ScheduleDocument(
         schedule=result.require_schedule(),
-        device=stated["device"],
-        problem=ProblemEntry.model_validate(stated["problem"]),
-        status=stated["status"],
-        stated={metric.key: stated.get(metric.key) for metric in metrics_at(Display.FILE)},
-        objective=ObjectiveEntry.model_validate(stated["objective"]),
+        device=values["device"],
+        problem=ProblemEntry.model_validate(values["problem"]),
+        status=values["status"],
+        stated={metric.key: values.get(metric.key) for metric in metrics_at(Display.FILE)},
+        objective=ObjectiveEntry.model_validate(values["objective"]),
         history=result.history,
     )
 
@@ -78,7 +78,7 @@ class VerifiedSchedule:
 
     document: ScheduleDocument
     schedule: Schedule
-    """Its relations, without pairs outside the graph (see `pairs_in_graph`)."""
+    """Relations of the schedule, without pairs outside the graph (see `pairs_in_graph`)."""
     problem: Problem
     """Problem stated in the file; without costs, all times and energies are 0."""
     costs: Costs | None
@@ -148,7 +148,7 @@ class Subject(VerifiedSchedule):
     """Label on the page: one or two letters."""
     sources: Sources
     plan: Plan | None = None
-    """Its plan; None if the schedule is invalid or has no costs."""
+    """Plan of the schedule; None if the schedule is invalid or has no costs."""
     check: PlanCheck | None = None
     """Check of the plan; None without a plan."""
     arena_check: ArenaCheck | None = None

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 AGAIN: Final = "a"
-"""Letter of a recomputation."""
+"""Letter of a recomputation in a timeline."""
 FIRST_READ: Final = "r"
-"""Letter of a first read of state."""
+"""Letter of a first read of state from storage in a timeline."""
 LETTERS: Final = {
     Op.COMPUTE: "c",
     Op.PAGE_IN: "i",
@@ -77,27 +77,27 @@ def _add_reserved_bytes(subject: Subject, chart: dict[str, Any]) -> dict[str, An
 def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     """Return the data of a plan's timeline.
 
-    ``ops``, ``of``: a letter and the index of a node or tensor for each instruction. ``issued``:
-    issue time of each instruction, and the end of the plan; None without times. ``work``: position,
-    start and end of each instruction that takes time. ``during``, ``after``: RAM at each
-    instruction, as measured by `check_plan` [B]. ``stays``: contents of RAM: a tensor or, below 0,
-    the workspace of node -1 - k; bytes, begin and end, an index of `ORIGINS`, whether it was copied
-    to storage, position and bytes of an overwrite in place, the position of its replacement, and
-    the computations that read it; -1 for none. ``ghost``: the instructions that first compute each
-    node, and the RAM of keep-all there.
+    ``ops``, ``of``: a letter and the index of a node or tensor for each instruction.
+    ``issued``: issue time of each instruction, and the end of the plan; None without times.
+    ``work``: position, start and end of each instruction that takes time. ``during``, ``after``:
+    RAM at each instruction, as measured by `check_plan` [B]. ``stays``: contents of RAM: a tensor
+    or, below 0, the workspace of node -1 - k; bytes, begin and end, an index of `ORIGINS`, whether
+    it was copied to storage, position and bytes of an overwrite in place, the position of its
+    replacement, and the computations that read it; -1 for none. ``ghost``: the instructions that
+    first compute each node, and the RAM of keep-all there.
     """
     factor, unit = time_unit(check.makespan_s or 0.0)
     moments = check.moments
     issued = [moment.issued_s for moment in moments] + [check.makespan_s or 0.0]
     ops = "".join(_letters(graph, plan))
     read = plan.first_reads(graph)
-    of = [
+    item_indices = [
         read[index] if letter == FIRST_READ else index
         for letter, (_, index) in zip(ops, plan.program, strict=True)
     ]
     return {
         "ops": ops,
-        "of": of,
+        "of": item_indices,
         "issued": [rounded(time / factor) for time in issued] if check.makespan_s else None,
         "work": [
             [position, rounded(moment.start_s / factor), rounded(moment.end_s / factor)]
@@ -109,7 +109,7 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
         "after": [moment.ram_bytes for moment in moments],
         "stays": [_stay_values(stay) for stay in list_stays(graph, plan)],
         "peak": check.peak_position or 0,
-        **_keep_all_profile(graph, ops, of),
+        **_keep_all_profile(graph, ops, item_indices),
         **_budget_values(plan.ram_budget_bytes, check.peak_ram_bytes),
     }
 

@@ -56,31 +56,31 @@ def _fit_answer(schedule: Facts) -> Words:
     """Answer whether the schedule is valid and fits budget and device."""
     peak, budget = schedule["peak_ram_bytes"], schedule["budget_bytes"]
     if not schedule["valid"]:
-        many = plural(len(schedule["violations"]), "violation")
-        return "Rejected", f"the verifier found {many}, listed below", "bad"
+        count_text = plural(len(schedule["violations"]), "violation")
+        return "Rejected", f"the verifier found {count_text}, listed below", "bad"
     binding = schedule["binding"]
     moment = f"at {binding['node']} (stage {binding['stage']})"
     if binding["ram_bytes"] != peak:
         moment = f"most of it {moment}"
-    over = schedule["fits_device"] is False
+    exceeds_device = schedule["fits_device"] is False
     if budget is None:
         text = (
             f"peak RAM {format_bytes(peak)} {moment}; the file states no budget"
             f"{_device_remark(schedule)}"
         )
-        return ("Does not fit", text, "bad") if over else ("Runs", text, "good")
+        return ("Does not fit", text, "bad") if exceeds_device else ("Runs", text, "good")
     text = (
         f"peak RAM {format_bytes(peak)} of {format_bytes(budget)}, "
         f"{format_ratio(peak / budget)}, {moment}"
     )
     limit_s = value_at_path(schedule, "problem.deadline_s")
     if limit_s is not None and schedule["deadline_time_s"] is not None:
-        used = format_seconds(schedule["deadline_time_s"])
-        text += f"; deadline {format_seconds(limit_s)} met with {used}"
+        used_text = format_seconds(schedule["deadline_time_s"])
+        text += f"; deadline {format_seconds(limit_s)} met with {used_text}"
     if schedule["constraints"]:
         text += f"; {plural(len(schedule['constraints']), 'user-defined constraint')} met"
     text += _device_remark(schedule)
-    return ("Does not fit", text, "bad") if over else ("Fits", text, "good")
+    return ("Does not fit", text, "bad") if exceeds_device else ("Fits", text, "good")
 
 
 def _device_remark(schedule: Facts) -> str:
@@ -161,16 +161,19 @@ def _equality_answer(step: Facts) -> Words:
     certificate = step["certificate"]
     if certificate is None:
         return "Not verified", REMEDY, "warn"
-    count, many = certificate["compared"], len(certificate["differences"])
+    n_compared, n_different = certificate["compared"], len(certificate["differences"])
     random = "" if certificate["random_equal"] else "; the random generator ends in another state"
     if certificate["equal"]:
         results_text = "parameters, optimizer state" if certificate.get("updates") else "gradients"
         text = (
-            f"all {count} results (loss, {results_text}, buffers) and the random generator, "
+            f"all {n_compared} results (loss, {results_text}, buffers) and the random generator, "
             "bit for bit"
         )
         return "Equal", text, "good"
-    text = f"{many} of {count} results differ{', listed below' if many else ''}{random}"
+    text = (
+        f"{n_different} of {n_compared} results differ"
+        f"{', listed below' if n_different else ''}{random}"
+    )
     return "Different", text, "bad"
 
 

@@ -74,21 +74,24 @@ def add_covers(
     """
     covers = []
     for allowance in (MIN_EXCESS_RATIO, Fraction(0)) if rejected else (MIN_EXCESS_RATIO,):
-        stated = (_exact_row(form, row, allowance) for row in rows)
-        covers = [cut for limit in stated if (cut := _find_cover(form, x, *limit)) is not None]
+        exact_rows = (_exact_row(form, row, allowance) for row in rows)
+        covers = [cut for limit in exact_rows if (cut := _find_cover(form, x, *limit)) is not None]
         if covers:
             break
     else:
         return None
-    index = [literal.column for literals, _ in covers for literal in literals]
+    column_indices = [literal.column for literals, _ in covers for literal in literals]
     signs = [literal.sign for literals, _ in covers for literal in literals]
-    ends = np.cumsum([0, *(len(literals) for literals, _ in covers)])
+    row_starts = np.cumsum([0, *(len(literals) for literals, _ in covers)])
     cuts = csr_array(
-        (np.array(signs, dtype=np.float64), np.array(index, dtype=np.int32), ends),
+        (np.array(signs, dtype=np.float64), np.array(column_indices, dtype=np.int32), row_starts),
         shape=(len(covers), form.n_columns),
     )
-    least, most = np.full(len(covers), -np.inf), [float(right) for _, right in covers]
-    return form.with_rows(cuts, least, most, ["cover"] * len(covers))
+    lower_bounds, upper_bounds = (
+        np.full(len(covers), -np.inf),
+        [float(right) for _, right in covers],
+    )
+    return form.with_rows(cuts, lower_bounds, upper_bounds, ["cover"] * len(covers))
 
 
 def _find_cover(
@@ -96,19 +99,19 @@ def _find_cover(
 ) -> tuple[list[_Literal], int] | None:
     """Return literals that exceed a limit, and the right side of the cut on their columns.
 
-    None if the point `x` meets the limit, or if a column can exceed 1.
+    Return None if the point `x` meets the limit, or if a column can exceed 1.
     """
-    ordered = sorted(literals, key=lambda literal: -literal.size)
-    chosen = [literal for literal in ordered if literal.holds(x)]
-    sums = list(accumulate((literal.size for literal in chosen), initial=Fraction(0)))
+    by_size = sorted(literals, key=lambda literal: -literal.size)
+    ones = [literal for literal in by_size if literal.holds(x)]
+    sums = list(accumulate((literal.size for literal in ones), initial=Fraction(0)))
     size = next((u for u, total in enumerate(sums) if total > limit), 0)
     if not size or any(form.upper[literal.column] > 1 for literal in literals):
         return None
     begin = 0  # first of equally many smaller literals, so that more columns can join the cut
-    while begin + size < len(chosen) and sums[begin + 1 + size] - sums[begin + 1] > limit:
+    while begin + size < len(ones) and sums[begin + 1 + size] - sums[begin + 1] > limit:
         begin += 1
-    cover = chosen[begin : begin + size]
-    members = {literal for literal in ordered if literal.size >= cover[0].size}.union(cover)
+    cover = ones[begin : begin + size]
+    members = {literal for literal in by_size if literal.size >= cover[0].size}.union(cover)
     n_complements = sum(literal.sign < 0 for literal in members)
     return sorted(members), size - 1 - n_complements
 

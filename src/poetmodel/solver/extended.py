@@ -110,8 +110,8 @@ class ModelTask(Task):
     def planned_problem(self) -> Problem:
         """The problem whose schedules are planned.
 
-        If added rows or the objective name page-outs, plans include page-outs that no page-in
-        needs.
+        If added rows or the objective have variables of page-outs, the plans include page-outs that
+        no page-in needs.
         """
         if has_added_page_outs(self.model):
             return self.problem.surrogate(wants_page_outs=True)
@@ -185,8 +185,8 @@ def _objective_unit(form: StandardForm) -> float:
     costs = np.abs(form.objective[form.objective != 0])
     if not costs.size:
         return 1.0
-    least = max(costs.min() / 1000, sys.float_info.min)
-    unit = max(least, costs.max() / MAX_UNITS, abs(form.offset) / MAX_OFFSET)
+    min_cost = max(costs.min() / 1000, sys.float_info.min)
+    unit = max(min_cost, costs.max() / MAX_UNITS, abs(form.offset) / MAX_OFFSET)
     return float(2.0 ** math.floor(math.log2(unit)))
 
 
@@ -206,8 +206,9 @@ class ExtendedProof(ModelProof):
     def own(self, value: float | None, bound: float | None) -> ModelObjective | None:
         """Return the user-defined objective at a value; None if the model has the stated objective.
 
-        Its bound is that of the solver minus the maximum error. A bound within that error of the
-        value counts as the value. A bound beyond the value proves nothing, so `bound` is then None.
+        The bound of the objective is that of the solver minus the maximum error. A bound within
+        that error of the value counts as the value. A bound beyond the value proves nothing, so
+        `bound` is then None.
         """
         if self.as_stated or value is None:
             return None
@@ -258,7 +259,7 @@ def has_added_page_outs(model: pyo.ConcreteModel) -> bool:
 def _reduction_hint(formulation: Formulation | None, rules_call: str | None) -> str:
     """Return the hint for a reduced model without a schedule.
 
-    Empty for models without reductions.
+    Return "" for models without reductions.
     """
     if formulation != COMPACT:
         return ""
@@ -276,29 +277,29 @@ def restate_form(form: StandardForm, problem: Problem, *, as_stated: bool) -> St
     objective. The objective is only replaced if the model minimizes its problem's (`as_stated`).
     """
     model = require_layout(form).model
-    before, objective = model.problem, problem.objective
-    if problem is before:
+    model_problem, objective = model.problem, problem.objective
+    if problem is model_problem:
         return form
     form = _drop_transfer_deadline(form, problem)
-    if problem.time_sum != before.time_sum:
+    if problem.time_sum != model_problem.time_sum:
         for limit in problem.linear_limits:
             if limit.name == DEADLINE_ROWS[0]:
                 form = _add_limit_row(form, replace(limit, name=DEADLINE_ROWS[-1]))
-    if problem.usable_ram_bytes < before.usable_ram_bytes:
+    if problem.usable_ram_bytes < model_problem.usable_ram_bytes:
         form = _lower_peak_limits(form, problem)
-    elif problem.aux_limit_bytes != before.aux_limit_bytes:
+    elif problem.aux_limit_bytes != model_problem.aux_limit_bytes:
         upper_limit = problem.aux_limit_bytes or 0
         fewer = row_over_totals(problem, objective.coefficients, name=WRITES_ROW, upper=upper_limit)
         form = _add_limit_row(form, fewer)
     for limit in problem.linear_limits:
         if limit.key == (WRITTEN_BYTES_CUTOFF, "upper"):
             form = _add_limit_row(form, replace(limit, name=WRITES_ROW, key=None))
-    if objective.is_sum and objective != before.objective and as_stated:
+    if objective.is_sum and objective != model_problem.objective and as_stated:
         costs, offset = objective_terms(model, problem)
-        columns, added = _to_form_columns(form, costs)
+        columns, constant = _to_form_columns(form, costs)
         objective_row = np.zeros(form.n_columns)
         objective_row[list(columns)] = list(columns.values())
-        form = replace(form, objective=objective_row, offset=offset + added)
+        form = replace(form, objective=objective_row, offset=offset + constant)
     return form
 
 
@@ -306,47 +307,47 @@ def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardFor
     """Return a form without the rows that limit transfer times, if plans may omit transfers."""
     if problem.plans_all_transfers:
         return form
-    kept = [
-        number
-        for number, row in enumerate(form.rows)
+    kept_rows = [
+        row_number
+        for row_number, row in enumerate(form.rows)
         if not (isinstance(row, Label) and row.family == DEADLINE_ROWS[1])
     ]
     return replace(
         form,
-        matrix=form.matrix[kept],
-        row_lower=form.row_lower[kept],
-        row_upper=form.row_upper[kept],
-        rows=[form.rows[number] for number in kept],
+        matrix=form.matrix[kept_rows],
+        row_lower=form.row_lower[kept_rows],
+        row_upper=form.row_upper[kept_rows],
+        rows=[form.rows[row_number] for row_number in kept_rows],
     )
 
 
 def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
     """Return a form with one more row, for a limit on totals. Its layout has the exact limit."""
     model = require_layout(form).model
-    needed = reduce_coefficients(model.decisions.row_over_columns(limit), model.upper)
+    reduced_terms = reduce_coefficients(model.decisions.row_over_columns(limit), model.upper)
     columns: Mapping[int, float] = {}
     lower, upper = -math.inf, math.inf
-    if literal_slack(needed, model.upper) < 0:
+    if literal_slack(reduced_terms, model.upper) < 0:
         lower = 1.0  # an empty row that no values satisfy
     else:
-        row = scale_signed_limit(needed, model.upper)
+        row = scale_signed_limit(reduced_terms, model.upper)
         if row is None:
             return form
         columns, constant = _to_form_columns(form, row.terms)
         upper = row.upper - constant
     label = Label(limit.name, limit.key)
     shape = (1, form.n_columns)
-    block = csr_array((list(columns.values()), list(columns), [0, len(columns)]), shape=shape)
-    form = form.with_rows(block, [lower], [upper], [label])
+    new_row = csr_array((list(columns.values()), list(columns), [0, len(columns)]), shape=shape)
+    form = form.with_rows(new_row, [lower], [upper], [label])
     layout = require_layout(form)
-    return replace(form, layout=replace(layout, limits={**layout.limits, label: needed}))
+    return replace(form, layout=replace(layout, limits={**layout.limits, label: reduced_terms}))
 
 
 def _lower_peak_limits(form: StandardForm, problem: Problem) -> StandardForm:
     """Return a form whose memory rows have the smaller budget of a problem that minimizes RAM."""
     layout = require_layout(form)
-    before, peak = layout.model.problem, layout.model.peak
-    lower = before.usable_ram_bytes - problem.usable_ram_bytes
+    old_limit_bytes, peak = layout.model.problem, layout.model.peak
+    lower = old_limit_bytes.usable_ram_bytes - problem.usable_ram_bytes
     limits = {
         label: replace(limit, upper=limit.upper - lower) if label.family == "memory" else limit
         for label, limit in layout.limits.items()
@@ -354,7 +355,7 @@ def _lower_peak_limits(form: StandardForm, problem: Problem) -> StandardForm:
     upper = form.upper.copy()
     position = -1 if peak is None else layout.positions[peak]
     if position >= 0:
-        upper_limit = upper[position] * problem.usable_ram_bytes / before.usable_ram_bytes
+        upper_limit = upper[position] * problem.usable_ram_bytes / old_limit_bytes.usable_ram_bytes
         upper[position] = max(form.lower[position], upper_limit)
     return replace(form, upper=upper, layout=replace(layout, limits=limits))
 

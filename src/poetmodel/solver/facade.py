@@ -133,15 +133,15 @@ def _check_capabilities(solver: Solver) -> None:
         )
 
 
-def _make_task(given: Problem | pyo.ConcreteModel, formulation: str | None) -> Task:
+def _make_task(problem_or_model: Problem | pyo.ConcreteModel, formulation: str | None) -> Task:
     """Return the task of solving a problem by a formulation, or a model as it was built."""
-    if not isinstance(given, Problem):
+    if not isinstance(problem_or_model, Problem):
         from poetmodel.solver.extended import ModelTask
 
-        return ModelTask.of(given, formulation)
+        return ModelTask.of(problem_or_model, formulation)
     name = formulation or DEFAULT
-    _check_formulation(given, name)
-    return Task(problem=given, formulation=name)
+    _check_formulation(problem_or_model, name)
+    return Task(problem=problem_or_model, formulation=name)
 
 
 def _check_formulation(problem: Problem, formulation: str) -> None:
@@ -162,10 +162,13 @@ def _check_formulation(problem: Problem, formulation: str) -> None:
 def _add_reported_schedule(
     problem: Problem, outcome: Outcome, best: SolveProgress | None
 ) -> Outcome:
-    """Return an outcome that was cut short with the best reported schedule if that is better."""
+    """Return an outcome, with the best reported schedule if the search was cut short.
+
+    The reported schedule is used only if it is better than that of the outcome.
+    """
     candidate, schedule = outcome.candidate, None if best is None else best.schedule
-    known = candidate is not None and candidate.schedule is schedule
-    if schedule is None or known or outcome.termination not in CUT_SHORT:
+    is_included = candidate is not None and candidate.schedule is schedule
+    if schedule is None or is_included or outcome.termination not in CUT_SHORT:
         return outcome
     return replace(
         outcome, candidate=better_candidate(candidate, verified_candidate(problem, schedule))

@@ -85,7 +85,7 @@ def fit_arena(
         Offsets are multiples of this power of two [B].
     solve : callable
         The function that solves a problem, with a ``time_limit`` and `options`.
-    most_solves : int
+    max_solves : int
         Maximum number of solves.
     time_limit : float
         Wall time for all solves, plans and arenas [s].
@@ -208,7 +208,7 @@ class _FittingSearch:
         options: SearchKeywords,
         clock: Request,
     ) -> None:
-        """Begin without a schedule; `clock` has the time limit of all solves."""
+        """Store the arguments; no schedule is known. `clock` has the time limit of all solves."""
         self.problem, self.mode, self.alignment = problem, mode, alignment
         self.solve, self.clock = solve, clock
         self.start = options.get("start")
@@ -310,23 +310,24 @@ class _FittingSearch:
     def _fit_quickly(self, first: SolveResult, rounded: Problem, high: int) -> Fitted | None:
         """Return a schedule from a fast heuristic with less RAM whose arena fits.
 
-        None if none fits.
-
-        None for the methods of baselines, whose schedules no other heuristic may replace.
+        Return None if no such arena fits, and for methods of `poetmodel.baselines`, whose schedules
+        no other heuristic may replace.
         """
         if first.method != "optimal":  # a baseline's schedule must come from its own method
             return None
-        slightly, clearly = (_with_ram(rounded, high - high // part) for part in QUICK_DIVISORS)
-        attempts: tuple[tuple[Callable[[Problem], Schedule | None], Problem], ...] = (
-            (partial(_refit_quickly, schedule=first.require_schedule()), slightly),
-            (_construct_quickly, clearly),
-            (page_everything, slightly),
+        slightly_smaller, clearly_smaller = (
+            _with_ram(rounded, high - high // divisor) for divisor in QUICK_DIVISORS
         )
-        for make, smaller in attempts:
-            schedule = make(smaller)
+        attempts: tuple[tuple[Callable[[Problem], Schedule | None], Problem], ...] = (
+            (partial(_refit_quickly, schedule=first.require_schedule()), slightly_smaller),
+            (_construct_quickly, clearly_smaller),
+            (page_everything, slightly_smaller),
+        )
+        for heuristic, smaller_problem in attempts:
+            schedule = heuristic(smaller_problem)
             if schedule is None:
                 continue
-            plan, arena = self._plan_and_place(schedule, smaller.usable_ram_bytes)
+            plan, arena = self._plan_and_place(schedule, smaller_problem.usable_ram_bytes)
             if arena.bytes <= self.usable_bytes:
                 result = replace(first, schedule=schedule, build_s=0.0, solve_s=0.0)
                 fitted = self._make_fitted(first, result, plan, arena)
@@ -339,21 +340,21 @@ class _FittingSearch:
     ) -> SolveResult:
         """Solve within a fraction of the remaining time, minus the time to plan and place."""
         limit_s = max(ratio * (self.clock.remaining_s() - self.planning_s), 1e-3)
-        more: SearchKeywords = {} if start is None else {"start": start}
-        result = self.solve(stated, time_limit=limit_s, **{**self.options, **more})
+        keywords: SearchKeywords = {} if start is None else {"start": start}
+        result = self.solve(stated, time_limit=limit_s, **{**self.options, **keywords})
         return replace(result, time_limit_s=self.clock.time_limit_s)
 
-    def _solve_from_first(self, first: SolveResult, smaller: Problem) -> SolveResult:
+    def _solve_from_first(self, first: SolveResult, smaller_problem: Problem) -> SolveResult:
         """Solve with less RAM, from the first solve's schedule if that solve was cut short."""
         if first.method != "optimal" or first.termination != Termination.TIME_LIMIT:
-            return self._solve_within(smaller, 1 / 2)
-        if (first.gap or 0.0) > LazyParams().wide_gap_ratio and not smaller.is_overlapping:
-            return self._search_from_first(first, smaller)
+            return self._solve_within(smaller_problem, 1 / 2)
+        if (first.gap or 0.0) > LazyParams().wide_gap_ratio and not smaller_problem.is_overlapping:
+            return self._search_from_first(first, smaller_problem)
         max_s = min(QUICK_S, self.clock.remaining_s() / 4)
-        start = _refit_quickly(smaller, first.require_schedule(), max_s=max_s)
-        return self._solve_within(smaller, 1 / 2, start)
+        start = _refit_quickly(smaller_problem, first.require_schedule(), max_s=max_s)
+        return self._solve_within(smaller_problem, 1 / 2, start)
 
-    def _search_from_first(self, first: SolveResult, smaller: Problem) -> SolveResult:
+    def _search_from_first(self, first: SolveResult, smaller_problem: Problem) -> SolveResult:
         """Search for a schedule with less RAM near the first one, for half of the remaining time.
 
         No bound is computed, because a bound for less RAM does not hold for the problem.
@@ -361,15 +362,20 @@ class _FittingSearch:
         max_s = max((self.clock.remaining_s() - self.planning_s) / 2, 1e-3)
         schedule, seed = None, self.options.get("seed", 0)
         with limited(max_s + QUICK_S), suppress(TimeLimitError):
-            schedule = improve_schedule(smaller, first.require_schedule(), max_s=max_s, seed=seed)
-        candidate = verified_candidate(smaller, schedule)
-        result = replace(first, problem=smaller, build_s=0.0, solve_s=0.0)
+            schedule = improve_schedule(
+                smaller_problem, first.require_schedule(), max_s=max_s, seed=seed
+            )
+        candidate = verified_candidate(smaller_problem, schedule)
+        result = replace(first, problem=smaller_problem, build_s=0.0, solve_s=0.0)
         if candidate is None:
             return replace(result, status=Status.UNKNOWN, schedule=None, simulation=None)
         return replace(result, schedule=candidate.schedule, simulation=candidate.simulation)
 
     def _plan_and_place(self, schedule: Schedule, budget: int) -> tuple[Plan, Arena]:
-        """Plan a schedule within a budget and place it. Records the time and the smallest arena."""
+        """Plan a schedule within a budget and place its tensors in an arena.
+
+        Store the time that this takes, and the smallest arena so far.
+        """
         graph, begun_s = self.problem.graph, self.clock.elapsed_s()
         plan, arena = plan_and_place(
             graph,
@@ -451,11 +457,13 @@ class _FittingSearch:
 
 def _with_status(result: SolveResult) -> SolveResult:
     """Return a result with the status and termination that its gap implies."""
-    proved = (result.gap or 0.0) <= result.requested_gap
-    ended = result.termination
-    if proved or ended == Termination.PROVED:
-        ended = Termination.PROVED if proved else Termination.STALLED
-    return replace(result, status=Status.OPTIMAL if proved else Status.FEASIBLE, termination=ended)
+    is_proved = (result.gap or 0.0) <= result.requested_gap
+    termination = result.termination
+    if is_proved or termination == Termination.PROVED:
+        termination = Termination.PROVED if is_proved else Termination.STALLED
+    return replace(
+        result, status=Status.OPTIMAL if is_proved else Status.FEASIBLE, termination=termination
+    )
 
 
 def _with_ram(problem: Problem, usable_bytes: int) -> Problem:
@@ -472,7 +480,7 @@ def _refit_quickly(
 
 
 def _construct_quickly(problem: Problem) -> Schedule | None:
-    """Construct a greedy schedule within `QUICK_S`; None if that is not enough time."""
+    """Construct a greedy schedule within `QUICK_S`; None if the time does not suffice."""
     with limited(QUICK_S), suppress(TimeLimitError):
         return construct(problem, max_s=QUICK_S / 2)
     return None
@@ -483,10 +491,10 @@ def rounded_problem(problem: Problem, alignment: int) -> Problem:
 
     The storage limit rises by the maximum rounding.
     """
-    graph, stated = problem.graph, problem.resolved()
-    limit_bytes = stated.aux_limit_bytes
+    graph, resolved_problem = problem.graph, problem.resolved()
+    limit_bytes = resolved_problem.aux_limit_bytes
     return replace(
-        stated,
+        resolved_problem,
         graph=align_sizes(graph, alignment),
         aux_bytes=None if limit_bytes is None else limit_bytes + alignment * len(graph.tensors),
     )

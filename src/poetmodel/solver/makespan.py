@@ -65,13 +65,13 @@ class ShareSearch:
 
     def run(self) -> Outcome:
         """Try transfer shares until the best plan is proved optimal or the time limit passes."""
-        first = RELAXATION_RATIO if self._is_timed else 1.0
+        time_ratio = RELAXATION_RATIO if self._is_timed else 1.0
         try:
             if self.start is not None:
                 self._verify_plan(self.start)
-            relaxed, _ = self._try_share(0.0, ratio=first)
-            if relaxed.infeasible:
-                return relaxed
+            relaxation_outcome, _ = self._try_share(0.0, ratio=time_ratio)
+            if relaxation_outcome.infeasible:
+                return relaxation_outcome
             if self._is_timed and self.problem.minimize == Quantity.TIME:
                 self._minimize_times()
             elif self._is_timed:
@@ -91,8 +91,10 @@ class ShareSearch:
         limits_energy = problem.energy_budget_j is not None or any(
             Total.ENERGY in row.terms for row in problem.constraints
         )
-        idles = problem.idle_power_w > 0 and limits_energy
-        return problem.deadline_s is not None or problem.minimize == Quantity.TIME or idles
+        has_idle_energy = problem.idle_power_w > 0 and limits_energy
+        return (
+            problem.deadline_s is not None or problem.minimize == Quantity.TIME or has_idle_energy
+        )
 
     def _minimize_times(self) -> None:
         """Solve surrogates that minimize time, with growing shares, without the deadline.
@@ -100,11 +102,11 @@ class ShareSearch:
         A plan may meet a deadline that the surrogate's sum misses. If another quantity is
         minimized, the first schedule whose plan meets all limits ends the loop.
         """
-        problem, timed = self.problem, self.problem.minimize == Quantity.TIME
+        problem, minimizes_time = self.problem, self.problem.minimize == Quantity.TIME
         if self.task.can_restate:
             problem = problem.without(Quantity.TIME, minimize=Quantity.TIME, own_objective=())
         for share in TIME_SHARES:
-            if self._is_done() or not (timed or self.best is None):
+            if self._is_done() or not (minimizes_time or self.best is None):
                 return
             self._try_share(share, problem=problem)
 
@@ -115,8 +117,8 @@ class ShareSearch:
             large_enough is None or large_enough - too_small > MIN_SHARE_STEP
         ):
             share = 1.0 if large_enough is None else (too_small + large_enough) / 2
-            outcome, keeps = self._try_share(share)
-            if keeps or outcome.candidate is None or large_enough is None:
+            outcome, meets_limits = self._try_share(share)
+            if meets_limits or outcome.candidate is None or large_enough is None:
                 large_enough = share
             else:
                 too_small = share
@@ -126,24 +128,27 @@ class ShareSearch:
     ) -> tuple[Outcome, bool]:
         """Solve the surrogate of one transfer share, for the problem or for one with other limits.
 
-        Return its outcome, and whether the plan of its schedule meets all limits. Raises the bound.
+        Return the outcome, and whether the plan of its schedule meets all limits. The bound is
+        raised.
         """
         request = self.request
         ratio = SURROGATE_RATIO if ratio is None else ratio
         limit_s = request.elapsed_s() + ratio * request.remaining_s()
-        within = replace(
+        limited_request = replace(
             request, time_limit_s=max(limit_s, 1e-3), on_progress=self._progress_callback(share)
         )
-        begin = self.start if self.best is None else self.best.schedule
-        stated = problem or self.problem
-        outcome = self.task.solve_stated(stated.surrogate(transfer_share=share), within, begin)
+        start_schedule = self.start if self.best is None else self.best.schedule
+        base_problem = problem or self.problem
+        outcome = self.task.solve_stated(
+            base_problem.surrogate(transfer_share=share), limited_request, start_schedule
+        )
         self.solved.append((share, outcome))
         self._raise_bound(share, outcome.bound)
         candidate = outcome.candidate
-        keeps = candidate is not None and self._verify_plan(
+        meets_limits = candidate is not None and self._verify_plan(
             candidate.schedule, candidate.own, share=share
         )
-        return outcome, keeps
+        return outcome, meets_limits
 
     def _raise_bound(self, share: float, bound: float) -> None:
         """Raise the bound on all plans by that of a surrogate.
@@ -163,9 +168,8 @@ class ShareSearch:
     ) -> bool:
         """Verify a schedule with its plan, and store it if it is the best.
 
-        Return whether it is valid.
-
-        The relaxation's bound on the user-defined objective holds for every plan.
+        Return whether the schedule is valid. `own` is the user-defined objective of a model; the
+        bound of the relaxation on it holds for every plan.
         """
         if own is not None:
             self.own_bound = own.bound if share == 0 else self.own_bound
@@ -187,17 +191,17 @@ class ShareSearch:
     def _make_candidate(self, schedule: Schedule) -> Candidate:
         """Verify a schedule with its plan.
 
-        Without overlapping transfers if no time is left to plan.
+        The plan has no overlapping transfers if no time is left to plan.
         """
         planning_s = self.request.remaining_s() + GRACE_S
         return as_candidate(self.problem, schedule, planning_s=planning_s)
 
     def _is_done(self) -> bool:
         """Return whether the gap is closed, a solve was interrupted or no time remains."""
-        interrupted = any(
+        is_interrupted = any(
             outcome.termination == Termination.INTERRUPTED for _, outcome in self.solved
         )
-        if interrupted or self.request.remaining_s() <= 0:
+        if is_interrupted or self.request.remaining_s() <= 0:
             return True
         if self.best is None:
             return False
@@ -208,9 +212,8 @@ class ShareSearch:
     def _progress_callback(self, share: float) -> Callable[[SolveProgress], bool | None]:
         """Return the progress callback of a surrogate's solve.
 
-        It forwards values of the stated problem.
-
-        The surrogate's bound is forwarded only for share 0, where the surrogate is a relaxation.
+        The callback forwards values of the stated problem. It forwards the surrogate's bound only
+        for share 0, where the surrogate is a relaxation.
         """
 
         def report(progress: SolveProgress) -> bool | None:
@@ -232,14 +235,14 @@ class ShareSearch:
         if not self.solved:
             return Outcome(termination=Termination.STALLED, candidate=self.best)
         outcomes = [outcome for _, outcome in self.solved]
-        ended = {outcome.termination for outcome in outcomes}
-        if Termination.INTERRUPTED in ended:
+        terminations = {outcome.termination for outcome in outcomes}
+        if Termination.INTERRUPTED in terminations:
             termination = Termination.INTERRUPTED
         elif self.request.remaining_s() <= 0:
             termination = Termination.TIME_LIMIT
         elif self.best is not None and self._is_done():
             termination = Termination.PROVED
-        elif Termination.TIME_LIMIT in ended:
+        elif Termination.TIME_LIMIT in terminations:
             termination = Termination.TIME_LIMIT
         else:
             termination = Termination.STALLED

@@ -199,20 +199,22 @@ class ModelProof:
             if form is None:
                 raise VerificationError(candidate.violations)
             self.form = form
-            after = self._call_solver(values)
-            if after is None:
+            next_solution = self._call_solver(values)
+            if next_solution is None:
                 return _without_solution(raw), None
-            bounds = [solution.bound for solution in (raw, after) if solution.bound is not None]
+            bounds = [
+                solution.bound for solution in (raw, next_solution) if solution.bound is not None
+            ]
             raw = replace(
-                after,
-                bound=max(bounds, default=None) if self.as_stated else after.bound,
-                build_s=raw.build_s + after.build_s,
-                solve_s=raw.solve_s + after.solve_s,
+                next_solution,
+                bound=max(bounds, default=None) if self.as_stated else next_solution.bound,
+                build_s=raw.build_s + next_solution.build_s,
+                solve_s=raw.solve_s + next_solution.solve_s,
             )
         return raw, None
 
     def _call_solver(self, values: NDArray[np.float64] | None) -> RawSolution | None:
-        """Solve the form within the remaining time. Return None if none remains.
+        """Solve the form within the remaining time; return None if no time remains.
 
         If the solver exceeds the limit, it is abandoned and its last report is returned.
         """
@@ -259,9 +261,9 @@ class ModelProof:
         """
         if self.is_abandoned:
             return False
-        before, self.latest = self.latest, progress
-        if progress.x is None and before is not None:
-            self.latest = replace(progress, x=before.x)
+        previous, self.latest = self.latest, progress
+        if progress.x is None and previous is not None:
+            self.latest = replace(progress, x=previous.x)
         incumbent = None
         if self.as_stated and progress.incumbent is not None:
             incumbent = max(0.0, progress.incumbent * self.unit)
@@ -272,10 +274,10 @@ class ModelProof:
         problem, schedule = self.problem, self.schedule(x)
         candidate = as_candidate(problem, schedule)
         if self.drops_unneeded and not candidate.violations:
-            needed = PartialSchedule.of(
+            needed_decisions = PartialSchedule.of(
                 problem.graph, schedule, problem.rewards, working=problem.working_graph
             )
-            cleaned = as_candidate(problem, needed.schedule())
+            cleaned = as_candidate(problem, needed_decisions.schedule())
             if not cleaned.violations and cleaned.value <= candidate.value:
                 return cleaned
         return candidate
@@ -287,17 +289,17 @@ class ModelProof:
         return schedule_from_columns(self.arrays, lambda column: bool(values[column] > HALF))
 
     def _problem_bound(self, bound: float | None) -> float | None:
-        """Convert the model's bound to one on the problem, in its unit.
+        """Convert the model's bound to one on the problem, in the unit of the problem.
 
-        None if the model is not exact, or minimizes another objective.
+        Return None if the model is not exact, or minimizes another objective.
         """
         if bound is None or not (self.arrays.exact and self.as_stated):
             return None
-        least = float(self.problem.objective.known_bound)
-        return max(least, safe_bound(self.problem, bound) * self.unit)
+        known_bound = float(self.problem.objective.known_bound)
+        return max(known_bound, safe_bound(self.problem, bound) * self.unit)
 
     def own(self, value: float | None, bound: float | None) -> ModelObjective | None:  # noqa: ARG002
-        """Return the user-defined objective at a value: None, as only `ExtendedProof` has one."""
+        """Return the user-defined objective at a value; None except in `ExtendedProof`."""
         return None
 
     def _make_outcome(self, raw: RawSolution | None, candidate: Candidate | None) -> Outcome:

@@ -25,10 +25,11 @@ EQUAL: Final = 1e-6
 """Maximum relative difference between a bound and a value that count as equal, for rounding
 errors."""
 EQUAL_IN_ALL: Final = 1e-9
-"""The same, relative to the whole energy or time, baseline included: the tolerance of limits."""
+"""Maximum difference that counts as equal, relative to the whole energy or time, baseline included:
+the tolerance of limits."""
 EQUAL_BYTES: Final = 0.5
-"""The same in bytes. Bytes are whole numbers, so a bound less than one below the value reaches
-it."""
+"""Maximum difference in bytes that counts as equal. Bytes are whole numbers, so a bound less than
+one below the value reaches it."""
 SOLVER_ERROR: Final = 5e-7
 """Maximum error of a solver's bound, in units of the objective, and relative to a thousand of them:
 five times its tolerance. Solvers search only for solutions that improve the incumbent by more than
@@ -48,7 +49,7 @@ class Candidate:
     own: ModelObjective | None = None
     """The user-defined objective of a model that replaced its problem's; None otherwise."""
     verify_s: float = 0.0
-    """Time to verify it [s]."""
+    """Time to verify the schedule [s]."""
 
     def is_better(self, other: Candidate) -> bool:
         """Return whether this candidate has the better value.
@@ -119,7 +120,7 @@ def verified_candidate(problem: Problem, schedule: Schedule | None) -> Candidate
 def better_candidate(first: Candidate | None, other: Candidate | None) -> Candidate | None:
     """Return the candidate with the smaller value; `first` if both are equal.
 
-    None if both are None.
+    Return None if both are None.
     """
     if first is None or other is None:
         return first or other
@@ -127,7 +128,7 @@ def better_candidate(first: Candidate | None, other: Candidate | None) -> Candid
 
 
 def safe_bound(problem: Problem, bound: float) -> float:
-    """Return a solver's bound minus its maximum error, in units of the objective.
+    """Return a solver's bound minus the maximum error of the bound, in units of the objective.
 
     For a peak, the error is that of the memory rows, whose unit is a thousand times smaller.
     """
@@ -142,8 +143,8 @@ def is_tight(problem: Problem, value: float, bound: float) -> bool:
     missing = value - bound
     if problem.objective.is_in_bytes:
         return missing < EQUAL_BYTES
-    whole = abs(problem.objective.baseline) + value
-    return missing <= EQUAL * value and missing <= EQUAL_IN_ALL * whole
+    whole_value = abs(problem.objective.baseline) + value
+    return missing <= EQUAL * value and missing <= EQUAL_IN_ALL * whole_value
 
 
 def is_closed(problem: Problem, value: float, bound: float, gap: float) -> bool:
@@ -166,13 +167,16 @@ def is_refuted(problem: Problem, outcome: Outcome) -> bool:
 
 
 def without_proof(problem: Problem, outcome: Outcome) -> Outcome:
-    """Return an outcome with its schedule, but with the known bound of the problem only."""
-    proved = outcome.termination == Termination.PROVED
+    """Return an outcome with its schedule, but without its proof.
+
+    The bound is that which is known of the problem without a solve.
+    """
+    is_proved = outcome.termination == Termination.PROVED
     return replace(
         outcome,
         bound=problem.objective.known_bound,
         infeasible=False,
-        termination=Termination.STALLED if proved else outcome.termination,
+        termination=Termination.STALLED if is_proved else outcome.termination,
         reason=REFUTED,
     )
 
@@ -212,22 +216,22 @@ def make_result(
             if outcome.infeasible
             else replace(blank, termination=_unproved_termination(outcome))
         )
-    own, bound = candidate.own, 0.0
-    if not candidate.violations and own is None:
+    own_objective, bound = candidate.own, 0.0
+    if not candidate.violations and own_objective is None:
         bound = reported_bound(problem, candidate, outcome.bound)
-    gap = relative_gap(candidate.value, bound) if own is None else own.gap
-    proved = not candidate.violations and gap <= request.gap
+    gap = relative_gap(candidate.value, bound) if own_objective is None else own_objective.gap
+    is_proved = not candidate.violations and gap <= request.gap
     objective = problem.objective
-    whole = min(objective.baseline + bound, objective.value_of(candidate.simulation))
+    whole_bound = min(objective.baseline + bound, objective.value_of(candidate.simulation))
     return replace(
         blank,
-        status=Status.OPTIMAL if proved else Status.FEASIBLE,
-        termination=Termination.PROVED if proved else _unproved_termination(outcome),
+        status=Status.OPTIMAL if is_proved else Status.FEASIBLE,
+        termination=Termination.PROVED if is_proved else _unproved_termination(outcome),
         schedule=candidate.schedule,
         simulation=candidate.simulation,
         violations=candidate.violations,
-        objective_bound=whole if own is None else None,
-        own_objective=own,
+        objective_bound=whole_bound if own_objective is None else None,
+        own_objective=own_objective,
         verify_s=candidate.verify_s,
         overhead_bound_j=bound if problem.minimize == Quantity.ENERGY else 0.0,
         reason=REFUTED if outcome.reason == REFUTED else "",

@@ -174,8 +174,8 @@ class History:
         Return the result of that call.
         """
         values = (progress.overhead, progress.overhead_bound)
-        known = [value for value in values if value is not None]
-        if known and all(map(math.isfinite, known)):
+        known_values = [value for value in values if value is not None]
+        if known_values and all(map(math.isfinite, known_values)):
             self._add_moment((progress.seconds, *values))
         if progress.schedule is not None and progress.overhead is not None:
             best = None if self.best is None else self.best.overhead
@@ -188,17 +188,17 @@ class History:
         """Return the moments before a solve's end, and the result as the last moment.
 
         Earlier values are corrected to be no better than the result, because a solver may revise
-        its reports. Empty for a user-defined objective; without the last moment if there is no
+        its reports. Return () for a user-defined objective; omit the last moment if there is no
         schedule.
         """
-        own, simulation = result.own_objective, result.simulation
-        if own is not None or simulation is None:
-            return () if own is not None else tuple(self.moments)
+        own_objective, simulation = result.own_objective, result.simulation
+        if own_objective is not None or simulation is None:
+            return () if own_objective is not None else tuple(self.moments)
         objective = result.problem.objective
         value, bound = objective.overhead_of(simulation), result.proven_bound - objective.baseline
         if result.problem.minimize == Quantity.ENERGY:
             bound = result.overhead_bound_j
-        before = [
+        earlier_moments = [
             (
                 seconds,
                 None if incumbent is None else max(incumbent, value),
@@ -207,10 +207,10 @@ class History:
             for seconds, incumbent, lower in self.moments
             if seconds < result.wall_s
         ]
-        return (*before, (result.wall_s, value, bound))
+        return (*earlier_moments, (result.wall_s, value, bound))
 
     def _add_moment(self, moment: Moment) -> None:
-        """Append a moment with the best values so far, unless it improves none of them."""
+        """Append a moment with the best values so far, unless neither value has improved."""
         moments = self.moments
         if moments:
             _, incumbent, bound = moments[-1]

@@ -43,17 +43,17 @@ class _Sum(NamedTuple):
 def restate_as_call(model: pyo.ConcreteModel) -> str | None:
     """Return the Python call that states the rows and objective added to a model from `build`.
 
-    None if nothing was added, if it cannot be stated by totals, or if variables or rows of the
-    model itself were changed.
+    Return None if nothing was added, if it cannot be stated by totals, or if variables or rows of
+    the model itself were changed.
     """
     objective = next(model.component_data_objects(pyo.Objective, active=True), None)
-    added = _added_rows(model)
-    if added is None or objective is None or not model.exact or _is_narrowed(model):
+    added_rows = _added_rows(model)
+    if added_rows is None or objective is None or not model.exact or _is_narrowed(model):
         return None
     writer = _TotalsWriter(model, _counted_variables(model))
     calls: list[str | None] = []
-    if added:
-        calls.append(writer.subject_to_call(added))
+    if added_rows:
+        calls.append(writer.subject_to_call(added_rows))
     if objective.expr is not getattr(model, "stated_objective", None):
         calls.append(writer.objective(objective))
     return f"problem.{'.'.join(map(str, calls))}" if calls and all(calls) else None
@@ -61,17 +61,17 @@ def restate_as_call(model: pyo.ConcreteModel) -> str | None:
 
 def _added_rows(model: pyo.ConcreteModel) -> dict[str, list[Any]] | None:
     """Return the added rows by constraint name; None if rows of the model itself were changed."""
-    added: dict[str, list[Any]] = {}
+    rows_by_name: dict[str, list[Any]] = {}
     active = 0
     for row in model.component_data_objects(pyo.Constraint, active=True):
         name = row.parent_component().name
         if name not in model.stated_rows:
-            added.setdefault(name, []).append(row)
+            rows_by_name.setdefault(name, []).append(row)
         elif row.expr is not model.stated_rows[name].get(row.index()):
             return None
         else:
             active += 1
-    return added if active == sum(map(len, model.stated_rows.values())) else None
+    return rows_by_name if active == sum(map(len, model.stated_rows.values())) else None
 
 
 def _is_narrowed(model: pyo.ConcreteModel) -> bool:
@@ -88,7 +88,7 @@ def _is_narrowed(model: pyo.ConcreteModel) -> bool:
 def _counted_variables(model: pyo.ConcreteModel) -> dict[int, _CountKey]:
     """Return the count key of each decision variable, by the `id` of the variable."""
     decisions = model.decisions
-    counted = {
+    key_by_id = {
         id(variable): _CountKey(count, item, None)
         for count, pairs in (
             (Count.PAGE_OUTS, decisions.page_outs),
@@ -99,12 +99,12 @@ def _counted_variables(model: pyo.ConcreteModel) -> dict[int, _CountKey]:
     }
     labels = model.arrays.column_labels()
     for column, variable in enumerate(model.variables):
-        known, label = counted.get(id(variable)), labels[column]
-        if known is not None and isinstance(label.key, tuple):
-            counted[id(variable)] = known._replace(stage=label.key[0])
+        key, label = key_by_id.get(id(variable)), labels[column]
+        if key is not None and isinstance(label.key, tuple):
+            key_by_id[id(variable)] = key._replace(stage=label.key[0])
         elif label.family == Count.RESIDENT:
-            counted[id(variable)] = _CountKey(Count.RESIDENT, label.key, None)
-    return counted
+            key_by_id[id(variable)] = _CountKey(Count.RESIDENT, label.key, None)
+    return key_by_id
 
 
 class _TotalsWriter:
@@ -126,7 +126,7 @@ class _TotalsWriter:
     def subject_to_call(self, added: Mapping[str, list[Any]]) -> str | None:
         """Return a call of `subject_to` with the added constraints.
 
-        None if totals cannot state them.
+        Return None if totals cannot state them.
         """
         subject_to_call = []
         for name, rows in added.items():
@@ -137,8 +137,8 @@ class _TotalsWriter:
             keyword = re.sub(r"\W", "_", name)
             subject_to_call.append(f"{keyword}=lambda v: {several}")
         more = len(subject_to_call) - MAX_RULES
-        shown = subject_to_call[:MAX_RULES] + [f"... {more} more"] * (more > 0)
-        return f"subject_to({', '.join(shown)})"
+        shown_rules = subject_to_call[:MAX_RULES] + [f"... {more} more"] * (more > 0)
+        return f"subject_to({', '.join(shown_rules)})"
 
     def write_constraint(self, row: Any) -> str | None:
         """Return a constraint as Python code; None if totals cannot state it."""
@@ -173,7 +173,7 @@ class _TotalsWriter:
     def _parse_sum(self, expression: Any) -> _Sum | None:
         """Return an expression as a sum of counts.
 
-        None if it has any other variable or is not linear.
+        Return None if it has any other variable or is not linear.
         """
         linear = generate_standard_repn(expression)
         if not linear.is_linear():
@@ -199,9 +199,14 @@ class _TotalsWriter:
         parts: list[tuple[float, str]] = []
         for count, values in items.items():
             n_variables = self.n_variables[count]
-            if any(len(of) != n_variables[i] or len(set(of)) > 1 for i, of in values.items()):
+            if any(
+                len(coefficients) != n_variables[i] or len(set(coefficients)) > 1
+                for i, coefficients in values.items()
+            ):
                 return None
-            parts += self._total_terms(count, {i: of[0] for i, of in values.items()})
+            parts += self._total_terms(
+                count, {i: coefficients[0] for i, coefficients in values.items()}
+            )
         return _write_sum(parts)
 
     def _total_terms(
@@ -216,11 +221,11 @@ class _TotalsWriter:
         if len(values) > 1 and values.keys() == n_variables and len(same) == 1:
             yield same.pop(), f"sum(v.{count}.values())"
             return
-        moved = {Count.PAGE_OUTS: Total.BYTES_WRITTEN, Count.PAGE_INS: Total.BYTES_READ}
-        if count in moved and not self.graph.state_tensors:
+        byte_totals = {Count.PAGE_OUTS: Total.BYTES_WRITTEN, Count.PAGE_INS: Total.BYTES_READ}
+        if count in byte_totals and not self.graph.state_tensors:
             prices = {value / sizes[i] for i, value in values.items() if sizes[i]}
             if len(prices) == 1 and values.keys() == {i for i in n_variables if sizes[i]}:
-                yield prices.pop(), f"v.{moved[count]}"
+                yield prices.pop(), f"v.{byte_totals[count]}"
                 return
         for item, value in values.items():
             yield value, f"v.{count}[{self._quoted_name(count, item)}]"

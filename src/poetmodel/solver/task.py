@@ -42,7 +42,7 @@ MIN_UNITS: Final = 1.0
 """Smallest value of a known schedule, in units of the objective, that a solver resolves to a
 millionth. Below it the problem is restated in finer units."""
 MAX_UNITS: Final = 1e5
-"""Largest such value."""
+"""Largest value of a known schedule, in units of the objective, that needs no other units."""
 SETTLED: Final = frozenset({Termination.PROVED, Termination.STALLED})
 """Terminations after which the open gap is below a solver's tolerances."""
 
@@ -52,7 +52,7 @@ class Task:
     """A problem with the formulation that solves it; `ModelTask` is that of a user's model.
 
     `solve_stated` finds a first schedule, scales the objective's units for the solver, and proves.
-    Its problem is that of the task, or a surrogate if time is a makespan.
+    The problem to solve is that of the task, or a surrogate if time is a makespan.
     """
 
     problem: Problem
@@ -89,15 +89,18 @@ class Task:
         outcome = self._solve_once(problem, request, start)
         if not is_refuted(problem, outcome):
             return outcome
-        known = without_proof(problem, outcome)
-        if request.remaining_s() <= 0 or known.candidate is None:
-            return known
-        start, log = known.candidate.schedule, f"{outcome.log}poetmodel: {RETRY_NOTE}\n"
-        retried = self._solve_once(problem, replace(request, presolve=False), start)
-        retried = replace(retried, candidate=better_candidate(retried.candidate, known.candidate))
-        if is_refuted(problem, retried):
-            retried = without_proof(problem, retried)
-        return retried.with_solves([replace(known, log=log), retried])
+        without_claim = without_proof(problem, outcome)
+        if request.remaining_s() <= 0 or without_claim.candidate is None:
+            return without_claim
+        start, log = without_claim.candidate.schedule, f"{outcome.log}poetmodel: {RETRY_NOTE}\n"
+        second_outcome = self._solve_once(problem, replace(request, presolve=False), start)
+        second_outcome = replace(
+            second_outcome,
+            candidate=better_candidate(second_outcome.candidate, without_claim.candidate),
+        )
+        if is_refuted(problem, second_outcome):
+            second_outcome = without_proof(problem, second_outcome)
+        return second_outcome.with_solves([replace(without_claim, log=log), second_outcome])
 
     def _solve_once(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
         """Build first schedules by heuristics, and prove from the best.
@@ -129,8 +132,10 @@ class Task:
             )
             outcome = Outcome(termination=Termination.TIME_LIMIT, reason=reason)
         except TooLargeError as error:
-            known = best if self.can_restate else None
-            outcome = Outcome(termination=Termination.STALLED, candidate=known, reason=str(error))
+            first_candidate = best if self.can_restate else None
+            outcome = Outcome(
+                termination=Termination.STALLED, candidate=first_candidate, reason=str(error)
+            )
         if outcome.candidate is None and self.can_restate and outcome.termination in CUT_SHORT:
             return replace(outcome, candidate=best)
         return outcome
@@ -152,19 +157,17 @@ class Task:
     def _check_start(
         self, problem: Problem, request: Request, best: Candidate | None
     ) -> Outcome | None:
-        """Report the first schedule.
-
-        Return an outcome if it is optimal or the callback stops the solve.
+        """Report the first schedule, and return an outcome if it is optimal or the callback stops.
 
         ``paper`` has another objective and a model may have more rows, so no first schedule is
-        reported.
+        reported for them.
         """
         if best is None or not (self.can_restate and self.exact):
             return None
-        least = problem.objective.known_bound
-        if is_tight(problem, best.value, least):
+        known_bound = problem.objective.known_bound
+        if is_tight(problem, best.value, known_bound):
             return Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
-        if request.report(best.value, least, best.schedule) is False:
+        if request.report(best.value, known_bound, best.schedule) is False:
             return Outcome(termination=Termination.INTERRUPTED)
         return None
 
@@ -177,32 +180,41 @@ class Task:
         too large for the units of the objective, the problem is restated with that value as the
         unit. For bytes, the repeated solve searches for a schedule that saves at least one byte.
         """
-        objective, stated = problem.objective, problem
+        objective, stated_problem = problem.objective, problem
         if best is not None and self.can_restate and not _is_resolvable(problem, best.value):
-            stated = problem.surrogate(reference_value=best.value)
-        outcome = self.prove(stated, request, best)
+            stated_problem = problem.surrogate(reference_value=best.value)
+        outcome = self.prove(stated_problem, request, best)
         while outcome.termination in SETTLED and request.remaining_s() > 0:
             candidate = outcome.candidate
             if candidate is None or candidate.violations or outcome.infeasible:
                 break
             if is_closed(problem, candidate.value, outcome.bound, request.gap):
                 break
-            reference, start = stated.objective.reference, None
+            reference, start = stated_problem.objective.reference, None
             if objective.is_sum and (reference is None or candidate.value < reference / 2):
-                stated, start = problem.surrogate(reference_value=candidate.value), candidate
+                stated_problem, start = (
+                    problem.surrogate(reference_value=candidate.value),
+                    candidate,
+                )
             elif objective.is_in_bytes:
-                stated = stated.with_bytes_below(round(candidate.value))
+                stated_problem = stated_problem.with_bytes_below(round(candidate.value))
             else:
                 break
-            before, within = outcome, _with_known_progress(request, candidate, outcome.bound)
+            outcome_before, limited_request = (
+                outcome,
+                _with_known_progress(request, candidate, outcome.bound),
+            )
             try:
-                after = self.prove(stated, within, start, outcome.bound)
+                next_outcome = self.prove(stated_problem, limited_request, start, outcome.bound)
             except KeyboardInterrupt:
                 return replace(outcome, termination=Termination.INTERRUPTED)
             except TimeLimitError:
                 return replace(outcome, termination=Termination.TIME_LIMIT)
-            outcome = _merge_outcomes(before, after, candidate)
-            if start is None and (outcome.bound, outcome.candidate) == (before.bound, candidate):
+            outcome = _merge_outcomes(outcome_before, next_outcome, candidate)
+            if start is None and (outcome.bound, outcome.candidate) == (
+                outcome_before.bound,
+                candidate,
+            ):
                 break
         return outcome
 
@@ -221,40 +233,42 @@ class Task:
         return prove_formulation(stated, request, self.formulation, start=start)
 
 
-def _fall_back_to_compact(problem: Problem, request: Request, before: Outcome) -> Outcome:
+def _fall_back_to_compact(problem: Problem, request: Request, lazy_outcome: Outcome) -> Outcome:
     """Solve with ``compact`` if ``lazy`` stalled and stages are limited or decisions rewarded.
 
     The groups of a relaxation cannot represent some user-defined constraints by stage, nor
-    decisions that are rewarded for themselves. Keeps the better schedule and bound. Returns
-    `before` if the model takes too long to build or is too large.
+    decisions that are rewarded for themselves. The better schedule and bound are returned, or
+    `lazy_outcome` if the model takes too long to build or is too large.
     """
-    candidate = before.candidate
+    candidate = lazy_outcome.candidate
     has_stage_terms = bool(problem.stage_limits) or any(any(column) for column in problem.rewards)
     if (
-        before.termination != Termination.STALLED
+        lazy_outcome.termination != Termination.STALLED
         or not has_stage_terms
         or request.remaining_s() <= 0
     ):
-        return before
+        return lazy_outcome
     from poetmodel.model.building import estimate_build_s
     from poetmodel.solver.monolithic import prove_formulation
 
     if estimate_build_s(problem, "compact") > request.remaining_s():
-        return before
-    within = (
-        request if candidate is None else _with_known_progress(request, candidate, before.bound)
+        return lazy_outcome
+    limited_request = (
+        request
+        if candidate is None
+        else _with_known_progress(request, candidate, lazy_outcome.bound)
     )
     try:
-        after = prove_formulation(problem, within, "compact", start=candidate)
+        compact_outcome = prove_formulation(problem, limited_request, "compact", start=candidate)
     except KeyboardInterrupt:
-        return replace(before, termination=Termination.INTERRUPTED)
+        return replace(lazy_outcome, termination=Termination.INTERRUPTED)
     except TooLargeError:
-        return before
+        return lazy_outcome
     return replace(
-        after,
-        candidate=better_candidate(after.candidate, candidate),
-        bound=max(before.bound, after.bound),
-    ).with_solves([before, after])
+        compact_outcome,
+        candidate=better_candidate(compact_outcome.candidate, candidate),
+        bound=max(lazy_outcome.bound, compact_outcome.bound),
+    ).with_solves([lazy_outcome, compact_outcome])
 
 
 def _is_resolvable(problem: Problem, value: float) -> bool:
@@ -268,33 +282,33 @@ def _with_known_progress(request: Request, known: Candidate, bound: float) -> Re
     """Return a request whose reports are at least as good as the known schedule and bound."""
 
     def report_best(progress: SolveProgress) -> bool | None:
-        value, least = progress.overhead, progress.overhead_bound
-        least = bound if least is None else max(least, bound)
+        value, overhead_bound = progress.overhead, progress.overhead_bound
+        overhead_bound = bound if overhead_bound is None else max(overhead_bound, bound)
         if value is not None and value < known.value:
-            return request.report(value, least, progress.schedule)
-        return request.report(known.value, min(least, known.value), known.schedule)
+            return request.report(value, overhead_bound, progress.schedule)
+        return request.report(known.value, min(overhead_bound, known.value), known.schedule)
 
     return replace(request, on_progress=report_best)
 
 
-def _merge_outcomes(before: Outcome, after: Outcome, known: Candidate) -> Outcome:
+def _merge_outcomes(first: Outcome, second: Outcome, known: Candidate) -> Outcome:
     """Merge two solves, the second of which searched for a schedule better than `known`.
 
-    An infeasible second solve proves that `known` is optimal.
+    If the second solve is infeasible, `known` is optimal.
     """
-    bound = known.value if after.infeasible else min(after.bound, known.value)
+    bound = known.value if second.infeasible else min(second.bound, known.value)
     return replace(
-        after,
-        candidate=better_candidate(after.candidate, known),
-        bound=max(before.bound, bound),
+        second,
+        candidate=better_candidate(second.candidate, known),
+        bound=max(first.bound, bound),
         infeasible=False,
-    ).with_solves([before, after])
+    ).with_solves([first, second])
 
 
 def _segment_candidate(problem: Problem, request: Request) -> Candidate | None:
-    """Return the best schedule that checkpoints segments.
+    """Return the best schedule with checkpoints between segments.
 
-    None if none is valid or found in time.
+    Return None if no such schedule is valid or found in time.
     """
     try:
         with time_limit(request.remaining_s() + GRACE_S):
@@ -304,9 +318,9 @@ def _segment_candidate(problem: Problem, request: Request) -> Candidate | None:
 
 
 def _greedy_candidate(problem: Problem, request: Request) -> Candidate | None:
-    """Return keep-all if it is valid and optimal.
+    """Return keep-all if it is valid and optimal, else the better of keep-all and greedy.
 
-    Otherwise return the better of it and a greedy schedule.
+    *Greedy* is the schedule of `poetmodel.heuristics.greedy.construct`.
     """
     keep_all = verified_candidate(problem, keep_all_if_valid(problem))
     if keep_all is not None and is_tight(problem, keep_all.value, problem.objective.known_bound):

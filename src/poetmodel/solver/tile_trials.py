@@ -125,7 +125,9 @@ class _Cutoff:
 
     def watch(self, progress: SolveProgress) -> bool:
         """Forward a report to the callback of the request. Return whether the trial continues."""
-        requested = None if self.clock.on_progress is None else self.clock.on_progress(progress)
+        callback_result = (
+            None if self.clock.on_progress is None else self.clock.on_progress(progress)
+        )
         if progress.bound is not None and progress.bound >= self.min_value:
             self.is_reached = True
-        return requested is not False and not self.is_reached
+        return callback_result is not False and not self.is_reached

@@ -82,11 +82,15 @@ def _check_workers(scheduler: str, client: Any) -> None:
             f"scheduler {scheduler!r}: poetmodel cannot be imported by the workers "
             f"{listed(missing)}; install poetmodel {__version__} where they run"
         )
-    others = [f"{worker} has {found}" for worker, found in versions.items() if found != __version__]
-    if others:
+    other_versions = [
+        f"{worker} has {worker_version}"
+        for worker, worker_version in versions.items()
+        if worker_version != __version__
+    ]
+    if other_versions:
         raise InputError(
             f"scheduler {scheduler!r}: expected workers with poetmodel {__version__}, "
-            f"{listed(others)}; install the same version everywhere"
+            f"{listed(other_versions)}; install the same version everywhere"
         )
 
 
@@ -113,6 +117,9 @@ def _check_address(scheduler: str) -> None:
 
 
 def _greets_like_dask(connection: socket.socket) -> bool:
-    """Return whether the first bytes are the length of a short message, as Dask sends it."""
+    """Return whether the first bytes of a connection are the length of a short message.
+
+    Dask schedulers send this first.
+    """
     length = connection.recv(_LENGTH_BYTES, socket.MSG_WAITALL)
     return len(length) == _LENGTH_BYTES and int.from_bytes(length, "little") < _MAX_GREETING_BYTES

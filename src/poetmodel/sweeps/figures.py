@@ -47,7 +47,7 @@ class Figure:
     limit_s: float
     """Limit of each solve, building included [s]."""
     quick_limit_s: float
-    """The same in a quick figure [s]."""
+    """Limit of each solve in a quick figure, building included [s]."""
 
     def runs(self, *, quick: bool = False, time_limit_s: float | None = None) -> tuple[Run, ...]:
         """Return the runs without duplicates; budgets ascend along each axis.
@@ -56,7 +56,7 @@ class Figure:
         figure [s].
         """
         limit_s = time_limit_s or (self.quick_limit_s if quick else self.limit_s)
-        ordered: dict[Run, None] = {}
+        unique_runs: dict[Run, None] = {}
         for part in self.parts:
             counts = part.deadline_counts
             runs = grid(
@@ -67,8 +67,8 @@ class Figure:
                 methods=part.methods,
                 settings=Settings(deadline_counts=counts, time_limit_s=limit_s),
             )
-            ordered.update(dict.fromkeys(runs))
-        return tuple(ordered)
+            unique_runs.update(dict.fromkeys(runs))
+        return tuple(unique_runs)
 
 
 _BUDGETS: Final = tuple(f"{share}%" for share in range(20, 100, 10))

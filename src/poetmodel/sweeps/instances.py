@@ -71,15 +71,15 @@ class BestKnown:
     """The best results on record for a problem, in the unit of the minimized quantity."""
 
     overhead: float | None = None
-    """Least overhead of a schedule; None if no schedule is known."""
+    """Smallest known overhead of a schedule; None if no schedule is known."""
     method: str | None = None
-    """Method that found it."""
+    """Method that found the schedule."""
     commit: str | None = None
-    """Commit of poetmodel that found it."""
+    """Commit of poetmodel that found the schedule."""
     bound: float = 0.0
-    """Greatest proven lower bound on the overhead."""
+    """Largest proven lower bound on the overhead."""
     bound_commit: str | None = None
-    """Commit of poetmodel that proved it."""
+    """Commit of poetmodel that proved the bound."""
     infeasible: bool = False
     """Whether it is proven that no schedule meets all limits."""
 
@@ -104,10 +104,10 @@ def file_name(*words: object) -> str:
     return re.sub(r"[^a-z0-9.+]+", "-", text).strip("-")
 
 
-def _unknown_problem(where: str, name: str, known: Iterable[str]) -> str:
+def _unknown_problem(origin: str, name: str, known_names: Iterable[str]) -> str:
     """Return the error message for an unknown problem, with the most similar name."""
-    hint = did_you_mean(name, known)
-    return f"{where}: no problem is called {name!r}" + (f"; {hint}" if hint else "")
+    hint = did_you_mean(name, known_names)
+    return f"{origin}: no problem is called {name!r}" + (f"; {hint}" if hint else "")
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def write_library(
     instances : iterable of Instance
         The problems, in the order of the index.
     folder : Path
-        The folder, which is created if it is missing. It must be empty.
+        The folder, which must be empty; it is created if it is missing.
     mps : collection of str, optional
         Names of problems that get an MPS file of `compact` although their graphs have
         `MAX_MPS_NODES` nodes or more.
@@ -135,8 +135,8 @@ def write_library(
     InputError
         If the folder is not empty or cannot be written, or `mps` has unknown names.
     """
-    found = list(instances)
-    names = [instance.name for instance in found]
+    instance_list = list(instances)
+    names = [instance.name for instance in instance_list]
     if unknown := [name for name in mps if name not in names]:
         raise InputError(_unknown_problem("--mps", name, names) for name in unknown)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -145,7 +145,7 @@ def write_library(
         with raise_write_errors(folder, "the folder cannot be made"):
             (folder / name).mkdir(parents=True, exist_ok=True)
     writer = _Writer(folder, frozenset(mps))
-    lines = [writer.line(instance) for instance in found]
+    lines = [writer.line(instance) for instance in instance_list]
     text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
     write_text(folder / INDEX, text)
     write_text(folder / "README.md", _readme(lines, remark))
@@ -185,6 +185,7 @@ class _Writer:
         }
 
     def _graph_file(self, graph: Graph) -> str:
+        """Write a graph once, and return the name of its file."""
         digest = graph.sha256
         if digest not in self._graph_files:
             name = f"graphs/{file_name(graph.name, digest[:8])}.graph.json"
@@ -193,6 +194,7 @@ class _Writer:
         return self._graph_files[digest]
 
     def _cost_file(self, graph: Graph, costs: Costs) -> str:
+        """Write the costs of a graph once, and return the name of their file."""
         source = "measured" if costs.device is None else costs.device.short_name
         key = graph.sha256, source
         if key not in self._cost_files:
@@ -202,6 +204,7 @@ class _Writer:
         return self._cost_files[key]
 
     def _device_file(self, device: Device) -> str:
+        """Write a device once, and return the name of its file."""
         name = f"{device.short_name}.toml"
         if not (self._folder / "devices" / name).exists():
             write_text(self._folder / "devices" / name, read_text(shipped_folder("devices") / name))
@@ -253,8 +256,8 @@ def _readme(lines: Sequence[Mapping[str, Any]], remark: str) -> str:
 def _is_proved(best: Mapping[str, Any]) -> bool:
     """Return whether the best known schedule is proved optimal to 1 %, or infeasibility is."""
     overhead: float | None = best["overhead"]
-    closed = overhead is not None and overhead - best["bound"] <= 0.01 * overhead
-    return bool(best["infeasible"] or closed)
+    is_closed = overhead is not None and overhead - best["bound"] <= 0.01 * overhead
+    return bool(best["infeasible"] or is_closed)
 
 
 # -- checking --------------------------------------------------------------------------------------
@@ -266,13 +269,13 @@ class Finding(StrEnum):
     INVALID = "not valid"
     """The schedule breaks a rule or a limit, or its file cannot be read."""
     WORSE = "worse"
-    """Its overhead is above the least known one."""
+    """The overhead is above the smallest known one."""
     EQUAL = "equal"
-    """Its overhead is the least known one, within `TOLERANCE`."""
+    """The overhead is the smallest known one, within `TOLERANCE`."""
     BETTER = "better"
-    """Its overhead is below the least known one, or the first one known."""
+    """The overhead is below the smallest known one, or no other is known."""
     BELOW_BOUND = "below the bound"
-    """It is valid, and contradicts a proof of the library: please report it."""
+    """The schedule is valid, and contradicts a proof of the library: please report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,13 +289,13 @@ class Checked:
     overhead: float | None = None
     """Overhead of the schedule, in the unit of the problem; None if it is not valid."""
     best: float | None = None
-    """Least known overhead; None if none is known."""
+    """Smallest known overhead; None if none is known."""
     bound: float = 0.0
     """Proven lower bound on the overhead."""
     unit: str = "J"
     """Unit of the overheads: ``J`` or ``s``."""
     reason: str = ""
-    """Why it is not valid."""
+    """Reason why the schedule is not valid; empty if it is valid."""
 
 
 def read_library(folder: Path) -> dict[str, dict[str, Any]]:
@@ -399,15 +402,20 @@ def _read_solution(path: Path, graph: Graph) -> Schedule:
 def _check_solution(line: Mapping[str, Any], path: Path, problems: _ProblemReader) -> Checked:
     """Verify a solution file and compare its overhead with the best known results."""
     name, best = str(line["name"]), line["best"]
-    known = {"name": name, "best": best["overhead"], "bound": best["bound"], "unit": line["unit"]}
+    known_overhead = {
+        "name": name,
+        "best": best["overhead"],
+        "bound": best["bound"],
+        "unit": line["unit"],
+    }
     problem = problems.problem(line)
     try:
         schedule = _read_solution(path, problem.graph)
         verdict = verify(problem, schedule)
     except PoetModelError as error:
-        return Checked(**known, finding=Finding.INVALID, reason=str(error))
+        return Checked(**known_overhead, finding=Finding.INVALID, reason=str(error))
     if verdict.violations:
-        return Checked(**known, finding=Finding.INVALID, reason=listed(verdict.violations))
+        return Checked(**known_overhead, finding=Finding.INVALID, reason=listed(verdict.violations))
     overhead = problem.objective.overhead_of(verdict.simulation)
     slack = TOLERANCE * max(overhead, best["overhead"] or 0.0, 1e-6 * line["baseline"])
     if best["infeasible"] or overhead < best["bound"] - slack:
@@ -416,4 +424,4 @@ def _check_solution(line: Mapping[str, Any], path: Path, problems: _ProblemReade
         finding = Finding.BETTER
     else:
         finding = Finding.EQUAL if overhead <= best["overhead"] + slack else Finding.WORSE
-    return Checked(**known, finding=finding, overhead=overhead)
+    return Checked(**known_overhead, finding=finding, overhead=overhead)

@@ -73,8 +73,8 @@ def commit() -> str | None:
     if git is None or not (root / ".git").exists():
         return None
     command = [git, "-C", str(root), "rev-parse", "--short", "HEAD"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - git
-    return found.stdout.strip() or None
+    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - git
+    return result.stdout.strip() or None
 
 
 @cache
@@ -136,7 +136,7 @@ def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Reco
 def solve_facts(result: SolveResult) -> Record:
     """Return the record fields of a solve, with the content of a schedule file or None."""
     document = result.to_dict()
-    apart = ("nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)
+    separate_keys = ("nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)
     schedule, simulation = result.schedule, result.simulation
     counts = simulation and {
         "recomputed": sum(simulation.recomputations.values()),
@@ -147,7 +147,7 @@ def solve_facts(result: SolveResult) -> Record:
         "status": str(result.status),
         "reason": result.reason,
         "termination": str(result.termination),
-        "result": {key: value for key, value in document.items() if key not in apart},
+        "result": {key: value for key, value in document.items() if key not in separate_keys},
         "counts": counts,
         **_state(result),
         "statistics": dict(result.statistics),
@@ -165,7 +165,7 @@ def _state(result: SolveResult) -> Record:
 
 
 def prepare(run: Run) -> None:
-    """Load graph, device, method and solver of a run before its time is measured."""
+    """Load graph, device, method and solver of a run, so that its measured time excludes this."""
     _warm_up(run.method, run.backend, run.formulation)
     with suppress(PoetModelError):  # the measurement raises the error again
         graph_of(run.model, run.shape)
@@ -174,14 +174,21 @@ def prepare(run: Run) -> None:
 
 @cache
 def _warm_up(name: str, backend: str | None, formulation: str | None) -> None:
-    """Solve a step of six nodes below its keep-all peak, once in each process."""
+    """Solve a step of six nodes below its keep-all peak, once in each process.
+
+    This loads the method and its solver.
+    """
     reads = {"x": [], "a": ["x"], "b": ["a"], "loss": ["b"], "g": ["loss", "a"], "h": ["g", "x"]}
     nodes = tuple(operation(node, output_bytes=4, inputs=reads[node]) for node in reads)
     graph = Graph(name="warm-up", nodes=nodes)
-    pages = [(1.0, 1.0)] * len(nodes)
-    ones = [1.0] * len(nodes)
+    transfer_costs = [(1.0, 1.0)] * len(nodes)
+    unit_costs = [1.0] * len(nodes)
     costs = Costs.from_arrays(
-        graph, compute_time_s=ones, compute_energy_j=ones, page_in=pages, page_out=pages
+        graph,
+        compute_time_s=unit_costs,
+        compute_energy_j=unit_costs,
+        page_in=transfer_costs,
+        page_out=transfer_costs,
     )
     with suppress(PoetModelError):
         options: dict[str, Any] = {"time_limit": WARM_UP_S}
@@ -191,6 +198,7 @@ def _warm_up(name: str, backend: str | None, formulation: str | None) -> None:
 
 
 def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:
+    """Solve the problem of a run by its method, from the schedule `start` if one is given."""
     problem, settings = run.problem(), run.settings
     options: dict[str, Any] = {}
     if method(run.method).by_solver:

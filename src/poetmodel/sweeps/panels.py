@@ -34,9 +34,9 @@ def panels(
     return tuple((_peaks_and_times if name == "table3" else overheads)(rows))
 
 
-def digest(shown: Sequence[Panel] | Sequence[Map]) -> str:
+def digest(panels: Sequence[Panel] | Sequence[Map]) -> str:
     """Return a hash of the data of a picture, which its file contains."""
-    text = json.dumps([asdict(panel) for panel in shown])
+    text = json.dumps([asdict(panel) for panel in panels])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -60,7 +60,7 @@ def overheads(table: Sequence[Row]) -> tuple[Panel, ...]:
 
     Each method is a line; with several solvers, each pair of method and solver.
     """
-    shown = []
+    panels = []
     has_several_solvers = len({row["backend"] for row in table} - {None}) > 1
     for (model, device, deadline), rows in grouped(table, "model", "device", "deadline").items():
         lines = []
@@ -73,7 +73,7 @@ def overheads(table: Sequence[Row]) -> tuple[Panel, ...]:
             name = f"{method}, {backend}" if has_several_solvers and backend else method
             lines.append((name, tuple(sorted(points))))
         limit = "" if deadline is None else f"\ndeadline {deadline}"
-        shown.append(
+        panels.append(
             Panel(
                 title=f"{model}, {device}{limit}",
                 x_name="RAM budget [KiB]",
@@ -81,7 +81,7 @@ def overheads(table: Sequence[Row]) -> tuple[Panel, ...]:
                 lines=tuple(lines),
             )
         )
-    return tuple(shown)
+    return tuple(panels)
 
 
 def frontier(front: Sequence[Row]) -> tuple[Panel, ...]:
@@ -90,14 +90,14 @@ def frontier(front: Sequence[Row]) -> tuple[Panel, ...]:
     `front` has rows of `poetmodel.sweeps.tables.pareto`. Rows that differ only in time are left
     out.
     """
-    shown = []
+    panels = []
     for (model, device), rows in grouped(front, "model", "device").items():
         points: list[tuple[float, float]] = []
         for row in rows:  # by RAM
             ratio = overhead_ratio(row)
             if ratio is not None and (not points or 100 * ratio < points[-1][1]):
                 points.append((row["peak_ram_bytes"] / 1024, 100 * ratio))
-        shown.append(
+        panels.append(
             Panel(
                 title=f"{model}, {device}",
                 x_name="peak RAM [KiB]",
@@ -105,10 +105,11 @@ def frontier(front: Sequence[Row]) -> tuple[Panel, ...]:
                 lines=(("Pareto front", tuple(points)),),
             )
         )
-    return tuple(shown)
+    return tuple(panels)
 
 
 def _peaks_and_times(table: Sequence[Row]) -> Iterable[Panel]:
+    """Yield a panel of time against peak RAM for each model and device."""
     for (model, device), rows in grouped(table, "model", "device").items():
         lines = []
         for (method, deadline), line in grouped(rows, "method", "deadline").items():

@@ -21,7 +21,7 @@ MAP_INCHES: Final = (3.75, 4.0)
 TICKS: Final = 6
 """Maximum number of labelled powers of ten on a logarithmic axis."""
 FEW_DECADES: Final = 100
-"""Ratio of an axis's ends below which numbers between powers of ten are labelled too."""
+"""Ratio of an axis's ends below which ticks between powers of ten are labelled, too."""
 LEGEND: Final = 4
 """Columns of the legend."""
 MARKS: Final = "osv^D<>PX*"
@@ -53,26 +53,28 @@ def sheet(shown: Sequence[Panel] | Sequence[Map], file_format: str, *, note: str
 
     maps = [panel for panel in shown if isinstance(panel, Map)]
     lines = [panel for panel in shown if isinstance(panel, Panel)]
-    across = max(1, min(2 if maps else 3, len(shown)))
-    down = max(1, -(-len(shown) // across))
+    n_columns = max(1, min(2 if maps else 3, len(shown)))
+    n_rows = max(1, -(-len(shown) // n_columns))
     width, height = MAP_INCHES if maps else PANEL_INCHES
     names = list(dict.fromkeys(name for panel in lines for name, _ in panel.lines))
     with mpl.rc_context(SETTINGS | {"font.size": 8, "axes.titlesize": 8}):
-        size = (width * across, height * down + 0.2 * -(-len(names or Kind) // LEGEND) + 0.1)
+        size = (width * n_columns, height * n_rows + 0.2 * -(-len(names or Kind) // LEGEND) + 0.1)
         figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(down, across, squeeze=False).ravel()
+        axes = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
         handles: dict[str, Any] = {}
         for axis, panel in zip(axes, lines, strict=False):
             handles = _draw_panel(axis, panel, names) | handles
-        for axis, drawn_panel in zip(axes, maps, strict=False):
-            handles |= draw_map(axis, drawn_panel)
+        for axis, schedule_map in zip(axes, maps, strict=False):
+            handles |= draw_map(axis, schedule_map)
         names += [str(kind) for kind in Kind]
         for axis in axes[len(shown) :]:
             axis.set_axis_off()
         if handles:
-            drawn = [name for name in names if name in handles]
-            shapes = [handles[name] for name in drawn]
-            figure.legend(shapes, drawn, loc="outside lower center", ncols=LEGEND, frameon=False)
+            legend_names = [name for name in names if name in handles]
+            legend_shapes = [handles[name] for name in legend_names]
+            figure.legend(
+                legend_shapes, legend_names, loc="outside lower center", ncols=LEGEND, frameon=False
+            )
         return encode_figure(figure, file_format, note=note)
 
 
@@ -108,19 +110,19 @@ def _set_overheads(axis: Any, overheads: Sequence[float]) -> None:
     """Scale the axis logarithmically; linearly below the smallest positive overhead if one is 0."""
     from matplotlib.ticker import LogLocator, NullLocator, SymmetricalLogLocator
 
-    positive = [overhead for overhead in overheads if overhead > 0]
-    if not positive:
+    positive_overheads = [overhead for overhead in overheads if overhead > 0]
+    if not positive_overheads:
         axis.yaxis.set_major_formatter("{x:g} %")
         return
-    smallest, largest = min(positive), max(positive)
-    steps = (1, 2, 5) if largest < FEW_DECADES * smallest else (1,)
-    if len(positive) == len(overheads):
+    smallest, largest = min(positive_overheads), max(positive_overheads)
+    tick_factors = (1, 2, 5) if largest < FEW_DECADES * smallest else (1,)
+    if len(positive_overheads) == len(overheads):
         axis.set_yscale("log")
-        ticks: Any = LogLocator(subs=steps, numticks=TICKS)
+        ticks: Any = LogLocator(subs=tick_factors, numticks=TICKS)
     else:
         axis.set_yscale("symlog", linthresh=smallest)
         axis.set_ylim(bottom=0)
-        ticks = SymmetricalLogLocator(base=10, linthresh=smallest, subs=steps)
+        ticks = SymmetricalLogLocator(base=10, linthresh=smallest, subs=tick_factors)
         ticks.set_params(numticks=TICKS)
     axis.yaxis.set_major_locator(ticks)
     axis.yaxis.set_major_formatter("{x:g} %")

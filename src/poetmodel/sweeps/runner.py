@@ -138,6 +138,7 @@ def _sweep(
     warm: bool,  # noqa: FBT001
     on_progress: Callable[[Progress], None] | None,
 ) -> list[Record]:
+    """Execute the runs without a record in a pool, and return the records of all runs."""
     store = Store(folder)
     queue = sweep_queue(runs, store, warm=warm, on_progress=on_progress)
     if queue.todo:
@@ -154,18 +155,18 @@ def sweep_queue(
     on_progress: Callable[[Progress], None] | None,
 ) -> RunQueue[Run]:
     """Return the queue of the runs of a sweep that have no record yet; see `sweep`."""
-    along: dict[Run, list[Run]] = {}
+    runs_of_axis: dict[Run, list[Run]] = {}
     for run in runs:
-        along.setdefault(run.chain, []).append(run)
+        runs_of_axis.setdefault(run.chain, []).append(run)
 
     def is_linked(run: Run) -> bool:
         return warm and method(run.method).by_solver
 
     def start(run: Run) -> dict[str, Any] | None:
-        """Return the schedule of the largest smaller budget with one, or None."""
-        axis = along[run.chain]
-        smaller = axis[: axis.index(run)] if is_linked(run) else []
-        schedules = (store.schedule(other.key) for other in reversed(smaller))
+        """Return the schedule of the largest smaller budget that has one, or None."""
+        axis = runs_of_axis[run.chain]
+        smaller_runs = axis[: axis.index(run)] if is_linked(run) else []
+        schedules = (store.schedule(other.key) for other in reversed(smaller_runs))
         return next((schedule for schedule in schedules if schedule is not None), None)
 
     return RunQueue(
@@ -227,6 +228,7 @@ class RunQueue(Generic[AnyRun]):
     """Claims of the runs in progress in this process, by key."""
 
     def __post_init__(self) -> None:
+        """Group the runs without a record by chain."""
         finished = self.store.finished()
         chains: dict[Hashable, list[AnyRun]] = {}
         for run in self.runs:
@@ -262,10 +264,13 @@ class RunQueue(Generic[AnyRun]):
                     time.sleep(POLL_S)
                     continue
                 timeout = POLL_S if self.todo and len(running) < slots else None
-                ended, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
-                in_order = sorted(ended, key=_is_lost)  # records are stored before `_settle` raises
-                rest = [self._settle(future, running.pop(future), kind) for future in in_order]
-                self.todo[:0] = [chain for chain in rest if chain]
+                finished, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
+                # Records are stored before `_settle` raises.
+                lost_last = sorted(finished, key=_is_lost)
+                remaining_chains = [
+                    self._settle(future, running.pop(future), kind) for future in lost_last
+                ]
+                self.todo[:0] = [chain for chain in remaining_chains if chain]
         finally:
             for claim in self.claims.values():
                 claim.release()
@@ -286,7 +291,10 @@ class RunQueue(Generic[AnyRun]):
         )
 
     def _claim_chains(self, max_chains: int) -> list[list[AnyRun]]:
-        """Claim the first runs of at most `max_chains` chains; drop runs recorded elsewhere."""
+        """Claim the first runs of at most `max_chains` chains, and return these chains.
+
+        Runs that another process has recorded are removed from `todo`.
+        """
         claimed: list[list[AnyRun]] = []
         remaining: list[list[AnyRun]] = []
         for chain in self.todo:
@@ -309,7 +317,10 @@ class RunQueue(Generic[AnyRun]):
         return run.key in self.claims
 
     def _count_if_recorded(self, run: AnyRun) -> bool:
-        """Count a run as done if another process has recorded it since this one began."""
+        """Count a run as done if another process has recorded it since this process began.
+
+        Return whether the run was counted.
+        """
         record = self.store.record(run.key)
         if record is None or record == self.earlier_failures.get(run.key):
             return False
@@ -323,7 +334,11 @@ class RunQueue(Generic[AnyRun]):
         self._report_progress(record)
 
     def _settle(self, future: Future[Record], chain: list[AnyRun], kind: str) -> list[AnyRun]:
-        """Record the first run of a chain; return its remaining runs."""
+        """Store the record of the first run of a chain; return the remaining runs.
+
+        If the process of the run died fewer than `TRIES` times, return the whole chain without a
+        record. Raise `WorkersLostError` if the pool broke.
+        """
         if _is_lost(future):
             raise self._lost_error(None if future.cancelled() else future.exception())
         run, error = chain[0], future.exception()
@@ -338,16 +353,17 @@ class RunQueue(Generic[AnyRun]):
         return chain[1:]
 
     def _report_progress(self, last: Record | None = None) -> None:
+        """Call `on_progress` with the progress; `last` is the newest record."""
         if self.on_progress is None:
             return
         elapsed_s = time.monotonic() - self.started_s
-        left = len(self.runs) - self.skipped - self.done
+        n_remaining = len(self.runs) - self.skipped - self.done
         self.on_progress(
             Progress(
                 total=len(self.runs),
                 done=self.skipped + self.done,
                 failed=self.failed,
-                remaining_s=elapsed_s / self.done * left if self.done else None,
+                remaining_s=elapsed_s / self.done * n_remaining if self.done else None,
                 last=last,
             )
         )

@@ -62,7 +62,7 @@ class Run:
     batch: int | None = None
     """Samples of a step; None for the network's default."""
     image: int | None = None
-    """Side of its square images; None for the network's default."""
+    """Side of the square images of a step [pixels]; None for the network's default."""
     sequence: int | None = None
     """Tokens of a sample; None for the network's default."""
     state: str | None = None
@@ -146,16 +146,16 @@ class Run:
         budget = Budget.parse(self.ram)
         if self.tile is None or budget.share is None:
             return budget
-        whole = checkpoint_all_peak_bytes(graph_of(self.model, replace(self.shape, tile=None)))
-        return budget.in_bytes(whole)
+        whole_step = checkpoint_all_peak_bytes(graph_of(self.model, replace(self.shape, tile=None)))
+        return budget.in_bytes(whole_step)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, without sizes and state that have their defaults.
 
         Leaves out absent user-defined constraints and commits, so that keys of older records hold.
         """
-        own = {field.name for field in fields(Variant)} - self.shape.overrides.keys()
-        values = {name: value for name, value in asdict(self).items() if name not in own}
+        default_fields = {field.name for field in fields(Variant)} - self.shape.overrides.keys()
+        values = {name: value for name, value in asdict(self).items() if name not in default_fields}
         for name in ("constraints", "commit"):
             if getattr(self.settings, name) is None:
                 del values["settings"][name]
@@ -257,7 +257,7 @@ def graph_of(model: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
 @cache
 def device_of(device: str) -> Device:
-    """Return the device of a run, cached by process."""
+    """Return the device of a run; cached in the process."""
     return Device.load(device)
 
 

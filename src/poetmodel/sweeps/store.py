@@ -58,7 +58,7 @@ class RecordFile:
         return list(self._records.values())
 
     def finished(self) -> dict[Hashable, Record]:
-        """Return the records of all runs that did not fail, by key."""
+        """Return the records of all runs that have not failed, by key."""
         self._parse_new_lines()
         return {key: record for key, record in self._records.items() if record["status"] != FAILED}
 
@@ -113,17 +113,18 @@ class RecordFile:
             return None
 
     def _end_last_line(self, stream: BinaryIO) -> None:
+        """Add a missing end of line to a complete last line; remove an incomplete last line."""
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - 1))
         if stream.read(1) in (b"", b"\n"):
             return
         stream.seek(0)
         content = stream.read()
-        torn = content[content.rfind(b"\n") + 1 :]
-        if self._parse(torn) is not None:
+        last_line = content[content.rfind(b"\n") + 1 :]
+        if self._parse(last_line) is not None:
             stream.write(b"\n")
         else:
-            stream.truncate(size - len(torn))
+            stream.truncate(size - len(last_line))
 
 
 class Store(RecordFile):
@@ -155,7 +156,10 @@ class Store(RecordFile):
         super().add({key: value for key, value in record.items() if key != "schedule"})
 
     def schedule(self, key: str) -> dict[str, Any] | None:
-        """Return the content of the schedule file of a run, None where there is no whole one."""
+        """Return the content of the schedule file of a run.
+
+        Return None if the file is missing or incomplete.
+        """
         path = self._schedule_path(key)
         document = None
         with suppress(ValueError):
@@ -165,8 +169,8 @@ class Store(RecordFile):
     def merge(self, other: Store) -> int:
         """Copy the records and schedules of another folder that this folder lacks.
 
-        A record of a failed run is replaced by one of a run that ended. Returns the number of
-        records that were copied.
+        A record of a failed run is replaced by one of a finished run. Return the number of copied
+        records.
         """
         finished = self.finished()
         copied = 0

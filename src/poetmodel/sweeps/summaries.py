@@ -44,7 +44,7 @@ def summary(name: str, rows: Sequence[Row]) -> tuple[Summary, ...]:
 
 
 def without(row: Row) -> str:
-    """Return the text in place of a number if there is no schedule."""
+    """Return the text in place of a number for a row without a schedule."""
     status = str(row["status"])
     return _WORDS.get(status, status)
 
@@ -79,9 +79,9 @@ def _method_summaries(table: Sequence[Row]) -> Iterable[Summary]:
         with_deadlines = any(row["deadline"] for row in rows)
         lines = []
         for (deadline, method), line in grouped(rows, "deadline", "method").items():
-            at = {row["ram"]: _overhead(row) for row in line}
+            text_by_ram = {row["ram"]: _overhead(row) for row in line}
             limits = (deadline or "none",) if with_deadlines else ()
-            lines.append((*limits, method, *(at.get(ram, "") for ram in budgets)))
+            lines.append((*limits, method, *(text_by_ram.get(ram, "") for ram in budgets)))
         heads = ("deadline", "method") if with_deadlines else ("method",)
         yield Summary(
             title=f"Energy overhead: {model}, {device}",
@@ -92,6 +92,7 @@ def _method_summaries(table: Sequence[Row]) -> Iterable[Summary]:
 
 
 def _overhead(row: Row) -> str:
+    """Return the overhead as text, with the gap if the optimum is not proved."""
     ratio = overhead_ratio(row)
     if ratio is None:
         return without(row)

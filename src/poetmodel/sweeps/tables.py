@@ -51,6 +51,7 @@ def rows(records: Iterable[Record]) -> list[Row]:
 
 
 def _row(record: Record) -> Row:
+    """Return the flat row of a record, without the bound along the RAM axis."""
     cell, result = record["cell"], record["result"] or {}
     row: Row = {
         name: cell.get(name)
@@ -77,11 +78,12 @@ def _row(record: Record) -> Row:
 def _metric_columns() -> tuple[str, ...]:
     """Return the result keys that become columns: metrics and the RAM of the device."""
     first = (Group.ENERGY, Group.PROOF, Group.MEMORY)
-    others = [group for group in Group if group not in first]
-    before, after = (
-        [metric.key for metric in metrics_at(Display.SWEEP, *groups)] for groups in (first, others)
+    other_groups = [group for group in Group if group not in first]
+    groups_before, groups_after = (
+        [metric.key for metric in metrics_at(Display.SWEEP, *groups)]
+        for groups in (first, other_groups)
     )
-    return (*before, *DEVICE_RAM_KEYS, *after)
+    return (*groups_before, *DEVICE_RAM_KEYS, *groups_after)
 
 
 def _status(record: Record) -> str:
@@ -114,13 +116,13 @@ def pareto(rows: Sequence[Row]) -> list[Row]:
         Copies with ``proven``: whether no schedule within the row's limits takes less energy, up to
         the gap tolerance. Of equal rows the first stays. In the order of model, device and RAM.
     """
-    solved = [row for row in rows if row["energy_j"] is not None]
+    solved_rows = [row for row in rows if row["energy_j"] is not None]
     front: list[Row] = []
-    for index, row in enumerate(solved):
+    for index, row in enumerate(solved_rows):
         is_dominated = any(
             _model_and_device(other) == _model_and_device(row)
-            and _dominates(other, row, is_earlier=at < index)
-            for at, other in enumerate(solved)
+            and _dominates(other, row, is_earlier=position < index)
+            for position, other in enumerate(solved_rows)
         )
         if not is_dominated:
             front.append({**row, "proven": row["status"] == Status.OPTIMAL})

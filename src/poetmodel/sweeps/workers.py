@@ -129,20 +129,20 @@ def files_of_run(fields: dict[str, Any]) -> dict[str, Files]:
 
     The files of a method include the modules that it imports from its folder.
     """
-    found: dict[str, Files] = {}
+    files_by_field: dict[str, Files] = {}
     for field, names in ((_MODEL, model_names()), (_DEVICE, device_names())):
         name = fields.get(field)
         if name is not None and name not in names and Path(name).is_file():
-            found[field] = {Path(name).name: read_bytes(name)}
+            files_by_field[field] = {Path(name).name: read_bytes(name)}
     try:
         entry = method(fields[_METHOD])
     except (KeyError, InputError):  # a study has names of its own for some methods
-        return found
+        return files_by_field
     if paths := files_of(entry):
         contents = {path.name: path.read_bytes() for path in paths}
         file = Path(fields[_METHOD].rpartition(":")[0])  # a link may have another name
-        found[_METHOD] = {**contents, file.name: file.read_bytes()}
-    return found
+        files_by_field[_METHOD] = {**contents, file.name: file.read_bytes()}
+    return files_by_field
 
 
 def run_shipped(

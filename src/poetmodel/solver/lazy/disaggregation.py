@@ -138,18 +138,20 @@ class Disaggregation:
         it.
         """
         graph, sizes = self.graph, self.graph.tensor_bytes
-        before, after = tensors_in_ram
+        tensors_at_begin, tensors_at_end = tensors_in_ram
         computed = set(recomputed_nodes)
         outputs = {i for k in recomputed_nodes for i in graph.outputs_of[k]}
-        last: dict[int, int] = {}
-        for i in before | outputs | set(paged_tensors):
+        last_use: dict[int, int] = {}
+        for i in tensors_at_begin | outputs | set(paged_tensors):
             uses = [j for j in graph.users_of[i] if j == t or j in computed]
-            last[i] = len(graph.nodes) if i in after else max([graph.node_of[i], *uses])
+            last_use[i] = (
+                len(graph.nodes) if i in tensors_at_end else max([graph.node_of[i], *uses])
+            )
         for k in sorted({*recomputed_nodes, *(graph.node_of[i] for i in paged_tensors)}):
             total = self.resident_bytes
-            for i, end in last.items():
+            for i, end in last_use.items():
                 producer = graph.node_of[i]
-                copies = (i in before) + (i in paged_tensors and producer <= k)
+                copies = (i in tensors_at_begin) + (i in paged_tensors and producer <= k)
                 if producer < k:
                     total += sizes[i] if end >= k and (copies or producer in computed) else 0
                 else:
@@ -157,7 +159,7 @@ class Disaggregation:
             if k in computed:
                 total += graph.output_bytes[k] + graph.nodes[k].workspace_bytes
                 shared = graph.shared_bytes_of[k].items()
-                total -= sum(size for i, size in shared if last.get(i) == k)
+                total -= sum(size for i, size in shared if last_use.get(i) == k)
             yield t, k, total
 
 
@@ -171,10 +173,10 @@ def disaggregate(
 ) -> Disaggregation:
     """Assign the decisions of groups to stages.
 
-    A recomputation or page-in happens at the earliest need in the group. That is the first stage
-    that reads the tensor, or the stage of the first recomputation that does. It is the last stage
-    of the group if the tensor is only kept for the next group. A node that reads state is
-    recomputed no later than the replacement of that state. A tensor is evicted after its last need.
+    A recomputation or page-in happens at the earliest need in the group: the first stage that reads
+    the tensor, or the stage of the first recomputation that reads it. If the tensor is only kept
+    for the next group, this is the last stage of the group. A node that reads state is recomputed
+    no later than the replacement of that state. A tensor is evicted after its last need.
     """
     last_stages = (stated or graph).last_stages
     result = _Disaggregator(graph, grouping, events, decisions, last_stages).run()
@@ -193,7 +195,7 @@ class _Disaggregator:
         decisions: GroupDecisions,
         last_stages: Sequence[int],
     ) -> None:
-        """Index the decisions by group."""
+        """Index the decisions by group; no stage has a decision yet."""
         self.graph = graph
         self.last_stages = last_stages
         self.grouping = grouping
@@ -274,7 +276,10 @@ class _Disaggregator:
         return stage_of
 
     def _first_need(self, group: int, i: int, readers: dict[int, list[int]]) -> int | None:
-        """Return the first stage of the group that needs tensor `i`; None if none does."""
+        """Return the first stage of the group that needs tensor `i`.
+
+        Return None if no stage of the group needs the tensor.
+        """
         if readers.get(i):
             return min(readers[i])
         return self.grouping.last_stage[group] if i in self.kept_tensors[group + 1] else None
@@ -305,12 +310,12 @@ def broken_stages(loads: Sequence[float], limit: float) -> list[int]:
     worst: list[int] = []
     in_sequence = False
     for t, load in enumerate(loads):
-        broken = load > limit
-        if broken and not in_sequence:
+        is_broken = load > limit
+        if is_broken and not in_sequence:
             worst.append(t)
-        elif broken and load > loads[worst[-1]]:
+        elif is_broken and load > loads[worst[-1]]:
             worst[-1] = t
-        in_sequence = broken
+        in_sequence = is_broken
     return sorted(worst, key=lambda t: -loads[t])
 
 

@@ -46,7 +46,7 @@ def add_cuts(
     `on_cut_point` with each point before cuts exclude it.
     """
     params = session.params
-    idle = 0
+    n_idle_rounds = 0
     solution = LinearSolution(None, float("-inf"))
     basis: Basis | None = None
     for round_index in range(params.cut_rounds):
@@ -56,38 +56,42 @@ def add_cuts(
                 return LinearSolution(None, 0.0, infeasible=True)
             return solution
         session.raise_bound(safe_bound(session.problem, raw.bound) * relaxation.unit)
-        gained = raw.bound > solution.value + params.cut_gain_ratio * abs(raw.bound)
-        idle = 0 if gained else idle + 1
+        is_gain = raw.bound > solution.value + params.cut_gain_ratio * abs(raw.bound)
+        n_idle_rounds = 0 if is_gain else n_idle_rounds + 1
         solution = LinearSolution(raw.x, max(solution.value, raw.bound))
-        last = round_index == params.cut_rounds - 1 or idle >= params.rounds_without_gain
-        if last or session.done() or raw.status != SolverStatus.OPTIMAL:
+        is_last_round = (
+            round_index == params.cut_rounds - 1 or n_idle_rounds >= params.rounds_without_gain
+        )
+        if is_last_round or session.done() or raw.status != SolverStatus.OPTIMAL:
             break
         if on_cut_point is not None:
             on_cut_point(relaxation, raw.x)
             if session.done():
                 break
-        solved = relaxation.cuts
+        solved_cuts = relaxation.cuts
         relaxation.drop_slack(raw.x)
-        violated = relaxation.separate(raw.x, params.cut_violation)
-        if not violated:
+        violated_cuts = relaxation.separate(raw.x, params.cut_violation)
+        if not violated_cuts:
             break
-        relaxation.cuts += violated
-        basis = carried_basis(raw.basis, relaxation, solved)
+        relaxation.cuts += violated_cuts
+        basis = carried_basis(raw.basis, relaxation, solved_cuts)
     return solution
 
 
 def carried_basis(
-    basis: Basis | None, relaxation: Relaxation, solved: Sequence[Cut]
+    basis: Basis | None, relaxation: Relaxation, solved_cuts: Sequence[Cut]
 ) -> Basis | None:
     """Adapt the basis of a solve to the current cuts; cuts that are new are basic.
 
-    `solved` has the cuts of that solve, in the order of its rows.
+    `solved_cuts` are the cuts of that solve, in the order of its rows.
     """
     if basis is None:
         return None
     n_rows = relaxation.form.n_rows
-    known = {id(cut): row for cut, row in zip(solved, basis.rows[n_rows:], strict=True)}
-    cuts = [known.get(id(cut), basis.basic) for cut in relaxation.cuts]
+    old_positions = {
+        id(cut): row for cut, row in zip(solved_cuts, basis.rows[n_rows:], strict=True)
+    }
+    cuts = [old_positions.get(id(cut), basis.basic) for cut in relaxation.cuts]
     return replace(basis, rows=[*basis.rows[:n_rows], *cuts])
 
 
@@ -110,29 +114,35 @@ def add_rows(
     params = session.params
     relaxation = session.build(grouping)
     solution = add_cuts(session, relaxation, on_cut_point)
-    refined, latest = relaxation, solution
+    finest, finest_solution = relaxation, solution
     idle = 0
-    while latest.x is not None and not session.done() and idle < params.rounds_without_gain:
+    while (
+        finest_solution.x is not None and not session.done() and idle < params.rounds_without_gain
+    ):
         if on_solution is not None:
-            on_solution(refined, latest.x)
+            on_solution(finest, finest_solution.x)
             if session.done():
                 break
-        loads = stage_loads(refined, latest.x)
-        broken = broken_stages(loads.tolist(), refined.claimed_ram(latest.x) * (1 + ROUNDING))
-        known = refined.grouping.stage_rows
-        if known.issuperset(broken):
+        loads = stage_loads(finest, finest_solution.x)
+        broken_rows = broken_stages(
+            loads.tolist(), finest.claimed_ram(finest_solution.x) * (1 + ROUNDING)
+        )
+        enforced_rows = finest.grouping.stage_rows
+        if enforced_rows.issuperset(broken_rows):
             break
-        tight = _tight_stages(session) if refined.form.n_columns > params.large_columns else []
-        in_turn = chain.from_iterable(zip_longest(broken, tight))
-        rows = [t for t in dict.fromkeys(in_turn) if t is not None and t not in known]
-        growth = int(params.linear_growth_ratio * refined.grouping.n_groups)
+        tight = _tight_stages(session) if finest.form.n_columns > params.large_columns else []
+        in_turn = chain.from_iterable(zip_longest(broken_rows, tight))
+        rows = [t for t in dict.fromkeys(in_turn) if t is not None and t not in enforced_rows]
+        growth = int(params.linear_growth_ratio * finest.grouping.n_groups)
         max_rows = max(params.linear_rows, growth) << idle
-        refined = session.build(refined.grouping.add(rows[:max_rows]), refined)
-        latest = add_cuts(session, refined, on_cut_point)
-        if latest.infeasible:
-            return refined, latest
-        if latest.value - solution.value > params.row_gain_ratio * abs(latest.value):
-            relaxation, solution, idle = refined, latest, 0
+        finest = session.build(finest.grouping.add(rows[:max_rows]), finest)
+        finest_solution = add_cuts(session, finest, on_cut_point)
+        if finest_solution.infeasible:
+            return finest, finest_solution
+        if finest_solution.value - solution.value > params.row_gain_ratio * abs(
+            finest_solution.value
+        ):
+            relaxation, solution, idle = finest, finest_solution, 0
         else:
             idle += 1
     return relaxation, solution
@@ -174,21 +184,21 @@ def kept_spans(
         readers: dict[int, list[int]] = {}
         for j in graph.users_of[i]:
             readers.setdefault(group_of[j], []).append(j)
-        after = max(readers.get(begin, [k]))
-        spans = [(k, after, 1.0)]
+        last_reader = max(readers.get(begin, [k]))
+        spans = [(k, last_reader, 1.0)]
         level = levels[0] if levels else 0.0
         for a, event in enumerate(events.events[i]):
-            spans.append((after, grouping.last_stage[event - 1], level))
+            spans.append((last_reader, grouping.last_stage[event - 1], level))
             first_stage, last_stage = grouping.first_stage[event], grouping.last_stage[event]
             reader_nodes = readers.get(event)
             if reader_nodes:
                 spans.append((first_stage - 1, reader_nodes[0], level))
                 restored = _restored_level(relaxation, x, event, i, k)
                 spans.append((reader_nodes[0], reader_nodes[-1], min(1.0, level + restored)))
-                after = reader_nodes[-1]
+                last_reader = reader_nodes[-1]
             else:
                 spans.append((first_stage - 1, last_stage, level))
-                after = last_stage
+                last_reader = last_stage
             level = levels[a + 1] if a + 1 < len(levels) else 0.0
         yield i, [span for span in spans if span[1] > span[0] and span[2] > 0]
 
@@ -204,12 +214,12 @@ def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.fl
     for i, spans in kept_spans(relaxation, x):
         if not sizes[i]:
             continue
-        held = _HeldBytes(change, sizes[i])
+        held_bytes = _HeldBytes(change, sizes[i])
         for span in spans:
-            held.add(*span)
+            held_bytes.add(*span)
         for q in (*graph.users_of[i], graph.node_of[i]):
             # Inputs and outputs of the stage's last step count in `step_bytes` already.
-            crossing_bytes = held.at(q) * (1 - graph.shared_bytes_of[q].get(i, 0) / sizes[i])
+            crossing_bytes = held_bytes.at(q) * (1 - graph.shared_bytes_of[q].get(i, 0) / sizes[i])
             change[q] -= crossing_bytes
             change[q + 1] += crossing_bytes
     sizes = relaxation.problem.graph.tensor_bytes

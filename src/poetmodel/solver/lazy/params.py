@@ -51,12 +51,14 @@ class LazyParams:
     """Minimum rise of the linear bound, relative to the bound, that counts as a gain of a cut
     round."""
     row_gain_ratio: float = 4e-3
-    """The same for a round of rows; rows add columns to the integer relaxations."""
+    """Minimum relative rise of the linear bound that counts as a gain of a round of rows; rows add
+    columns to the integer relaxations."""
     linear_rows: int = 4
     """Number of rows added at once, doubled after each round without gain. All rows at once would
     make the groups of large graphs so fine that their linear relaxations take seconds each."""
     linear_growth_ratio: float = 0.5
-    """The same as a fraction of the groups, if that is more."""
+    """Number of rows added at once, as a fraction of the groups, if that is more than
+    `linear_rows`."""
     tight_ratio: float = 0.97
     """Fraction of the RAM above which a stage of the incumbent is tight. With 1 no stage is
     tight."""
@@ -87,8 +89,8 @@ class LazyParams:
     # -- integer relaxations -----------------------------------------------------------------------
     wide_gap_time_ratio: float = 0.75
     """Maximum fraction of the remaining time for one integer solve with a wide gap; the rest is for
-    the primal heuristic. With a small gap a solve may take all of it, because a solve that is cut
-    short starts again."""
+    the primal heuristic. With a small gap a solve may take all remaining time, because a solve that
+    is cut short starts again."""
     far_gap_time_ratio: float = 0.3
     """The same from twice `far_gap_ratio` on."""
     idle_root_time_ratio: float = 0.1

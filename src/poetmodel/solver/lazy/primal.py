@@ -87,26 +87,26 @@ class PrimalHeuristic:
         max_s = max(SEARCH_S, self.due_s)
         until_s = self._deadline_s(min(max_s, session.request.remaining_s() / 4))
         neighbourhood.until_s = until_s
-        best, before = session.bounds.incumbent, neighbourhood.best
-        if best is not None and (0.0, best.value) < before:
-            before = Score(0.0, best.value)
-            neighbourhood.consider(restorations_of(session.problem.graph, best.schedule))
-        iterations = idle = 0
-        max_idle = max(1, int(self.idle_iterations_per_column * session.columns))
-        while idle < max_idle and not (session.done() or self.has_new_solution()):
-            idle = 0 if neighbourhood.iterate() else idle + 1
+        incumbent, score_before = session.bounds.incumbent, neighbourhood.best
+        if incumbent is not None and (0.0, incumbent.value) < score_before:
+            score_before = Score(0.0, incumbent.value)
+            neighbourhood.consider(restorations_of(session.problem.graph, incumbent.schedule))
+        iterations = n_idle = 0
+        max_n_idle = max(1, int(self.idle_iterations_per_column * session.columns))
+        while n_idle < max_n_idle and not (session.done() or self.has_new_solution()):
+            n_idle = 0 if neighbourhood.iterate() else n_idle + 1
             iterations += 1
             if iterations % ITERATIONS_PER_OFFER == 0:
                 self._offer()
             if now_s() > until_s:
                 break
         self._offer()
-        factor = 2.0 if neighbourhood.best < before else 0.5
+        factor = 2.0 if neighbourhood.best < score_before else 0.5
         self.idle_iterations_per_column = max(
             IDLE_ITERATIONS_PER_COLUMN, factor * self.idle_iterations_per_column
         )
         # After an idle end, the rest of the due time counts as spent.
-        self.spent_s += max(now_s() - started_s, max_s if idle >= max_idle else 0.0)
+        self.spent_s += max(now_s() - started_s, max_s if n_idle >= max_n_idle else 0.0)
 
     def _deadline_s(self, max_s: float) -> float:
         """Return the time on the clock of `now_s` at which a phase of at most `max_s` ends [s]."""
@@ -137,12 +137,10 @@ class BrokenRows(NamedTuple):
 
 
 def offer_solution(session: Session, relaxation: Relaxation, x: NDArray[Any]) -> BrokenRows:
-    """Disaggregate a solution and offer the schedule if it meets all rows.
+    """Convert a solution to a schedule, and offer it to the session if it meets all rows.
 
-    Return the violated rows.
-
-    If the peak is minimized, the schedule is offered in any case: it may be good although it
-    exceeds the peak that the solution claims.
+    Return the violated rows. If the peak is minimized, the schedule is offered in any case: it may
+    be good although it exceeds the peak that the solution claims.
     """
     result = relaxation.disaggregate(x)
     limit = relaxation.claimed_ram(x)
@@ -169,8 +167,8 @@ def _broken_own_rows(relaxation: Relaxation, result: Disaggregation) -> dict[int
     decisions = {("recomputed", index) for index in result.recomputed}
     decisions.update(("paged_in", index) for index in result.paged_in)
     return {
-        number: change_stages(row)
-        for number, row in enumerate(limits)
-        if number not in relaxation.grouping.own_rows
+        position: change_stages(row)
+        for position, row in enumerate(limits)
+        if position not in relaxation.grouping.own_rows
         and not row.is_satisfied(decisions.__contains__)
     }

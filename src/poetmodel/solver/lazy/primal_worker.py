@@ -40,7 +40,7 @@ class FoundSchedule(NamedTuple):
 
     schedule: Schedule
     value: float
-    """Its value minus the baseline."""
+    """Value of the schedule minus the baseline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class PrimalWorker:
     """
 
     def __init__(self, session: Session) -> None:
-        """Prepare the thread that supervises the process. Nothing starts before entry."""
+        """Create the thread that supervises the process; both start after entering the context."""
         self.session = session
         self.is_running = threading.Event()
         """Set while the process is running."""
@@ -100,10 +100,7 @@ class PrimalWorker:
             raise self._failure
 
     def _supervise(self) -> None:
-        """Start the process and send updates until it ends or the context exits.
-
-        Then end the process.
-        """
+        """Start the process, send updates until it ends or the context exits, then end it."""
         session, params = self.session, self.session.params
         if self._closing.wait(params.worker_start_s):
             return
@@ -128,7 +125,7 @@ class PrimalWorker:
     def _send_updates(self, process: WorkerProcess, search: Future[None]) -> None:
         """Send changed states of the proof until the search ends.
 
-        Raises `BackendError` if it failed.
+        Raise `BackendError` if the search failed.
         """
         sent_state = None
         while not search.done():
@@ -153,14 +150,14 @@ class PrimalWorker:
 
     def _next_state(self) -> ProofState:
         """Return the state of the proof; with a schedule or solution only if it was not sent."""
-        session, best, found = self.session, self.session.bounds.incumbent, None
+        session, best, new_schedule = self.session, self.session.bounds.incumbent, None
         if best is not None and best.value < self._best_value:
             self._best_value = best.value
-            found = FoundSchedule(best.schedule, best.value)
+            new_schedule = FoundSchedule(best.schedule, best.value)
         return ProofState(
             bound=session.bounds.lower,
             columns=session.columns,
-            found=found,
+            found=new_schedule,
             solution=self._solutions.popleft() if self._solutions else None,
         )
 
@@ -189,9 +186,9 @@ class PrimalWorker:
 
 
 class PrimalSearch:
-    """The primal heuristic in the worker process.
+    """The primal heuristic in the worker process, which reads messages of its job.
 
-    It reads messages of its job and sends schedules.
+    It sends each better schedule to the proof.
     """
 
     def __init__(
@@ -226,13 +223,13 @@ class PrimalSearch:
         self._solution = state.solution or self._solution
 
     def _is_waited_for(self) -> bool:
-        """Read all messages. Return whether there is a new solution to search from."""
+        """Read all messages; return whether there is a new solution from which to search."""
         for state in self.job.messages():
             self.update(state)
         return self._solution is not None
 
     def _report(self, _: SolveProgress) -> None:
-        """Send the best schedule if the proof does not have it yet."""
+        """Send the best schedule to the proof if the proof does not have the schedule yet."""
         best = self.session.bounds.incumbent
         if best is not None and best.value < self._best_value:
             self._best_value = best.value

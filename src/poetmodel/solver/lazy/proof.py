@@ -74,8 +74,8 @@ def prove(
             outcome = replace(outcome, termination=Termination.INTERRUPTED, candidate=candidate)
             return _merge_statistics(outcome, outcomes)
     session = Session(problem, request, candidate, bound=outcome.bound, params=params)
-    after = generate_rows(session, first)
-    return _merge_statistics(after, [*outcomes, after])
+    final_outcome = generate_rows(session, first)
+    return _merge_statistics(final_outcome, [*outcomes, final_outcome])
 
 
 def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
@@ -144,9 +144,9 @@ def has_fastest(problem: Problem) -> bool:
 def find_fastest(problem: Problem, request: Request, bound: float, params: LazyParams) -> Outcome:
     """Minimize time within all other limits until it is decided whether the deadline can be met.
 
-    Only for problems with `has_fastest`; other problems raise `ValueError`. It takes a fraction of
-    the remaining time, and reports `bound`, the proven bound of the problem, during the search. The
-    candidate meets every limit. The outcome is interrupted only if the caller's callback or Ctrl-C
+    Raise `ValueError` for problems without `has_fastest`. The search takes a fraction of the
+    remaining time, and reports `bound`, the proven bound of the problem. The candidate of the
+    outcome meets every limit. The outcome is interrupted only if the caller's callback or Ctrl-C
     ended the search.
     """
     if problem.deadline_s is None:
@@ -164,16 +164,24 @@ def find_fastest(problem: Problem, request: Request, bound: float, params: LazyP
             progress.overhead is not None and progress.overhead <= max_overhead
         )
         on_progress = request.on_progress
-        known = SolveProgress(seconds=progress.seconds, overhead=None, overhead_bound=bound)
-        return not meets_deadline and (on_progress is None or on_progress(known) is not False)
+        known_progress = SolveProgress(
+            seconds=progress.seconds, overhead=None, overhead_bound=bound
+        )
+        return not meets_deadline and (
+            on_progress is None or on_progress(known_progress) is not False
+        )
 
     limit_s = request.elapsed_s() + FASTEST_TIME_RATIO * request.remaining_s()
-    within = replace(request, time_limit_s=limit_s, on_progress=watch)
-    candidate = verified_candidate(fastest, construct(fastest, max_s=within.remaining_s() / 4))
+    limited_request = replace(request, time_limit_s=limit_s, on_progress=watch)
+    candidate = verified_candidate(
+        fastest, construct(fastest, max_s=limited_request.remaining_s() / 4)
+    )
     if candidate is not None and candidate.value <= max_overhead:
         outcome = Outcome(termination=Termination.STALLED, candidate=candidate)
     else:
-        outcome = generate_rows(Session(fastest, within, candidate, ceiling=ceiling, params=params))
+        outcome = generate_rows(
+            Session(fastest, limited_request, candidate, ceiling=ceiling, params=params)
+        )
     best = outcome.candidate
     start = None if best is None else verified_candidate(problem, best.schedule)
     no_schedule = start is None and (outcome.infeasible or outcome.bound >= ceiling)

@@ -115,18 +115,18 @@ class Relaxation:
 
     @cached_property
     def needed_page_out(self) -> dict[int, int]:
-        """Columns of page-outs that page-ins need, by tensor.
+        """Column of the page-out that page-ins of a tensor need, by tensor.
 
-        Without tensors that start on storage.
-
-        For state this is the column of a home on storage.
+        Tensors that start on storage have none. For state this is the column of a home on storage.
         """
-        stored = self.problem.graph.starts_on_storage
-        return {i: at for i, at in self.paged_out.items() if not stored[i]} | self.storage_home
+        starts_on_storage = self.problem.graph.starts_on_storage
+        return {
+            i: column for i, column in self.paged_out.items() if not starts_on_storage[i]
+        } | self.storage_home
 
     @property
     def peak(self) -> int:
-        """Column of the peak, if that is minimized."""
+        """Column of the peak; only for problems that minimize RAM."""
         return int(self.layout.positions[self.model.families["peak"][None]])
 
     def cut_form(self) -> StandardForm:
@@ -139,7 +139,7 @@ class Relaxation:
         if not cuts:
             return form
         counts = [len(cut.values) for cut in cuts]
-        block = csr_array(
+        cut_rows = csr_array(
             (
                 np.array([value for cut in cuts for value in cut.values], dtype=np.float64),
                 np.array([column for cut in cuts for column in cut.space], dtype=np.int64),
@@ -147,9 +147,9 @@ class Relaxation:
             ),
             shape=(len(cuts), form.n_columns),
         )
-        right = [cut.loosened() for cut in cuts]
+        right_sides = [cut.loosened() for cut in cuts]
         names = [f"cut {c}" for c in range(len(cuts))]
-        return form.with_rows(block, right, np.full(len(cuts), np.inf), names)
+        return form.with_rows(cut_rows, right_sides, np.full(len(cuts), np.inf), names)
 
     def separate(self, x: NDArray[Any], least: float) -> list[Cut]:
         """Return cuts of all families that a point violates by more than `least`."""
@@ -161,14 +161,14 @@ class Relaxation:
         self.cuts = [cut for cut in self.cuts if cut.violation(x) >= -TIGHT_SLACK]
 
     def restate_cuts(self, coarser: Relaxation) -> None:
-        """Replace the cuts by those of a coarser relaxation, restated in this one's columns."""
-        restated: dict[tuple[tuple[float, int], ...], Cut] = {}
+        """Replace the cuts by those of a coarser relaxation, in the columns of this one."""
+        cuts_by_terms: dict[tuple[tuple[float, int], ...], Cut] = {}
         for cut in coarser.cuts:
             check_time_limit()
             if cut.name in self.separators:
                 for recomputations in self.separators[cut.name].restate(cut):
-                    restated.setdefault(tuple(recomputations.terms), recomputations)
-        self.cuts = list(restated.values())
+                    cuts_by_terms.setdefault(tuple(recomputations.terms), recomputations)
+        self.cuts = list(cuts_by_terms.values())
 
     def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
         """Return the group decisions of a solution."""
@@ -190,24 +190,24 @@ class Relaxation:
     def rewarded_decisions(
         self, x: NDArray[np.float64], result: Disaggregation
     ) -> list[Restoration]:
-        """Return rewarded decisions of a solution that its disaggregated schedule does not contain.
+        """Return rewarded decisions of a solution that the disaggregated schedule does not contain.
 
         Recomputations and page-ins have stage -1, because the solution does not decide their stage.
         """
         graph, rewards = self.problem.graph, self.problem.rewards
         restorations: list[Restoration] = []
-        for beside, groups, placed, kind in (
+        for count_columns, groups, placed_decisions, kind in (
             (self.recomputed_beside, self.recomputed, result.recomputed, RECOMPUTE),
             (self.paged_in_beside, self.paged_in, result.paged_in, PAGE_IN),
         ):
-            rewarded_decisions = rewards.compute if kind == RECOMPUTE else rewards.page_in
-            unplaced = {item: 0 for item, amount in enumerate(rewarded_decisions) if amount}
-            for item, column in beside.items():
+            amounts = rewards.compute if kind == RECOMPUTE else rewards.page_in
+            unplaced = {item: 0 for item, amount in enumerate(amounts) if amount}
+            for item, column in count_columns.items():
                 unplaced[item] = round(float(x[column]))
             for (_, item), column in groups.items():
                 if item in unplaced:
                     unplaced[item] += round(float(x[column]))
-            for _, item in set(placed):
+            for _, item in set(placed_decisions):
                 if item in unplaced:
                     unplaced[item] -= 1
             for item, times in unplaced.items():
@@ -240,17 +240,17 @@ class Relaxation:
         recomputations = {(group_of[t], k) for t, k in schedule.R}
         for index, column in self.recomputed.items():
             x[column] = index in recomputations
-        paged = {(group_of[t], i) for t, i in schedule.M_in}
+        page_ins = {(group_of[t], i) for t, i in schedule.M_in}
         for index, column in self.paged_in.items():
-            x[column] = index in paged
-        for beside, groups, pairs in (
+            x[column] = index in page_ins
+        for count_columns, groups, pairs in (
             (self.recomputed_beside, self.recomputed, ((t, k) for t, k in schedule.R if k < t)),
             (self.paged_in_beside, self.paged_in, schedule.M_in),
         ):
             times = Counter(item for _, item in pairs)
             for (_, item), column in groups.items():
                 times[item] -= int(x[column])
-            for item, column in beside.items():
+            for item, column in count_columns.items():
                 x[column] = times[item]
         out = {i for _, i in schedule.M_out}
         for i, column in self.paged_out.items():

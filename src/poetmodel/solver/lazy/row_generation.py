@@ -47,7 +47,7 @@ class RowGeneration:
     """The rounds of one session, which starts with the rows of a grouping."""
 
     def __init__(self, session: Session, grouping: Grouping) -> None:
-        """Begin without a relaxation."""
+        """Store the grouping of the first relaxation, which is built later."""
         self.session = session
         self.grouping = grouping
         self.primal = PrimalHeuristic(session, max_repair_s=REPAIR_S)
@@ -76,7 +76,7 @@ class RowGeneration:
             relaxation = self._first_relaxation()
             infeasible = relaxation is None
             while relaxation is not None and not session.done():
-                before = session.known()
+                known_before = session.known()
                 raw = self._solve_relaxation(relaxation)
                 if raw is None:
                     break  # the time limit has passed
@@ -88,14 +88,14 @@ class RowGeneration:
                     if raw.status == SolverStatus.INTERRUPTED and not session.done():
                         self._search_locally()
                     continue
-                broken = offer_solution(session, relaxation, raw.x)
+                broken_rows = offer_solution(session, relaxation, raw.x)
                 if not session.done():
                     self._repair_and_search(relaxation, raw.x)
-                if broken:
-                    relaxation = self._refine(relaxation, raw, broken)
+                if broken_rows:
+                    relaxation = self._refine(relaxation, raw, broken_rows)
                 elif not self._add_covers(relaxation, raw.x):
                     self._min_solve_s *= 2
-                    idle = raw.status in _COMPLETED and session.known() == before
+                    idle = raw.status in _COMPLETED and session.known() == known_before
                     if idle and not session.done():
                         # Neither bound nor incumbent changed: the open gap is below tolerances.
                         session.stopped = Termination.STALLED
@@ -103,10 +103,10 @@ class RowGeneration:
 
     @contextmanager
     def _limit_execution(self) -> Iterator[None]:
-        """Context that ends the rounds at the time limit, with the primal worker if threads permit.
+        """Limit the rounds inside the context to the time limit; run the primal worker beside them.
 
-        Sets `stopped` if the time limit passes or a model is too large. Raises errors of the
-        worker.
+        The worker runs only if the request has at least two threads. On exit, set `stopped` if the
+        time limit has passed or a model was too large, end the worker, and raise its errors.
         """
         session = self.session
         try:
@@ -131,7 +131,8 @@ class RowGeneration:
     def _first_relaxation(self) -> Relaxation | None:
         """Return the first integer relaxation, after linear ones that add rows and cuts.
 
-        None if a linear relaxation is infeasible. Searches for schedules from the linear solution.
+        Return None if a linear relaxation is infeasible. Schedules are searched near the linear
+        solutions.
         """
         session = self.session
         searches = self._search_from_linear, self._search_if_due
@@ -144,7 +145,7 @@ class RowGeneration:
     def _solve_relaxation(self, relaxation: Relaxation) -> RawSolution | None:
         """Solve an integer relaxation with the incumbent as cutoff, and raise the session's bound.
 
-        None if no time remains.
+        Return None if no time remains.
         """
         session, params = self.session, self.session.params
         targets = session.cutoff(relaxation)
@@ -172,11 +173,11 @@ class RowGeneration:
         return raw
 
     def _watch(self, relaxation: Relaxation, progress: BackendProgress) -> bool:
-        """Raise the bound, and offer better solutions of a running solve.
+        """Raise the bound and offer better solutions during an integer solve.
 
-        Return whether it continues.
+        Return False to stop the solve.
         """
-        session, before = self.session, self.session.known()
+        session, known_before = self.session, self.session.known()
         if progress.bound is not None:
             session.raise_bound(session.within_cutoff(relaxation, progress.bound))
         best = session.bounds.incumbent
@@ -189,7 +190,7 @@ class RowGeneration:
             repairs = "repair_on_the_way" in session.params.heuristics
             if repairs and session.bounds.incumbent is best and not session.done():
                 self._repair_and_search(relaxation, progress.x, locally=False)
-        if progress.x is not None or session.known() != before:
+        if progress.x is not None or session.known() != known_before:
             self._last_gain_s = time.monotonic()
         return not (session.done() or self._is_idle_at_root(progress))
 
@@ -201,8 +202,8 @@ class RowGeneration:
     def _is_infeasible(self) -> bool:
         """Return whether an infeasible relaxation proves that the problem has no schedule.
 
-        Not if the relaxation had a cutoff, by an incumbent or a ceiling, or if the solve was
-        stopped.
+        It is no proof if the relaxation had a cutoff, by an incumbent or a ceiling, or if the solve
+        was stopped.
         """
         bounds = self.session.bounds
         nothing = bounds.incumbent is None and self.session.stopped is None
@@ -215,20 +216,20 @@ class RowGeneration:
         session = self.session
         if session.done():
             return relaxation
-        easy = raw.status in _COMPLETED and raw.nodes is not None and raw.nodes <= 1
-        max_rows = self._max_rows_to_add(relaxation.grouping.n_groups, easy=easy)
+        is_easy = raw.status in _COMPLETED and raw.nodes is not None and raw.nodes <= 1
+        max_rows = self._max_rows_to_add(relaxation.grouping.n_groups, is_easy=is_easy)
         self.grouping = relaxation.grouping.add(
             broken.stages[:max_rows], broken.steps[:max_rows], broken.own
         )
-        refined = session.build(self.grouping, relaxation)
+        finer_relaxation = session.build(self.grouping, relaxation)
         if not session.done():
-            add_cuts(session, refined)
-        return refined
+            add_cuts(session, finer_relaxation)
+        return finer_relaxation
 
-    def _max_rows_to_add(self, groups: int, *, easy: bool) -> int | None:
+    def _max_rows_to_add(self, groups: int, *, is_easy: bool) -> int | None:
         """Return the maximum number of rows to add, by the gain of the last ones; None for all.
 
-        `easy` is whether the last relaxation, of `groups` groups, was solved without branching.
+        `is_easy` is whether the last relaxation, of `groups` groups, was solved without branching.
         """
         params, bound = self.session.params, self.session.bounds.lower
         gain, self._bound_before_rows = bound - self._bound_before_rows, bound
@@ -240,12 +241,12 @@ class RowGeneration:
             max_rows = params.few_rows
         else:
             return None
-        return max(max_rows, int(params.easy_growth_ratio * groups)) if easy else max_rows
+        return max(max_rows, int(params.easy_growth_ratio * groups)) if is_easy else max_rows
 
     def _add_covers(self, relaxation: Relaxation, x: NDArray[Any]) -> bool:
-        """Exclude a solution that only the solver's tolerance permitted.
+        """Exclude a solution that only the solver's tolerance permitted by cover cuts.
 
-        Return whether it was one.
+        Return whether there was a cover cut to add.
         """
         with_covers = add_covers(relaxation.form, x, limit_rows(relaxation.form))
         if with_covers is not None:

@@ -50,7 +50,7 @@ the cutoff, then, whatever the solver's tolerances, no point is below the value.
 
 @dataclass(slots=True)
 class BoundTracker:
-    """Bound, incumbent and gap of one solve. It is thread-safe.
+    """Proven bound, incumbent and gap of one solve. It is thread-safe.
 
     Values are of the minimized quantity minus its baseline, in its unit.
     """
@@ -70,14 +70,17 @@ class BoundTracker:
         self.lower = max(self.lower, self.problem.objective.known_bound)
 
     def raise_to(self, bound: float) -> bool:
-        """Raise the bound to `bound` if that is higher. Return whether it is."""
+        """Raise the proven bound to `bound` if that is higher; return whether it was raised."""
         with self.lock:
             is_best = bound > self.lower
             self.lower = max(bound, self.lower)
         return is_best
 
     def replace_incumbent(self, candidate: Candidate) -> bool:
-        """Replace the incumbent by a valid schedule if that is better. Return whether it is."""
+        """Replace the incumbent by a valid schedule if that is better.
+
+        Return whether it was replaced.
+        """
         with self.lock:
             is_best = self.incumbent is None or candidate.value < self.incumbent.value
             if is_best:
@@ -108,7 +111,7 @@ class BoundTracker:
 
 @dataclass(slots=True)
 class Session:
-    """One lazy solve. It is thread-safe."""
+    """One lazy solve: problem, bounds, solver, clock and statistics. It is thread-safe."""
 
     problem: Problem
     request: Request
@@ -145,7 +148,7 @@ class Session:
     otherwise."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     report_lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held during a report, so that reports are sequential and in order."""
+    """Lock held during a report, so that reports are sequential and in order."""
 
     def __post_init__(self, best: Candidate | None, ceiling: float, bound: float) -> None:
         gap = self.request.gap
@@ -187,9 +190,11 @@ class Session:
 
         Unneeded decisions are removed first. A new incumbent is reported.
         """
-        problem, wanted = self.problem, None if self.own is None else self.problem.rewards
-        needed = PartialSchedule.of(problem.graph, schedule, wanted, working=problem.working_graph)
-        cleaned = as_candidate(problem, needed.schedule())
+        problem, rewards = self.problem, None if self.own is None else self.problem.rewards
+        needed_decisions = PartialSchedule.of(
+            problem.graph, schedule, rewards, working=problem.working_graph
+        )
+        cleaned = as_candidate(problem, needed_decisions.schedule())
         if cleaned.violations:
             return False
         if self.bounds.replace_incumbent(cleaned):
@@ -259,7 +264,7 @@ class Session:
     def start_point(self, relaxation: Relaxation) -> NDArray[Any] | None:
         """Return the incumbent as a point of a relaxation.
 
-        None if there is none or it cannot represent it.
+        Return None without an incumbent, or if the relaxation cannot represent it.
         """
         best = self.bounds.incumbent
         return None if best is None else relaxation.start(best.schedule)
@@ -303,15 +308,15 @@ class Session:
         with self.lock:
             self.columns = max(self.columns, form.n_columns)
             self.rows = max(self.rows, form.n_rows)
-        known = self.bounds.lower
+        known_bound = self.bounds.lower
         if form.is_mip and self.root_bound is None:
-            self.root_bound = known
+            self.root_bound = known_bound
         raw = self.solver.solve(
             form, limits, start=start, basis=basis, on_progress=on_progress, stop=self.stop
         )
         self.nodes += raw.nodes or 0
         if raw.solved_again:
-            self.bounds.lower = known  # bounds that the first execution reported may be wrong
+            self.bounds.lower = known_bound  # bounds that the first execution reported may be wrong
         if raw.status == SolverStatus.INTERRUPTED:
             self.done()  # sets `stopped` if Ctrl-C was the reason
         return raw

@@ -48,18 +48,19 @@ class CountedForm:
     def point(self, x: NDArray[Any] | None) -> NDArray[Any] | None:
         """Extend a point of the original form to a point of this form.
 
-        None for None, or if more interchangeable columns are 1 than the cutoff or a limit permits.
+        Return None for None, or if more interchangeable columns are 1 than the cutoff or a limit
+        permits.
         """
         if x is None:
             return None
-        whole = np.zeros(self.form.n_columns)
-        whole[: self.n_columns] = x
+        extended_point = np.zeros(self.form.n_columns)
+        extended_point[: self.n_columns] = x
         for tally in self.tallies:
             count = int((x[tally.members] > _HALF).sum())
             if count > len(tally.counters):
                 return None
-            whole[tally.counters.start : tally.counters.start + count] = 1.0
-        return whole
+            extended_point[tally.counters.start : tally.counters.start + count] = 1.0
+        return extended_point
 
 
 def solve_with_counts(
@@ -75,16 +76,18 @@ def solve_with_counts(
     The solution has the columns of `form`. Other arguments are those of `Session.relax`. At a small
     gap, counters would only add columns.
     """
-    params, counted = session.params, None
+    params, counted_form = session.params, None
     if session.bounds.gap() > params.small_gap_ratio:
         cutoff = targets.get("objective_cutoff")
-        counted = count_equal_columns(form, cutoff, min_use_ratio=params.counted_part_ratio)
-    if counted is None:
+        counted_form = count_equal_columns(form, cutoff, min_use_ratio=params.counted_part_ratio)
+    if counted_form is None:
         return session.relax(form, targets=targets, start=start, **settings)
-    raw = session.relax(counted.form, targets=targets, start=counted.point(start), **settings)
+    raw = session.relax(
+        counted_form.form, targets=targets, start=counted_form.point(start), **settings
+    )
     if raw is None or raw.x is None:
         return raw
-    return replace(raw, x=raw.x[: counted.n_columns])
+    return replace(raw, x=raw.x[: counted_form.n_columns])
 
 
 def count_equal_columns(
@@ -131,10 +134,10 @@ def count_equal_columns(
         ]
         limit_coefficients[:, members] = 0.0
         begin += max_ones
-    counted = _add_counters(
+    counted_form = _add_counters(
         form, objective, (limits, np.hstack((limit_coefficients, counter_coefficients))), tallies
     )
-    return CountedForm(counted, n, tuple(tallies))
+    return CountedForm(counted_form, n, tuple(tallies))
 
 
 def counted_limits(form: StandardForm) -> list[int]:
@@ -194,7 +197,7 @@ def _add_counters(
 
     `limits` has the indices of the limit rows and their new coefficients.
     """
-    n, added = form.n_columns, objective.size - form.n_columns
+    n, n_counters = form.n_columns, objective.size - form.n_columns
     entries: list[tuple[int, int, float]] = []
     row_upper, row_names = [], []
     row = form.n_rows
@@ -208,32 +211,36 @@ def _add_counters(
         orders = len(tally.counters) - 1
         row_upper += [0.0, *[np.inf] * orders]
         row_names += ["count", *["order of counts"] * orders]
-    old = form.matrix.tocoo()
-    keep = ~np.isin(old.coords[0], limits[0])
-    rows, columns = (old.coords[axis][keep] for axis in (0, 1))
-    at, j = np.nonzero(limits[1])
+    old_entries = form.matrix.tocoo()
+    is_retained = ~np.isin(old_entries.coords[0], limits[0])
+    rows, columns = (old_entries.coords[axis][is_retained] for axis in (0, 1))
+    limit_rows, j = np.nonzero(limits[1])
     values = np.concatenate(
-        (old.data[keep], limits[1][at, j], np.array([value for _, _, value in entries]))
+        (
+            old_entries.data[is_retained],
+            limits[1][limit_rows, j],
+            np.array([value for _, _, value in entries]),
+        )
     )
     matrix = coo_array(
         (
             values,
             (
-                np.concatenate((rows, np.array(limits[0])[at], [r for r, _, _ in entries])),
+                np.concatenate((rows, np.array(limits[0])[limit_rows], [r for r, _, _ in entries])),
                 np.concatenate((columns, j, [c for _, c, _ in entries])),
             ),
         ),
-        shape=(row, n + added),
+        shape=(row, n + n_counters),
     )
     return replace(
         form,
         matrix=csr_array(matrix),
         objective=objective,
-        lower=np.concatenate((form.lower, np.zeros(added))),
-        upper=np.concatenate((form.upper, np.ones(added))),
-        integer=np.concatenate((form.integer, np.ones(added, dtype=np.bool_))),
+        lower=np.concatenate((form.lower, np.zeros(n_counters))),
+        upper=np.concatenate((form.upper, np.ones(n_counters))),
+        integer=np.concatenate((form.integer, np.ones(n_counters, dtype=np.bool_))),
         row_lower=np.concatenate((form.row_lower, np.zeros(len(row_names)))),
         row_upper=np.concatenate((form.row_upper, row_upper)),
-        columns=(*form.columns, *(f"count {u}" for u in range(added))),
+        columns=(*form.columns, *(f"count {u}" for u in range(n_counters))),
         rows=(*form.rows, *row_names),
     )

@@ -154,7 +154,7 @@ def find_alternatives(
     problem : Problem
         The problem of the schedule.
     schedule : Schedule
-        A valid one.
+        A valid schedule of the problem.
     tensor : int
         Position of the tensor in the graph.
     bound : float, optional
@@ -176,26 +176,28 @@ def find_alternatives(
         After Ctrl-C, which ends a solve.
     """
     ends_s = time.monotonic() + time_limit
-    before = as_candidate(problem, schedule)
-    known = -math.inf if bound is None else bound - problem.objective.baseline
+    given = as_candidate(problem, schedule)
+    known_bound = -math.inf if bound is None else bound - problem.objective.baseline
     choices = tuple(_forbiddable(problem, find_decisions(problem, schedule)[tensor].choice, tensor))
-    found: list[Alternative] = []
+    alternatives: list[Alternative] = []
     for number, choice in enumerate(choices):
-        matching = next((other for other in found if _is_alternative_for(other, choice)), None)
+        matching = next(
+            (other for other in alternatives if _is_alternative_for(other, choice)), None
+        )
         if matching is not None:
-            found.append(replace(matching, forbidden=choice))
+            alternatives.append(replace(matching, forbidden=choice))
             continue
         limit_s = (ends_s - time.monotonic()) / (len(choices) - number)
-        changed = ChangedProblem(problem=_forbid(problem, tensor, choice), gap=GAP)
-        result = _solve_variant(changed, limit_s, threads)
-        found.append(_make_alternative(problem, before, tensor, choice, result, known))
-    return tuple(found)
+        variant = ChangedProblem(problem=_forbid(problem, tensor, choice), gap=GAP)
+        result = _solve_variant(variant, limit_s, threads)
+        alternatives.append(_make_alternative(problem, given, tensor, choice, result, known_bound))
+    return tuple(alternatives)
 
 
 def _is_alternative_for(other: Alternative, choice: Forbidden) -> bool:
     """Return whether an alternative that forbids less already keeps the tensor, as `BOTH` requires.
 
-    It is then the best schedule without recomputation and paging, too.
+    Its schedule is then also the best one without recomputation and paging of the tensor.
     """
     return choice == Forbidden.BOTH and other.becomes == Treatment.KEPT
 
@@ -217,39 +219,41 @@ def find_ram_step(
     if problem.minimize == Quantity.RAM:
         return None
     ends_s = time.monotonic() + time_limit
-    before = as_candidate(problem, schedule)
+    given = as_candidate(problem, schedule)
     objective = problem.objective
-    value = objective.value_of(before.simulation)
-    gain = max(GAP * before.value, MIN_GAIN_RATIO * abs(value))
+    value = objective.value_of(given.simulation)
+    gain = max(GAP * given.value, MIN_GAIN_RATIO * abs(value))
     if objective.is_in_bytes:
         gain = max(1.0, gain)
-    if before.value - objective.known_bound < gain:
+    if given.value - objective.known_bound < gain:
         return RamStep(status=Status.INFEASIBLE)
-    cheaper = _limit_objective(
+    cheaper_problem = _limit_objective(
         problem.without(Quantity.RAM, minimize=Quantity.RAM), value - gain, problem
     )
-    least = _solve_variant(ChangedProblem(problem=cheaper, gap=0.0), time_limit / 2, threads)
-    bound = least.objective_bound
+    min_ram_result = _solve_variant(
+        ChangedProblem(problem=cheaper_problem, gap=0.0), time_limit / 2, threads
+    )
+    bound = min_ram_result.objective_bound
     least_bytes = None if bound is None else int(bound) + problem.resident_bytes
-    if least.schedule is None:
-        return RamStep(status=least.status, least_ram_bytes=least_bytes)
-    needed_bytes = (least.peak_ram_bytes or 0) + problem.resident_bytes
+    if min_ram_result.schedule is None:
+        return RamStep(status=min_ram_result.status, least_ram_bytes=least_bytes)
+    needed_bytes = (min_ram_result.peak_ram_bytes or 0) + problem.resident_bytes
     ram_bytes = max(needed_bytes, problem.ram_budget_bytes)
     with_more_ram = replace(problem, ram=ram_bytes)
     left_s = max(0.1, ends_s - time.monotonic())
     best = _solve_variant(
-        ChangedProblem(problem=with_more_ram, gap=GAP), left_s, threads, least.schedule
+        ChangedProblem(problem=with_more_ram, gap=GAP), left_s, threads, min_ram_result.schedule
     )
-    found = better_candidate(
+    best_candidate = better_candidate(
         verified_candidate(with_more_ram, best.schedule),
-        verified_candidate(with_more_ram, least.schedule),
+        verified_candidate(with_more_ram, min_ram_result.schedule),
     )
     most_saved = value - best.proven_bound
     return RamStep(
-        status=least.status,
+        status=min_ram_result.status,
         ram_bytes=ram_bytes,
         least_ram_bytes=least_bytes,
-        saved=None if found is None else before.value - found.value,
+        saved=None if best_candidate is None else given.value - best_candidate.value,
         most_saved=most_saved,
     )
 
@@ -302,11 +306,11 @@ def _forbid(problem: Problem, i: int, choice: Forbidden) -> Problem:
     graph = problem.graph
     names = dict.fromkeys(Count, graph.tensors[i].name)
     names[Count.RECOMPUTATIONS] = graph.nodes[graph.node_of[i]].name
-    counted = _FORBIDDEN_COUNTS.get(choice, (Count.RESIDENT,))
+    counts = _FORBIDDEN_COUNTS.get(choice, (Count.RESIDENT,))
     lower = choice in (Forbidden.KEEPING, Forbidden.STORAGE)
     row = Constraint(
         name=_free_name(problem, f"without {choice}"),
-        terms={f"{count}:{names[count]}": 1 for count in counted},
+        terms={f"{count}:{names[count]}": 1 for count in counts},
         lower=1 if lower else None,
         upper=None if lower else 0,
     )
@@ -315,15 +319,15 @@ def _forbid(problem: Problem, i: int, choice: Forbidden) -> Problem:
 
 def _free_name(problem: Problem, name: str) -> str:
     """Return a name that no constraint of the problem has: `name` with primes appended."""
-    taken = {row.name for row in problem.constraints}
-    while name in taken:
+    used_names = {row.name for row in problem.constraints}
+    while name in used_names:
         name += "'"
     return name
 
 
 def _make_alternative(
     problem: Problem,
-    before: Candidate,
+    given: Candidate,
     i: int,
     choice: Forbidden,
     result: SolveResult,
@@ -338,27 +342,27 @@ def _make_alternative(
     if result.status == Status.INFEASIBLE:
         return blank
     bound = max(known, result.proven_bound - problem.objective.baseline)
-    blank = replace(blank, status=Status.UNKNOWN, least_extra=bound - before.value)
-    found = None
+    blank = replace(blank, status=Status.UNKNOWN, least_extra=bound - given.value)
+    best = None
     if result.schedule is not None:
-        found = verified_candidate(problem, with_graph_identity(result.schedule, problem.graph))
+        best = verified_candidate(problem, with_graph_identity(result.schedule, problem.graph))
     if choice == Forbidden.KEEPING:
-        if found is not None and not _is_read_after_restore(problem, found.schedule, i):
-            found = None  # a recomputation after the last use is no eviction before it
-        found = better_candidate(found, _evict_in_longest_interval(problem, before.schedule, i))
-    if found is None:
+        if best is not None and not _is_read_after_restore(problem, best.schedule, i):
+            best = None  # a recomputation after the last use is no eviction before it
+        best = better_candidate(best, _evict_in_longest_interval(problem, given.schedule, i))
+    if best is None:
         return blank
-    proven = is_closed(problem, found.value, bound, GAP)
-    extra = found.value - before.value
-    times = (found.simulation.time_s, before.simulation.time_s)
+    proven = is_closed(problem, best.value, bound, GAP)
+    extra = best.value - given.value
+    times = (best.simulation.time_s, given.simulation.time_s)
     return replace(
         blank,
         status=Status.OPTIMAL if proven else Status.FEASIBLE,
-        becomes=find_decisions(problem, found.schedule)[i].choice,
+        becomes=find_decisions(problem, best.schedule)[i].choice,
         extra=extra,
-        least_extra=min(bound - before.value, extra),
+        least_extra=min(bound - given.value, extra),
         extra_s=(times[0] or 0.0) - (times[1] or 0.0),
-        schedule=found.schedule,
+        schedule=best.schedule,
     )
 
 
@@ -379,35 +383,35 @@ def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> 
     """
     graph, k = problem.graph, problem.graph.node_of[i]
     stages = sorted({t for t, j in schedule.R if j in graph.users_of[i]} | {k})
-    intervals = [(after - first, first, after) for first, after in pairwise(stages)]
+    intervals = [(reader - first, first, reader) for first, reader in pairwise(stages)]
     if not intervals:
         return None
-    _, first, after = max(intervals)
+    _, first, reader = max(intervals)
     kept = [span for span in schedule.kept if span[0] != i]
     for _, begin, end in (span for span in schedule.kept if span[0] == i):
-        kept += [(i, begin, min(end, first)), (i, max(begin, after + 1), end)]
+        kept += [(i, begin, min(end, first)), (i, max(begin, reader + 1), end)]
     unchanged: dict[str, Any] = {
         "kept": kept,
         "resident": schedule.resident,
         "identity": GraphIdentity.of(graph),
     }
     best = None
-    if problem.may_recompute(k) and after <= graph.last_stages[k]:
-        recomputed = Schedule.from_spans(
-            R=(*schedule.R, (after, k)),
+    if problem.may_recompute(k) and reader <= graph.last_stages[k]:
+        with_recomputation = Schedule.from_spans(
+            R=(*schedule.R, (reader, k)),
             stored=schedule.stored,
             M_in=schedule.M_in,
             M_out=schedule.M_out,
             **unchanged,
         )
-        best = verified_candidate(problem, recomputed)
+        best = verified_candidate(problem, with_recomputation)
     if problem.can_page:
-        paged = Schedule.from_spans(
+        with_page_in = Schedule.from_spans(
             R=schedule.R,
-            stored=(*schedule.stored, (i, k + 1, after)),
-            M_in=(*schedule.M_in, (after, i)),
+            stored=(*schedule.stored, (i, k + 1, reader)),
+            M_in=(*schedule.M_in, (reader, i)),
             M_out=(*schedule.M_out, (k, i)),
             **unchanged,
         )
-        best = better_candidate(best, verified_candidate(problem, paged))
+        best = better_candidate(best, verified_candidate(problem, with_page_in))
     return best

@@ -80,14 +80,12 @@ class _ConflictSearch:
     """Schedules found so far."""
 
     def conflicts(self, kept: list[Stated]) -> bool | None:
-        """Return whether no schedule meets these limits.
+        """Return whether no schedule meets the limits in `kept`; None if undecided in time.
 
-        None if the time limit passes before a proof.
-
-        Raises `KeyboardInterrupt` after Ctrl-C.
+        Raise `KeyboardInterrupt` after Ctrl-C.
         """
-        dropped = [stated for stated in self.all_limits if stated not in kept]
-        problem = without_limits(self.problem, *dropped, minimize=Quantity.ENERGY)
+        removed_limits = [limit for limit in self.all_limits if limit not in kept]
+        problem = without_limits(self.problem, *removed_limits, minimize=Quantity.ENERGY)
         if any(verify(problem, schedule).valid for schedule in self.schedules):
             return False
         left_s = self.begun_s + self.time_limit - time.process_time()
@@ -133,15 +131,17 @@ def find_minimal(conflicts: Callable[[list[T]], bool | None], members: list[T]) 
     def is_feasible(kept: list[int]) -> bool:
         return any(schedules.issuperset(kept) for schedules in feasible)
 
-    found = minimal_conflict(is_conflict, [], list(range(len(members))))
-    for i in tuple(found):
-        remaining = [j for j in found if j != i]
+    conflict_members = minimal_conflict(is_conflict, [], list(range(len(members))))
+    for i in tuple(conflict_members):
+        remaining = [j for j in conflict_members if j != i]
         if not is_feasible(remaining) and is_conflict(remaining):
-            found = remaining
-    needed = [i for i in found if is_feasible([j for j in found if j != i])]
+            conflict_members = remaining
+    needed_members = [
+        i for i in conflict_members if is_feasible([j for j in conflict_members if j != i])
+    ]
     return Conflict(
-        needed=[members[i] for i in needed],
-        unchecked=[members[i] for i in found if i not in needed],
+        needed=[members[i] for i in needed_members],
+        unchecked=[members[i] for i in conflict_members if i not in needed_members],
     )
 
 
@@ -154,18 +154,22 @@ def minimal_conflict(
 ) -> list[T]:
     """Return a minimal subset of `rest` that conflicts together with `kept`.
 
-    `is_conflict` returns whether limits are proven to conflict, and holds for `kept` and `rest`
-    together. With `check_kept`, `kept` alone may conflict: then the subset is empty.
+    `is_conflict` returns whether limits are proven to conflict, which must be the case for `kept`
+    and `rest` together. With `check_kept`, `kept` alone may conflict: then the subset is empty.
     """
     if check_kept and is_conflict(kept):
         return []
     if len(rest) == 1:
         return rest
-    first, second = rest[: len(rest) // 2], rest[len(rest) // 2 :]
-    needed = minimal_conflict(is_conflict, [*kept, *first], second, check_kept=True)
+    first_half, second_half = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+    second_needed = minimal_conflict(
+        is_conflict, [*kept, *first_half], second_half, check_kept=True
+    )
     return [
-        *minimal_conflict(is_conflict, [*kept, *needed], first, check_kept=bool(needed)),
-        *needed,
+        *minimal_conflict(
+            is_conflict, [*kept, *second_needed], first_half, check_kept=bool(second_needed)
+        ),
+        *second_needed,
     ]
 
 
@@ -177,18 +181,18 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
     """
     ends_s = time.monotonic() + time_limit
     groups: dict[Any, list[int]] = {}
-    for number, row in enumerate(form.rows):
-        stated = isinstance(row, Label)
+    for row_number, row in enumerate(form.rows):
+        is_build_row = isinstance(row, Label)
         key = (
             (row.family, row.key[0] if row.family == USER_CONSTRAINTS else None)
-            if stated
-            else number
+            if is_build_row
+            else row_number
         )
-        groups.setdefault(key, []).append(number)
+        groups.setdefault(key, []).append(row_number)
 
     def conflicts(kept: list[Any]) -> bool | None:
         """Solve a form with the rows of some groups only; None if that is undecided in time."""
-        rows = sorted(number for key in kept for number in groups[key])
+        rows = sorted(row_number for key in kept for row_number in groups[key])
         left_s = min(ends_s - time.monotonic(), SOLVE_FRACTION * time_limit)
         if left_s <= 0:
             return None
@@ -198,7 +202,7 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
             objective=np.zeros(form.n_columns),
             row_lower=form.row_lower[rows],
             row_upper=form.row_upper[rows],
-            rows=[form.rows[number] for number in rows],
+            rows=[form.rows[row_number] for row_number in rows],
             layout=None,
         )
         solution = backend("highs").solve(subset, Limits(time_s=left_s))
@@ -209,10 +213,10 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
     keys = sorted(groups, key=lambda key: isinstance(key, int))  # rows of `build` first
     if not conflicts(keys):
         return None
-    found = find_minimal(conflicts, keys)
+    conflict = find_minimal(conflicts, keys)
     return Conflict(
-        needed=sorted(number for key in found.needed for number in groups[key]),
-        unchecked=sorted(number for key in found.unchecked for number in groups[key]),
+        needed=sorted(row_number for key in conflict.needed for row_number in groups[key]),
+        unchecked=sorted(row_number for key in conflict.unchecked for row_number in groups[key]),
     )
 
 
@@ -234,21 +238,21 @@ def find_conflict(problem: Problem, *, time_limit: float, threads: int = 1) -> C
     search = _ConflictSearch(problem=problem, time_limit=time_limit, threads=threads)
     search.all_limits = [*limits, *rules.values()]
     conflict = find_minimal(search.conflicts, search.all_limits)
-    has_rule = any(isinstance(stated, tuple) and len(stated) > 1 for stated in conflict.needed)
+    has_rule = any(isinstance(limit, tuple) and len(limit) > 1 for limit in conflict.needed)
     if has_rule and not conflict.unchecked:
         search.all_limits = [*limits, *((row,) for row in problem.constraints)]
         members = [
-            stated
-            for stated in search.all_limits
-            if stated in conflict.needed or _is_in_rules(stated, conflict.needed)
+            limit
+            for limit in search.all_limits
+            if limit in conflict.needed or _is_in_rules(limit, conflict.needed)
         ]
-        refined = find_minimal(search.conflicts, members)
-        n_rows = sum(stated not in limits for stated in refined.needed)
-        if not refined.unchecked and n_rows <= MAX_ROWS:
-            return refined
+        refined_conflict = find_minimal(search.conflicts, members)
+        n_rows = sum(limit not in limits for limit in refined_conflict.needed)
+        if not refined_conflict.unchecked and n_rows <= MAX_ROWS:
+            return refined_conflict
     return conflict
 
 
 def _is_in_rules(row: Stated, conflict: list[Stated]) -> bool:
     """Return whether a single constraint belongs to a rule in the conflict."""
-    return any(isinstance(stated, tuple) and row[0] in stated for stated in conflict)
+    return any(isinstance(member, tuple) and row[0] in member for member in conflict)

@@ -89,8 +89,10 @@ class Explanation:
     @property
     def whole_reason(self) -> str:
         """The reason and all other limits that no schedule meets, each once."""
-        others = [part for part in dict.fromkeys(self.obstacles) if part not in self.reason]
-        return "; ".join(part for part in (self.reason, *others) if part)
+        other_obstacles = [
+            obstacle for obstacle in dict.fromkeys(self.obstacles) if obstacle not in self.reason
+        ]
+        return "; ".join(obstacle for obstacle in (self.reason, *other_obstacles) if obstacle)
 
     def sentences(self) -> Iterator[str]:
         """Yield the explanation in sentences for users, the reason excluded."""
@@ -114,12 +116,18 @@ class Explanation:
         if self.unchecked:
             yield f"not checked in time whether in the conflict: {listed(self.unchecked)}"
         yield from (remedy.sentence() for remedy in self.working_remedies)
-        others = [remedy for remedy in self.remedies if not remedy.works]
-        if not self.working_remedies and len(others) > 1 and all(r.works is False for r in others):
+        failed_remedies = [remedy for remedy in self.remedies if not remedy.works]
+        if (
+            not self.working_remedies
+            and len(failed_remedies) > 1
+            and all(r.works is False for r in failed_remedies)
+        ):
             yield "no single limit is enough to change: at least two must give way"
         else:
             yield from (
-                r.sentence() for r in others if r.works is None or not self.working_remedies
+                r.sentence()
+                for r in failed_remedies
+                if r.works is None or not self.working_remedies
             )
         yield from self.notes
 
@@ -190,16 +198,18 @@ def explain_infeasible(
     ends_s = time.process_time() + time_limit
     problem = result.problem
     if model is not None:
-        added = _explain_added_rows(result, model, ends_s=ends_s, threads=threads)
-        if added is not None:
-            return added
+        added_rows = _explain_added_rows(result, model, ends_s=ends_s, threads=threads)
+        if added_rows is not None:
+            return added_rows
     conflict: Conflict[Stated] | None = None
     if problem.constraints:
         conflict = find_conflict(
             problem, time_limit=CONFLICT_FRACTION * time_limit, threads=threads
         )
     members = None if conflict is None else conflict.members
-    needed, unchecked = ((), ()) if conflict is None else (conflict.needed, conflict.unchecked)
+    needed_members, unchecked = (
+        ((), ()) if conflict is None else (conflict.needed, conflict.unchecked)
+    )
     remedies = find_remedies(
         problem,
         conflict=members,
@@ -208,7 +218,7 @@ def explain_infeasible(
     )
     if model is None:
         remedies = tuple(remedy.beyond_stated() for remedy in remedies)
-    uncertain = {constraint_name(stated) for stated in unchecked if isinstance(stated, tuple)}
+    uncertain = {constraint_name(member) for member in unchecked if isinstance(member, tuple)}
     remedies = tuple(r for r in remedies if r.works or r.constraint not in uncertain)
     alone = tuple(infeasibility_reasons(problem))
     together = members and result.reason not in alone
@@ -216,9 +226,11 @@ def explain_infeasible(
         reason=_describe_conflict(problem, conflict) if together and conflict else result.reason,
         obstacles=alone,
         remedies=remedies,
-        rows=tuple(constraint_name(stated) for stated in needed if isinstance(stated, tuple)),
-        limits=tuple(LIMITS[limit] for limit in LIMITS if limit in needed),
-        unchecked=tuple(_describe_limit(stated) for stated in unchecked),
+        rows=tuple(
+            constraint_name(member) for member in needed_members if isinstance(member, tuple)
+        ),
+        limits=tuple(LIMITS[limit] for limit in LIMITS if limit in needed_members),
+        unchecked=tuple(_describe_limit(member) for member in unchecked),
         notes=tuple(_notes(problem, remedies)),
     )
 
@@ -240,12 +252,14 @@ def _describe_conflict(problem: Problem, conflict: Conflict[Stated]) -> str:
         return infeasibility_proof(
             replace(problem, constraints=()), f"and all {rows} constraints together"
         )
-    members = {row for stated in conflict.needed if isinstance(stated, tuple) for row in stated}
-    others: list[Stated] = [
+    members = {row for member in conflict.needed if isinstance(member, tuple) for row in member}
+    other_members: list[Stated] = [
         change for change in stated_limits(problem) if change not in conflict.needed
     ]
-    others += [(row,) for row in problem.constraints if row not in members]
-    return infeasibility_proof(without_limits(problem, *others), ram=Change.RAM in conflict.needed)
+    other_members += [(row,) for row in problem.constraints if row not in members]
+    return infeasibility_proof(
+        without_limits(problem, *other_members), ram=Change.RAM in conflict.needed
+    )
 
 
 def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
@@ -288,36 +302,36 @@ def _explain_added_rows(
 ) -> Explanation | None:
     """Explain a model by the rows that were added to it.
 
-    None if the model's problem has no schedule without them either.
+    Return None if the model's problem has no schedule without these rows either.
     """
     from poetmodel.backends.compiler import compile_model
     from poetmodel.model.arrays import Label
 
     left_s = ends_s - time.process_time()
-    without = solve(
+    problem_result = solve(
         result.problem, time_limit=max(MIN_CHANGE_S, left_s / 2), gap=1.0, threads=threads
     )
-    if without.schedule is None:
+    if problem_result.schedule is None:
         return None
     form = compile_model(model)
     left_s = max(MIN_CHANGE_S, ends_s - time.process_time())
     conflict = conflicting_rows(form, time_limit=left_s)
-    needed, unchecked = ((), ()) if conflict is None else (conflict.needed, conflict.unchecked)
-    rows = [form.rows[i] for i in needed]
-    added = [_describe_row(row) for row in rows if not isinstance(row, Label)]
-    others = [_describe_row(row) for row in rows if isinstance(row, Label)]
+    needed_rows, unchecked = ((), ()) if conflict is None else (conflict.needed, conflict.unchecked)
+    rows = [form.rows[i] for i in needed_rows]
+    added_rows = [_describe_row(row) for row in rows if not isinstance(row, Label)]
+    limit_texts = [_describe_row(row) for row in rows if isinstance(row, Label)]
     suspects = [_describe_row(form.rows[i]) for i in unchecked]
     notes = ["without what was added to the model there is a schedule"]
     if conflict is None:
         notes.append("which of the added constraints are to blame was not found in time")
-    elif not added and not suspects:
+    elif not added_rows and not suspects:
         notes.append("no added constraint takes part: look at variables that are fixed or bounded")
     return Explanation(
         reason=result.reason,
         obstacles=(),
         remedies=(),
-        constraints=tuple(dict.fromkeys(added)),
-        limits=tuple(dict.fromkeys(others)),
+        constraints=tuple(dict.fromkeys(added_rows)),
+        limits=tuple(dict.fromkeys(limit_texts)),
         unchecked=tuple(dict.fromkeys(suspects)),
         notes=tuple(notes),
     )

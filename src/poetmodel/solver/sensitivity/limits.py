@@ -77,7 +77,10 @@ class Limit:
         return simulation is not None and simulation.peak_ram_bytes == floor.bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the amount, its bound and its peak as plain values in SI units."""
+        """Return the smallest amount, its bound and the peak of its schedule, in SI units.
+
+        The amount is that of RAM, time or energy.
+        """
         simulation, graph = self.result.simulation, self.result.problem.graph
         document: dict[str, Any] = {
             "minimize": str(self.quantity),
@@ -137,15 +140,15 @@ def find_limits(
         deadline for its RAM and energy budget, and the smallest energy for its RAM and deadline,
         both with user-defined constraints. Ctrl-C returns the limits found so far.
     """
-    named = dict(_limit_problems(problem))
+    named_problems = dict(_limit_problems(problem))
     if alignment is not None:
         aligned = rounded_problem(problem, alignment)
-        named["block"] = _min_ram_problem(
+        named_problems["block"] = _min_ram_problem(
             aligned, recompute=aligned.recompute, paging=aligned.can_page
         )
     variants = [
-        ChangedProblem(problem=changed, gap=gap, paging_first=name == "page")
-        for name, changed in named.items()
+        ChangedProblem(problem=limit_problem, gap=gap, paging_first=name == "page")
+        for name, limit_problem in named_problems.items()
     ]
     results = solve_variants(
         variants,
@@ -155,7 +158,8 @@ def find_limits(
         solver_options=solver_options,
     )
     return tuple(
-        Limit(name=name, result=result) for name, result in zip(named, results, strict=False)
+        Limit(name=name, result=result)
+        for name, result in zip(named_problems, results, strict=False)
     )
 
 

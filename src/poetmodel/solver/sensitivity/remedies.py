@@ -161,29 +161,31 @@ class Remedy:
         if not self.works:
             return f"{change} alone does not help"
         if self.nearest is None:
-            without = f"without {self._name}"
-            return f"feasible {without if self.constraint else f'with {change}'}"
+            without_name = f"without {self._name}"
+            return f"feasible {without_name if self.constraint else f'with {change}'}"
         if self.side is not None:
-            amount, unit = f"{self._name} {_SIDES[self.side]} ", self.unit
-            begin, amount = "feasible with", amount + _format_exact(self.nearest, unit)
+            amount, unit_name = f"{self._name} {_SIDES[self.side]} ", self.unit
+            begin, amount = "feasible with", amount + _format_exact(self.nearest, unit_name)
         else:
             kind = AMOUNTS[self.change]
-            amount, unit = f"{_format_exact(self.nearest, kind.unit)} {kind.role}", kind.unit
+            amount, unit_name = f"{_format_exact(self.nearest, kind.unit)} {kind.role}", kind.unit
             begin = "feasible from" if self.proven else "feasible with"
         if self.node is not None:
             tensors = listed(self.tensors, max_names=MAX_NAMED_TENSORS)
             amount += f", which {self.node!r} takes with {tensors} in RAM"
         if self.proven:
             return f"{begin} {amount}"
-        least = _format_exact(self.bound or 0.0, unit)
+        bound_text = _format_exact(self.bound or 0.0, unit_name)
         beyond = "more" if self.side == "lower" else "less"
-        return f"{begin} {amount}; {beyond} than {least} is proven infeasible, the rest is open"
+        return (
+            f"{begin} {amount}; {beyond} than {bound_text} is proven infeasible, the rest is open"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values in SI units."""
         values = asdict(self) | {"proven": self.proven, "tensors": list(self.tensors)}
-        others = () if self.constraint is not None else ("constraint", "side", "unit")
-        return {key: value for key, value in values.items() if key not in others}
+        omitted_keys = () if self.constraint is not None else ("constraint", "side", "unit")
+        return {key: value for key, value in values.items() if key not in omitted_keys}
 
 
 class _Attempt(NamedTuple):
@@ -263,19 +265,19 @@ def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_
         yield _Attempt(
             change, variant if may_help else None, partial(_make_remedy, problem, change)
         )
-    small = _with_batch_size_1(problem)
-    if small is not None:
+    small_problem = _with_batch_size_1(problem)
+    if small_problem is not None:
         to_remedy = partial(_make_remedy, problem, Change.BATCH)
-        yield _Attempt(Change.BATCH, ChangedProblem(problem=small, gap=1.0), to_remedy)
-    for rows in [stated for stated in conflict or () if isinstance(stated, tuple)]:
-        without = without_limits(problem, rows, minimize=Quantity.ENERGY)
-        variant = ChangedProblem(problem=without, gap=1.0)
+        yield _Attempt(Change.BATCH, ChangedProblem(problem=small_problem, gap=1.0), to_remedy)
+    for rows in [member for member in conflict or () if isinstance(member, tuple)]:
+        relaxed_problem = without_limits(problem, rows, minimize=Quantity.ENERGY)
+        variant = ChangedProblem(problem=relaxed_problem, gap=1.0)
         row = rows[0]
         if _is_one_sided(rows):
             sign = 1 if row.lower is None else -1
             terms = tuple((key, sign * weight) for key, weight in row.terms.items())
-            least = replace(without, minimize=USER_OBJECTIVE, own_objective=terms)
-            variant = ChangedProblem(problem=least, gap=0.0)
+            min_sum_problem = replace(relaxed_problem, minimize=USER_OBJECTIVE, own_objective=terms)
+            variant = ChangedProblem(problem=min_sum_problem, gap=0.0)
         yield _Attempt(Change.CONSTRAINT, variant, partial(_make_row_remedy, problem, rows))
 
 
@@ -300,12 +302,12 @@ def without_limits(problem: Problem, *limits: Stated, **changes: Any) -> Problem
     Applies other `changes`.
     """
     quantities = [kind.quantity for change, kind in AMOUNTS.items() if change in limits]
-    dropped = {row for stated in limits if isinstance(stated, tuple) for row in stated}
+    dropped_rows = {row for limit in limits if isinstance(limit, tuple) for row in limit}
     return problem.without(
         *quantities,
         paging=problem.paging or Change.PAGING in limits,
         recompute=problem.recompute or Change.RECOMPUTATION in limits,
-        constraints=tuple(row for row in problem.constraints if row not in dropped),
+        constraints=tuple(row for row in problem.constraints if row not in dropped_rows),
         **changes,
     )
 
@@ -338,19 +340,19 @@ def _with_batch_size_1(problem: Problem) -> Problem | None:
         return None
     if Costs.estimate(graph, device).table(graph) != problem.table:
         return None
-    small = make(batch_size=1)
-    if any(user_sum_faults(small, problem.constraints, problem.own_objective)):
+    small_graph = make(batch_size=1)
+    if any(user_sum_faults(small_graph, problem.constraints, problem.own_objective)):
         return None
-    return replace(problem.resolved(), graph=small, costs=Costs.estimate(small, device))
+    return replace(problem.resolved(), graph=small_graph, costs=Costs.estimate(small_graph, device))
 
 
 def _make_remedy(problem: Problem, change: Change, result: SolveResult) -> Remedy:
     """Convert the result of a change of a limit to a remedy."""
     works = result.schedule is not None
-    decided = works or result.status == Status.INFEASIBLE
+    is_decided = works or result.status == Status.INFEASIBLE
     kind, simulation = AMOUNTS.get(change), result.simulation
     allowed = None if kind is None else getattr(problem, kind.allowed)
-    remedy = Remedy(change=change, works=works if decided else None, allowed=allowed)
+    remedy = Remedy(change=change, works=works if is_decided else None, allowed=allowed)
     if kind is None or simulation is None:
         return remedy
     limit, graph = Limit(name=change, result=result), problem.graph
@@ -372,10 +374,10 @@ def _make_row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remed
     """Convert the result of a change of a user-defined constraint to a remedy."""
     row = rows[0]
     works = result.schedule is not None
-    decided = works or result.status == Status.INFEASIBLE
+    is_decided = works or result.status == Status.INFEASIBLE
     remedy = Remedy(
         change=Change.CONSTRAINT,
-        works=works if decided else None,
+        works=works if is_decided else None,
         constraint=constraint_name(rows),
         unit=unit_of_terms(row.terms.items()),
     )
@@ -383,27 +385,27 @@ def _make_row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remed
     if value is None or not _is_one_sided(rows):
         return remedy
     side, sign = ("upper", 1) if row.lower is None else ("lower", -1)
-    least = result.bound or 0.0
+    min_value = result.bound or 0.0
     if all(isinstance(weight, int) for weight in row.terms.values()) and isinstance(value, int):
-        least = _whole_bound(result)
-    elif least >= value - RELATIVE_TOLERANCE * abs(value):
-        least = value
+        min_value = _whole_bound(result)
+    elif min_value >= value - RELATIVE_TOLERANCE * abs(value):
+        min_value = value
     nearest = _find_row_limit(problem, row, side, sign * value, result)
-    proven = nearest is not None and least == value
+    proven = nearest is not None and min_value == value
     return replace(
         remedy,
         works=works if nearest is not None else None,
         side=side,
         allowed=getattr(row, side),
         nearest=nearest,
-        bound=nearest if proven else sign * least,
+        bound=nearest if proven else sign * min_value,
     )
 
 
 def _whole_bound(result: SolveResult) -> float:
     """Return the bound of a user-defined objective with whole values, rounded up."""
-    value, least = result.value or 0.0, result.bound or 0.0
-    return min(value, math.ceil(least - BOUND_ERROR_RATIO * max(1.0, abs(least))))
+    value, min_value = result.value or 0.0, result.bound or 0.0
+    return min(value, math.ceil(min_value - BOUND_ERROR_RATIO * max(1.0, abs(min_value))))
 
 
 def _find_row_limit(
@@ -411,13 +413,13 @@ def _find_row_limit(
 ) -> float | None:
     """Return `value` or its rounding as a limit of a constraint that the verifier accepts.
 
-    None if the schedule violates both.
+    Return None if the schedule violates both.
     """
-    remaining = without_limits(problem, (row,)).constraints
+    other_rows = without_limits(problem, (row,)).constraints
     for limit in (value if isinstance(value, int) else float(f"{value:.{DIGITS}g}"), value):
         limits: dict[str, Any] = {side: limit}
-        stated = replace(problem, constraints=(*remaining, replace(row, **limits)))
-        if verify(stated, result.require_schedule()).valid:
+        changed_problem = replace(problem, constraints=(*other_rows, replace(row, **limits)))
+        if verify(changed_problem, result.require_schedule()).valid:
             return limit
     return None
 
@@ -427,15 +429,15 @@ def _find_accepted_amount(
 ) -> float | None:
     """Return the smallest tried limit from `amount` up that the verifier accepts.
 
-    None if it accepts none. Only RAM above `amount` is tried: transfers that overlap computation
-    take longer with less RAM, so a schedule found with more RAM may miss a deadline within its own
-    peak.
+    Return None if it accepts none. Only RAM above `amount` is tried: transfers that overlap
+    computation take longer with less RAM, so a schedule found with more RAM may miss a deadline
+    within its own peak.
     """
     schedule = result.require_schedule()
 
     def accepts(limit: float) -> bool:
-        stated = int(limit) if kind.unit == "bytes" else float(f"{limit:.{DIGITS}g}")
-        limits: dict[str, Any] = {kind.stated: stated}
+        rounded_limit = int(limit) if kind.unit == "bytes" else float(f"{limit:.{DIGITS}g}")
+        limits: dict[str, Any] = {kind.stated: rounded_limit}
         return verify(replace(problem, **limits), schedule).valid
 
     if accepts(amount):

@@ -84,27 +84,27 @@ def find_used_limits(
     }
     limits = [quantity for quantity, (allowed, _) in amounts.items() if allowed is not None]
     # A limit on the minimized quantity never binds: the best schedule is the same without it.
-    varied = [quantity for quantity in limits if quantity != problem.minimize]
+    variants = [quantity for quantity in limits if quantity != problem.minimize]
     results = solve_variants(
         [
             ChangedProblem(problem=problem.without(quantity), gap=result.requested_gap)
-            for quantity in varied
+            for quantity in variants
         ],
         time_limit=time_limit,
         min_s=MIN_LIMIT_S,
         threads=threads,
         start=result.schedule,
     )
-    unlimited = dict(zip(varied, results, strict=False))
-    used = []
+    unlimited = dict(zip(variants, results, strict=False))
+    used_limits = []
     for quantity in limits:
         state, saved, most_saved = (
             _compare_without(result, unlimited.get(quantity))
-            if quantity in varied
+            if quantity in variants
             else (LimitState.SLACK, 0.0, 0.0)
         )
         allowed, used_amount = amounts[quantity]
-        used.append(
+        used_limits.append(
             UsedLimit(
                 quantity=quantity,
                 state=state,
@@ -114,7 +114,7 @@ def find_used_limits(
                 most_saved=most_saved,
             )
         )
-    return tuple(used)
+    return tuple(used_limits)
 
 
 def _compare_without(
@@ -122,7 +122,7 @@ def _compare_without(
 ) -> tuple[LimitState, float | None, float | None]:
     """Return whether a limit binds, and the found and the proven maximum saving without it.
 
-    OPEN and None if the solve without the limit found no schedule.
+    Return (OPEN, None, None) if the solve without the limit found no schedule.
     """
     if unlimited is None or unlimited.value is None:
         return LimitState.OPEN, None, None

@@ -82,7 +82,7 @@ def with_graph_identity(schedule: Schedule, graph: Graph) -> Schedule:
 def _best_valid(results: Sequence[SolveResult], problem: Problem) -> Schedule | None:
     """Return the best schedule of earlier results that is valid for a problem; None without one.
 
-    Only results with the same minimized quantity count.
+    Only results with the same minimized quantity are considered.
     """
     candidates = (
         verified_candidate(problem, with_graph_identity(result.schedule, problem.graph))

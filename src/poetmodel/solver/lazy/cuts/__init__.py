@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, unsafe_hash=True)
 class Cut(LinearRow):
-    """A valid row ``sum of value * column >= lower`` of a form. Its name is that of its family."""
+    """A valid row ``sum of value * column >= lower`` of a form.
+
+    The row has the name of the cut's family.
+    """
 
     origin: Any = None
-    """Its stages, nodes and tensors, for `restate` of its family."""
+    """Stages, nodes and tensors of the cut, for `restate` of its family."""
     in_bytes: bool = True
     """Whether the row sums bytes instead of decisions."""
 
@@ -34,9 +37,9 @@ class Cut(LinearRow):
         return self.lower - float(self.value(x.__getitem__))
 
     def loosened(self) -> float:
-        """Return the right-hand side for a solver, reduced by its tolerance for rows in bytes.
+        """Return the right-hand side for a solver; for rows in bytes, less the solver's tolerance.
 
-        Rows of decisions are not reduced: a point that violates them does so by at least one.
+        Rows of decisions are not reduced: a point that violates such a row does so by at least one.
         """
         if not self.in_bytes:
             return self.lower
@@ -52,7 +55,7 @@ class Separator(Protocol):
         """Return cuts that a point violates by more than `least`, the most violated first."""
 
     def restate(self, cut: Cut) -> Iterable[Cut]:
-        """Return the cut of a coarser relaxation in this one's columns.
+        """Return the cut of a coarser relaxation in the columns of this relaxation.
 
-        Empty if it does not hold here.
+        Return no cut if it is not valid here.
         """

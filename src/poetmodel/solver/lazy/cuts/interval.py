@@ -81,7 +81,7 @@ class IntervalSeparator:
         return list(cuts.values())
 
     def restate(self, cut: Cut) -> Iterator[Cut]:
-        """Yield a coarser relaxation's cut in this one's columns, unless it is trivial here."""
+        """Yield a coarser relaxation's cut in the columns of this one, unless it is trivial."""
         return self.state(cut.origin)
 
     def state(self, origin: IntervalOrigin) -> Iterator[Cut]:
@@ -90,20 +90,20 @@ class IntervalSeparator:
         group_of, node_of = relaxation.events.group_of, relaxation.problem.graph.node_of
         first, last = group_of[origin.first_stage], group_of[origin.last_stage]
         terms: dict[int, float] = {}
-        right = 1.0
+        lower_bound = 1.0
         if origin.of_recomputation:
             column = relaxation.recomputed.get((last, origin.reader))
             if column is None:
                 return
             terms[column] = -1.0
-            right = 0.0
+            lower_bound = 0.0
         groups = range(first, last + 1)
-        for i, by_page_out in origin.chain:
+        for i, uses_page_out in origin.chain:
             if group_of[node_of[i]] >= first:
                 return
-            right -= self._add_keep_term(i, first, terms)
+            lower_bound -= self._add_keep_term(i, first, terms)
             page_out_column = relaxation.needed_page_out.get(i)
-            if by_page_out and page_out_column is not None:
+            if uses_page_out and page_out_column is not None:
                 _add_term(terms, page_out_column)
             else:
                 for group in groups:
@@ -112,10 +112,10 @@ class IntervalSeparator:
             k = node_of[origin.chain[-1][0]]
             for group in groups:
                 _add_term(terms, relaxation.recomputed.get((group, k)))
-        if right > 0 or origin.of_recomputation:
+        if lower_bound > 0 or origin.of_recomputation:
             pairs = ((value, column) for column, value in sorted(terms.items()))
             yield Cut.from_terms(
-                pairs, lower=right, name=self.family, origin=origin, in_bytes=False
+                pairs, lower=lower_bound, name=self.family, origin=origin, in_bytes=False
             )
 
     def _add_keep_term(self, i: int, first: int, terms: dict[int, float]) -> float:
@@ -140,7 +140,7 @@ class IntervalSeparator:
 
 
 def _add_term(terms: dict[int, float], column: int | None) -> None:
-    """Add 1 to the coefficient of a column, unless that is None."""
+    """Add 1 to the coefficient of a column; do nothing if the column is None."""
     if column is not None:
         terms[column] = terms.get(column, 0.0) + 1.0
 
@@ -157,10 +157,10 @@ class _Violation(NamedTuple):
 
 
 class _FractionalPoint:
-    """A fractional point, with sums over groups for fast evaluation of intervals."""
+    """A fractional point, with cumulative sums over groups of stages to evaluate intervals fast."""
 
     def __init__(self, relaxation: Relaxation, x: NDArray[np.float64]) -> None:
-        """Sum the point's decisions over groups."""
+        """Compute cumulative sums of the point's decisions over groups of stages."""
         self.relaxation = relaxation
         self.x = x
         self.graph = relaxation.problem.working_graph
@@ -285,15 +285,15 @@ class _FractionalPoint:
             chain.append((i, page_out_column is not None and self.x[page_out_column] < pages))
             if self.group_of[k] >= first or not self.events.recompute[k]:
                 return tuple(chain), False
-            least = float(self.recompute_sum[k, last + 1] - self.recompute_sum[k, first])
-            weakest = None
+            min_value = float(self.recompute_sum[k, last + 1] - self.recompute_sum[k, first])
+            min_input = None
             for u in self.graph.inputs_of[k]:
                 value = self._supply_value(u, first, last)
-                if value < least:
-                    weakest, least = u, value
-            if weakest is None:
+                if value < min_value:
+                    min_input, min_value = u, value
+            if min_input is None:
                 return tuple(chain), True
-            i = weakest
+            i = min_input
 
     def _supply_value(self, i: int, first: int, last: int) -> float:
         """Return ``F(i)`` for the interval of the current chain. Caches it in `values`."""

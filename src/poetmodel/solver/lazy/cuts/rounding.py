@@ -98,8 +98,8 @@ class RoundingSeparator:
             )
             if upper_limit < limit:
                 scale = row[0][0]
-                ordered = sorted(row[:end], key=itemgetter(1))
-                terms = ((-size_bytes / scale, column) for size_bytes, column in ordered)
+                terms_by_column = sorted(row[:end], key=itemgetter(1))
+                terms = ((-size_bytes / scale, column) for size_bytes, column in terms_by_column)
                 yield Cut.from_terms(terms, lower=-upper_limit / scale, name=self.family)
 
     def _crossing_columns(self, q: int, step_tensors: set[int]) -> Iterator[tuple[int, int]]:
@@ -121,9 +121,9 @@ class RoundingSeparator:
 
 
 def largest_sum(sizes: Sequence[int], limit: int, max_sums: int) -> int:
-    """Return the largest sum of some of the sizes (above 0) up to a limit (0 or more).
+    """Return the largest sum of some of the sizes (above 0) that is at most a limit (0 or more).
 
-    If that could be one of more than `max_sums` multiples of the greatest common divisor, return
+    If the sum could be one of more than `max_sums` multiples of the greatest common divisor, return
     the largest multiple up to the limit instead, which is an upper bound.
     """
     divisor = math.gcd(*sizes)
