@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 CALL_S: Final = 5e-6
 """Time of an operation besides its work: PyTorch's dispatcher and the interpreter [s]."""
 _MATRIX: Final = 1024
+"""Rows and columns of the matrices of the measured product."""
 _COPIED_BYTES: Final = 2**26
+"""Size of the measured copy [B]."""
 
 
 class Profiles:
@@ -68,10 +70,10 @@ class Profiles:
             if values is not None:
                 return [OpProfile.from_list(fields) for fields in values]
         expected = {operation.node: operation.profile for operation in joint.operations}
-        found = profile_on_synthetic(
+        profile_of_node = profile_on_synthetic(
             joint.graph, expected, self._profiler, is_generated=self._is_generated
         )
-        profiles = [found[node] for node in expected]
+        profiles = [profile_of_node[node] for node in expected]
         if key is not None:
             self._cache.write("profiles", key, [profile.to_list() for profile in profiles])
         return profiles
@@ -118,10 +120,10 @@ def _measure_rates() -> tuple[float, float]:
     """Return the FLOP/s of a matrix product and the B/s of a copy, measured now."""
     with _disable_current_modes(), torch.no_grad():
         matrix = torch.ones(_MATRIX, _MATRIX)
-        copied = torch.ones(_COPIED_BYTES // 4)
-        target = torch.empty_like(copied)
+        source = torch.ones(_COPIED_BYTES // 4)
+        target = torch.empty_like(source)
         product_s = _min_time_s(lambda: torch.mm(matrix, matrix))
-        copy_s = _min_time_s(lambda: target.copy_(copied))
+        copy_s = _min_time_s(lambda: target.copy_(source))
     return 2 * _MATRIX**3 / product_s, 2 * _COPIED_BYTES / copy_s
 
 

@@ -74,16 +74,16 @@ class JointRewriter(Rewriter):
         self._views.clear()
 
     def _compute(self, index: int) -> None:
-        """Write operation `index` of the joint graph; start the backward pass if it is due."""
+        """Write operation `index`; begin the backward pass before its first operation."""
         if index == len(self._joint.operations):  # the node for the results
             return
         operation = self._joint.operations[index]
         if operation.phase is Phase.BACKWARD and not self._is_backward:
             self._begin_backward()
-        new = self.write_node(operation.node, operation.storages)
+        new_node = self.write_node(operation.node, operation.storages)
         # For outputs that are no new memory, and for additions to `.grad`.
         if isinstance(fake_value(operation.node), tuple | list) or is_addition(operation.node):
-            self._current[operation.node] = new
+            self._current[operation.node] = new_node
 
     def _results(self, nodes: Sequence[Any]) -> list[Any]:
         return [self.map_node(node) if isinstance(node, fx.Node) else node for node in nodes]
@@ -102,47 +102,47 @@ class JointRewriter(Rewriter):
 
     def _page_in(self, number: int) -> None:
         """Write a page-in of a storage, and views for its further layouts."""
-        first, *others = self.output_keys(number)
-        value = fake_value(self._current[first])
+        first_key, *other_keys = self.output_keys(number)
+        value = fake_value(self._current[first_key])
         arguments = (self.register_read(self._tokens[number]), value.dtype, self._file)
-        new = self.register_new(self.graph.call_function(pages.page_in, arguments))
-        new.meta["val"] = value
-        self._current[first] = new
-        for key in others:  # further outputs in this storage
+        page = self.register_new(self.graph.call_function(pages.page_in, arguments))
+        page.meta["val"] = value
+        self._current[first_key] = page
+        for key in other_keys:  # further outputs in this storage
             value = fake_value(self._current[key])
             layout = (value.size(), value.stride(), value.storage_offset())
-            same = self.register_new(
-                self.graph.call_function(torch.ops.aten.as_strided, (new, *layout))
+            view = self.register_new(
+                self.graph.call_function(torch.ops.aten.as_strided, (page, *layout))
             )
-            same.meta["val"] = value
-            self._current[key] = same
+            view.meta["val"] = value
+            self._current[key] = view
 
     def map_argument(self, node: fx.Node) -> fx.Node:
         """Return the node of an argument, or of its copy before it was written."""
-        new = self._arguments[node]
+        new_node = self._arguments[node]
         if not self._is_backward:
-            return new
+            return new_node
         if node in self._joint.mutated:
             if node not in self._copies:
                 with self.graph.inserting_before(self._first):
-                    copy = self.graph.call_function(torch.ops.aten.clone.default, (new,))
+                    copy = self.graph.call_function(torch.ops.aten.clone.default, (new_node,))
                 copy.meta["val"] = node.meta["val"]
                 self._copies[node] = copy
                 self._forward.add(copy)
             return self.register_read(self._copies[node])
         if node.op == "placeholder" and node not in self._joint.tangents:
-            self.saved[new] = None
-        return new
+            self.saved[new_node] = None
+        return new_node
 
-    def register_new(self, new: fx.Node) -> fx.Node:
+    def register_new(self, new_node: fx.Node) -> fx.Node:
         """Register a new node as part of the forward pass; return it."""
-        self._first = self._first or new
+        self._first = self._first or new_node
         if not self._is_backward:
-            self._forward.add(new)
-        return new
+            self._forward.add(new_node)
+        return new_node
 
-    def register_read(self, new: fx.Node) -> fx.Node:
+    def register_read(self, new_node: fx.Node) -> fx.Node:
         """Register a forward node that the backward pass reads as saved; return it."""
-        if self._is_backward and new in self._forward:
-            self.saved[new] = None
-        return new
+        if self._is_backward and new_node in self._forward:
+            self.saved[new_node] = None
+        return new_node

@@ -41,10 +41,13 @@ class RemeasuredGraph:
         self._tangents_bytes = 0
 
     def __call__(self, *arguments: Any) -> Any:
-        """Execute the forward pass; in the first step start to measure the memory after it."""
-        found = self.end_measurement()
-        if self._compile_again is not None and found is not None:
-            self.compiled = self._compile_again(found, arguments)
+        """Execute the forward pass; in the first step start to measure the memory after the pass.
+
+        The next call ends the measurement, and compiles the graph again with its result.
+        """
+        measured_memory = self.end_measurement()
+        if self._compile_again is not None and measured_memory is not None:
+            self.compiled = self._compile_again(measured_memory, arguments)
             self._compile_again = None
         if self._compile_again is not None and torch.is_grad_enabled() and not profiler_is_on():
             self._watch = HeapWatch()
@@ -104,18 +107,18 @@ class LossOnly:
         (output,) = module.graph.find_nodes(op="output")
         results = list(output.args[0])
         values = (getattr(node, "meta", {}).get("example_value") for node in results)
-        differentiable = {
+        differentiable_values = {
             k: value
             for k, value in enumerate(values)
             if isinstance(value, torch.Tensor) and value.requires_grad
         }
-        if all(value.numel() != 1 for value in differentiable.values()):
+        if all(value.numel() != 1 for value in differentiable_values.values()):
             return
-        self._detached = [k for k, value in differentiable.items() if value.numel() != 1]
+        self._detached = [k for k, value in differentiable_values.items() if value.numel() != 1]
         with module.graph.inserting_before(output):
             for k in self._detached:
                 results[k] = module.graph.call_method("detach", (results[k],))
-                results[k].meta["example_value"] = differentiable[k].detach()
+                results[k].meta["example_value"] = differentiable_values[k].detach()
         output.args = (tuple(results),)
         module.recompile()
 

@@ -45,7 +45,7 @@ TOKEN_BYTES: Final = 8
 _SOME_BYTES: Final = 2**40
 """Reference of a percentage when a budget is only validated [B]."""
 _PERCENT: Final = 100
-"""Up to here a number without a unit is probably a percentage."""
+"""Largest number without a unit that is probably meant as a percentage."""
 MIN_SOLVE_S: Final = 1.0
 """Time to solve a graph even if the call's time limit has passed [s]."""
 REFUSING_S: Final = 1.0
@@ -53,7 +53,7 @@ REFUSING_S: Final = 1.0
 REFUSING_NODE_S: Final = 1e-4
 """Additional CPU time per node [s]."""
 REFUSING_WALL_RATIO: Final = 30.0
-"""Maximum wall-clock time of that over its CPU time, on a busy machine."""
+"""Maximum wall-clock time of that search over its CPU time, on a busy machine."""
 FIRST_TIME_RATIO: Final = 0.15
 """Fraction of the time limit, in CPU time, after which a search without a schedule ends."""
 EAGER_PEAK: Final = "eager"
@@ -75,7 +75,7 @@ class PlanRecord:
     predicted_peak_bytes: int
     """Peak of the graph's allocations: at most the budget [B]."""
     keep_all_bytes: int
-    """The same with every activation kept [B]."""
+    """Peak with every activation kept [B]."""
     status: str
     gap: float | None
     overhead: float
@@ -106,28 +106,30 @@ class PlanRecord:
         return asdict(self) | {"regions": list(self.regions)}
 
     def __str__(self) -> str:
-        proved = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
-        pages = f", {self.paged_out} paged out" if self.paged_out else ""
-        own = ""
+        proved_text = (
+            "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
+        )
+        pages_text = f", {self.paged_out} paged out" if self.paged_out else ""
+        checkpoint_text = ""
         if self.eager_bytes is not None:
-            own = f", {format_bytes(self.eager_bytes)} with the model's own checkpoints"
-        more = ", workspaces of kernels not counted" if self.is_predicted else ""
+            checkpoint_text = f", {format_bytes(self.eager_bytes)} with the model's own checkpoints"
+        suffix = ", workspaces of kernels not counted" if self.is_predicted else ""
         if self.outside_bytes is not None:
-            more += f", {format_bytes(self.outside_bytes)} between forward and backward pass"
+            suffix += f", {format_bytes(self.outside_bytes)} between forward and backward pass"
         if self.regions:
-            more += f", for the backward pass {', '.join(self.regions)}"
+            suffix += f", for the backward pass {', '.join(self.regions)}"
         if self.added_bytes:
-            more += f", {format_bytes(self.added_bytes)} of gradients added to .grad not counted"
+            suffix += f", {format_bytes(self.added_bytes)} of gradients added to .grad not counted"
         if self.is_loss_missing:
-            more += f", {LOSS_OUTSIDE}"
+            suffix += f", {LOSS_OUTSIDE}"
         return (
             f"{self.name}: peak {format_bytes(self.predicted_peak_bytes)} of "
             f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}"
-            f"{own}; "
+            f"{checkpoint_text}; "
             f"beside it {format_bytes(self.given_bytes)} of parameters and inputs), "
-            f"{self.recomputed} recomputed{pages}, "
-            f"overhead {self.overhead:.1%}{proved} on {self.device}, "
-            f"{self.status}, solved in {format_seconds(self.solve_s)}{more}"
+            f"{self.recomputed} recomputed{pages_text}, "
+            f"overhead {self.overhead:.1%}{proved_text} on {self.device}, "
+            f"{self.status}, solved in {format_seconds(self.solve_s)}{suffix}"
         )
 
 
@@ -305,11 +307,11 @@ def plan(
         reserved_bytes=reserved_bytes,
         is_predicted=is_predicted,
     )
-    whole_bytes, own_bytes = graph_problem.keep_all_bytes, graph_problem.eager_bytes
+    keep_all_bytes, eager_bytes = graph_problem.keep_all_bytes, graph_problem.eager_bytes
     budget_bytes = settings.budget_bytes(
         joint,
-        whole_bytes + call.wrapped_bytes,
-        None if own_bytes is None else own_bytes + call.wrapped_bytes,
+        keep_all_bytes + call.wrapped_bytes,
+        None if eager_bytes is None else eager_bytes + call.wrapped_bytes,
         call,
     )
     beside_bytes = graph_problem.beside_bytes + call.wrapped_bytes
@@ -323,15 +325,15 @@ def plan(
     if result is not None and result.schedule is None and regions:
         raise BudgetError(_regions_refusal(regions, name, budget_bytes, result.status))
     if result is None or result.schedule is None:
-        late = set(joint.final_results) - joint.forward_results
-        gradients_bytes = sum(joint.storages[number].bytes for number in late)
+        backward_results = set(joint.final_results) - joint.forward_results
+        gradients_bytes = sum(joint.storages[number].bytes for number in backward_results)
         items = {"returned gradients": gradients_bytes, **graph_problem.beside}
-        listed = ", ".join(f"{size:,} B {item}" for item, size in items.items() if size)
+        list_text = ", ".join(f"{size:,} B {item}" for item, size in items.items() if size)
         is_proved = result is None or result.status == Status.INFEASIBLE
         text = _budget_refusal(
             problem, settings, call, name, budget_bytes, beside_bytes, is_proved=is_proved
         )
-        text += f"; at its end there are {listed}" if listed else ""
+        text += f"; at its end there are {list_text}" if list_text else ""
         if call.outside.peak_bytes:
             text += (
                 f"; between both passes {call.outside.peak_bytes:,} B are for memory outside of "
@@ -527,19 +529,19 @@ class GraphProblem:
         self, graph: Graph, plan: Plan, check: PlanCheck, turn: int | None
     ) -> PassPeaks:
         """Return the peaks of both passes of a plan, including memory beside the plan."""
-        high = [moment.high_bytes for moment in check.moments]
+        high_bytes = [moment.high_bytes for moment in check.moments]
         count = self.turn
-        begin = next(
+        first_after_forward = next(
             (k for k, (op, i) in enumerate(plan.program) if op == Op.COMPUTE and i >= count),
-            len(high),
+            len(high_bytes),
         )
         if self.joint.is_inference:
-            return PassPeaks(max(high, default=0) + self.beside_bytes)
-        held_bytes = check.moments[begin - 1].ram_bytes if begin else 0
-        first = begin if turn is None else begin + 1
+            return PassPeaks(max(high_bytes, default=0) + self.beside_bytes)
+        held_bytes = check.moments[first_after_forward - 1].ram_bytes if first_after_forward else 0
+        first_backward = first_after_forward if turn is None else first_after_forward + 1
         saved, freed_bytes, retained_bytes = set[int](), 0, 0
         for k, (op, index) in enumerate(plan.program):
-            if k < begin:
+            if k < first_after_forward:
                 if op == Op.COMPUTE:
                     saved.update(graph.outputs_of[index])
                 elif op == Op.PAGE_IN:
@@ -547,16 +549,17 @@ class GraphProblem:
                 elif op == Op.FREE:
                     saved.discard(index)
                 continue
-            if k >= first:
-                retained_bytes = max(retained_bytes, high[k] + freed_bytes)
+            if k >= first_backward:
+                retained_bytes = max(retained_bytes, high_bytes[k] + freed_bytes)
             if op == Op.FREE and index in saved:  # autograd holds this copy
                 saved.remove(index)
                 freed_bytes += graph.tensor_bytes[index]
         return PassPeaks(
-            forward_bytes=max(high[:begin], default=0) + self.forward_beside_bytes,
+            forward_bytes=max(high_bytes[:first_after_forward], default=0)
+            + self.forward_beside_bytes,
             held_bytes=held_bytes + self.forward_beside_bytes,
             saved_bytes=held_bytes,
-            backward_bytes=max(high[first:], default=0) + self.beside_bytes,
+            backward_bytes=max(high_bytes[first_backward:], default=0) + self.beside_bytes,
             retained_bytes=retained_bytes + self.beside_bytes,
             copied_bytes=self.joint.copied_bytes,
         )
@@ -686,12 +689,12 @@ def _given_bytes(joint: JointGraph) -> int:
 
 def _min_ram(problem: Problem, settings: BackendOptions, call: FirstCall) -> SolveResult:
     """Return the result of `find_min_ram` for a problem, cached in the call by its graph."""
-    found = call.min_ram.get(problem.graph.sha256)
-    if found is None:
+    result = call.min_ram.get(problem.graph.sha256)
+    if result is None:
         call.show_stage("searching for the smallest budget")
-        found = find_min_ram(problem, settings.gap)
-        call.min_ram[problem.graph.sha256] = found
-    return found
+        result = find_min_ram(problem, settings.gap)
+        call.min_ram[problem.graph.sha256] = result
+    return result
 
 
 def find_min_ram(problem: Problem, gap: float) -> SolveResult:
