@@ -146,7 +146,7 @@ class JointGraph(StepGraph):
 
     @property
     def has_zeros(self) -> bool:
-        """Whether there are tangents of a scalar and of larger results; these are probably zeros."""
+        """Whether there are tangents of a scalar and of larger results, which are probably 0."""
         are_scalars = [fake_value(node).numel() == 1 for node in self.tangents]
         return any(are_scalars) and not all(are_scalars)
 

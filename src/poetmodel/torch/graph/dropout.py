@@ -119,12 +119,12 @@ def split_dropout(graph: fx.Graph) -> None:
         x, p, train = node.args
         if train is False or fake_value(x).numel() == 0:
             continue
-        output, kept = fake_value(node)
+        output_value, mask_value = fake_value(node)
         with graph.inserting_before(node):
             mask = graph.call_function(dropout_mask, (x, p))
             result = graph.call_function(dropped, (x, mask, p))
-        for new, value in ((mask, kept), (result, output)):
-            new.meta = dict(node.meta) | {"val": value}
+        for new_node, node_value in ((mask, mask_value), (result, output_value)):
+            new_node.meta = dict(node.meta) | {"val": node_value}
         for user in list(node.users):
             user.replace_all_uses_with(result if user.args[1] == 0 else mask)
             graph.erase_node(user)

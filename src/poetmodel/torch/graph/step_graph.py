@@ -127,9 +127,9 @@ class StepGraph(ABC):
         self._names: Counter[str] = Counter()
         self._makers: set[fx.Node] = set()
         self.operations: list[Operation] = []
-        """In execution order."""
+        """The scheduled operations, in execution order."""
         self.storages: list[TensorStorage] = []
-        """In the order of the operations that make them."""
+        """The storages, in the order of the operations that allocate them."""
         self.output_keys: dict[fx.Node, tuple[int, int]] = {}
         """(storage index, layout index) of each node that is an output of an operation, no view."""
         self._add_sources()
@@ -156,14 +156,14 @@ class StepGraph(ABC):
 
     def _add_operation(self, node: fx.Node, reads: Reads, profile: OpProfile) -> None:
         """Append a node's operation and storages, and register its outputs in `output_keys`."""
-        first = len(self.storages)
+        first_storage = len(self.storages)
         layouts: list[list[TensorLayout]] = [[] for _ in profile.sizes_bytes]
         for number, layout in profile.outputs:
             pick = (operator.getitem, layout.position)
-            picked = [user for user in node.users if (user.target, *user.args[1:]) == pick]
-            output = (first + number, len(layouts[number]))
+            output_nodes = [user for user in node.users if (user.target, *user.args[1:]) == pick]
+            output = (first_storage + number, len(layouts[number]))
             self.output_keys.update(
-                dict.fromkeys([node] if layout.position is None else picked, output)
+                dict.fromkeys([node] if layout.position is None else output_nodes, output)
             )
             layouts[number].append(layout)
         op, path = operator_name(node), self.path_of(node)
@@ -204,8 +204,8 @@ class StepGraph(ABC):
         outputs: Iterable[tuple[str, int, tuple[TensorLayout, ...]]],
     ) -> None:
         """Append an operation and its storages, given as (name, bytes, layouts)."""
-        first, index = len(self.storages), len(self.operations)
-        for number, (storage_name, size_bytes, layouts) in enumerate(outputs, first):
+        first_storage, index = len(self.storages), len(self.operations)
+        for number, (storage_name, size_bytes, layouts) in enumerate(outputs, first_storage):
             self.storages.append(
                 TensorStorage(
                     index=number,
@@ -223,13 +223,13 @@ class StepGraph(ABC):
                 phase=phase,
                 node=node,
                 reads=reads,
-                storages=tuple(range(first, len(self.storages))),
+                storages=tuple(range(first_storage, len(self.storages))),
                 profile=profile,
             )
         )
 
     def _unique_name(self, name: str) -> str:
-        """Count a name; return it, with ``#count`` from its second use on."""
+        """Count the uses of a name; return the name, with ``#count`` from the second use on."""
         self._names[name] += 1
         count = self._names[name]
         return f"{name}#{count}" if count > 1 else name
@@ -264,7 +264,7 @@ class StepGraph(ABC):
     def training_node(self, operation: Operation, **changes: Any) -> Node:
         """Return the training-graph node of an operation; `changes` override its fields."""
         storages = self.storages
-        made = [storages[number] for number in operation.storages]
+        output_storages = [storages[number] for number in operation.storages]
         graph_node = Node(
             name=operation.name,
             op=operation.op,
@@ -276,13 +276,14 @@ class StepGraph(ABC):
                     bytes=storage.bytes,
                     replaces=None if storage.replaces is None else storages[storage.replaces].name,
                 )
-                for storage in made
+                for storage in output_storages
             ),
             workspace_bytes=operation.profile.workspace_bytes,
             flops=operation.profile.flops,
             bytes_moved=operation.profile.moved_bytes,
             in_place=tuple(
-                (storages[output].name, storages[read].name) for output, read in operation.in_place
+                (storages[output].name, storages[overwritten].name)
+                for output, overwritten in operation.in_place
             ),
         )
         return replace(graph_node, **changes)
