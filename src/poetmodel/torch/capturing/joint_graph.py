@@ -228,9 +228,9 @@ class Joint:
         """The name of each flat input for display: ``inputs[0]``, or ``input_ids`` if named."""
         return input_names(self.input_spec, by_name=self.output is not None)
 
-    def build_output(self, loss: torch.Tensor, others: Sequence[torch.Tensor]) -> Any:
+    def build_output(self, loss: torch.Tensor, other_tensors: Sequence[torch.Tensor]) -> Any:
         """Return the step's output: its loss, or the model's output structure with its tensors."""
-        return loss if self.output is None else self.output.build(loss, others)
+        return loss if self.output is None else self.output.build(loss, other_tensors)
 
     def results_by_name(self, returned: Any) -> dict[str, torch.Tensor]:
         """Return the tensors in a step's output, by the names of their results."""
@@ -250,20 +250,23 @@ class Joint:
         if spec == self.input_spec:
             return tuple(flat)
         if isinstance(inputs, Mapping):
-            (known,) = unflatten([_Star()] * self.input_spec.num_leaves, self.input_spec)
-            sets = {"missing": known.keys() - inputs.keys(), "new": inputs.keys() - known.keys()}
+            (named_inputs,) = unflatten([_Star()] * self.input_spec.num_leaves, self.input_spec)
+            sets = {
+                "missing": named_inputs.keys() - inputs.keys(),
+                "new": inputs.keys() - named_inputs.keys(),
+            }
             problems = [f"{listed(sorted(keys))} {word}" for word, keys in sets.items() if keys]
             if problems:
                 raise CaptureError(
                     f"{self.name}: expected inputs by the names that the step was compiled with "
-                    f"({listed(sorted(known), max_names=9)}), and {' and '.join(problems)}"
+                    f"({listed(sorted(named_inputs), max_names=9)}), and {' and '.join(problems)}"
                 )
-        expected, got = self.input_spec.num_children, spec.num_children
-        if expected != got:
-            msg = f"{self.name}: expected {expected} inputs (the target last), got {got}"
+        expected, count = self.input_spec.num_children, spec.num_children
+        if expected != count:
+            msg = f"{self.name}: expected {expected} inputs (the target last), got {count}"
         else:
-            nests = [unflatten([_Star()] * s.num_leaves, s) for s in (self.input_spec, spec)]
-            msg = f"{self.name}: expected inputs nested as {nests[0]!r}, got {nests[1]!r}"
+            nestings = [unflatten([_Star()] * s.num_leaves, s) for s in (self.input_spec, spec)]
+            msg = f"{self.name}: expected inputs nested as {nestings[0]!r}, got {nestings[1]!r}"
         raise CaptureError(msg)
 
     def value(self, argument: InputSpec, inputs: Sequence[Any] | None = None) -> torch.Tensor:
@@ -315,16 +318,16 @@ def input_specs(
         if kind is None:
             raise CaptureError(_unsupported_message(name, "input", descriptor))
         target, position = getattr(descriptor, "target", ""), getattr(descriptor, "idx", 0)
-        shown = target.removeprefix(f"{BODY}.") or str(kind)
+        display_name = target.removeprefix(f"{BODY}.") or str(kind)
         if kind is InputKind.USER_INPUT:
-            shown = names[position]
-        yield InputSpec(kind=kind, node=node, target=target, name=shown, position=position)
+            display_name = names[position]
+        yield InputSpec(kind=kind, node=node, target=target, name=display_name, position=position)
     for node in graph_module.graph.find_nodes(op="get_attr"):
         target = str(node.target)
         if isinstance(attrgetter(target)(graph_module), torch.Tensor):
-            shown = target.removeprefix(f"{BODY}.")
+            display_name = target.removeprefix(f"{BODY}.")
             kind = InputKind.CONSTANT_TENSOR
-            yield InputSpec(kind=kind, node=node, target=target, name=shown)
+            yield InputSpec(kind=kind, node=node, target=target, name=display_name)
 
 
 def output_specs(

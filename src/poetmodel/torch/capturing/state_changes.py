@@ -103,15 +103,15 @@ class _Holder:
 
         A changed list or set is yielded as a whole, with the key None.
         """
-        before, now = self.before, self.current()
-        if not isinstance(before, dict):
-            if list(map(id, now)) != list(map(id, before)):
-                yield None, before, now
+        old_content, new_content = self.before, self.current()
+        if not isinstance(old_content, dict):
+            if list(map(id, new_content)) != list(map(id, old_content)):
+                yield None, old_content, new_content
             return
-        for key in before.keys() | now.keys():
+        for key in old_content.keys() | new_content.keys():
             if self.is_namespace and (key in OWN_ATTRIBUTES or str(key)[:2] == "__"):
                 continue
-            old, new = before.get(key, ABSENT), now.get(key, ABSENT)
+            old, new = old_content.get(key, ABSENT), new_content.get(key, ABSENT)
             if old is not new:
                 yield key, old, new
 
@@ -144,8 +144,8 @@ class _Class(_Holder):
 
     def current(self) -> Any:
         """Return the plain attributes, and the current values of previously plain ones."""
-        own = vars(self.holder)
-        return self.content | {key: own[key] for key in self.before if key in own}
+        attributes = vars(self.holder)
+        return self.content | {key: attributes[key] for key in self.before if key in attributes}
 
     def spot(self, key: Any) -> Spot:
         """Return (``id`` of the class, name)."""
@@ -211,12 +211,12 @@ class StateChanges:
         self._watched: dict[Spot, _Holder] = {}
         self._inner: set[int] = set()
         """``id`` of each dict, list and set that the snapshot restores."""
-        for path, key, holder, before, is_owner in snapshot.contents():
-            shown = shown_path(f"{path}.{key}" if key else path)
-            watched = _Holder(shown, holder, before, is_owner)
-            self._inner.add(id(watched.content))
+        for path, key, holder, old_content, is_owner in snapshot.contents():
+            display_name = shown_path(f"{path}.{key}" if key else path)
+            holder_record = _Holder(display_name, holder, old_content, is_owner)
+            self._inner.add(id(holder_record.content))
             if key not in OWN_ATTRIBUTES:
-                self._watched[id(watched.content), None] = watched
+                self._watched[id(holder_record.content), None] = holder_record
         self.alternatives: dict[Spot, Any] = {}
         """Comparison keys of values that a forward pass leaves, by spot: ``id`` and key."""
         reads.observe(on_holder=self._watch, on_forgotten=self._unwatch, on_class=self._watch_class)
@@ -248,12 +248,12 @@ class StateChanges:
 
     def _watch_variables(self) -> None:
         """Watch the globals and closure variables that executed code may set."""
-        for name, holder, key, first in self._reads.stored_names():
+        for name, holder, key, first_value in self._reads.stored_names():
             if (id(holder), key) not in self._watched:
-                self._watched[id(holder), key] = _Name(name, holder, {key: first})
-        for name, cell, first in self._reads.stored_cells():
+                self._watched[id(holder), key] = _Name(name, holder, {key: first_value})
+        for name, cell, first_value in self._reads.stored_cells():
             if (id(cell), None) not in self._watched:
-                self._watched[id(cell), None] = _Cell(name, cell, {None: first})
+                self._watched[id(cell), None] = _Cell(name, cell, {None: first_value})
 
     def _changes(self) -> Iterator[tuple[_Holder, Any, Any, Any]]:
         """Yield (holder, key, old value, new value) of each changed item with another key."""
@@ -261,7 +261,7 @@ class StateChanges:
             is_inner = id(watched.content) in self._inner
             for key, old, new in watched.changes():
                 if not is_inner and has_tensors(comparison_key(old)):
-                    continue  # set by callers of the code that read it first
+                    continue  # callers of the code that read it first have set the tensor
                 if comparison_key(old) != comparison_key(new):
                     yield watched, key, old, new
 
@@ -278,7 +278,7 @@ class StateChanges:
     # -- changes of each pass ----------------------------------------------------------------------
 
     def check(self, forward: Callable[[], object], restore: Callable[[], object]) -> None:
-        """Raise `CaptureError` if each forward pass changes Python state; call it after a pass.
+        """Raise `CaptureError` if each forward pass changes Python state; call this after a pass.
 
         Parameters
         ----------
@@ -288,30 +288,30 @@ class StateChanges:
             Restores the state before the first pass.
         """
         self._watch_variables()
-        first = self._changed_keys()
-        self.alternatives = first
-        if not first:
+        first_keys = self._changed_keys()
+        self.alternatives = first_keys
+        if not first_keys:
             return
         by_spot = {w.spot(key): (w, key, old) for w, key, old, _ in self._changes()}
         forward()
-        second = self._changed_keys()
+        second_keys = self._changed_keys()
         for watched, key, old, _ in self._changes():
             by_spot.setdefault(watched.spot(key), (watched, key, old))
-        varying = [spot for spot in by_spot if first.get(spot) != second.get(spot)]
-        if varying:
+        changing_spots = [spot for spot in by_spot if first_keys.get(spot) != second_keys.get(spot)]
+        if changing_spots:
             restore()
-            holders = {spot[0] for spot in varying}
+            holders = {spot[0] for spot in changing_spots}
             items = [item[:2] for spot, item in by_spot.items() if spot[0] in holders]
             self._refuse(items, forward, by_users=False)
             return
-        # Values that each pass sets to the same value, unless guarded by a flag.
-        again = []
+        # Each pass sets these items to the same value, unless a flag prevents it: reset and repeat.
+        reset_items = []
         for spot, (watched, key, old) in by_spot.items():
-            if not has_tensors(first[spot]) and not self._reads.places.was_read(*spot):
+            if not has_tensors(first_keys[spot]) and not self._reads.places.was_read(*spot):
                 watched.set(key, old)
-                again.append((watched, key))
-        if again:
-            self._refuse(again, forward, by_users=True)
+                reset_items.append((watched, key))
+        if reset_items:
+            self._refuse(reset_items, forward, by_users=True)
 
     def _refuse(
         self,
@@ -343,9 +343,9 @@ class StateChanges:
         if not errors and not by_users:
             errors = [f"changes {watched.shown(key)}" for watched, key in items]
         if errors:
-            more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+            count_text = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
             raise CaptureError(
-                f"{self._name}: forward {errors[0]}{more}, and a compiled step runs no "
+                f"{self._name}: forward {errors[0]}{count_text}, and a compiled step runs no "
                 "Python code: the value would stay unchanged. Store it in a tensor "
                 "(register_buffer) and change that in place, or change it outside of forward"
             )

@@ -84,7 +84,8 @@ def check_agreement(trace: Trace, runner: Runner) -> None:
             raise CaptureError(
                 f"{joint.name}: PyTorch itself gives other results when the step runs again from "
                 "the same parameters, buffers and random state: "
-                f"{list_differences(unstable_results)}; the cause (a clock, random numbers of another library, an attribute that forward "
+                f"{list_differences(unstable_results)}; the cause (a clock, "
+                "random numbers of another library, an attribute that forward "
                 "counts up) would be frozen: make it an input or a buffer; if forward makes "
                 "modules, call the model once before"
             )
