@@ -58,6 +58,7 @@ class Guards:
     """
 
     def __init__(self, joint: Joint) -> None:
+        """Record the current modules, tensors, hooks and modes of a captured step."""
         self._joint = joint
         named_modules = tuple(joint.module.named_modules())
         self._names = tuple(shown_path(path) or "the model" for path, _ in named_modules)

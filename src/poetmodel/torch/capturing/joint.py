@@ -325,6 +325,8 @@ def _wrap_with_loss(
     """
 
     class FlatModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+        """Applies model and loss to flat inputs."""
+
         def __init__(self) -> None:
             super().__init__()
             self.add_module(BODY, model)

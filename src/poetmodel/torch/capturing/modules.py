@@ -40,6 +40,7 @@ class ModuleSnapshot:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
+        """Take the snapshot of `model`, its submodules, tensors, containers and hooks."""
         self._modules = dict(model.named_modules())
         self._classes = [(module, type(module)) for module in self._modules.values()]
         self._tensors = [_TensorState(tensor) for tensor in (*model.parameters(), *model.buffers())]
@@ -52,7 +53,7 @@ class ModuleSnapshot:
         self._first_of_modules = len(self._containers)
         for path, module in self._modules.items():
             self._containers += self._containers_of(path, module)
-        self._first = True
+        self._is_before_first_pass = True
         """Whether no forward pass of the capture has begun yet."""
 
     def _containers_of(self, path: str, module: torch.nn.Module) -> Iterator[_Container]:
@@ -114,8 +115,8 @@ class ModuleSnapshot:
         parameters, buffers and hooks by its own, so that these are restored to their state before
         the first of these passes.
         """
-        is_first_pass = within and self._first
-        self._first = not within
+        is_first_pass = within and self._is_before_first_pass
+        self._is_before_first_pass = not within
         for module, kind in self._classes:
             if type(module) is not kind:
                 module.__class__ = kind
@@ -254,6 +255,7 @@ class AssignedBuffers:
     """
 
     def __init__(self, model: torch.nn.Module, *, name: str) -> None:
+        """Begin with no assigned buffer. `name` is the name of the step in messages."""
         self._model = model
         self._modules = dict(model.named_modules())
         self._name = name
@@ -495,6 +497,7 @@ class Leftovers:
     """Finds and removes tensors of a capture that would outlive it, outside of modules."""
 
     def __init__(self) -> None:
+        """Record the names of all Python modules before the capture."""
         modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
         self._names = {id(vars(module)): dict(vars(module)) for module in modules}
         """Previous names of each Python module, by the ``id`` of its dictionary."""

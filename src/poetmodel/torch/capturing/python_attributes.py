@@ -31,6 +31,7 @@ class AttributeRecorder:
     """
 
     def __init__(self, on_read: Callable[[Any, str, Any], None]) -> None:
+        """Register `torch.nn.Module`; `patches` patches classes later."""
         self._on_read = on_read
         self._classes: set[type] = {torch.nn.Module}
         self._is_recorded: dict[type, bool] = {}

@@ -51,9 +51,10 @@ def user_line_of(frame: FrameType | None) -> Line | None:
 class ExecutedCode:
     """The code object of a function that was executed, with the executed lines."""
 
-    def __init__(self, code: CodeType, names: dict[str, Any]) -> None:
+    def __init__(self, code: CodeType, global_values: dict[str, Any]) -> None:
+        """Find the names that `code` reads and sets; `global_values` are its globals."""
         self.code = code
-        self.globals = names
+        self.globals = global_values
         origin = code_origin(code.co_filename)
         self.is_followed = origin not in _NOT_FOLLOWED
         self.is_library = origin is CodeOrigin.LIBRARY
@@ -65,11 +66,11 @@ class ExecutedCode:
         if not self.is_followed:
             return
         self.listing = InstructionList.of(code)
-        kinds = self.listing.names
-        self.global_names = kinds(READ_GLOBAL) | kinds(("STORE_GLOBAL", "DELETE_GLOBAL"))
-        self.stored_globals = kinds(("STORE_GLOBAL", "DELETE_GLOBAL"))
-        free = frozenset(code.co_freevars)
-        self.stored_cells = kinds(("STORE_DEREF", "DELETE_DEREF")) & free
+        names_of = self.listing.names
+        self.global_names = names_of(READ_GLOBAL) | names_of(("STORE_GLOBAL", "DELETE_GLOBAL"))
+        self.stored_globals = names_of(("STORE_GLOBAL", "DELETE_GLOBAL"))
+        free_names = frozenset(code.co_freevars)
+        self.stored_cells = names_of(("STORE_DEREF", "DELETE_DEREF")) & free_names
 
     def trace_line(self, frame: FrameType, event: str, _: Any) -> Any:
         """Record an executed line; a local trace function for `sys.settrace`."""
@@ -137,6 +138,10 @@ class FollowingCode:
         calls: bool = False,
         depth: int = 3,
     ) -> None:
+        """Start after the instruction that `frame` executes, or at `position` of `listing`.
+
+        Only a read of an attribute, or a call if `calls`, has known following code.
+        """
         self._depth = depth
         """Maximum number of assignments from local variable to local variable that are followed."""
         self._frame = frame

@@ -103,6 +103,7 @@ class PythonGuards:
         places: Sequence[GuardedPlace] = (),
         alternatives: Mapping[tuple[int, Any], Any] | None = None,
     ) -> None:
+        """Prepare the comparisons; a later `use_constants` adds the constants of the graph."""
         self._places = tuple(places)
         self._alternatives = alternatives or {}
         self.use_constants(())

@@ -51,6 +51,7 @@ class RecordedPlaces:
     """
 
     def __init__(self, root: torch.nn.Module, attributes: AttributeRecorder) -> None:
+        """Begin without places; the callbacks have no effect until they are set."""
         self._root = root
         self._attributes = attributes
         self.places: dict[tuple[int, Access, Any], GuardedPlace] = {}

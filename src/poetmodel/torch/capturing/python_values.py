@@ -152,6 +152,7 @@ class Comparison:
         attributes: Mapping[int, Sequence[tuple[str, Any]]],
         constants: frozenset[int],
     ) -> None:
+        """Store the arguments; values are compared by `is_same`."""
         self._snapshots = snapshots
         self._attributes = attributes
         self._constants = constants

@@ -89,6 +89,7 @@ class RepeatedOps:
     """
 
     def __init__(self, joint: Joint, execute: Execute) -> None:
+        """Find the expensive operations of a step, and count each call key."""
         self._execute = execute
         self._keys = {
             node: call_key(

@@ -206,6 +206,7 @@ class StateChanges:
     """
 
     def __init__(self, name: str, snapshot: ModuleSnapshot, reads: PythonReads) -> None:
+        """Watch the modules, their containers and their classes; set the callbacks of `reads`."""
         self._name = name
         self._reads = reads
         self._watched: dict[Spot, _Holder] = {}

@@ -411,6 +411,8 @@ def checkpoints_as_eager(captured_module: torch.nn.Module) -> Iterator[None]:
                     norm_class.forward(norm, *inputs)
 
     class Reentrant:
+        """Stands for ``CheckpointFunction``: calls the function without a checkpoint."""
+
         @staticmethod
         def apply(function: Callable[..., Any], _: bool, *inputs: Any) -> Any:  # noqa: FBT001
             has_gradient = any(

@@ -366,6 +366,7 @@ class CallsOfGraph:
         frontier: Frontier,
         first_variant: CompiledVariant,
     ) -> None:
+        """Store the first compiled plan; further plans are compiled when calls need them."""
         self.module = module
         self.frontier = frontier
         self.names = back_end.names

@@ -58,6 +58,7 @@ class Profiles:
         timed: bool,
         is_generated: Callable[[fx.Node], bool] | None = None,
     ) -> None:
+        """Create a profiler; nothing is measured before `get`."""
         self._cache = cache
         self._profiler = OpProfiler(timed=timed)
         self._is_generated = is_generated

@@ -65,6 +65,7 @@ class Inlining:
     """Predicts which operations of a joint graph Inductor computes inside their readers."""
 
     def __init__(self, graph: fx.Graph, forward_outputs: int) -> None:
+        """Find the results, the forward pass and the reductions of a joint graph."""
         self._kinds = partitioners.get_default_op_list()
         (output,) = graph.find_nodes(op="output")
         results = _pytree.tree_leaves(output.args)

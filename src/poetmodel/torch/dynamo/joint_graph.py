@@ -72,6 +72,7 @@ class JointGraph(StepGraph):
         *,
         is_inlined: Callable[[fx.Node, int, list[int]], bool] | None = None,
     ) -> None:
+        """Check the graph, divide it into passes, and predict the profiles of its operations."""
         _check_plannable(graph)
         for node in graph.nodes:
             if is_wait(node.target):  # it returns its input tensor

@@ -28,6 +28,7 @@ class JointRewriter(Rewriter):
     """
 
     def __init__(self, joint: JointGraph, file: int) -> None:
+        """Begin a graph with the arguments of `joint`. `file` is the number of the `SlotFile`."""
         super().__init__(joint.output_keys)
         self.saved: dict[fx.Node, None] = {}
         """Values of the forward pass that the backward pass reads."""
@@ -38,11 +39,13 @@ class JointRewriter(Rewriter):
         self._copies: dict[fx.Node, fx.Node] = {}
         """Copies of arguments before the forward pass writes them."""
         self._tokens: dict[int, fx.Node] = {}
+        """Token of the last page-out of each storage, by storage index."""
         self._forward: set[fx.Node] = set()
         self._is_backward = False
-        self._early: list[Any] = []
+        self._forward_results: list[Any] = []
         """Results of the forward pass."""
-        self._first: fx.Node | None = None
+        self._first_written: fx.Node | None = None
+        """The first operation of the new graph, before which copies of arguments are inserted."""
 
     def rewrite(self, program: Program, turn: int | None = None) -> fx.Graph:
         """Return the graph of a program; call it once.
@@ -61,7 +64,7 @@ class JointRewriter(Rewriter):
                 self._page_in(node)
         if not self._is_backward:
             self._begin_backward()
-        results = self._early + self._results(joint.results[joint.forward_outputs :])
+        results = self._forward_results + self._results(joint.results[joint.forward_outputs :])
         output = self.graph.output(tuple(results))
         output.meta = dict(joint.output.meta)
         self.graph.lint()
@@ -69,7 +72,7 @@ class JointRewriter(Rewriter):
 
     def _begin_backward(self) -> None:
         """Write the results of the forward pass; later nodes belong to the backward pass."""
-        self._early = self._results(self._joint.results[: self._joint.forward_outputs])
+        self._forward_results = self._results(self._joint.results[: self._joint.forward_outputs])
         self._is_backward = True
         self._views.clear()
 
@@ -124,7 +127,7 @@ class JointRewriter(Rewriter):
             return new_node
         if node in self._joint.mutated:
             if node not in self._copies:
-                with self.graph.inserting_before(self._first):
+                with self.graph.inserting_before(self._first_written):
                     copy = self.graph.call_function(torch.ops.aten.clone.default, (new_node,))
                 copy.meta["val"] = node.meta["val"]
                 self._copies[node] = copy
@@ -135,14 +138,14 @@ class JointRewriter(Rewriter):
         return new_node
 
     def register_new(self, new_node: fx.Node) -> fx.Node:
-        """Register a new node as part of the forward pass; return it."""
-        self._first = self._first or new_node
+        """Register a new node, during the forward pass as a part of it; return the node."""
+        self._first_written = self._first_written or new_node
         if not self._is_backward:
             self._forward.add(new_node)
         return new_node
 
     def register_read(self, new_node: fx.Node) -> fx.Node:
-        """Register a forward node that the backward pass reads as saved; return it."""
+        """Register a forward node that the backward pass reads as saved; return the node."""
         if self._is_backward and new_node in self._forward:
             self.saved[new_node] = None
         return new_node

@@ -128,6 +128,7 @@ class CountedGraph:
     def __init__(
         self, calls: LiveCalls, *, is_sharded: bool = False, frontier: Frontier | None = None
     ) -> None:
+        """Begin without a plan: `set_plan` sets name, budget and peaks."""
         self.is_sharded = is_sharded
         self.frontier = frontier
         self.name = ""
@@ -303,6 +304,7 @@ class LiveCalls:
     """
 
     def __init__(self, keep_all_fraction: float | None = None) -> None:
+        """Begin without live calls; a budget in bytes is set by the back end."""
         self.keep_all_fraction = keep_all_fraction
         self.budget_bytes: int | None = None
         """Budget of several calls, when it is known [B]."""
@@ -317,10 +319,12 @@ class LiveCalls:
         self.last_step: tuple[Event, ...] | None = None
         """Passes of the last complete step; None if the last step was not complete."""
         self._events: list[Event] = []
+        """Passes of the current step."""
         self._next_number = 0
+        """Number of the next call with a choice of plans in the current step."""
         self._is_regular = True
         """Whether each pass of this step could be attributed to a call."""
-        self._whole_bytes = 0
+        self._keep_all_bytes = 0
         """Peak of the known calls of this step with everything kept [B]."""
         self._forward_bytes = 0
         """Maximum bytes of forward passes before the budget was known [B]."""
@@ -332,7 +336,9 @@ class LiveCalls:
         """Maximum bytes of several calls that were live at once [B]; 0 if there were none."""
         self._lock = Lock()
         self._calls: list[_LiveCall] = []
+        """Live calls, in the order of their forward passes."""
         self._passes: list[_Pass] = []
+        """Passes that are being executed."""
         self._returned: dict[int, _Tensor] = {}
         """Tensors that passes returned since the first live call, by storage key."""
         self._copied_bytes = 0
@@ -435,7 +441,7 @@ class LiveCalls:
     def _begin_step(self) -> None:
         self._events.clear()
         self._next_number, self._is_regular = 0, True
-        self._whole_bytes = self._forward_bytes = 0
+        self._keep_all_bytes = self._forward_bytes = 0
 
     def _record_event(
         self, new_pass: _Pass, other_calls: Sequence[_LiveCall], held_bytes: int
@@ -499,9 +505,9 @@ class LiveCalls:
                 keep_all_bytes += max(0, keep_all_peaks.saved_bytes - call.saved_bytes)
         peaks = frontier.keep_all.peaks
         keep_all_bytes += max(peaks.forward_bytes, peaks.backward_bytes)
-        self._whole_bytes = max(self._whole_bytes, keep_all_bytes)
+        self._keep_all_bytes = max(self._keep_all_bytes, keep_all_bytes)
         fraction = self.keep_all_fraction if new_pass.is_backward else 1.0
-        return max(own_bytes, int(fraction * self._whole_bytes)), new_pass.is_backward
+        return max(own_bytes, int(fraction * self._keep_all_bytes)), new_pass.is_backward
 
     def _reserve(self, new_pass: _Pass) -> str | None:
         """Reserve the peak of a pass; return None, or the reason if it would exceed the budget."""

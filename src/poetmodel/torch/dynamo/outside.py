@@ -34,6 +34,7 @@ class RemeasuredGraph:
     def __init__(
         self, compile_again: Callable[[Outside, Sequence[Any]], Callable[..., Any]]
     ) -> None:
+        """Begin without a compiled graph, which the back end sets."""
         self.compiled: Callable[..., Any]
         """Executes the graph by its plan."""
         self._compile_again: Callable[..., Callable[..., Any]] | None = compile_again
@@ -101,6 +102,7 @@ class LossOnly:
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
+        """Detach the results in the graph of `module`, unless none of them is a scalar."""
         self._module = module
         self._detached: list[int] = []
         """Positions of detached results."""

@@ -112,6 +112,7 @@ class GraphPlanner:
         is_generated: Callable[[fx.Node], bool] | None = None,
         is_predicted: bool = False,
     ) -> None:
+        """Create the file for pages, if any, and the counter of live calls."""
         self._is_predicted = is_predicted
         self._planned: list[GraphPlan] = []
         self._settings = settings

@@ -35,6 +35,7 @@ class Rewriter:
     """
 
     def __init__(self, keys_by_node: Mapping[fx.Node, OutputKey]) -> None:
+        """Begin an empty graph."""
         self.graph = fx.Graph()
         self._key_of = keys_by_node
         self._owners: dict[OutputKey, fx.Node] = {}
@@ -45,6 +46,7 @@ class Rewriter:
                 self._output_keys[key[0]].append(key)
         self._arguments: dict[fx.Node, fx.Node] = {}
         self._current: dict[OutputKey | fx.Node, fx.Node] = {}
+        """Newest copy of each output; of outputs without storage by their old node."""
         self._views: dict[tuple[fx.Node, ...], fx.Node] = {}
         self._unfinished: set[OutputKey] = set()
         """Results of collectives without a written wait."""

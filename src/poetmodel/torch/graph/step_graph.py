@@ -121,6 +121,7 @@ class StepGraph(ABC):
         effects: Collection[fx.Node] = (),
         is_inlined: Callable[[fx.Node, int, list[int]], bool] | None = None,
     ) -> None:
+        """Add an operation for each source, and for each node with new storages or effects."""
         self.graph = graph
         self.name = name
         self._order = {node: k for k, node in enumerate(graph.nodes)}

@@ -90,6 +90,7 @@ class HeapWatch:
     """Records PyTorch's allocations from its construction to `end`; raises as `heap_peak_bytes`."""
 
     def __init__(self) -> None:
+        """Start PyTorch's profiler of memory events."""
         if profiler_is_on():
             raise CaptureError(
                 "a profiler of PyTorch is on, and memory is measured with another one: compile, or "

@@ -192,6 +192,7 @@ class StepState:
     """A snapshot of all state that a step may change."""
 
     def __init__(self, joint: Joint, inputs: Sequence[Any]) -> None:
+        """Copy the tensors, moments, random state and module state of a step."""
         self._joint = joint
         self.targets = {
             argument.name: joint.value(argument, inputs)

@@ -62,6 +62,7 @@ class StepWriter(Rewriter):
         *,
         homes: Mapping[int, int] | None = None,
     ) -> None:
+        """Begin a graph with the arguments of the step; `write` adds the operations."""
         super().__init__(trace.step_graph.output_keys)
         self.name = f"step of {trace.graph.name}"
         self.homes = dict(homes or {})
@@ -198,6 +199,7 @@ class TrainingWriter(StepWriter):
     def __init__(
         self, trace: Trace, program: Program, numbers: Sequence[int], *, resident: Collection[int]
     ) -> None:
+        """Begin as `StepWriter`; derive from `resident` the state with its home on storage."""
         new, state = trace.graph.replacement_of, set(trace.graph.state_tensors)
         on_storage = {number for i, number in enumerate(numbers) if i not in resident} & state
         homes = {number: number for number in sorted(on_storage)}

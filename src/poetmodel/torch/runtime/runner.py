@@ -72,6 +72,7 @@ class Runner:
         rollback: bool = True,
         homes: StateStore | None = None,
     ) -> None:
+        """Write and compile the program; create the page file and the state file if needed."""
         self.trace = trace
         program = plan.program if program is None else program
         writer = (
@@ -293,6 +294,7 @@ class Gradients:
     def __init__(
         self, targets: Mapping[int, GradientTarget], values: Sequence[Any], *, delayed: bool
     ) -> None:
+        """Begin without gradients; `values` are the arguments of the step."""
         self._targets = targets
         self._values = values
         self._delayed = delayed

@@ -69,6 +69,7 @@ class CapturedGraph(StepGraph):
     def __init__(
         self, joint: Joint, *, known: Mapping[int, OpProfile] | None = None, measured: bool = True
     ) -> None:
+        """Profile the operations unless profiles are known; find the outputs."""
         self._joint = joint
         self._paths = _module_paths(joint)
         self._backward = _tangent_descendants(joint)

@@ -717,6 +717,7 @@ class OptimizerState:
     """
 
     def __init__(self, joint: Joint, on_storage: Collection[int] = ()) -> None:
+        """Record the positions of optimizer values and parameters, and the current groups."""
         self._on_storage = frozenset(on_storage)
         self._joint = joint
         self._optimizer: Any = joint.optimizer
@@ -786,6 +787,7 @@ class MomentSnapshot:
     """A snapshot of a step's optimizer moments, to be restored; empty without an optimizer."""
 
     def __init__(self, joint: Joint) -> None:
+        """Copy the current moments and counts of updates."""
         self.is_in_use = joint.optimizer is not None
         """Whether the step has an optimizer."""
         self._slots = {

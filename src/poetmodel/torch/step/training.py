@@ -299,6 +299,7 @@ class _UpdateProfiler(OpProfiler):
     """Profiles updates with `OpProfile.gradient_fits`."""
 
     def profile(self, node: fx.Node, arguments: Any, keywords: Any, value: Any) -> OpProfile:
+        """Add `gradient_fits` to the profile of an update of a parameter."""
         profile = super().profile(node, arguments, keywords, value)
         if not isinstance(node.target, ParameterUpdate):
             return profile

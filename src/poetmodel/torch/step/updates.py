@@ -229,6 +229,7 @@ class QuantizedUpdate(Update):
         draws: Callable[[int], RoundingDraws] | None = None,
         batches: int = 1,
     ) -> None:
+        """Store the settings; random numbers are drawn by each update."""
         super().__init__("quantized_sgd")
         self.settings = rule
         self.site = site
@@ -441,6 +442,7 @@ class _OptimizerExtension:
         parameters: dict[int, _TrainedParameter],
         accumulate: int,
     ) -> None:
+        """Prepare the extension of `joint` in place; `accumulate` is the number of batches."""
         self.joint = joint
         self.graph = joint.graph_module.graph
         self.optimizer = optimizer
