@@ -290,9 +290,9 @@ def _hook_error(name: str, parameters: Sequence[str]) -> str:
 
 
 def _tensor_properties(value: Any) -> Any:
-    """Return the properties of a tensor without its values; of other objects type and text.
+    """Return the properties of a tensor without its values, or type and text of another object.
 
-    The text makes NaN equal to itself, and numbers of different types unequal.
+    By the text NaN is equal to itself, and numbers of different types are unequal.
     """
     if not isinstance(value, torch.Tensor):
         return (type(value), repr(value))

@@ -59,8 +59,8 @@ def unflatten(flat: Sequence[Any], spec: Any) -> tuple[Any, ...]:
 def copy_inputs(inputs: Inputs) -> Inputs:
     """Return inputs with each tensor copied to memory of its own, detached.
 
-    A batch is often a slice of a larger tensor, and two inputs may share one. Objects of other
-    types than inputs are returned as they are.
+    A batch is often a slice of a larger tensor, and two inputs may share one storage. Objects of
+    other types than inputs are returned as they are.
     """
     if not isinstance(inputs, tuple | list | Mapping):
         return inputs
@@ -364,7 +364,7 @@ class OutputStructure:
 
 
 def _collect_tensors(value: Any, path: str, leaves: Leaves) -> Builder:
-    """Append a value's tensors to `leaves`; return a function that rebuilds it from new ones."""
+    """Append a value's tensors to `leaves`; return a function that rebuilds it from new tensors."""
     if isinstance(value, torch.Tensor):
         leaves.append((path or "tensor", value))
         return next

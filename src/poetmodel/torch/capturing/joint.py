@@ -317,11 +317,11 @@ def _wrap_with_loss(
     returned: list[OutputStructure] | None,
     checks: FiniteChecks,
 ) -> tuple[torch.nn.Module, AssignedBuffers]:
-    """Return a module from flat inputs to the loss; it contains the user's modules, no copies.
+    """Return a module that computes the loss from flat inputs; it contains the user's modules.
 
     If `returned` is a list, the module returns the loss and, detached, the other tensors of the
     model's output, whose structure replaces the list's content. If `checks` are on, the last output
-    is their result.
+    is the result of the checks.
     """
 
     class FlatModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]

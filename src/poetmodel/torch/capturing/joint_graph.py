@@ -29,7 +29,7 @@ BODY: Final = "model"
 """Name of the user's module in the captured module."""
 
 ANNOTATION: Final = "poetmodel.module"
-"""Key under a node's ``custom`` annotations: path of the module in which it was recorded."""
+"""Key under a node's ``custom`` annotations: path of the module in which the node was recorded."""
 
 LOCATION: Final = "poetmodel.place"
 """Key under a node's ``custom`` annotations: the module and the user's line, as text."""
@@ -75,9 +75,10 @@ class OutputKind(StrEnum):
     OUTPUT = "output"
     """A further output of the model; returned at the end of the step, detached."""
     GRADIENT = "gradient"
-    """The gradient of an input; accumulated into its ``.grad``."""
+    """The gradient of an input; accumulated into ``.grad`` of the input."""
     MUTATION = "mutation"
-    """The new value of a buffer or input; copied into it at the end of the step."""
+    """The new value of a buffer or input; copied into the buffer or input at the end of the
+    step."""
 
 
 class OptimizerValue(Protocol):
@@ -188,7 +189,8 @@ class Joint:
     finite_check_lines: tuple[str, ...] = ()
     """Lines that test whether numbers are finite; if they are not, the step is undone."""
     optimizer: torch.optim.Optimizer | None = None
-    """Optimizer whose updates are part of the step; None if it ends with the gradients."""
+    """Optimizer whose updates are part of the step; None for a step that ends with the
+    gradients."""
     clip_grad_norm: float | None = None
     """Upper bound on the total norm of all gradients; None if they are not clipped."""
 

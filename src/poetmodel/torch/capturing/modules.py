@@ -1,7 +1,8 @@
 """State that a forward pass changes, random draws and leftover tensors: restored or refused.
 
 A table outside of modules (``functools.lru_cache``, a dictionary, a name of a Python module) would
-retain a tensor of the capture, which has no numbers. Eager code that reads it later would fail.
+retain a tensor of the capture, which has no numbers. Eager code that later reads the tensor would
+fail.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ class ModuleSnapshot:
         """Restore the snapshot; return (path, attribute) of each attribute that held a tensor.
 
         `within` states that a forward pass of a capture begins. PyTorch has then replaced
-        parameters, buffers and hooks by its own, so that these are restored to their state before
-        the first of these passes.
+        parameters, buffers and hooks by its own, so that parameters, buffers and hooks are restored
+        to their state before the first such pass.
         """
         is_first_pass = within and self._is_before_first_pass
         self._is_before_first_pass = not within
@@ -158,7 +159,7 @@ class _Container:
         return _has_same_objects(content_copy(self.value), self.before)
 
     def record_first_pass(self) -> None:
-        """Record the content as the capture has set it, if every module has this attribute."""
+        """Record the content, which the capture may have set, of an attribute of every module."""
         if self.key in OWN_ATTRIBUTES:
             self._at_first_pass = content_copy(self.value)
 
@@ -249,9 +250,9 @@ def is_user_object(value: Any) -> bool:
 class AssignedBuffers:
     """Finds buffers that the forward pass assigns instead of changing them in place.
 
-    A capture records changes of a buffer's tensor, but no other tensor that replaces it. Therefore
-    the new value is copied into the buffer at the end of the forward pass. The pass itself reads a
-    copy of the buffer, because the backward pass needs the old value.
+    A capture records changes of a buffer's tensor, but not the assignment of another tensor.
+    Therefore the new value is copied into the buffer at the end of the forward pass. The pass
+    itself reads a copy of the buffer, because the backward pass needs the old value.
     """
 
     def __init__(self, model: torch.nn.Module, *, name: str) -> None:
@@ -494,7 +495,7 @@ _MAX_DEPTH: Final = 4
 
 
 class Leftovers:
-    """Finds and removes tensors of a capture that would outlive it, outside of modules."""
+    """Finds and removes tensors of a capture that objects outside of modules would retain."""
 
     def __init__(self) -> None:
         """Record the names of all Python modules before the capture."""

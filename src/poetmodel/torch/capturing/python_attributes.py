@@ -42,7 +42,7 @@ class AttributeRecorder:
 
     @contextmanager
     def patches(self) -> Iterator[None]:
-        """Context manager that patches all registered classes, and those registered meanwhile."""
+        """Context manager that patches all registered classes, also those registered later."""
         self._is_active = True
         for kind in list(self._classes):
             self._patch(kind)

@@ -90,7 +90,7 @@ class ExecutedCode:
 
 @dataclass(slots=True, eq=False)
 class InstructionList:
-    """The instructions of a code object, without those that have no effect here."""
+    """The instructions of a code object, without those that affect no value, such as ``NOP``."""
 
     code: CodeType
     instructions: list[dis.Instruction] = field(default_factory=list)

@@ -56,7 +56,7 @@ class GuardedPlace:
     name: str
     """Name of the place for display."""
     line: Line | None
-    """First line of the user's code that reads it."""
+    """First line of the user's code that reads the place."""
     first: Any
     """The first value read if it is plain; otherwise the value's ``id``."""
     value: Any = ABSENT
@@ -95,7 +95,8 @@ class PythonGuards:
     places : sequence of GuardedPlace
         The places that were read.
     alternatives : mapping
-        Comparison keys of values that forward itself sets, by spot; they are accepted too.
+        Comparison keys of values that forward itself sets, by spot: (``id`` of the holder, key).
+        They are accepted too.
     """
 
     def __init__(

@@ -56,7 +56,8 @@ class RecordedPlaces:
         self._attributes = attributes
         self.places: dict[tuple[int, Access, Any], GuardedPlace] = {}
         self.holders: dict[int, Any] = {}
-        """Objects that were read or registered, by ``id``; the references prevent its reuse."""
+        """Objects that were read or registered, by ``id``; the references prevent that an ``id`` is
+        reused."""
         self.names = {id(module): shown_path(path) for path, module in root.named_modules()}
         """Names of objects in messages, by ``id``."""
         self.sites: dict[int, set[tuple[str, int, int]]] = {}
@@ -71,7 +72,7 @@ class RecordedPlaces:
         Returns whether the callee retains a reference until `on_forgotten`.
         """
         self.on_forgotten: Callable[[set[int]], object] = lambda _: None
-        """Called with the ``id`` of each such object that the forward pass created itself."""
+        """Called with the ``id`` of each retained object that the forward pass created itself."""
 
     # -- recording -------------------------------------------------------------------------------
 

@@ -87,10 +87,10 @@ class PythonReads:
         Parameters
         ----------
         on_holder : callable
-            Called with the name and object of each container and object before the code changes
-            it. Returns whether it retains a reference until `on_forgotten`.
+            Called with the name and object of each container and object before the code changes it.
+            Returns whether the callback retains a reference until `on_forgotten`.
         on_forgotten : callable
-            Called with the ``id`` of each such object that the forward pass created itself.
+            Called with the ``id`` of each retained object that the forward pass created itself.
         on_class : callable
             Called with each class of recorded objects, and with each of its base classes.
         """
@@ -353,7 +353,7 @@ class PythonReads:
         return cells
 
     def guards(self, name: str, alternatives: Mapping[tuple[int, Any], Any]) -> PythonGuards:
-        """Return the guards of all places; call it when all state is restored.
+        """Return the guards of all places; call this after all state is restored.
 
         `alternatives` has the comparison keys of values that forward itself sets, by spot.
         Raises `CaptureError` if a place cannot be guarded.

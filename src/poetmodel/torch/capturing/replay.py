@@ -175,7 +175,7 @@ def profile_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpPro
     profiles: dict[fx.Node, OpProfile] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Execute and profile a node; raise `CaptureError` if it fails."""
+        """Execute and profile a node; raise `CaptureError` if the node fails."""
         try:
             value, profile = profiler(node, arguments, keywords)
         except PoetModelError:

@@ -225,7 +225,10 @@ class StateChanges:
             self._watch_class(kind)
 
     def _watch(self, name: str, value: Any) -> bool:
-        """Watch a container or object; return False if it is watched already, or a package's."""
+        """Watch a container or object.
+
+        Returns False for objects of packages, and for objects that are already watched.
+        """
         kind = type(value)
         is_plain = isinstance(value, CONTAINERS) or kind.__module__ == "builtins"
         if not is_plain and not is_user_defined(kind):
@@ -284,7 +287,7 @@ class StateChanges:
         Parameters
         ----------
         forward : callable
-            Runs another pass. It is called if the first pass has changed anything.
+            Executes another pass. Called if the first pass has changed any value.
         restore : callable
             Restores the state before the first pass.
         """
@@ -418,7 +421,7 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, 
             self._save(buffer)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Save the existing tensors that an operator writes, then call it."""
+        """Save the existing tensors that an operator writes, then call the operator."""
         keywords = kwargs or {}
         schema = func._schema  # noqa: SLF001 - the only source of writes
         for position, argument in enumerate(schema.arguments if schema.is_mutable else ()):

@@ -1,6 +1,6 @@
 """State of PyTorch during a capture: fake tensors, annotations, operators left undecomposed.
 
-Fake tensors get the strides of real ones, and known values where these exist.
+Fake tensors get the strides of real tensors, and known values where they exist.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class _RealStrides:
         return _pytree.tree_unflatten(leaves, spec)
 
     def _real_layouts(self, func: Any, args: Any, keywords: Any) -> Sequence[Any] | None:
-        """Return (shape, strides) of each output of a real call, cached; None if it fails."""
+        """Return (shape, strides) of each output of a real call, cached; None if the call fails."""
         leaves, spec = _pytree.tree_flatten((args, keywords))
         key = (func, spec, tuple(map(_layout_key, leaves)))
         try:
@@ -204,7 +204,7 @@ def _layout_key(leaf: Any) -> Any:
 def _measure_layouts(
     func: Any, leaves: Sequence[Any], spec: Any, *, mkldnn: bool
 ) -> Sequence[Any] | None:
-    """Run an operation on zeros; return (shape, strides) of each output, or None if it fails."""
+    """Run an operation on zeros; return (shape, strides) of each output. None if the call fails."""
     outputs = _run_on_zeros(func, leaves, spec, mkldnn=mkldnn)
     if outputs is None:
         return None
@@ -215,7 +215,7 @@ def _measure_layouts(
 
 
 def _run_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, mkldnn: bool) -> Any:
-    """Run an operation on zeros; return its outputs, or None if it fails."""
+    """Run an operation on zeros; return the outputs, or None if the operation fails."""
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         return None
     random = torch.random.fork_rng(devices=[])
@@ -247,7 +247,7 @@ _MISPREDICTED: Final = frozenset(
      "replication_pad2d_backward", "silu_backward", "smooth_l1_loss_backward", "softplus_backward",
      "softshrink_backward", "threshold_backward")
 )  # fmt: skip
-"""Operators whose kernels make other strides than PyTorch predicts (2.13)."""
+"""Operators whose kernels return other strides than PyTorch 2.13 predicts."""
 
 
 @contextmanager
@@ -463,9 +463,9 @@ def native_operators() -> Iterator[None]:
     """Context manager that prevents decompositions whose results differ from eager.
 
     During tracing PyTorch's dispatcher first looks for Python kernels of an operator. Some replace
-    it by other operators: ``upsample_nearest2d`` becomes an index. The gradient of that has other
-    strides, so that its sums have another order. Kernels that a capture needs (batch norm) remain,
-    and kernels with identical results.
+    the operator by others: ``upsample_nearest2d`` becomes an index. The gradient of the index has
+    other strides, so that its sums have another order. Kernels that a capture needs (batch norm)
+    remain, and kernels with identical results.
     """
     keys = torch._C.DispatchKey  # noqa: SLF001 - as PyTorch's own registrations
     removed_kernels: list[tuple[Any, Any, Any]] = []

@@ -77,11 +77,11 @@ class Read:
     description: str
     """Kind of value, for display."""
     line: str
-    """Line of code that reads it, for display; empty if unknown."""
+    """Line of code that reads the value, for display; empty if unknown."""
 
     @property
     def is_check(self) -> bool:
-        """Whether it is an operator's assertion, which only raises if the value is false."""
+        """Whether the read is an operator's assertion, which only raises if the value is false."""
         return self.expression.function is bool
 
 
@@ -132,8 +132,8 @@ _SHAPE_DECIDERS: Final = {
     "masked_select": (1, torch.ops.aten.count_nonzero.default),
     "_ctc_loss": (3, torch.ops.aten.max.default),
 }
-"""For operators whose output shape depends on one argument: its position, and the function of it
-that determines the shape."""
+"""For operators whose output shape depends on one argument: the argument's position, and the
+function of the argument that determines the shape."""
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class KnownValue:
     """The value of a fake tensor, or of all outputs of an operation."""
 
     real: Any
-    """The value; None if it is random, so that reading it is an error."""
+    """The value; None for random values, whose reading is an error."""
     expression: SourceTensor | CallExpression | None = None
     """The value in terms of inputs and buffers; None for a constant."""
     metadata_only: bool = False
@@ -535,7 +535,7 @@ class _TestRecorder(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
 
 
 class _AssertRecorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """Records operators' assertions: ``torch._assert_async``, and those of ``torch.linalg``.
+    """Records operators' assertions: ``torch._assert_async``, and assertions of ``torch.linalg``.
 
     The recorded test replaces the operation that would raise, which a step cannot repeat.
     """

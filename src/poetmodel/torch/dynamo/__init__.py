@@ -2,7 +2,7 @@
 
 Each storage that the graph makes is a tensor of the plan; views are recreated from it. The plan
 becomes a joint graph in its own order, in which a recomputation is a copy of a node and a page
-transfer is an operator. PyTorch splits it into the forward and the backward pass.
+transfer is an operator. PyTorch splits the graph into the forward and the backward pass.
 """
 
 from __future__ import annotations

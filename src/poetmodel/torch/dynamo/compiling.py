@@ -176,7 +176,7 @@ class Backend(GraphPlanner):
     def _compile_call(
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **options: Any
     ) -> Any:
-        """Compile a graph of a call; it is compiled again later if memory is to be measured."""
+        """Compile a graph of a call; with ``outside="auto"`` a later call compiles it again."""
         if self._settings.outside == AUTO and call.is_several:
             raise InputError(_AUTO_OF_ONE)
         if self._settings.outside != AUTO:
@@ -433,8 +433,9 @@ def _count_passes(compiler: Callable[..., Run], count: Callable[[Run], Run]) -> 
 def require_whole_model(*, has_one_plan: bool) -> None:
     """Raise `CaptureError` unless Dynamo captures the function as one graph.
 
-    Graph breaks make several graphs, and the code between them has no budget. So do the buckets of
-    DDP, which are refused for a back end that `has_one_plan` per graph.
+    After a graph break there are several graphs, and the code between them has no budget. The
+    buckets of DDP are separate graphs too; they are refused for a back end that `has_one_plan` per
+    graph.
     """
     translator = _translator()
     if has_one_plan and has_ddp_buckets():

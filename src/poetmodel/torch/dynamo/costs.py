@@ -80,7 +80,7 @@ class Profiles:
         return profiles
 
     def _key(self, joint: JointGraph) -> str | None:
-        """Return an identifier of a graph on this host; None if it contains unknown values."""
+        """Return an identifier of a graph on this host; None if one of its values has no key."""
         inputs = [list(map(plain_layout, tensors_in(fake_value(node)))) for node in joint.arguments]
         with suppress(NoKeyError):
             return digest(

@@ -113,7 +113,7 @@ def is_addition(node: Any) -> bool:
 
 
 def _set_owners(graph: fx.Graph) -> None:
-    """Set `is_owned` of each addition: whether only it, and views for it, read the gradient."""
+    """Set `is_owned` of each addition: whether no other operation reads the gradient."""
     readers: dict[int | None, set[fx.Node]] = {}
     for node in graph.nodes:
         for source in node.all_input_nodes:

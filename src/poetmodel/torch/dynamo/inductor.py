@@ -1,7 +1,8 @@
 """Plans for Inductor: a partitioner, and the tensors that have memory when kernels are fused.
 
-Inductor computes a pointwise operation inside each kernel that reads it, unless that would read or
-compute more than it allows. Such an operation has no memory, and is no tensor of the plan.
+Inductor computes a pointwise operation inside each kernel that reads it, unless the kernel would
+read or compute more than Inductor allows. Such an operation has no memory, and is no tensor of the
+plan.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ class Inlining:
         self._reduced: set[fx.Node] = set()
         """Reductions, and element-wise operations on their results.
 
-        Inductor generates the latter as scalar code behind the reduction. Elsewhere they would be
-        vector code, whose logarithm, for example, may have another last bit.
+        Inductor generates such element-wise operations as scalar code behind the reduction.
+        Elsewhere they would be vector code, whose logarithm, for example, may have another last
+        bit.
         """
         for node in graph.nodes:
             reduced_inputs = self._reduced.intersection(node.all_input_nodes)
@@ -285,7 +287,7 @@ class InductorBackend(Backend):
     """The back end whose kernels Inductor generates.
 
     Inductor chooses fusions and order of kernels. The compiled graph is therefore executed once. If
-    it exceeds the budget, it is planned again with a smaller one.
+    its peak exceeds the budget, the graph is planned again with a smaller budget.
     """
 
     _has_one_plan = True

@@ -323,7 +323,7 @@ class JointGraph(StepGraph):
     def forward_results(self) -> frozenset[int]:
         """Indices of the results of the forward pass, if a backward pass follows.
 
-        The caller holds them meanwhile, so evicting one frees no RAM.
+        The caller holds these results until the backward pass, so evicting one frees no RAM.
         """
         if self.is_inference:
             return frozenset()
@@ -362,7 +362,7 @@ class JointGraph(StepGraph):
 
 
 def _has_gradient_strides(node: fx.Node, parameter: torch.Tensor) -> bool:
-    """Return whether a gradient has the strides that autograd requires to store it uncopied."""
+    """Return whether autograd would store a gradient without a copy, by the gradient's strides."""
     required_strides = torch.empty_like(parameter).stride()
     strides = zip(fake_value(node).stride(), required_strides, parameter.shape, strict=True)
     return all(stride == required_stride for stride, required_stride, size in strides if size != 1)

@@ -48,7 +48,7 @@ class JointRewriter(Rewriter):
         """The first operation of the new graph, before which copies of arguments are inserted."""
 
     def rewrite(self, program: Program, turn: int | None = None) -> fx.Graph:
-        """Return the graph of a program; call it once.
+        """Return the graph of a program; call this once.
 
         The backward pass begins at node `turn` of the plan, or with its first operation.
         """
@@ -121,7 +121,10 @@ class JointRewriter(Rewriter):
             self._current[key] = view
 
     def map_argument(self, node: fx.Node) -> fx.Node:
-        """Return the node of an argument, or of its copy before it was written."""
+        """Return the node of an argument.
+
+        In the backward pass this is a copy for arguments that the forward pass overwrites.
+        """
         new_node = self._arguments[node]
         if not self._is_backward:
             return new_node

@@ -1,7 +1,7 @@
 """Counting of the bytes that all live calls of a back end hold, before each pass that adds to them.
 
 A call is live from its forward pass until its backward pass has run, or until no gradient can reach
-it. Meanwhile it holds the tensors that autograd saved, and its results.
+it. Until then the call holds the tensors that autograd saved, and its results.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class CountedGraph:
         self.is_sharded = is_sharded
         self.frontier = frontier
         self.name = ""
-        """Its name in the summary; `set_plan` sets it and the next three."""
+        """Name in the summary; `set_plan` sets the name and the next three attributes."""
         self.budget_bytes = 0
         self.is_several = False
         """Whether its plan is for a call beside other calls."""
@@ -160,7 +160,7 @@ class CountedGraph:
         return self._layout.saved_bytes + sum(size for _, size in self._layout.results)
 
     def count_forward(self, run: Run) -> Run:
-        """Wrap the compiled forward pass: it raises `BudgetError` if it could exceed the budget."""
+        """Wrap the compiled forward pass; raises `BudgetError` if it could exceed the budget."""
 
         def forward(arguments: list[Any]) -> Any:
             """Execute and count the forward pass; register its call as live."""
@@ -307,7 +307,7 @@ class LiveCalls:
         """Begin without live calls; a budget in bytes is set by the back end."""
         self.keep_all_fraction = keep_all_fraction
         self.budget_bytes: int | None = None
-        """Budget of several calls, when it is known [B]."""
+        """Budget of several calls [B]; None while it is unknown."""
         self.outside_bytes = 0
         """Bytes of that budget for memory outside of compiled functions [B]."""
         self.wrapped_bytes: Callable[[Container[int]], int] = lambda _: 0
@@ -407,7 +407,7 @@ class LiveCalls:
         return new_pass
 
     def end(self, ended_pass: _Pass) -> None:
-        """End a pass: add the call of a forward pass, or remove that of a backward pass."""
+        """End a pass: add the call of a forward pass, or remove the call of a backward pass."""
         with self._lock:
             self._passes.remove(ended_pass)
             if ended_pass.call is not None:
@@ -425,7 +425,7 @@ class LiveCalls:
                 self._end_step()
 
     def next_number(self) -> int:
-        """Return the number of the next call in its step; 0 if it begins a step."""
+        """Return the number of the next call in its step; 0 for the first call of a step."""
         with self._lock:
             self._remove_finished()
             return self._next_number if self._calls or self._passes else 0
@@ -446,7 +446,7 @@ class LiveCalls:
     def _record_event(
         self, new_pass: _Pass, other_calls: Sequence[_LiveCall], held_bytes: int
     ) -> None:
-        """Record a pass in the step, with the RAM beside it that no choice of plans changes."""
+        """Record a pass in the step, with the other RAM that no choice of plans changes."""
         own_call = new_pass.own_call
         if new_pass.is_backward:
             new_pass.number = -1 if own_call is None else own_call.number
@@ -482,7 +482,7 @@ class LiveCalls:
     def _budget_bytes(
         self, new_pass: _Pass, other_calls: Sequence[_LiveCall], held_bytes: int
     ) -> tuple[int, bool]:
-        """Return the budget, and whether it is final.
+        """Return the budget [B], and whether the budget is final.
 
         A percentage refers to the calls of the first step, which are known when a backward pass
         begins; until then the budget may grow.
@@ -510,7 +510,7 @@ class LiveCalls:
         return max(own_bytes, int(fraction * self._keep_all_bytes)), new_pass.is_backward
 
     def _reserve(self, new_pass: _Pass) -> str | None:
-        """Reserve the peak of a pass; return None, or the reason if it would exceed the budget."""
+        """Reserve the peak of a pass if it meets the budget; otherwise return the reason."""
         graph = new_pass.graph
         with self._lock:
             self._remove_finished()

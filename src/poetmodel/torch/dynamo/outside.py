@@ -98,7 +98,7 @@ class LossOnly:
     Parameters
     ----------
     module : torch.fx.GraphModule
-        The graph as Dynamo captured it; it is changed.
+        The graph as Dynamo captured it; the class changes the graph.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:

@@ -1,7 +1,7 @@
 """Pages of compiled graphs: operators that write and read a file of slots.
 
 Several steps may overlap, so a page has no fixed slot. It takes a free slot. Its token, a tensor of
-8 bytes that autograd saves, frees the slot when it is deleted.
+8 bytes that autograd saves, frees the slot when the token is deleted.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SlotFile(ScratchFile):
         self._read_page(offset, memory, "a page")
 
     def free_slot(self, offset: int, size_bytes: int, process: int) -> None:
-        """Make a slot free if this process wrote it."""
+        """Register a slot as free if this process wrote the page in it."""
         if process == self.process:
             self._free[round_up(size_bytes, ALIGNMENT_BYTES)].append(offset)
 

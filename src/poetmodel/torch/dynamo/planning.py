@@ -207,7 +207,10 @@ class BackendOptions:
     def budget_bytes(
         self, joint: JointGraph, keep_all_bytes: int, eager_bytes: int | None, call: FirstCall
     ) -> int:
-        """Return the budget of a graph, from its peaks with everything kept and by itself [B].
+        """Return the budget of a graph [B].
+
+        `keep_all_bytes` is the graph's peak with everything kept, `eager_bytes` its peak with the
+        model's own checkpoints.
 
         A percentage refers to the first shape of a function, because the host's RAM does not depend
         on inputs. A budget of 100 % keeps everything for each shape. Without gradients nothing is
@@ -261,7 +264,7 @@ class FirstCall:
     gather: Callable[[str, Any], list[Any]] = lambda _, value: [value]
     """Called with a key and a value; returns the values of all processes."""
     rates: tuple[float, float] | None = None
-    """Rates from `machine_rates`, those of the slowest machine of all processes."""
+    """Rates from `machine_rates` of the slowest machine of all processes."""
     min_ram: dict[str, SolveResult] = field(default_factory=dict)
     """Results of `find_min_ram` in this call, by the digest of the graph."""
 
@@ -417,7 +420,7 @@ class GraphProblem:
 
     @property
     def turn(self) -> int:
-        """Index of the node between both passes, in graphs that have one."""
+        """Index of the node between both passes, in graphs that have such a node."""
         return sum(operation.phase is Phase.FORWARD for operation in self.joint.operations)
 
     def problem(self, usable_bytes: int, *, saved_bytes: int | None = None) -> Problem:
@@ -578,7 +581,7 @@ def _shared_solve(
 def _solve(
     problem: Problem, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
-    """Return the cached result of a problem if it is good enough, else solve and cache it.
+    """Return the cached result of a problem if its gap is small enough, else solve and cache.
 
     If the first fraction of the time finds no schedule, the solve ends, unless the schedule with
     the smallest RAM fits.

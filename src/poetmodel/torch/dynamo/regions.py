@@ -66,7 +66,7 @@ _MAX_NODES: Final = 100
 _POLICY: Final = "MUST_RECOMPUTE"
 """Name of the region of storages that a selective-checkpoint policy forbids to save."""
 _ROOT: Final = re.compile(r"^[LG]\['\w+'\]\.?")
-"""Dynamo's expression of the model itself."""
+"""Prefix of Dynamo's expressions of modules, which stands for the compiled model."""
 
 
 def region(*, ram: str | int, name: str = "region") -> AbstractContextManager[Any]:

@@ -189,7 +189,7 @@ class GraphPlanner:
         return [value]
 
     def _outside(self) -> Outside:
-        """Return the stated memory outside of compiled functions; zeros if it is measured."""
+        """Return the stated memory outside of compiled functions; zeros if it will be measured."""
         option = self._settings.outside
         if option is None or option == AUTO:
             return Outside()

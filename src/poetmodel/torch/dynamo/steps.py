@@ -45,7 +45,7 @@ class Event(NamedTuple):
     waiting: tuple[int, ...]
     """Numbers of other calls whose saved tensors are in RAM."""
     fixed_bytes: int
-    """RAM beside it that no choice of plans changes [B]."""
+    """Other RAM during the pass that no choice of plans changes [B]."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class StepPlanner:
     def _choose(
         self, events: Sequence[Event], share: Callable[[str, Callable[[], Any]], Any]
     ) -> StepPlan | None:
-        """Choose the plans of a step; set the budget if it is a fraction of the first step."""
+        """Choose the plans of a step; set `budget_bytes` if it is a fraction of the first step."""
         frontiers = frontiers_of(events)
         keep_all_bytes = peak_bytes(events, [frontier.keep_all for frontier in frontiers])
         if self.budget_bytes is None:

@@ -145,11 +145,11 @@ def add_wrapper_advice(recorder_of: Callable[[Any], Callable[[str], object] | No
     Parameters
     ----------
     recorder_of : callable
-        Returns the function that records the advice for a back end; None if it is not ours.
+        Returns the function that records the advice for a back end; None if the class is not ours.
     """
 
     def explain(_: object) -> None:
-        """Prepend advice to the current error if it comes from a wrapper."""
+        """Prepend advice to the current error if a wrapper has caused it."""
         error = sys.exc_info()[1]
         if not isinstance(error, Unsupported):
             return

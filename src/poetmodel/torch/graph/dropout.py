@@ -57,8 +57,9 @@ def dropout(
 def _backward_kernel(p: float | None) -> Callable[..., torch.Tensor]:
     """Return a kernel for the backward of dropout, which multiplies as `dropped` does.
 
-    PyTorch's kernel mixes types and makes three tensors. Converting first and multiplying in place
-    makes one tensor, and takes a third of the time. None for `p` takes it from the scale.
+    PyTorch's kernel mixes types and allocates three tensors. This kernel converts first and
+    multiplies in place: it allocates one tensor, in a third of the time. If `p` is None, it is
+    computed from the scale.
     """
 
     def backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
@@ -90,7 +91,8 @@ def dropout_backward_in_place(node: fx.Node) -> Callable[..., torch.Tensor]:
 def _dropout_probability(node: fx.Node) -> float | None:
     """Return the probability with which the mask of a dropout backward was drawn.
 
-    None if the mask is no output of a dropout node. The scale gives it only up to a rounding.
+    None if the mask is no output of a dropout node. By the scale the probability is known only up
+    to a rounding.
     """
     dropout = torch.ops.aten.native_dropout.default
     for mask in node.all_input_nodes:

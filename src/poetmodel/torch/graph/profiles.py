@@ -127,7 +127,7 @@ class OpProfile:
         return tuple(outputs.get(position, output) for position, output in enumerate(value))
 
     def with_maxima(self, others: Iterable[OpProfile]) -> OpProfile:
-        """Return this profile with the largest workspace and time among itself and `others`."""
+        """Return this profile with the largest workspace and time of this profile and `others`."""
         profiles = (self, *others)
         return replace(
             self,
@@ -359,7 +359,7 @@ class _SyntheticProfiler:
 
 
 def run_on_synthetic(run: Callable[[int], Value]) -> Value:
-    """Call `run` with the value of synthetic integers: 0, or 1 if that raises (e.g. a divisor).
+    """Call `run` with a value for synthetic integers: 0, or 1 if `run` raises for 0.
 
     Raises
     ------

@@ -26,7 +26,7 @@ class Rewriter:
     """Writes operations to a new graph, where readers use the newest copy of a storage.
 
     Views are recreated from the newest copy. The wait for a collective is written before the first
-    reader of its result, or at once if the collective may still read its input.
+    reader of its result, or right after the collective if that may still read its input.
 
     Parameters
     ----------

@@ -40,12 +40,12 @@ class TensorStorage:
     """Index of the tensor in the training graph."""
     name: str
     operation: int
-    """Index of the operation that makes it."""
+    """Index of the operation that allocates the storage."""
     bytes: int
     layouts: tuple[TensorLayout, ...]
     """Layouts of the operation's outputs in this storage, nearly always one."""
     replaces: int | None = None
-    """Index of the state storage whose next value this is, and whose memory it overwrites."""
+    """Index of the state storage of which this tensor is the next value, in the same memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Operation:
     node: fx.Node
     reads: Reads
     storages: tuple[int, ...]
-    """Indices of the storages that it makes."""
+    """Indices of the storages that the operation allocates."""
     profile: OpProfile
     in_place: tuple[tuple[int, int], ...] = ()
     """(output, input) storage indices if the output may overwrite the input."""
@@ -87,7 +87,7 @@ class Operation:
 
     @property
     def is_source(self) -> bool:
-        """Whether it stands for a value that exists before the step: state or an input."""
+        """Whether the operation stands for a value that exists before the step: state or input."""
         return self.phase in (Phase.STATE, Phase.INPUT)
 
 

@@ -38,7 +38,7 @@ def fake_value(node: fx.Node) -> Any:
 
 
 def fake_storage_key(node: fx.Node) -> int | None:
-    """Return the key of the storage of a node's fake tensor; None unless it is one tensor."""
+    """Return the storage key of a node's fake tensor; None unless the output is one tensor."""
     value = fake_value(node)
     return storage_key(value) if isinstance(value, torch.Tensor) else None
 

@@ -39,7 +39,7 @@ class ResultDifference:
     largest: float | None
     """Largest absolute difference of an element; None if only one side has the result."""
     op: str
-    """The operation that computes it; empty if unknown."""
+    """The operation that computes the result; empty if unknown."""
 
     @property
     def text(self) -> str:
@@ -116,7 +116,7 @@ def _unstable_results(trace: Trace, state: StepState, expected: Results) -> list
     """Return the results that differ when eager runs again with the modules of its first run.
 
     If modules are unchanged, and loss and buffers of another forward pass are equal, the backward
-    pass is not repeated: no Python code of the model runs in it.
+    pass is not repeated: the backward pass executes no Python code of the model.
     """
     if state.is_unchanged:
         run_forward = partial(_run_eager, trace.joint, backward=False)

@@ -32,8 +32,8 @@ _BACKWARD: Final = torch.ops.aten.convolution_backward.default
 _NORM: Final = torch.ops.aten.native_batch_norm_backward.default
 
 MAX_FRACTION: Final = 0.5
-"""A convolution that needs a larger fraction of the budget is divided, so that other tensors fit
-in RAM beside it."""
+"""A convolution that needs a larger fraction of the budget is divided, so that other tensors fit in
+RAM during the convolution."""
 _COUNTS: Final = (2, 4, 8, 16)
 _VECTOR: Final = 16
 """Pieces have a multiple of this number of channels, which fills the processor's vectors."""

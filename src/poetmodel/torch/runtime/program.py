@@ -83,10 +83,11 @@ class StepWriter(Rewriter):
             self._completed.setdefault(output.completed_by, []).append(number)
         self._count = Counter(step.index for step in program if step.op == Op.COMPUTE)
         self._states: dict[int, fx.Node | None] = {}
-        """The random state before each operation; None unless it is random and recomputed."""
+        """The random state before each operation; None unless the operation is random and
+        recomputed."""
 
     def write(self) -> StepProgram:
-        """Write the program; call it once."""
+        """Write and compile the program; call this once."""
         self._write_initial_state()
         for point, (op, index) in enumerate(self.program):
             if op == Op.COMPUTE:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """A result of a step: the storages it is read from, and when they exist."""
+    """A result of a step, the storages that contain it, and the operation that completes it."""
 
     result: OutputSpec
     reads: Reads

@@ -48,9 +48,9 @@ class Rule(ABC):
     op: ClassVar[str]
     """Name of the operator, and of the optimizer on a command line."""
     keys: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")
-    """Keys of its state for a parameter, without those that settings add."""
+    """Keys of the optimizer's state for a parameter, without keys that settings add."""
     flops: ClassVar[int]
-    """FLOP per element of the parameter, without those that settings add."""
+    """FLOP per element of the parameter, without FLOP that settings add."""
     needs_scratch: ClassVar[bool] = True
     """Whether a step needs memory of the parameter's size beside the gradient."""
     reuses_gradient: ClassVar[bool] = False
@@ -60,7 +60,7 @@ class Rule(ABC):
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Keys of its state for a parameter in ``optimizer.state``."""
+        """Keys of the state for a parameter in ``optimizer.state``."""
         return (*self.keys, *self._settings_extras()[0])
 
     def flops_of(self, parameter: Tensor) -> int:
@@ -657,7 +657,7 @@ class OptimizerSlot:
 
     @property
     def begins_with_gradient(self) -> bool:
-        """Whether it starts as the undampened gradient; exported code marks this with NaN."""
+        """Whether the first value is the undampened gradient; exported code marks this with NaN."""
         if self.key != "momentum_buffer" or not self.is_new:
             return False
         groups = self.optimizer.param_groups
@@ -684,7 +684,7 @@ class OptimizerSlot:
         self.optimizer.state[self.parameter][self.key] = value
 
     def remove(self) -> None:
-        """Delete the value from the optimizer's state, and the parameter's entry if it is empty."""
+        """Delete the value from the optimizer's state; delete the parameter's entry if empty."""
         entries = self.optimizer.state.get(self.parameter, {})
         entries.pop(self.key, None)
         if not entries:

@@ -1,7 +1,8 @@
 """The graph to be solved: a traced step without its small tensors.
 
-Half of the tensors of a training step are smaller than a page. They stay in RAM until their last
-possible reader, their sum is reserved from the budget, and the solver decides on larger ones only.
+Half of the tensors of a training step are smaller than a page. These stay in RAM until their last
+possible reader. Their sum is reserved from the budget, and the solver decides on larger tensors
+only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Updates: the optimizer's step as operations of a captured graph, one per parameter.
 
 An update reads the state that it replaces, the gradients and the learning rate, and returns the
-new state. In the captured graph it makes new tensors; a program overwrites the old ones.
+new state. In the captured graph an update allocates new tensors; a program overwrites the old ones.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ class _TrainedParameter:
 
     parameter: torch.Tensor
     arguments: list[InputSpec] = field(default_factory=list)
-    """Graph inputs of the parameter; several if the model shares it."""
+    """Graph inputs of the parameter; several if several modules share the parameter."""
     gradients: list[fx.Node] = field(default_factory=list)
     """In graph order."""
 
@@ -312,7 +312,7 @@ def extend_with_optimizer(
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
 ) -> Joint:
-    """Return a captured step extended by an optimizer's step; its results are loss and outputs.
+    """Return a captured step with an optimizer's step; results are the loss and the outputs.
 
     `accumulate` is the number of batches whose gradients are summed before the optimizer's step.
 
@@ -496,7 +496,7 @@ class _OptimizerExtension:
     def _add_argument(
         self, name: str, source: LearningRate | OptimizerSlot | FirstValue
     ) -> fx.Node:
-        """Add a graph input for a value of the optimizer, or for exported state beside it."""
+        """Add a graph input for a value of the optimizer, or for state of exported code only."""
         with self.graph.inserting_before(next(iter(self.graph.nodes))):
             node = self.graph.placeholder(f"optimizer_{len(self.new)}")
         is_rate = isinstance(source, LearningRate)
