@@ -314,21 +314,26 @@ def _property_differences(
     names: Iterable[str], old_properties: Iterable[Any], new_properties: Iterable[Any]
 ) -> Iterator[str]:
     """Yield a text for each object whose `_tensor_properties` have changed."""
-    for name, old, new in zip(names, old_properties, new_properties, strict=True):
-        if old != new:
-            yield f"{name} was {_format_properties(old)} and is {_format_properties(new)}"
+    for name, old_property, new_property in zip(names, old_properties, new_properties, strict=True):
+        if old_property != new_property:
+            yield (
+                f"{name} was {_format_properties(old_property)} and is "
+                f"{_format_properties(new_property)}"
+            )
 
 
 def _describe_replaced(names: Sequence[str], old_ids: Sequence[int], new_ids: Sequence[int]) -> str:
     """Return a text that names the modules that were replaced or removed, by their ``id``."""
     if len(old_ids) == len(new_ids):
         replaced_names = [
-            name for name, old, new in zip(names, old_ids, new_ids, strict=True) if old != new
+            name
+            for name, old_id, new_id in zip(names, old_ids, new_ids, strict=True)
+            if old_id != new_id
         ]
     else:
         present_ids = set(new_ids)
         replaced_names = [
-            name for name, old in zip(names, old_ids, strict=True) if old not in present_ids
+            name for name, old_id in zip(names, old_ids, strict=True) if old_id not in present_ids
         ]
     if not replaced_names:
         return "modules were added to the model"
@@ -339,10 +344,10 @@ def _alias_differences(
     names: Sequence[str], old_aliases: Sequence[int], new_aliases: Sequence[int]
 ) -> Iterator[str]:
     """Yield a text for each tensor that became, or is no longer, the same as another one."""
-    for k, (old, new) in enumerate(zip(old_aliases, new_aliases, strict=True)):
-        if old == new:
+    for k, (old_alias, new_alias) in enumerate(zip(old_aliases, new_aliases, strict=True)):
+        if old_alias == new_alias:
             continue
-        if old != k:
-            yield f"{names[k]} was the same tensor as {names[old]} and is not"
-        if new != k:
-            yield f"{names[k]} was not the same tensor as {names[new]} and is"
+        if old_alias != k:
+            yield f"{names[k]} was the same tensor as {names[old_alias]} and is not"
+        if new_alias != k:
+            yield f"{names[k]} was not the same tensor as {names[new_alias]} and is"

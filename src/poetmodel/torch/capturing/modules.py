@@ -389,11 +389,11 @@ def content_copy(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else list(value)
 
 
-def _has_same_objects(first: Any, second: Any) -> bool:
+def _has_same_objects(content_a: Any, content_b: Any) -> bool:
     """Return whether two contents have identical objects in the same order."""
-    if isinstance(first, dict):
-        first, second = (*first, *first.values()), (*second, *second.values())
-    return list(map(id, first)) == list(map(id, second))
+    if isinstance(content_a, dict):
+        content_a, content_b = (*content_a, *content_a.values()), (*content_b, *content_b.values())
+    return list(map(id, content_a)) == list(map(id, content_b))
 
 
 def replace_content(value: Any, content: Any) -> None:

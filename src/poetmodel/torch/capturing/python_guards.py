@@ -182,8 +182,8 @@ class PythonGuards:
         if isinstance(holder, dict):
             n_keys = [len(old_content) // 2, len(new_content) // 2]
             return tuple(  # type: ignore[return-value]
-                dict(zip(snapshot[:n], snapshot[n:], strict=True))
-                for snapshot, n in zip((old_content, new_content), n_keys, strict=True)
+                dict(zip(snapshot[:count], snapshot[count:], strict=True))
+                for snapshot, count in zip((old_content, new_content), n_keys, strict=True)
             )
         if isinstance(holder, list):
             return list(old_content), list(new_content)

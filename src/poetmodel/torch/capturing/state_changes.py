@@ -111,9 +111,9 @@ class _Holder:
         for key in old_content.keys() | new_content.keys():
             if self.is_namespace and (key in OWN_ATTRIBUTES or str(key)[:2] == "__"):
                 continue
-            old, new = old_content.get(key, ABSENT), new_content.get(key, ABSENT)
-            if old is not new:
-                yield key, old, new
+            old_value, new_value = old_content.get(key, ABSENT), new_content.get(key, ABSENT)
+            if old_value is not new_value:
+                yield key, old_value, new_value
 
 
 class _Name(_Holder):
@@ -261,23 +261,26 @@ class StateChanges:
 
     def _changes(self) -> Iterator[tuple[_Holder, Any, Any, Any]]:
         """Yield (holder, key, old value, new value) of each changed item with another key."""
-        for watched in list(self._watched.values()):
-            is_inner = id(watched.content) in self._inner
-            for key, old, new in watched.changes():
-                if not is_inner and has_tensors(comparison_key(old)):
+        for holder_record in list(self._watched.values()):
+            is_inner = id(holder_record.content) in self._inner
+            for key, old_value, new_value in holder_record.changes():
+                if not is_inner and has_tensors(comparison_key(old_value)):
                     continue  # callers of the code that read it first have set the tensor
-                if comparison_key(old) != comparison_key(new):
-                    yield watched, key, old, new
+                if comparison_key(old_value) != comparison_key(new_value):
+                    yield holder_record, key, old_value, new_value
 
     def _changed_keys(self) -> dict[Spot, Any]:
         """Return the comparison key of each changed item, by spot."""
-        return {w.spot(key): comparison_key(new) for w, key, _, new in self._changes()}
+        return {
+            holder_record.spot(key): comparison_key(new_value)
+            for holder_record, key, _, new_value in self._changes()
+        }
 
     def restore(self) -> None:
         """Restore changed values outside of modules."""
-        for watched, key, old, _ in list(self._changes()):
-            if watched.spot(key)[0] not in self._inner:
-                watched.set(key, old)
+        for holder_record, key, old_value, _ in list(self._changes()):
+            if holder_record.spot(key)[0] not in self._inner:
+                holder_record.set(key, old_value)
 
     # -- changes of each pass ----------------------------------------------------------------------
 
@@ -296,11 +299,11 @@ class StateChanges:
         self.alternatives = first_keys
         if not first_keys:
             return
-        by_spot = {w.spot(key): (w, key, old) for w, key, old, _ in self._changes()}
+        by_spot = {w.spot(key): (w, key, old_value) for w, key, old_value, _ in self._changes()}
         forward()
         second_keys = self._changed_keys()
-        for watched, key, old, _ in self._changes():
-            by_spot.setdefault(watched.spot(key), (watched, key, old))
+        for watched, key, old_value, _ in self._changes():
+            by_spot.setdefault(watched.spot(key), (watched, key, old_value))
         changing_spots = [spot for spot in by_spot if first_keys.get(spot) != second_keys.get(spot)]
         if changing_spots:
             restore()
@@ -310,9 +313,9 @@ class StateChanges:
             return
         # Each pass sets these items to the same value, unless a flag prevents it: reset and repeat.
         reset_items = []
-        for spot, (watched, key, old) in by_spot.items():
+        for spot, (watched, key, old_value) in by_spot.items():
             if not has_tensors(first_keys[spot]) and not self._reads.places.was_read(*spot):
-                watched.set(key, old)
+                watched.set(key, old_value)
                 reset_items.append((watched, key))
         if reset_items:
             self._refuse(reset_items, forward, by_users=True)
@@ -333,19 +336,22 @@ class StateChanges:
         with tracer:
             forward()
         errors = []
-        for watched, key in items:
-            spot = watched.spot(key)
+        for holder_record, key in items:
+            spot = holder_record.spot(key)
             if spot not in tracer.lines:
                 continue
-            line, (old, new) = tracer.lines[spot], tracer.values[spot]
+            line, (old_value, new_value) = tracer.lines[spot], tracer.values[spot]
             if by_users and code_origin(line[0]) is not CodeOrigin.USER:
                 continue
-            change = f"sets {watched.shown(key)} to {describe(new)}"
-            if old is not ABSENT:
-                change = f"changes {watched.shown(key)} from {describe(old)} to {describe(new)}"
+            change = f"sets {holder_record.shown(key)} to {describe(new_value)}"
+            if old_value is not ABSENT:
+                change = (
+                    f"changes {holder_record.shown(key)} from {describe(old_value)} to "
+                    f"{describe(new_value)}"
+                )
             errors.append(f"{change} at {format_source_line(*line)}")
         if not errors and not by_users:
-            errors = [f"changes {watched.shown(key)}" for watched, key in items]
+            errors = [f"changes {holder_record.shown(key)}" for holder_record, key in items]
         if errors:
             count_text = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
             raise CaptureError(
@@ -392,13 +398,13 @@ class _ChangeTracer:
     def _compare(self) -> None:
         """Record the last line and both values for each item that has changed."""
         for spot, item in self._items.items():
-            old, new = self._last[spot], self._value(*item)
-            if spot in self.lines or comparison_key(old) == comparison_key(new):
+            old_value, new_value = self._last[spot], self._value(*item)
+            if spot in self.lines or comparison_key(old_value) == comparison_key(new_value):
                 continue
-            self._last[spot] = new
+            self._last[spot] = new_value
             if self._line is not None:
                 self.lines[spot] = self._line
-                self.values[spot] = old, new
+                self.values[spot] = old_value, new_value
 
 
 _FOLLOWED: Final = (CodeOrigin.USER, CodeOrigin.LIBRARY)

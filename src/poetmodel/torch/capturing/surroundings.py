@@ -304,6 +304,7 @@ def annotate_nodes(
         """Return a hook that annotates the nodes of a module from now on."""
 
         def hook(module: torch.nn.Module, *_: Any) -> None:
+            """Annotate further nodes with `path`, and append the module to the trail."""
             check(module_trail)
             context = annotate({ANNOTATION: path})
             context.__enter__()
@@ -362,6 +363,7 @@ def known_values(
     reals = [value.detach() if isinstance(value, torch.Tensor) else None for value in inputs]
 
     def hook(_: torch.nn.Module, flat: Sequence[Any]) -> None:
+        """Attach the known values to the fake inputs and buffers; a forward pre-hook."""
         for position, (fake, real) in enumerate(zip(flat, reals, strict=True)):
             if real is not None:
                 values.attach_source(fake, real, SourceTensor(position))

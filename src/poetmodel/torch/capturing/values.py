@@ -511,7 +511,7 @@ class _TestRecorder(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         self._checks = checks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function; mark the results of tests, and record those that Python reads."""
+        """Call a function; mark results of tests for finite numbers, and record those read."""
         name = getattr(func, "__name__", "")
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
         expected_results = {getattr(tensor, _EXPECTED, None) for tensor in tensors}

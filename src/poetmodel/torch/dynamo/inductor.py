@@ -179,7 +179,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         final_results = (sizes[number] for number in joint.final_results)
         self.final_bytes = joint.copied_bytes + sum(final_results)
         fixed_indices = set(static_lifetime_input_indices or ())
-        primals = [
+        inputs = [
             node
             for node in graph.find_nodes(op="placeholder")
             if not str(node.target).startswith(TANGENTS)
@@ -190,7 +190,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
             [],
             num_fwd_outputs=num_fwd_outputs,
             static_lifetime_input_nodes=OrderedSet(
-                node for number, node in enumerate(primals) if number in fixed_indices
+                node for number, node in enumerate(inputs) if number in fixed_indices
             ),
         )
         forward, backward = map(partitioners.raise_getitems, (forward, backward))

@@ -433,9 +433,9 @@ class LiveCalls:
     def _end_step(self) -> None:
         """Set `last_step` to the passes of the step; None if a call had no backward pass."""
         backward_numbers = {event.number for event in self._events if event.is_backward}
-        numbers = {event.number for event in self._events if event.number >= 0}
-        if numbers:
-            is_complete = self._is_regular and numbers == backward_numbers
+        forward_numbers = {event.number for event in self._events if event.number >= 0}
+        if forward_numbers:
+            is_complete = self._is_regular and forward_numbers == backward_numbers
             self.last_step = tuple(self._events) if is_complete else None
 
     def _begin_step(self) -> None:

@@ -397,7 +397,7 @@ class GraphProblem:
         if eager_bytes is not None:
             eager_bytes += sum(beside.values())
         beside["memory of Inductor"] = reserved_bytes
-        early = ("results", "copies of overwritten arguments", "tokens of pages")
+        forward_names = ("results", "copies of overwritten arguments", "tokens of pages")
         return cls(
             joint=joint,
             settings=settings,
@@ -407,7 +407,7 @@ class GraphProblem:
             device=settings.device or this_machine(call.rates or machine_rates(settings.cache)),
             times_s=tuple(profile.time_s for profile in profiles),
             beside=beside,
-            forward_beside_bytes=sum(beside[key] for key in early) + reserved_bytes,
+            forward_beside_bytes=sum(beside[key] for key in forward_names) + reserved_bytes,
             keep_all_bytes=keep_all_bytes,
             eager_bytes=eager_bytes,
             is_predicted=is_predicted,
@@ -491,7 +491,7 @@ class GraphProblem:
             ram_budget_bytes=problem.ram_budget_bytes,
         )
         peaks = self._pass_peaks(graph, plan, check, turn)
-        counts = Counter(instruction.op for instruction in plan.program)
+        n_instructions = Counter(instruction.op for instruction in plan.program)
         wrapped_bytes = self.call.wrapped_bytes
         peak_bytes = check.peak_ram_bytes + self.beside_bytes + wrapped_bytes
         if turn is not None:
@@ -505,9 +505,9 @@ class GraphProblem:
             status=str(result.status),
             gap=result.gap,
             overhead=(result.overhead or 0.0) / (problem.objective.baseline or 1.0),
-            recomputed=counts[Op.COMPUTE] - len(graph.nodes),
-            paged_out=counts[Op.PAGE_OUT],
-            paged_in=counts[Op.PAGE_IN],
+            recomputed=n_instructions[Op.COMPUTE] - len(graph.nodes),
+            paged_out=n_instructions[Op.PAGE_OUT],
+            paged_in=n_instructions[Op.PAGE_IN],
             solve_s=result.solve_s,
             given_bytes=_given_bytes(self.joint),
             device=self.device.key or self.device.name,
@@ -587,9 +587,11 @@ def _solve(
     the smallest RAM fits.
     """
     schedules = CachedSchedules(settings.cache)
-    known = None if regions else schedules.result(problem, gap=settings.gap)
-    if known is not None and is_final_result(known, time_limit_s=settings.time_limit):
-        return known
+    cached_result = None if regions else schedules.result(problem, gap=settings.gap)
+    if cached_result is not None and is_final_result(
+        cached_result, time_limit_s=settings.time_limit
+    ):
+        return cached_result
     show_progress = solve_progress_callback(call.show_stage)
 
     def on_progress(progress: SolveProgress) -> bool | None:
@@ -617,16 +619,16 @@ def _solve(
             on_progress=on_progress,
         )
 
-    start = None if known is None else known.schedule
+    start = None if cached_result is None else cached_result.schedule
     if start is None:
         with processor_clock(call.left_s()):
             result = run(FIRST_TIME_RATIO * settings.time_limit, None)
         start, first_s = result.schedule, result.solve_s
         if start is None and result.termination == Termination.TIME_LIMIT:
-            smallest = _min_ram(problem, settings, call)
-            simulation = smallest.simulation
+            min_ram_result = _min_ram(problem, settings, call)
+            simulation = min_ram_result.simulation
             if simulation and simulation.peak_ram_bytes <= problem.usable_ram_bytes:
-                start = smallest.schedule
+                start = min_ram_result.schedule
         if start is not None and result.termination == Termination.TIME_LIMIT:
             result = run(call.left_s(), start)
             result = replace(result, solve_s=first_s + result.solve_s)
@@ -675,13 +677,13 @@ def _costs(
 
 def _copies_bytes(joint: JointGraph) -> int:
     """Return the bytes of copies of overwritten arguments that operations read [B]."""
-    read = {
+    overwritten_arguments = {
         source
         for operation in joint.operations
         for source in operation.node.all_input_nodes
         if source in joint.mutated
     }
-    return sum(storage_sizes(read).values())
+    return sum(storage_sizes(overwritten_arguments).values())
 
 
 def _given_bytes(joint: JointGraph) -> int:

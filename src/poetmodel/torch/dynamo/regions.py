@@ -169,8 +169,10 @@ def regions_of(
         for (name, ram), tensors in tensors_of_budget.items()
     ]
     if joint.must_recompute:
-        forbidden = Region(name=_POLICY, tensors=joint.must_recompute, limit_bytes=0, stage=stage)
-        regions.append(forbidden)
+        policy_region = Region(
+            name=_POLICY, tensors=joint.must_recompute, limit_bytes=0, stage=stage
+        )
+        regions.append(policy_region)
     return tuple(regions)
 
 

@@ -70,7 +70,9 @@ class StepPlan:
 
 def sequence_key(events: Sequence[Event]) -> Hashable:
     """Return a key of the passes of a step: equal for equal graphs and calls, wh."""
-    return tuple((id(e.frontier), e.number, e.is_backward, e.waiting) for e in events)
+    return tuple(
+        (id(event.frontier), event.number, event.is_backward, event.waiting) for event in events
+    )
 
 
 def with_max_fixed_bytes(
@@ -197,7 +199,7 @@ class StepPlanner:
         """
         key = sequence_key(events)
         if key not in self._choices and len(self._choices) < _MAX_CHOICES:
-            gather_key = str([(e.number, e.is_backward, e.waiting) for e in events])
+            gather_key = str([(event.number, event.is_backward, event.waiting) for event in events])
             common_events = with_max_fixed_bytes(events, gather_key, gather)
             self._choices[key] = self._choose(common_events, share)
         self.current = self._choices.get(key)

@@ -49,8 +49,8 @@ class ResultDifference:
         return f"by up to {self.largest:.3g}"
 
     def __str__(self) -> str:
-        where = f", from {self.op}" if self.op else ""
-        return f"{self.name} ({self.text}{where})"
+        operation_text = f", from {self.op}" if self.op else ""
+        return f"{self.name} ({self.text}{operation_text})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the difference as plain values for JSON; only its text has non-finite numbers."""

@@ -201,10 +201,14 @@ class TrainingWriter(StepWriter):
         self, trace: Trace, program: Program, numbers: Sequence[int], *, resident: Collection[int]
     ) -> None:
         """Begin as `StepWriter`; derive from `resident` the state with its home on storage."""
-        new, state = trace.graph.replacement_of, set(trace.graph.state_tensors)
+        replacement_of, state = trace.graph.replacement_of, set(trace.graph.state_tensors)
         on_storage = {number for i, number in enumerate(numbers) if i not in resident} & state
         homes = {number: number for number in sorted(on_storage)}
-        homes |= {new[number]: number for number in sorted(on_storage) if number in new}
+        homes |= {
+            replacement_of[number]: number
+            for number in sorted(on_storage)
+            if number in replacement_of
+        }
         self._last_uses = _last_uses(trace.step_graph, program, frozenset(numbers))
         """Storages without decision, by the point of the last computation that uses them."""
         self._positions = {a.node: k for k, a in enumerate(trace.joint.arguments)}

@@ -180,11 +180,11 @@ def _fills_storage(storage: TensorStorage) -> bool:
     return size == storage.bytes > 0
 
 
-def _has_equal_layout(storage: TensorStorage, other: TensorStorage) -> bool:
+def _has_equal_layout(storage: TensorStorage, other_storage: TensorStorage) -> bool:
     """Return whether the tensors of two storages have the same type, shape, strides and offset."""
-    if len(other.layouts) != 1 or storage.bytes != other.bytes:
+    if len(other_storage.layouts) != 1 or storage.bytes != other_storage.bytes:
         return False
-    layout, other_layout = storage.layouts[0], other.layouts[0]
+    layout, other_layout = storage.layouts[0], other_storage.layouts[0]
     return (layout.dtype, layout.shape, layout.stride, layout.offset) == (
         other_layout.dtype,
         other_layout.shape,

@@ -615,8 +615,8 @@ def _group_errors(group: Mapping[str, Any], *, has_fused: bool) -> Iterator[str]
         if group.get(key) and not (key == "fused" and has_fused):
             yield f"{key}=True cannot be traced; leave it out"
     for key, value in group.items():
-        numbers = value if key == "betas" else (value,)
-        if key != "params" and any(isinstance(number, torch.Tensor) for number in numbers):
+        values = value if key == "betas" else (value,)
+        if key != "params" and any(isinstance(number, torch.Tensor) for number in values):
             yield f"{key} is a tensor; expected a number, such as {key}={_plain_numbers(value)}"
         elif key == "lr" and not isinstance(value, Real):
             yield f"lr: expected a number, got {shown(value)}"

@@ -140,13 +140,13 @@ def coarsen(trace: Trace, *, kept_bytes: int, homes: bool = False) -> ScheduledG
     if small_tensors:
         names = graph.tensor_index.keys() - {storages[index].name for index in small_tensors}
         graph = replace(graph, nodes=tuple(_restrict_node(node, names) for node in graph.nodes))
-    numbers = tuple(trace.graph.tensor_index[tensor.name] for tensor in graph.tensors)
+    storage_indices = tuple(trace.graph.tensor_index[tensor.name] for tensor in graph.tensors)
     n_random = sum(operation.is_random for operation in trace.step_graph.operations)
     # One state per random operation for its recomputation, and the state to restore after it.
     states_bytes = (n_random + 1) * RANDOM_STATE_BYTES if n_random else 0
     return ScheduledGraph(
         graph=graph,
-        numbers=numbers,
+        numbers=storage_indices,
         operations=operations,
         threshold_bytes=threshold,
         reserves=(

@@ -104,13 +104,15 @@ class GradientNorm(CustomOperation):
         return torch.clamp(self.max_norm / (norm + NORM_EPS), max=1.0)
 
 
-def sum_gradients(gradients: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the gradients of one parameter, with the strides of `like`."""
+def sum_gradients(gradients: Sequence[torch.Tensor], weight_format: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the gradients of one parameter, with the strides of `weight_format`."""
     gradient_sum, *further_gradients = gradients
     for gradient in further_gradients:
         gradient_sum = gradient_sum + gradient
-    if gradient_sum.stride() != like.stride():
-        gradient_sum = torch.empty_like(like, device=gradient_sum.device).copy_(gradient_sum)
+    if gradient_sum.stride() != weight_format.stride():
+        gradient_sum = torch.empty_like(weight_format, device=gradient_sum.device).copy_(
+            gradient_sum
+        )
     return gradient_sum
 
 
@@ -576,19 +578,19 @@ class _OptimizerExtension:
             self.buffers[id(buffer)].node for buffer in (*layer.state, layer.weight_scale)
         )
         owner = find_owner(self.optimizer, trained.parameter)
-        draws = None
+        draw_function = None
         if layer.rounding != ROUNDINGS[0]:
             group = next(
                 k
                 for k, param_group in enumerate(owner.param_groups)
                 if any(p is trained.parameter for p in param_group["params"])
             )
-            draws = partial(owner.draws, group)
+            draw_function = partial(owner.draws, group)
         sites = owner.sites() if isinstance(owner, QuantizedSGD) else {}
         update = QuantizedUpdate(
             rule,
             site=sites.get(id(trained.parameter), 0),
-            draws=draws,
+            draws=draw_function,
             batches=self.batches,
         )
         state = [*weights, *self.totals.get(id(trained.parameter), ())]
