@@ -108,7 +108,9 @@ class Region:
 
     name: str
     tensors: frozenset[int]
+    """Indices of the tensors in the training graph."""
     limit_bytes: int
+    """Budget of the tensors that are in RAM when `stage` begins [B]."""
     stage: int
     """First backward stage."""
 
@@ -201,9 +203,10 @@ def solve_within(
 ) -> SolveResult:
     """Solve a problem subject to the budgets of regions.
 
-    The result has no schedule if none that meets all budgets was found. A bound without budgets is
-    also valid with them. Heuristics search first; if they leave a gap, and the graph has at most
-    `_MAX_NODES` nodes, a model with the rows of regions is solved.
+    The problem is solved without budgets first, whose bound is also valid with budgets. If that
+    schedule exceeds a budget, heuristics search for one that meets all. If they leave a gap, and
+    the graph has at most `_MAX_NODES` nodes, a model with the rows of regions is solved. The result
+    has no schedule if none that meets all budgets was found.
     """
     deadline_s = monotonic() + time_limit
     result = solve(problem, time_limit=time_limit / 3, gap=gap, on_progress=on_progress)
