@@ -1,4 +1,4 @@
-"""Guards: the assumptions of a captured step, how a call differs from them, and refused calls."""
+"""Guards: assumptions of a captured step, differences of a call from them, and refused calls."""
 
 from __future__ import annotations
 
@@ -52,31 +52,38 @@ class Assumptions:
 
 
 class Guards:
-    """Checks whether a captured step holds for a call, given the state at construction.
+    """Checks whether a captured step is valid for a call: inputs and state are as at construction.
 
-    Raises `CaptureError` if the step would omit something that PyTorch does.
+    Raises `CaptureError` if the step would omit an effect of eager PyTorch, such as a hook.
     """
 
     def __init__(self, joint: Joint) -> None:
+        """Record the current modules, tensors, hooks and modes of a captured step."""
         self._joint = joint
-        named = tuple(joint.module.named_modules())
-        self._names = tuple(shown_path(path) or "the model" for path, _ in named)
+        named_modules = tuple(joint.module.named_modules())
+        self._names = tuple(shown_path(path) or "the model" for path, _ in named_modules)
         # While these references exist, no new module can have the id of one of them.
-        self._modules = tuple(module for _, module in named)
+        self._modules = tuple(module for _, module in named_modules)
         self._identities = tuple(map(id, self._modules))
-        changed = {result.target for result in joint.results}
-        inputs = [
-            argument for argument in joint.arguments_of(InputKind.USER_INPUT) if argument in changed
+        changed_arguments = {result.target for result in joint.results}
+        changed_inputs = [
+            argument
+            for argument in joint.arguments_of(InputKind.USER_INPUT)
+            if argument in changed_arguments
         ]
-        self._written = tuple(argument.position for argument in inputs)
-        self._alias_names = tuple(argument.name for argument in (*joint.module_arguments, *inputs))
+        self._written = tuple(argument.position for argument in changed_inputs)
+        self._alias_names = tuple(
+            argument.name for argument in (*joint.module_arguments, *changed_inputs)
+        )
         kinds = {r.target: r.kind for r in joint.results if r.kind is OutputKind.MUTATION}
-        updated = joint.module_arguments if joint.optimizer is not None else ()
-        own = [a for a in joint.module_arguments if a in kinds or a in updated]
-        self._changed = Lookup([argument.target for argument in own])
+        updated_arguments = joint.module_arguments if joint.optimizer is not None else ()
+        changed_tensors = [
+            a for a in joint.module_arguments if a in kinds or a in updated_arguments
+        ]
+        self._changed = Lookup([argument.target for argument in changed_tensors])
         """Parameters and buffers that the step changes."""
-        self._changed_inputs = [a.position for a in inputs if a in kinds]
-        self._changed_names = [argument.name for argument in own]
+        self._changed_inputs = [a.position for a in changed_inputs if a in kinds]
+        self._changed_names = [argument.name for argument in changed_tensors]
         self._changed_names += [joint.input_names[position] for position in self._changed_inputs]
         self._constants = tuple(_constant_holders(joint, self._names, self._modules))
         self.compiled = self._assumptions(joint.inputs)
@@ -84,7 +91,8 @@ class Guards:
     def hold(self, inputs: Sequence[Any]) -> bool:
         """Return whether the step computes PyTorch's results for flat inputs.
 
-        Raises `CaptureError` if no compiled step would, for example with hooks of parameters.
+        Raises `CaptureError` if no compiled step would compute them, for example with hooks of
+        parameters.
         """
         joint = self._joint
         return (
@@ -96,30 +104,34 @@ class Guards:
 
     def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
         """Yield a description of each difference from the state at compilation."""
-        before, now = self.compiled, self._assumptions(inputs)
-        yield from _property_differences(self._joint.input_names, before.inputs, now.inputs)
-        if before.modules != now.modules:
-            yield _describe_replaced(self._names, before.modules, now.modules)
+        compiled, current = self.compiled, self._assumptions(inputs)
+        yield from _property_differences(self._joint.input_names, compiled.inputs, current.inputs)
+        if compiled.modules != current.modules:
+            yield _describe_replaced(self._names, compiled.modules, current.modules)
             return
         arguments = self._joint.module_arguments
-        if len(arguments) != len(now.tensors):
+        if len(arguments) != len(current.tensors):
             yield "a parameter or a buffer is missing"
             return
         argument_names = [argument.name for argument in arguments]
-        yield from _property_differences(argument_names, before.tensors, now.tensors)
-        yield from _alias_differences(self._alias_names, before.aliases, now.aliases)
+        yield from _property_differences(argument_names, compiled.tensors, current.tensors)
+        yield from _alias_differences(self._alias_names, compiled.aliases, current.aliases)
         names = self._joint.input_names
-        for name, old, new in zip(names, before.overlaps, now.overlaps, strict=False):
-            if old != new:
-                changed = self._changed_names[(new if old is None else old) or 0]
-                verb = "shares no memory" if new is None else "shares memory"
-                yield f"{name} {verb} with {changed}, which the step changes"
-        yield from self._module_differences(now)
-        replaced = [*self._replaced_constants()]
-        yield from (f"{name} is another tensor, or missing" for name in replaced)
-        python = [*self._joint.python_guards.differences()]
-        yield from python
-        if before == now and not replaced and not python:
+        for name, old_index, new_index in zip(
+            names, compiled.overlaps, current.overlaps, strict=False
+        ):
+            if old_index != new_index:
+                changed_name = self._changed_names[
+                    (new_index if old_index is None else old_index) or 0
+                ]
+                verb = "shares no memory" if new_index is None else "shares memory"
+                yield f"{name} {verb} with {changed_name}, which the step changes"
+        yield from self._module_differences(current)
+        replaced_constants = [*self._replaced_constants()]
+        yield from (f"{name} is another tensor, or missing" for name in replaced_constants)
+        python_differences = [*self._joint.python_guards.differences()]
+        yield from python_differences
+        if compiled == current and not replaced_constants and not python_differences:
             tensors = self._joint.guarded_tensors(inputs)
             yield from self._joint.value_guards.differences(tensors)
 
@@ -127,13 +139,20 @@ class Guards:
         """Return for each input the index of a changed tensor with common memory, or None."""
         if not self._changed_names:
             return ()
-        changed = [*self._changed(self._joint.module), *(inputs[k] for k in self._changed_inputs)]
+        changed_tensors = [
+            *self._changed(self._joint.module),
+            *(inputs[k] for k in self._changed_inputs),
+        ]
         by_storage: dict[int, list[int]] = {}
-        for index, tensor in enumerate(changed):
+        for index, tensor in enumerate(changed_tensors):
             by_storage.setdefault(storage_key(tensor), []).append(index)
         return tuple(
             next(
-                (k for k in by_storage.get(storage_key(value), ()) if _overlap(changed[k], value)),
+                (
+                    k
+                    for k in by_storage.get(storage_key(value), ())
+                    if _overlap(changed_tensors[k], value)
+                ),
                 None,
             )
             if isinstance(value, torch.Tensor) and is_plain(value)
@@ -147,16 +166,18 @@ class Guards:
             if holder.get(key) is not constant:
                 yield name
 
-    def _module_differences(self, now: Assumptions) -> Iterator[str]:
+    def _module_differences(self, current: Assumptions) -> Iterator[str]:
         """Yield a text for changed training modes, hooks and autocast."""
-        before = self.compiled
+        compiled = self.compiled
         # The first module wraps the model and its loss, and never changes.
-        if before.training[1:] != now.training[1:]:
+        if compiled.training[1:] != current.training[1:]:
             yield "modules were switched into or out of training mode"
-        for name, hooks, others in zip(self._names, before.hooks, now.hooks, strict=True):
-            if hooks != others:
+        for name, hooks, current_hooks in zip(
+            self._names, compiled.hooks, current.hooks, strict=True
+        ):
+            if hooks != current_hooks:
                 yield f"hooks of {name} were added or removed"
-        if before.autocast != now.autocast:
+        if compiled.autocast != current.autocast:
             yield "autocast is on around the step: use it inside the model and the loss"
 
     def _assumptions(self, inputs: Sequence[Any]) -> Assumptions:
@@ -171,12 +192,12 @@ class Guards:
             values = []
         refuse_inference_mode()
         refuse_inputs(inputs)
-        hooked = [
+        hooked_names = [
             joint.module_arguments[k].name for k, value in enumerate(values) if _is_hooked(value)
         ]
-        if hooked:
-            raise CaptureError(_hook_error(joint.name, hooked))
-        first: dict[int, int] = {}
+        if hooked_names:
+            raise CaptureError(_hook_error(joint.name, hooked_names))
+        first_index: dict[int, int] = {}
         tensor_ids = (*map(id, values), *(id(inputs[position]) for position in self._written))
         return Assumptions(
             inputs=tuple(map(_tensor_properties, inputs)),
@@ -184,16 +205,18 @@ class Guards:
             training=tuple([state["training"] for state in states]),
             hooks=tuple([tuple(chain(*map(state.get, HOOKS))) for state in states]),
             tensors=tuple(map(_tensor_properties, values)),
-            aliases=tuple([first.setdefault(identity, k) for k, identity in enumerate(tensor_ids)]),
+            aliases=tuple(
+                [first_index.setdefault(identity, k) for k, identity in enumerate(tensor_ids)]
+            ),
             overlaps=self._overlaps(inputs) if values else (),
             autocast=torch.is_autocast_enabled("cpu"),
         )
 
 
-def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
+def _overlap(tensor_a: torch.Tensor, tensor_b: torch.Tensor) -> bool:
     """Return whether the byte ranges of two tensors in one storage overlap."""
     begins, ends = [], []
-    for tensor in (first, second):
+    for tensor in (tensor_a, tensor_b):
         steps = zip(tensor.shape, tensor.stride(), strict=True)
         span = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
         begins.append(tensor.storage_offset() * tensor.element_size())
@@ -267,9 +290,9 @@ def _hook_error(name: str, parameters: Sequence[str]) -> str:
 
 
 def _tensor_properties(value: Any) -> Any:
-    """Return the properties of a tensor without its values; of other objects type and text.
+    """Return the properties of a tensor without its values, or type and text of another object.
 
-    The text makes NaN equal to itself, and numbers of different types unequal.
+    By the text NaN is equal to itself, and numbers of different types are unequal.
     """
     if not isinstance(value, torch.Tensor):
         return (type(value), repr(value))
@@ -282,40 +305,49 @@ def _format_properties(properties: Any) -> str:
     """Return the result of `_tensor_properties` as text."""
     if len(properties) == 2:  # noqa: PLR2004 - no tensor: type and text
         return str(properties[1])
-    shape, dtype, stride, device, trained = properties
+    shape, dtype, stride, device, requires_grad = properties
     layout = f"{str(dtype).removeprefix('torch.')} {list(shape)} with strides {list(stride)}"
-    return f"{layout} on {device}" + (", requiring a gradient" if trained else "")
+    return f"{layout} on {device}" + (", requiring a gradient" if requires_grad else "")
 
 
 def _property_differences(
-    names: Iterable[str], before: Iterable[Any], now: Iterable[Any]
+    names: Iterable[str], old_properties: Iterable[Any], new_properties: Iterable[Any]
 ) -> Iterator[str]:
     """Yield a text for each object whose `_tensor_properties` have changed."""
-    for name, old, new in zip(names, before, now, strict=True):
-        if old != new:
-            yield f"{name} was {_format_properties(old)} and is {_format_properties(new)}"
+    for name, old_property, new_property in zip(names, old_properties, new_properties, strict=True):
+        if old_property != new_property:
+            yield (
+                f"{name} was {_format_properties(old_property)} and is "
+                f"{_format_properties(new_property)}"
+            )
 
 
-def _describe_replaced(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> str:
-    """Return a text that names the modules whose ``id`` has changed or is missing."""
-    if len(before) == len(now):
-        replaced = [name for name, old, new in zip(names, before, now, strict=True) if old != new]
+def _describe_replaced(names: Sequence[str], old_ids: Sequence[int], new_ids: Sequence[int]) -> str:
+    """Return a text that names the modules that were replaced or removed, by their ``id``."""
+    if len(old_ids) == len(new_ids):
+        replaced_names = [
+            name
+            for name, old_id, new_id in zip(names, old_ids, new_ids, strict=True)
+            if old_id != new_id
+        ]
     else:
-        present = set(now)
-        replaced = [name for name, old in zip(names, before, strict=True) if old not in present]
-    if not replaced:
+        present_ids = set(new_ids)
+        replaced_names = [
+            name for name, old_id in zip(names, old_ids, strict=True) if old_id not in present_ids
+        ]
+    if not replaced_names:
         return "modules were added to the model"
-    return f"{listed(replaced)}: replaced by another module, or removed"
+    return f"{listed(replaced_names)}: replaced by another module, or removed"
 
 
 def _alias_differences(
-    names: Sequence[str], before: Sequence[int], now: Sequence[int]
+    names: Sequence[str], old_aliases: Sequence[int], new_aliases: Sequence[int]
 ) -> Iterator[str]:
     """Yield a text for each tensor that became, or is no longer, the same as another one."""
-    for k, (old, new) in enumerate(zip(before, now, strict=True)):
-        if old == new:
+    for k, (old_alias, new_alias) in enumerate(zip(old_aliases, new_aliases, strict=True)):
+        if old_alias == new_alias:
             continue
-        if old != k:
-            yield f"{names[k]} was the same tensor as {names[old]} and is not"
-        if new != k:
-            yield f"{names[k]} was not the same tensor as {names[new]} and is"
+        if old_alias != k:
+            yield f"{names[k]} was the same tensor as {names[old_alias]} and is not"
+        if new_alias != k:
+            yield f"{names[k]} was not the same tensor as {names[new_alias]} and is"

@@ -59,8 +59,8 @@ def unflatten(flat: Sequence[Any], spec: Any) -> tuple[Any, ...]:
 def copy_inputs(inputs: Inputs) -> Inputs:
     """Return inputs with each tensor copied to memory of its own, detached.
 
-    A batch is often a slice of a larger tensor, and two inputs may share one. Objects of other
-    types than inputs are returned as they are.
+    A batch is often a slice of a larger tensor, and two inputs may share one storage. Objects of
+    other types than inputs are returned as they are.
     """
     if not isinstance(inputs, tuple | list | Mapping):
         return inputs
@@ -112,12 +112,18 @@ def takes_keywords(model: torch.nn.Module, arguments: Inputs) -> bool:
         return False
     parameters = signature.parameters.values()
     keys, kinds = set(arguments[0]), {parameter.kind for parameter in parameters}
-    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    parameter_names = {
+        p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
     if kinds <= {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}:
         return True
     if inspect.Parameter.VAR_KEYWORD in kinds:
-        keys &= named
-    return bool(keys) and keys <= named and (len(arguments[0]) > 1 or len(named) > 1)
+        keys &= parameter_names
+    return (
+        bool(keys)
+        and keys <= parameter_names
+        and (len(arguments[0]) > 1 or len(parameter_names) > 1)
+    )
 
 
 # -- checks of steps and inputs ----------------------------------------------------------------
@@ -149,7 +155,7 @@ def step_errors(model: torch.nn.Module, loss_fn: object, inputs: Inputs) -> Iter
     yield from input_errors(inputs)
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
         yield from _tensor_errors(path, tensor)
-    yield from _call_errors(model, inputs, alone=loss_fn is None)
+    yield from _call_errors(model, inputs, has_no_loss_fn=loss_fn is None)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         yield "no parameter requires a gradient, so there is nothing to train"
 
@@ -179,12 +185,12 @@ def _tensor_errors(path: str, tensor: torch.Tensor) -> Iterator[str]:
 def _module_errors(path: str, module: torch.nn.Module) -> Iterator[str]:
     """Yield an error if a module is compiled, scripted or a parallel wrapper."""
     kinds = [kind.__name__ for kind in type(module).__mro__]
-    where = f"module {path!r} is" if path else "the model is"
-    wrapped = "OptimizedModule" in kinds
-    if wrapped or getattr(module, "_compiled_call_impl", None) is not None:
+    subject = f"module {path!r} is" if path else "the model is"
+    is_wrapper = "OptimizedModule" in kinds
+    if is_wrapper or getattr(module, "_compiled_call_impl", None) is not None:
         yield (
-            f"{where} compiled (torch.compile), and its operations cannot be captured; pass the "
-            "original module" + (" (model._orig_mod)" if wrapped else ", not compiled")
+            f"{subject} compiled (torch.compile), and its operations cannot be captured; pass the "
+            "original module" + (" (model._orig_mod)" if is_wrapper else ", not compiled")
         )
     if _is_compiled(module.forward):
         yield (
@@ -193,11 +199,11 @@ def _module_errors(path: str, module: torch.nn.Module) -> Iterator[str]:
         )
     if not _PARALLEL.isdisjoint(kinds):
         yield (
-            f"{where} a {kinds[0]}, and a compiled step does not synchronize its replicas; pass "
+            f"{subject} a {kinds[0]}, and a compiled step does not synchronize its replicas; pass "
             "the module inside (model.module), and average gradients after the step"
         )
     if isinstance(module, torch.jit.ScriptModule):
-        yield f"{where} scripted (torch.jit); pass the original module"
+        yield f"{subject} scripted (torch.jit); pass the original module"
 
 
 _PARALLEL: Final = frozenset(
@@ -225,21 +231,24 @@ def input_errors(inputs: object) -> Iterator[str]:
             f"inputs, got a {type(inputs).__name__}"
         )
         return
-    named = inputs if isinstance(inputs, Mapping) else ()
-    unnamed = [key for key in named if not isinstance(key, str)]
-    if unnamed:
-        yield f"inputs: expected names of parameters of forward as keys, got {shown(unnamed[0])}"
+    named_inputs = inputs if isinstance(inputs, Mapping) else ()
+    no_names = [key for key in named_inputs if not isinstance(key, str)]
+    if no_names:
+        yield f"inputs: expected names of parameters of forward as keys, got {shown(no_names[0])}"
         return
     if len(inputs) == 0:
         yield "expected inputs (the target last), got none"
     flat, spec = flatten(inputs)
-    for name, value in zip(input_names(spec, by_name=bool(named)), flat, strict=True):
+    for name, value in zip(input_names(spec, by_name=bool(named_inputs)), flat, strict=True):
         kind = type(value)
         if getattr(value, "layout", torch.strided) != torch.strided:
             yield f"{name}: expected a dense tensor, got {value.layout}"
         elif isinstance(value, torch.Tensor) and not is_plain(value):
-            got = "nested tensor" if value.is_nested else kind.__name__
-            yield f"{name}: expected a plain tensor, got a {got}; pass the tensors that it contains"
+            kind_name = "nested tensor" if value.is_nested else kind.__name__
+            yield (
+                f"{name}: expected a plain tensor, got a {kind_name}; pass the tensors that it "
+                "contains"
+            )
         if kind.__module__ == "numpy":
             yield (
                 f"{name}: expected a tensor, got a {kind.__name__} of numpy; convert it "
@@ -252,14 +261,21 @@ def input_errors(inputs: object) -> Iterator[str]:
             )
 
 
-def _call_errors(model: torch.nn.Module, inputs: Inputs, *, alone: bool) -> Iterator[str]:
-    """Yield an error if ``forward`` cannot be called with the inputs; `alone` without a loss_fn."""
+def _call_errors(model: torch.nn.Module, inputs: Inputs, *, has_no_loss_fn: bool) -> Iterator[str]:
+    """Yield an error if ``forward`` cannot be called with the inputs.
+
+    With a loss_fn the last input is the target, which ``forward`` does not get.
+    """
     signature = _signature(model)
     if signature is None or model._forward_pre_hooks:  # noqa: SLF001 - hooks may change arguments
         return
-    arguments = positional_inputs(inputs) if alone else positional_inputs(inputs)[:-1]
-    by_name = takes_keywords(model, inputs if alone else arguments)
-    role = "without a loss_fn, the model gets all of them" if alone else "the last is the target"
+    arguments = positional_inputs(inputs) if has_no_loss_fn else positional_inputs(inputs)[:-1]
+    by_name = takes_keywords(model, inputs if has_no_loss_fn else arguments)
+    role = (
+        "without a loss_fn, the model gets all of them"
+        if has_no_loss_fn
+        else "the last is the target"
+    )
     text = listed(arguments[0]) if by_name else f"{len(arguments)} of them: {role}"
     try:
         signature.bind(**arguments[0]) if by_name else signature.bind(*arguments)
@@ -277,12 +293,12 @@ _PLAIN: Final = (
 
 
 def find_loss(name: str, output: Any) -> Any:
-    """Return an output's loss: its item or attribute ``loss``, its first item, or the output.
+    """Return the loss of an output: its item or attribute ``loss``, its first item, or itself.
 
     Raises `CaptureError` if ``loss`` is None or no tensor.
     """
-    keyed = isinstance(output, Mapping)
-    if keyed:
+    is_mapping = isinstance(output, Mapping)
+    if is_mapping:
         loss = output.get("loss")
     elif isinstance(output, torch.Tensor) or not hasattr(output, "loss"):
         return output[0] if isinstance(output, tuple | list) and output else output
@@ -318,20 +334,22 @@ class OutputStructure:
         """Return the structure of an output, and its tensors besides the loss."""
         leaves: Leaves = []
         builder = _collect_tensors(output, "", leaves)
-        others: Leaves = []
+        other_leaves: Leaves = []
         positions = []
         for path, tensor in leaves:
             if tensor is not loss:
-                others.append((path, tensor))
-            positions.append(0 if tensor is loss else len(others))
+                other_leaves.append((path, tensor))
+            positions.append(0 if tensor is loss else len(other_leaves))
         structure = cls(
-            names=tuple(path for path, _ in others), _positions=tuple(positions), _builder=builder
+            names=tuple(path for path, _ in other_leaves),
+            _positions=tuple(positions),
+            _builder=builder,
         )
-        return structure, [tensor for _, tensor in others]
+        return structure, [tensor for _, tensor in other_leaves]
 
-    def build(self, loss: torch.Tensor, others: Sequence[torch.Tensor]) -> Any:
+    def build(self, loss: torch.Tensor, other_tensors: Sequence[torch.Tensor]) -> Any:
         """Return an output of this structure with new tensors."""
-        values = (loss, *others)
+        values = (loss, *other_tensors)
         return self._builder(values[position] for position in self._positions)
 
     def tensors_by_name(self, output: Any) -> dict[str, torch.Tensor]:
@@ -346,7 +364,7 @@ class OutputStructure:
 
 
 def _collect_tensors(value: Any, path: str, leaves: Leaves) -> Builder:
-    """Append a value's tensors to `leaves`; return a function that rebuilds it from new ones."""
+    """Append a value's tensors to `leaves`; return a function that rebuilds it from new tensors."""
     if isinstance(value, torch.Tensor):
         leaves.append((path or "tensor", value))
         return next
@@ -357,24 +375,24 @@ def _collect_tensors(value: Any, path: str, leaves: Leaves) -> Builder:
     if is_dataclass(value):
         items = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
         build: Callable[[dict[Any, Any]], Any] = lambda attributes: kind(**attributes)  # noqa: E731
-        named = "{}.{}"
+        path_format = "{}.{}"
     elif isinstance(value, Mapping):
         items = dict(value)
         build = dict
-        named = "{}.{}"
+        path_format = "{}.{}"
     elif isinstance(value, tuple | list):
         items = dict(enumerate(value))
         make: Any = getattr(kind, "_make", kind)
         build = lambda elements: make(list(elements.values()))  # noqa: E731
-        named = "{}[{}]"
+        path_format = "{}[{}]"
     elif not path and hasattr(value, "__dict__"):
         items = dict(vars(value))
         build = partial(_copy_with_attributes, _copy_with_attributes(value, dict.fromkeys(items)))
-        named = "{}.{}"
+        path_format = "{}.{}"
     else:
         return lambda _: None
     builders = {
-        key: _collect_tensors(item, named.format(path, key).removeprefix("."), leaves)
+        key: _collect_tensors(item, path_format.format(path, key).removeprefix("."), leaves)
         for key, item in items.items()
     }
     return lambda values: build({key: builder(values) for key, builder in builders.items()})
@@ -382,6 +400,6 @@ def _collect_tensors(value: Any, path: str, leaves: Leaves) -> Builder:
 
 def _copy_with_attributes(value: Any, attributes: dict[str, Any]) -> Any:
     """Return a shallow copy of an object with some attributes replaced."""
-    copied = copy.copy(value)
-    vars(copied).update(attributes)
-    return copied
+    object_copy = copy.copy(value)
+    vars(object_copy).update(attributes)
+    return object_copy

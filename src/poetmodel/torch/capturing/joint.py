@@ -1,6 +1,6 @@
 """Capture: makes one functional graph of forward, loss and backward from a module and inputs.
 
-PyTorch does not promise to preserve the functions used here (``aot_export_joint_with_descriptors``,
+PyTorch may change the functions used here (``aot_export_joint_with_descriptors``,
 PyTorch 2.9 and newer), in `joint_graph` (its descriptors), `values` and `surroundings`.
 """
 
@@ -120,13 +120,13 @@ def capture(
     )
     returned: list[OutputStructure] | None = [] if isinstance(inputs, Mapping) else None
     checks = FiniteChecks()
-    stepped, assigned = _wrap_with_loss(
+    captured_module, assigned = _wrap_with_loss(
         name, model, loss_fn, spec, by_name=by_name, returned=returned, checks=checks
     )
-    attributes = ModuleSnapshot(stepped)
-    reads = PythonReads(stepped, loss_fn)
-    changes = StateChanges(name, attributes, reads)
-    draws = GeneratorStates(name, attributes)
+    attributes = ModuleSnapshot(captured_module)
+    python_reads = PythonReads(captured_module, loss_fn)
+    state_changes = StateChanges(name, attributes, python_reads)
+    generator_states = GeneratorStates(name, attributes)
     leftovers = Leftovers()
 
     def prepare_forward() -> None:
@@ -134,28 +134,37 @@ def capture(
         attributes.restore(within=True)
         leftovers.empty_holders()
 
-    trail: list[str] = []
+    module_trail: list[str] = []
     mkldnn = torch.backends.mkldnn.enabled
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    has_lstm = any(isinstance(module, torch.nn.LSTM) for module in stepped.modules())
+    has_lstm = any(isinstance(module, torch.nn.LSTM) for module in captured_module.modules())
     try:
         with (
             # A failure that is raised anyway need not be logged with its traceback.
             temporary_setting(logger.setLevel, logging.CRITICAL, logger.level),
-            draws.restored(),
-            explained(name, trail),
+            generator_states.restored(),
+            explained(name, module_trail),
             refuse_seeding(),
             # The backward of oneDNN's LSTM cannot be captured.
             onednn(enabled=mkldnn and not has_lstm),
             native_operators(),
             infrequent_gc(),
         ):
-            with draws.restored():
-                _observe(stepped, flat, attributes, reads, changes)
+            with generator_states.restored():
+                _observe(captured_module, flat, attributes, python_reads, state_changes)
             assigned.before_forward = prepare_forward
-            recorded = partial(annotate_nodes, stepped, trail, draws.check)
+            annotate = partial(
+                annotate_nodes, captured_module, module_trail, generator_states.check
+            )
             export = partial(
-                _try_export, stepped, flat, recorded, checks, attributes, leftovers, mkldnn=mkldnn
+                _try_export,
+                captured_module,
+                flat,
+                annotate,
+                checks,
+                attributes,
+                leftovers,
+                mkldnn=mkldnn,
             )
             while (
                 (exported := export()) is None
@@ -164,10 +173,10 @@ def capture(
             ):
                 attributes.restore()
             graph_module, values = exported
-            draws.check()
+            generator_states.check()
     finally:
         assigned.before_forward = None
-        stale = attributes.restore()
+        stale_attributes = attributes.restore()
         leftovers.remove_tensors()
     if leftovers.holder_names:
         _LOG.warning(
@@ -176,13 +185,13 @@ def capture(
             name,
             listed(sorted(leftovers.holder_names)),
         )
-    if stale:
+    if stale_attributes:
         _LOG.warning(
             "%s: forward sets %s, which a compiled step does not: the code of the model runs once, "
             "and the attribute was restored; to have it updated, make it a buffer "
             "(register_buffer) and assign it with .detach()",
             name,
-            ", ".join(shown_path(f"{path}.{key}") for path, key in stale),
+            ", ".join(shown_path(f"{path}.{key}") for path, key in stale_attributes),
         )
     for node in graph_module.graph.nodes:
         values.clear(node.meta.get("val"))
@@ -191,7 +200,7 @@ def capture(
     arguments = tuple(input_specs(name, graph_module, names))
     joint = Joint(
         name=name,
-        module=stepped,
+        module=captured_module,
         graph_module=graph_module,
         arguments=arguments,
         results=tuple(
@@ -200,32 +209,36 @@ def capture(
         input_spec=spec,
         inputs=tuple(flat),
         value_guards=ValueGuards(tuple(values.reads.values())),
-        python_guards=reads.guards(name, changes.alternatives),
+        python_guards=python_reads.guards(name, state_changes.alternatives),
         output=output,
         finite_check_lines=tuple(checks.lines),
     )
     constants = joint.arguments_of(InputKind.CONSTANT_TENSOR)
     joint.python_guards.use_constants([joint.value(a) for a in constants])
     refuse(name, _capture_errors(joint))
-    changed = {result.target.target for result in joint.results if result.target is not None}
+    changed_paths = {result.target.target for result in joint.results if result.target is not None}
     sources = joint.value_guards.sources
-    unsteady = [shown_path(g.path) for g in sources if g.path and g.path in changed]
-    if unsteady:
+    unstable_names = [
+        shown_path(source.path)
+        for source in sources
+        if source.path and source.path in changed_paths
+    ]
+    if unstable_names:
         _LOG.warning(
             "%s: forward reads %s, which each step changes: once a value differs, the step is "
             "refused, or compiled again (dynamic='retrace')",
             name,
-            ", ".join(unsteady),
+            ", ".join(unstable_names),
         )
     return joint
 
 
 def _observe(
-    stepped: torch.nn.Module,
+    captured_module: torch.nn.Module,
     inputs: Sequence[Any],
     attributes: ModuleSnapshot,
-    reads: PythonReads,
-    changes: StateChanges,
+    python_reads: PythonReads,
+    state_changes: StateChanges,
 ) -> None:
     """Run an eager forward pass on copies of the inputs; record the Python values that it reads.
 
@@ -233,32 +246,32 @@ def _observe(
     the capture that follows raises it.
     Raises `CaptureError` if each forward pass changes Python state.
     """
-    written = WrittenTensors(stepped.buffers())
+    written_tensors = WrittenTensors(captured_module.buffers())
 
     def forward() -> None:
         """Run the captured module once on copies of the inputs."""
         random = torch.random.fork_rng(devices=[])
-        with random, warnings.catch_warnings(action="ignore"), written:
-            stepped(*copy_inputs(tuple(inputs)))
+        with random, warnings.catch_warnings(action="ignore"), written_tensors:
+            captured_module(*copy_inputs(tuple(inputs)))
 
     def restore() -> None:
         attributes.restore()
-        changes.restore()
-        written.restore()
+        state_changes.restore()
+        written_tensors.restore()
 
     try:
-        with reads.recording(), suppress(*RAISED):
+        with python_reads.recording(), suppress(*RAISED):
             forward()
-        reads.places.remove_temporary()
-        changes.check(forward, restore)
+        python_reads.places.remove_temporary()
+        state_changes.check(forward, restore)
     finally:
         restore()
 
 
 def _try_export(
-    stepped: torch.nn.Module,
+    captured_module: torch.nn.Module,
     inputs: Sequence[Any],
-    recorded: Callable[[], AbstractContextManager[None]],
+    annotate: Callable[[], AbstractContextManager[None]],
     checks: FiniteChecks,
     attributes: ModuleSnapshot,
     leftovers: Leftovers,
@@ -267,22 +280,22 @@ def _try_export(
 ) -> tuple[fx.GraphModule, KnownValues] | None:
     """Return the joint graph and the known values; None if the export must be repeated.
 
-    That is the case if the code stores tensors from one forward pass for the next, and if a value
-    is read that is unknown. The latter turns `checks` on: whether numbers are finite can be tested
-    after the step.
+    An export is repeated if the code stores tensors of one forward pass for the next, and if it
+    reads an unknown value. After such a read `checks` are turned on, because whether numbers are
+    finite can be tested after the step.
     """
     values = KnownValues()
     context = TracingContext(fake_mode(values, mkldnn=mkldnn))
     try:
         with (
-            recorded(),
-            checkpoints_as_eager(stepped),
-            known_values(stepped, inputs, values),
+            annotate(),
+            checkpoints_as_eager(captured_module),
+            known_values(captured_module, inputs, values),
             retained_draws(),
             ExitStack() as stack,
             tracing(context),
         ):
-            exported = aot_export_joint_with_descriptors(stack, stepped, tuple(inputs))
+            exported = aot_export_joint_with_descriptors(stack, captured_module, tuple(inputs))
     except RAISED as error:
         attributes.restore()
         if leftovers.register_holders(error):
@@ -304,14 +317,16 @@ def _wrap_with_loss(
     returned: list[OutputStructure] | None,
     checks: FiniteChecks,
 ) -> tuple[torch.nn.Module, AssignedBuffers]:
-    """Return a module from flat inputs to the loss; it contains the user's modules, no copies.
+    """Return a module that computes the loss from flat inputs; it contains the user's modules.
 
     If `returned` is a list, the module returns the loss and, detached, the other tensors of the
     model's output, whose structure replaces the list's content. If `checks` are on, the last output
-    is their result.
+    is the result of the checks.
     """
 
     class FlatModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+        """Applies model and loss to flat inputs."""
+
         def __init__(self) -> None:
             super().__init__()
             self.add_module(BODY, model)
@@ -321,7 +336,7 @@ def _wrap_with_loss(
 
         def forward(self, *flat: Any) -> Any:
             """Return the loss, other outputs of the model, and the result of checks."""
-            with assigned.tracking(), checks.watching():
+            with assigned_buffers.tracking(), checks.watching():
                 inputs = unflatten(flat, spec)
                 arguments = inputs if loss_fn is None else inputs[:-1]
                 output = model(**arguments[0]) if by_name else model(*arguments)
@@ -329,13 +344,13 @@ def _wrap_with_loss(
                 results = checks.results()
                 if returned is None:
                     return (loss, *results) if results else loss
-                structure, others = OutputStructure.of(output, loss)
+                structure, other_tensors = OutputStructure.of(output, loss)
                 returned[:] = [structure]
-                return (loss, *(tensor.detach() for tensor in others), *results)
+                return (loss, *(tensor.detach() for tensor in other_tensors), *results)
 
-    stepped = FlatModule()
-    assigned = AssignedBuffers(stepped, name=name)
-    return stepped, assigned
+    captured_module = FlatModule()
+    assigned_buffers = AssignedBuffers(captured_module, name=name)
+    return captured_module, assigned_buffers
 
 
 def _capture_errors(joint: Joint) -> Iterator[str]:

@@ -29,7 +29,7 @@ BODY: Final = "model"
 """Name of the user's module in the captured module."""
 
 ANNOTATION: Final = "poetmodel.module"
-"""Key under a node's ``custom`` annotations: path of the module in which it was recorded."""
+"""Key under a node's ``custom`` annotations: path of the module in which the node was recorded."""
 
 LOCATION: Final = "poetmodel.place"
 """Key under a node's ``custom`` annotations: the module and the user's line, as text."""
@@ -75,9 +75,10 @@ class OutputKind(StrEnum):
     OUTPUT = "output"
     """A further output of the model; returned at the end of the step, detached."""
     GRADIENT = "gradient"
-    """The gradient of an input; accumulated into its ``.grad``."""
+    """The gradient of an input; accumulated into ``.grad`` of the input."""
     MUTATION = "mutation"
-    """The new value of a buffer or input; copied into it at the end of the step."""
+    """The new value of a buffer or input; copied into the buffer or input at the end of the
+    step."""
 
 
 class OptimizerValue(Protocol):
@@ -188,7 +189,8 @@ class Joint:
     finite_check_lines: tuple[str, ...] = ()
     """Lines that test whether numbers are finite; if they are not, the step is undone."""
     optimizer: torch.optim.Optimizer | None = None
-    """Optimizer whose updates are part of the step; None if it ends with the gradients."""
+    """Optimizer whose updates are part of the step; None for a step that ends with the
+    gradients."""
     clip_grad_norm: float | None = None
     """Upper bound on the total norm of all gradients; None if they are not clipped."""
 
@@ -228,9 +230,9 @@ class Joint:
         """The name of each flat input for display: ``inputs[0]``, or ``input_ids`` if named."""
         return input_names(self.input_spec, by_name=self.output is not None)
 
-    def build_output(self, loss: torch.Tensor, others: Sequence[torch.Tensor]) -> Any:
+    def build_output(self, loss: torch.Tensor, other_tensors: Sequence[torch.Tensor]) -> Any:
         """Return the step's output: its loss, or the model's output structure with its tensors."""
-        return loss if self.output is None else self.output.build(loss, others)
+        return loss if self.output is None else self.output.build(loss, other_tensors)
 
     def results_by_name(self, returned: Any) -> dict[str, torch.Tensor]:
         """Return the tensors in a step's output, by the names of their results."""
@@ -250,20 +252,23 @@ class Joint:
         if spec == self.input_spec:
             return tuple(flat)
         if isinstance(inputs, Mapping):
-            (known,) = unflatten([_Star()] * self.input_spec.num_leaves, self.input_spec)
-            sets = {"missing": known.keys() - inputs.keys(), "new": inputs.keys() - known.keys()}
+            (named_inputs,) = unflatten([_Star()] * self.input_spec.num_leaves, self.input_spec)
+            sets = {
+                "missing": named_inputs.keys() - inputs.keys(),
+                "new": inputs.keys() - named_inputs.keys(),
+            }
             problems = [f"{listed(sorted(keys))} {word}" for word, keys in sets.items() if keys]
             if problems:
                 raise CaptureError(
                     f"{self.name}: expected inputs by the names that the step was compiled with "
-                    f"({listed(sorted(known), max_names=9)}), and {' and '.join(problems)}"
+                    f"({listed(sorted(named_inputs), max_names=9)}), and {' and '.join(problems)}"
                 )
-        expected, got = self.input_spec.num_children, spec.num_children
-        if expected != got:
-            msg = f"{self.name}: expected {expected} inputs (the target last), got {got}"
+        expected, count = self.input_spec.num_children, spec.num_children
+        if expected != count:
+            msg = f"{self.name}: expected {expected} inputs (the target last), got {count}"
         else:
-            nests = [unflatten([_Star()] * s.num_leaves, s) for s in (self.input_spec, spec)]
-            msg = f"{self.name}: expected inputs nested as {nests[0]!r}, got {nests[1]!r}"
+            nestings = [unflatten([_Star()] * s.num_leaves, s) for s in (self.input_spec, spec)]
+            msg = f"{self.name}: expected inputs nested as {nestings[0]!r}, got {nestings[1]!r}"
         raise CaptureError(msg)
 
     def value(self, argument: InputSpec, inputs: Sequence[Any] | None = None) -> torch.Tensor:
@@ -315,16 +320,16 @@ def input_specs(
         if kind is None:
             raise CaptureError(_unsupported_message(name, "input", descriptor))
         target, position = getattr(descriptor, "target", ""), getattr(descriptor, "idx", 0)
-        shown = target.removeprefix(f"{BODY}.") or str(kind)
+        display_name = target.removeprefix(f"{BODY}.") or str(kind)
         if kind is InputKind.USER_INPUT:
-            shown = names[position]
-        yield InputSpec(kind=kind, node=node, target=target, name=shown, position=position)
+            display_name = names[position]
+        yield InputSpec(kind=kind, node=node, target=target, name=display_name, position=position)
     for node in graph_module.graph.find_nodes(op="get_attr"):
         target = str(node.target)
         if isinstance(attrgetter(target)(graph_module), torch.Tensor):
-            shown = target.removeprefix(f"{BODY}.")
+            display_name = target.removeprefix(f"{BODY}.")
             kind = InputKind.CONSTANT_TENSOR
-            yield InputSpec(kind=kind, node=node, target=target, name=shown)
+            yield InputSpec(kind=kind, node=node, target=target, name=display_name)
 
 
 def output_specs(

@@ -1,7 +1,8 @@
 """State that a forward pass changes, random draws and leftover tensors: restored or refused.
 
 A table outside of modules (``functools.lru_cache``, a dictionary, a name of a Python module) would
-retain a tensor of the capture, which has no numbers. Eager code that reads it later would fail.
+retain a tensor of the capture, which has no numbers. Eager code that later reads the tensor would
+fail.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ class ModuleSnapshot:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
+        """Take the snapshot of `model`, its submodules, tensors, containers and hooks."""
         self._modules = dict(model.named_modules())
         self._classes = [(module, type(module)) for module in self._modules.values()]
         self._tensors = [_TensorState(tensor) for tensor in (*model.parameters(), *model.buffers())]
-        self._seen = {id(module) for module in self._modules.values()}
+        self._visited_ids = {id(module) for module in self._modules.values()}
         global_names = vars(torch.nn.modules.module).items()
         hooks = [value for name, value in global_names if name.startswith("_global_")]
         self._owners: dict[int, Any] = {}
@@ -52,21 +54,21 @@ class ModuleSnapshot:
         self._first_of_modules = len(self._containers)
         for path, module in self._modules.items():
             self._containers += self._containers_of(path, module)
-        self._first = True
+        self._is_before_first_pass = True
         """Whether no forward pass of the capture has begun yet."""
 
     def _containers_of(self, path: str, module: torch.nn.Module) -> Iterator[_Container]:
         """Yield the attributes of a module, and the containers and user objects in them."""
-        seen = self._seen  # containers of several modules are yielded once
+        visited_ids = self._visited_ids  # containers of several modules are yielded once
         attributes = vars(module)
         self._owners[id(attributes)] = module
         yield _Container(path, "", attributes)
         pending: list[tuple[str, Any]] = list(attributes.items())
         while pending:
             key, value = pending.pop()
-            if isinstance(value, (*_PLAIN, torch.Tensor)) or id(value) in seen:
+            if isinstance(value, (*_PLAIN, torch.Tensor)) or id(value) in visited_ids:
                 continue
-            seen.add(id(value))
+            visited_ids.add(id(value))
             if isinstance(value, torch.nn.Module) or is_user_object(value):
                 owner, value = value, vars(value)
                 self._owners[id(value)] = owner
@@ -111,22 +113,22 @@ class ModuleSnapshot:
         """Restore the snapshot; return (path, attribute) of each attribute that held a tensor.
 
         `within` states that a forward pass of a capture begins. PyTorch has then replaced
-        parameters, buffers and hooks by its own, so that these are restored to their state before
-        the first of these passes.
+        parameters, buffers and hooks by its own, so that parameters, buffers and hooks are restored
+        to their state before the first such pass.
         """
-        is_first_pass = within and self._first
-        self._first = not within
+        is_first_pass = within and self._is_before_first_pass
+        self._is_before_first_pass = not within
         for module, kind in self._classes:
             if type(module) is not kind:
                 module.__class__ = kind
         for tensor in self._tensors:
             tensor.restore()
-        changed: list[tuple[str, str, Any]] = []
+        changes: list[tuple[str, str, Any]] = []
         for container in self._containers:
             if is_first_pass:
                 container.record_first_pass()
-            changed += container.restore(within=within)
-        tensors = {(path, key) for path, key, value in changed if tensors_in(value)}
+            changes += container.restore(within=within)
+        tensors = {(path, key) for path, key, value in changes if tensors_in(value)}
         return tuple(
             sorted(
                 (path, key)
@@ -157,7 +159,7 @@ class _Container:
         return _has_same_objects(content_copy(self.value), self.before)
 
     def record_first_pass(self) -> None:
-        """Record the content as the capture has set it, if every module has this attribute."""
+        """Record the content, which the capture may have set, of an attribute of every module."""
         if self.key in OWN_ATTRIBUTES:
             self._at_first_pass = content_copy(self.value)
 
@@ -200,12 +202,16 @@ class _TensorState:
     def is_unchanged(self) -> bool:
         """Return whether flags, hooks and attributes are those of the snapshot."""
         tensor = self._tensor
-        hooks = all(
-            _has_same_objects(dict(getattr(tensor, name) or {}), before)
-            for name, before in self._hooks.items()
+        are_hooks_unchanged = all(
+            _has_same_objects(dict(getattr(tensor, name) or {}), old_hooks)
+            for name, old_hooks in self._hooks.items()
         )
-        trained = tensor.requires_grad == self._trained
-        return trained and hooks and _has_same_objects(vars(tensor), self._attributes)
+        is_flag_unchanged = tensor.requires_grad == self._trained
+        return (
+            is_flag_unchanged
+            and are_hooks_unchanged
+            and _has_same_objects(vars(tensor), self._attributes)
+        )
 
     def restore(self) -> None:
         """Restore flags, hooks and attributes."""
@@ -244,12 +250,13 @@ def is_user_object(value: Any) -> bool:
 class AssignedBuffers:
     """Finds buffers that the forward pass assigns instead of changing them in place.
 
-    A capture records changes of a buffer's tensor, but no other tensor that replaces it. Therefore
-    the new value is copied into the buffer at the end of the forward pass. The pass itself reads a
-    copy of the buffer, because the backward pass needs the old value.
+    A capture records changes of a buffer's tensor, but not the assignment of another tensor.
+    Therefore the new value is copied into the buffer at the end of the forward pass. The pass
+    itself reads a copy of the buffer, because the backward pass needs the old value.
     """
 
     def __init__(self, model: torch.nn.Module, *, name: str) -> None:
+        """Begin with no assigned buffer. `name` is the name of the step in messages."""
         self._model = model
         self._modules = dict(model.named_modules())
         self._name = name
@@ -261,21 +268,24 @@ class AssignedBuffers:
     def register_assigned(self) -> bool:
         """Register the buffers that forward assigned, so that later passes copy their new values.
 
-        Returns whether any is new. Raises `CaptureError` if one shares its memory with another.
+        Returns whether any is new. Raises `CaptureError` if a registered buffer shares its memory
+        with another buffer.
         """
-        new = not self._known.issuperset(self._assigned)
+        has_new = not self._known.issuperset(self._assigned)
         buffers = self._buffers()
         for path, key in sorted(self._assigned):
-            for other, buffer in buffers.items():
-                if other != (path, key) and storage_key(buffer) == storage_key(buffers[path, key]):
+            for other_path, buffer in buffers.items():
+                if other_path != (path, key) and storage_key(buffer) == storage_key(
+                    buffers[path, key]
+                ):
                     error = (
                         "is assigned in forward, which would make two buffers of one; use "
                         "copy_(...), or separate tensors: it shares its memory with "
-                        + shown_path(".".join(other))
+                        + shown_path(".".join(other_path))
                     )
                     raise CaptureError(self._describe(path, key, error))
         self._known = self._known.union(self._assigned)
-        return new
+        return has_new
 
     @contextmanager
     def tracking(self) -> Iterator[None]:
@@ -285,47 +295,49 @@ class AssignedBuffers:
         """
         if self.before_forward is not None:
             self.before_forward()
-        before = self._buffers()
+        old_buffers = self._buffers()
         parameters = self._parameters()
-        copied = self._known & before.keys()
-        for path, key in copied:
-            self._set_buffer(path, key, before[path, key].detach().clone())
+        registered = self._known & old_buffers.keys()
+        for path, key in registered:
+            self._set_buffer(path, key, old_buffers[path, key].detach().clone())
         try:
             yield
             self._check_parameters(parameters)
-            after = self._buffers()
-            for path, key in sorted(after.keys() - before.keys()):
+            new_buffers = self._buffers()
+            for path, key in sorted(new_buffers.keys() - old_buffers.keys()):
                 error = "is new after forward; register it, with a tensor, in __init__"
                 raise CaptureError(self._describe(path, key, error))
-            for (path, key), buffer in before.items():
-                if after.get((path, key)) is buffer:
+            for (path, key), buffer in old_buffers.items():
+                if new_buffers.get((path, key)) is buffer:
                     continue
                 self._assigned.add((path, key))
-                self._check(path, key, buffer, after.get((path, key)))
-                if (path, key) in copied:
+                self._check(path, key, buffer, new_buffers.get((path, key)))
+                if (path, key) in registered:
                     with torch.no_grad():
-                        buffer.copy_(after[path, key])
+                        buffer.copy_(new_buffers[path, key])
         finally:
-            for path, key in copied:
-                self._set_buffer(path, key, before[path, key])
+            for path, key in registered:
+                self._set_buffer(path, key, old_buffers[path, key])
 
     def _parameters(self) -> Mapping[tuple[str, str], tuple[torch.Tensor, int]]:
         """Return all parameters, also of new modules, with the number of hooks of each."""
         return {
-            (path, key): (tensor, sum(len(getattr(tensor, n) or ()) for n in _TENSOR_HOOKS))
+            (path, key): (tensor, sum(len(getattr(tensor, name) or ()) for name in _TENSOR_HOOKS))
             for path, module in self._model.named_modules()
             for key, tensor in module._parameters.items()  # noqa: SLF001 - shared ones count twice
             if tensor is not None
         }
 
-    def _check_parameters(self, before: Mapping[tuple[str, str], tuple[torch.Tensor, int]]) -> None:
+    def _check_parameters(
+        self, old_parameters: Mapping[tuple[str, str], tuple[torch.Tensor, int]]
+    ) -> None:
         """Raise `CaptureError` if a pass adds, removes, replaces or hooks a parameter."""
-        after = self._parameters()
-        for path, key in sorted(before.keys() | after.keys()):
-            (old, hooks), (new, others) = (
-                values.get((path, key), (None, 0)) for values in (before, after)
+        new_parameters = self._parameters()
+        for path, key in sorted(old_parameters.keys() | new_parameters.keys()):
+            (old_tensor, n_old_hooks), (new_tensor, n_new_hooks) = (
+                values.get((path, key), (None, 0)) for values in (old_parameters, new_parameters)
             )
-            if old is not new or hooks != others:
+            if old_tensor is not new_tensor or n_old_hooks != n_new_hooks:
                 error = (
                     "is created, assigned, removed or given a hook in forward, which a compiled "
                     "step does not do; do so in __init__, or call the model once on inputs before"
@@ -343,16 +355,18 @@ class AssignedBuffers:
     def _set_buffer(self, path: str, key: str, value: torch.Tensor) -> None:
         self._modules[path]._buffers[key] = value  # noqa: SLF001 - bypasses redefined setters
 
-    def _check(self, path: str, key: str, old: torch.Tensor, new: torch.Tensor | None) -> None:
+    def _check(
+        self, path: str, key: str, old_tensor: torch.Tensor, tensor: torch.Tensor | None
+    ) -> None:
         """Raise `CaptureError` if the new value of an assigned buffer is unsuitable."""
-        if new is None:
+        if tensor is None:
             error = "is removed in forward; retain it, and change its values"
-        elif new.shape != old.shape or new.dtype != old.dtype:
+        elif tensor.shape != old_tensor.shape or tensor.dtype != old_tensor.dtype:
             error = (
-                f"was {_type_and_shape(old)} and is assigned {_type_and_shape(new)} in forward; "
-                f"assign the same shape and type, or use self.{key}.copy_(...)"
+                f"was {_type_and_shape(old_tensor)} and is assigned {_type_and_shape(tensor)} in "
+                f"forward; assign the same shape and type, or use self.{key}.copy_(...)"
             )
-        elif new.requires_grad:
+        elif tensor.requires_grad:
             error = (
                 "is assigned a value that depends on parameters, and would retain the graph of the "
                 f"step; assign it with .detach(), or use self.{key}.copy_(...)"
@@ -362,8 +376,8 @@ class AssignedBuffers:
         raise CaptureError(self._describe(path, key, error))
 
     def _describe(self, path: str, key: str, error: str, *, kind: str = "buffer") -> str:
-        at = f" of module {shown_path(path)!r}" if shown_path(path) else ""
-        return f"{self._name}: {kind} {key!r}{at} {error}"
+        module_text = f" of module {shown_path(path)!r}" if shown_path(path) else ""
+        return f"{self._name}: {kind} {key!r}{module_text} {error}"
 
 
 def _type_and_shape(tensor: torch.Tensor) -> str:
@@ -375,11 +389,11 @@ def content_copy(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else list(value)
 
 
-def _has_same_objects(first: Any, second: Any) -> bool:
+def _has_same_objects(content_a: Any, content_b: Any) -> bool:
     """Return whether two contents have identical objects in the same order."""
-    if isinstance(first, dict):
-        first, second = (*first, *first.values()), (*second, *second.values())
-    return list(map(id, first)) == list(map(id, second))
+    if isinstance(content_a, dict):
+        content_a, content_b = (*content_a, *content_a.values()), (*content_b, *content_b.values())
+    return list(map(id, content_a)) == list(map(id, content_b))
 
 
 def replace_content(value: Any, content: Any) -> None:
@@ -421,11 +435,11 @@ class GeneratorStates:
 
     def check(self, trail: Sequence[str] = ()) -> None:
         """Raise `CaptureError` if a state has changed; `trail` names the innermost module last."""
-        for generator, before in zip(self._generators, self._before, strict=True):
-            if _comparable(generator.state()) != before:
-                where = f" in {trail[-1]}" if trail else ""
+        for generator, old_state in zip(self._generators, self._before, strict=True):
+            if _comparable(generator.state()) != old_state:
+                module_text = f" in {trail[-1]}" if trail else ""
                 raise CaptureError(
-                    f"{self._name}: forward draws from {generator.description}{where}, and a "
+                    f"{self._name}: forward draws from {generator.description}{module_text}, and a "
                     "compiled step would repeat the numbers of the capture; draw with PyTorch "
                     "(torch.rand, ...), or outside of the step and pass it as an input"
                 )
@@ -443,7 +457,10 @@ def _has_state(generator: _Generator) -> bool:
 def _generators(snapshot: ModuleSnapshot) -> Iterator[_Generator]:
     """Yield the generators of ``random`` and ``numpy.random``, and those in modules."""
     yield _Generator("Python's random", random.getstate, random.setstate)
-    for generator in {id(own): own for own in snapshot.objects_of((random.Random,))}.values():
+    for generator in {
+        id(python_generator): python_generator
+        for python_generator in snapshot.objects_of((random.Random,))
+    }.values():
         yield _Generator("a random.Random", generator.getstate, generator.setstate)
     yield _Generator("numpy.random", np.random.get_state, np.random.set_state)
     for generator in snapshot.objects_of((np.random.RandomState,)):
@@ -478,9 +495,10 @@ _MAX_DEPTH: Final = 4
 
 
 class Leftovers:
-    """Finds and removes tensors of a capture that would outlive it, outside of modules."""
+    """Finds and removes tensors of a capture that objects outside of modules would retain."""
 
     def __init__(self) -> None:
+        """Record the names of all Python modules before the capture."""
         modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
         self._names = {id(vars(module)): dict(vars(module)) for module in modules}
         """Previous names of each Python module, by the ``id`` of its dictionary."""
@@ -493,17 +511,19 @@ class Leftovers:
     def register_holders(self, error: BaseException) -> bool:
         """Remove the tensors of a failed capture, and register their holders.
 
-        Returns whether these are the first, so that the capture should be tried again. PyTorch
-        calls the model several times, and fails if the code stores tensors of the first call.
-        Before later calls `empty_holders` removes them.
+        Returns whether these are the first holders, so that the capture should be tried again.
+        PyTorch calls the model several times, and fails if the code stores tensors of the first
+        call. Before later calls `empty_holders` removes such tensors.
         """
         for link in exception_chain(error):
-            traceback.clear_frames(link.__traceback__)  # their variables are no holders
-        gc.collect()  # nor are reference cycles
+            traceback.clear_frames(
+                link.__traceback__
+            )  # local variables of the traceback are no holders
+        gc.collect()  # unreachable reference cycles are no holders either
         removals = self.remove_tensors()
-        new = bool(removals) and not self._removals
+        has_first_holders = bool(removals) and not self._removals
         self._removals += removals
-        return new
+        return has_first_holders
 
     def empty_holders(self) -> None:
         """Empty the registered holders of tensors."""
@@ -520,8 +540,8 @@ class Leftovers:
         removals: list[Callable[[], object]] = []
         for _ in range(_MAX_DEPTH):
             if level:
-                more, level = self._find_holders(level)
-                removals += more
+                level_removals, level = self._find_holders(level)
+                removals += level_removals
         for remove in removals:
             remove()
         return removals
@@ -563,12 +583,12 @@ class Leftovers:
 
     def _removal(self, holder: dict[Any, Any], key: Any) -> Callable[[], object]:
         """Return a function that removes a key of a dict, or restores a Python module's name."""
-        before = self._names.get(id(holder), {})
+        old_names = self._names.get(id(holder), {})
         owners = gc.get_referrers(holder)
         if not any(isinstance(owner, _LruCache) for owner in owners):
             self.holder_names.add(str(key))
-        if key in before:
-            return partial(holder.__setitem__, key, before[key])
+        if key in old_names:
+            return partial(holder.__setitem__, key, old_names[key])
         for owner in owners:
             if isinstance(owner, type):
                 return partial(setattr, owner, key, None)

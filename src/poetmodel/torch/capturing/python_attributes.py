@@ -31,6 +31,7 @@ class AttributeRecorder:
     """
 
     def __init__(self, on_read: Callable[[Any, str, Any], None]) -> None:
+        """Register `torch.nn.Module`; `patches` patches classes later."""
         self._on_read = on_read
         self._classes: set[type] = {torch.nn.Module}
         self._is_recorded: dict[type, bool] = {}
@@ -41,7 +42,7 @@ class AttributeRecorder:
 
     @contextmanager
     def patches(self) -> Iterator[None]:
-        """Context manager that patches all registered classes, and those registered meanwhile."""
+        """Context manager that patches all registered classes, also those registered later."""
         self._is_active = True
         for kind in list(self._classes):
             self._patch(kind)
@@ -49,69 +50,70 @@ class AttributeRecorder:
             yield
         finally:
             self._is_active = False
-            for kind, before in self._patched:
-                if before is None:
+            for kind, original in self._patched:
+                if original is None:
                     del kind.__getattribute__
                 else:
-                    kind.__getattribute__ = before  # type: ignore[method-assign, unused-ignore]
+                    kind.__getattribute__ = original  # type: ignore[method-assign, unused-ignore]
             self._patched.clear()
 
     def register(self, kind: type) -> bool:
         """Register a class; return whether attribute reads of its instances are recorded."""
-        known = self._is_recorded.get(kind)
-        if known is None:
-            anchor = _class_to_patch(kind)
+        is_recorded = self._is_recorded.get(kind)
+        if is_recorded is None:
+            patched_class = _class_to_patch(kind)
             for base in kind.__mro__:
                 self.on_class(base)
-            known = self._is_recorded[kind] = anchor is not None
-            if anchor is not None and anchor not in self._classes:
-                self._classes.add(anchor)
+            is_recorded = self._is_recorded[kind] = patched_class is not None
+            if patched_class is not None and patched_class not in self._classes:
+                self._classes.add(patched_class)
                 if self._is_active:
-                    self._patch(anchor)
-        return known
+                    self._patch(patched_class)
+        return is_recorded
 
     def _patch(self, kind: type) -> None:
         """Patch a class to record the attribute reads of its instances and of subclasses."""
         original: Any = kind.__getattribute__
 
         def recorded(value: Any, name: str) -> Any:
-            """Return an attribute, and report it or its absence to `on_read`."""
+            """Return an attribute; report its value, or that it is absent, to `on_read`."""
             try:
-                found = original(value, name)
+                attribute = original(value, name)
             except AttributeError:
                 self._on_read(value, name, ABSENT)
                 raise
-            self._on_read(value, name, found)
-            return found
+            self._on_read(value, name, attribute)
+            return attribute
 
-        before = vars(kind).get("__getattribute__")
+        own_method = vars(kind).get("__getattribute__")
         try:
             kind.__getattribute__ = recorded  # type: ignore[assignment, method-assign, unused-ignore]
         except (AttributeError, TypeError):  # a metaclass forbids it
             return
-        self._patched.append((kind, before))
+        self._patched.append((kind, own_method))
 
 
 def _class_to_patch(kind: type) -> type | None:
     """Return the class to patch so that reads of all instances are recorded; None if impossible.
 
     It is the last class in the method resolution order that belongs to a user or a package. If a
-    class before it has its own ``__getattribute__``, which may translate names, that calls it.
+    class before it has its own ``__getattribute__``, which may translate names, that method calls
+    the patched one.
     """
     if issubclass(kind, torch.nn.Module):
         module: type = torch.nn.Module
         return module
     if issubclass(kind, (torch.Tensor, type, ModuleType, BaseException, *PLAIN)):
         return None
-    anchor = None
+    patched_class = None
     for base in kind.__mro__:
-        own = origin_of_module(base.__module__) in (
+        is_patchable = origin_of_module(base.__module__) in (
             CodeOrigin.USER,
             CodeOrigin.LIBRARY,
             CodeOrigin.GENERATED,
         )
-        own = own or base.__module__ in _PATCHED_STANDARD
+        is_patchable = is_patchable or base.__module__ in _PATCHED_STANDARD
         flags = base.__flags__
-        if own and flags & _HEAP_TYPE and not flags & _IMMUTABLE_TYPE:
-            anchor = base
-    return anchor
+        if is_patchable and flags & _HEAP_TYPE and not flags & _IMMUTABLE_TYPE:
+            patched_class = base
+    return patched_class

@@ -51,9 +51,10 @@ def user_line_of(frame: FrameType | None) -> Line | None:
 class ExecutedCode:
     """The code object of a function that was executed, with the executed lines."""
 
-    def __init__(self, code: CodeType, names: dict[str, Any]) -> None:
+    def __init__(self, code: CodeType, global_values: dict[str, Any]) -> None:
+        """Find the names that `code` reads and sets; `global_values` are its globals."""
         self.code = code
-        self.globals = names
+        self.globals = global_values
         origin = code_origin(code.co_filename)
         self.is_followed = origin not in _NOT_FOLLOWED
         self.is_library = origin is CodeOrigin.LIBRARY
@@ -65,11 +66,11 @@ class ExecutedCode:
         if not self.is_followed:
             return
         self.listing = InstructionList.of(code)
-        kinds = self.listing.names
-        self.global_names = kinds(READ_GLOBAL) | kinds(("STORE_GLOBAL", "DELETE_GLOBAL"))
-        self.stored_globals = kinds(("STORE_GLOBAL", "DELETE_GLOBAL"))
-        free = frozenset(code.co_freevars)
-        self.stored_cells = kinds(("STORE_DEREF", "DELETE_DEREF")) & free
+        names_of = self.listing.names
+        self.global_names = names_of(READ_GLOBAL) | names_of(("STORE_GLOBAL", "DELETE_GLOBAL"))
+        self.stored_globals = names_of(("STORE_GLOBAL", "DELETE_GLOBAL"))
+        free_names = frozenset(code.co_freevars)
+        self.stored_cells = names_of(("STORE_DEREF", "DELETE_DEREF")) & free_names
 
     def trace_line(self, frame: FrameType, event: str, _: Any) -> Any:
         """Record an executed line; a local trace function for `sys.settrace`."""
@@ -82,14 +83,14 @@ class ExecutedCode:
         listing = self.listing
         for position, instruction in enumerate(listing.instructions):
             if instruction.opname in kinds and listing.lines[position] in self._lines:
-                after = FollowingCode(None, listing=listing, position=position + 1)
-                after.line = (self.code.co_filename, listing.lines[position])
-                yield str(instruction.argval), after
+                following_code = FollowingCode(None, listing=listing, position=position + 1)
+                following_code.line = (self.code.co_filename, listing.lines[position])
+                yield str(instruction.argval), following_code
 
 
 @dataclass(slots=True, eq=False)
 class InstructionList:
-    """The instructions of a code object, without those that have no effect here."""
+    """The instructions of a code object, without those that affect no value, such as ``NOP``."""
 
     code: CodeType
     instructions: list[dis.Instruction] = field(default_factory=list)
@@ -99,9 +100,9 @@ class InstructionList:
     @staticmethod
     def of(code: CodeType) -> InstructionList:
         """Return the instructions of a code object, cached."""
-        known = _LISTINGS.get(id(code))
-        if known is not None and known.code is code:
-            return known
+        cached_listing = _LISTINGS.get(id(code))
+        if cached_listing is not None and cached_listing.code is code:
+            return cached_listing
         listing = InstructionList(code)
         # From Python 3.13 on some instructions have no line.
         starts: dict[int, Any] = dict(dis.findlinestarts(code))
@@ -137,8 +138,12 @@ class FollowingCode:
         calls: bool = False,
         depth: int = 3,
     ) -> None:
+        """Start after the instruction that `frame` executes, or at `position` of `listing`.
+
+        Only a read of an attribute, or a call if `calls`, has known following code.
+        """
         self._depth = depth
-        """How many assignments from local variable to local variable are followed."""
+        """Maximum number of assignments from local variable to local variable that are followed."""
         self._frame = frame
         self._listing = listing
         self._position = position
@@ -147,51 +152,51 @@ class FollowingCode:
             return
         self._listing = InstructionList.of(frame.f_code)
         position = bisect_right(self._listing.offsets, frame.f_lasti) - 1
-        reading = self._listing.instructions[position].opname if position >= 0 else ""
-        if reading in READ_ATTRIBUTE or (calls and reading.startswith("CALL")):
+        opname = self._listing.instructions[position].opname if position >= 0 else ""
+        if opname in READ_ATTRIBUTE or (calls and opname.startswith("CALL")):
             self._position = position + 1
 
     @classmethod
     def unknown(cls, line: Line | None) -> FollowingCode:
         """Return unknown following code: all of a value may be read."""
-        after = cls(None)
-        after.line = line
-        return after
+        following_code = cls(None)
+        following_code.line = line
+        return following_code
 
     def _instruction(self, ahead: int) -> dis.Instruction | None:
         if self._listing is None or self._position is None:
             return None
-        number = self._position + ahead
+        index = self._position + ahead
         instructions = self._listing.instructions
-        return instructions[number] if number < len(instructions) else None
+        return instructions[index] if index < len(instructions) else None
 
     def _skip(self, ahead: int) -> FollowingCode:
         position = None if self._position is None else self._position + ahead
-        after = FollowingCode(self._frame, listing=self._listing, position=position)
-        after.line = self.line
-        return after
+        following_code = FollowingCode(self._frame, listing=self._listing, position=position)
+        following_code.line = self.line
+        return following_code
 
     def attribute(self) -> tuple[str | None, FollowingCode]:
         """Return the attribute that is read next, or None, and the code after that read."""
-        following = self._instruction(0)
-        if following is None or following.opname not in READ_ATTRIBUTE:
+        instruction = self._instruction(0)
+        if instruction is None or instruction.opname not in READ_ATTRIBUTE:
             return None, self
-        return str(following.argval), self._skip(1)
+        return str(instruction.argval), self._skip(1)
 
     def read_keys(self, value: Any) -> list[tuple[Any, FollowingCode]] | None:
         """Return (key, following code) of each key that is read from a container.
 
-        None if all of it may be read. Keys that are only set are omitted.
+        None if the whole container may be read. Keys that are only set are omitted.
         """
-        following = self._instruction(0)
-        if following is None or self._listing is None:
+        next_instruction = self._instruction(0)
+        if next_instruction is None or self._listing is None:
             return None
-        if following.opname == "STORE_FAST" and self._depth:
-            return self._keys_by_variable(str(following.argval), value)
-        name, after = self.attribute()
+        if next_instruction.opname == "STORE_FAST" and self._depth:
+            return self._keys_by_variable(str(next_instruction.argval), value)
+        name, following_code = self.attribute()
         if name is not None:
-            return self._keys_by_attribute(name, after, value)
-        is_known, key = self._loaded_key(following)
+            return self._keys_by_attribute(name, following_code, value)
+        is_known, key = self._loaded_key(next_instruction)
         if not is_known:
             return None
         ahead = 1
@@ -200,23 +205,23 @@ class FollowingCode:
         ) is not None and instruction.opname == "COPY":
             ahead += 1
         if instruction is not None and _is_subscript(instruction):
-            # ``d[k] += 1`` reads too; there the code after the copies uses the value.
+            # ``d[k] += 1`` reads the item too: the code after the COPY instructions uses the value.
             return [(key, self._skip(ahead + 1))]
         if instruction is not None and instruction.opname == "STORE_SUBSCR":
             return []
         return None
 
     def _keys_by_attribute(
-        self, name: str, after: FollowingCode, value: Any
+        self, name: str, following_code: FollowingCode, value: Any
     ) -> list[tuple[Any, FollowingCode]] | None:
         """Return the keys that a read of attribute `name` reads; None if all may be read."""
         content = content_of(value)
         if content is not value and not isinstance(value, CONTAINERS[4:6]):
-            return [(name, after)]  # an attribute of a namespace
+            return [(name, following_code)]  # an attribute of a namespace
         if name in _WRITES:
             return []
         if name == "get" and isinstance(content, dict):
-            argument = after._instruction(0)
+            argument = following_code._instruction(0)
             if argument is not None and argument.opname in _READ_CONSTANT:
                 return [(argument.argval, FollowingCode.unknown(self.line))]
         is_own = not hasattr(dict, name) and not hasattr(list, name)
@@ -224,7 +229,7 @@ class FollowingCode:
 
     def _keys_by_variable(self, name: str, value: Any) -> list[tuple[Any, FollowingCode]] | None:
         """Return the keys by which a local variable is read; None unless it is set once."""
-        listing, stores, keys = self._listing, 0, []
+        listing, n_stores, keys = self._listing, 0, []
         if listing is None:
             return None
         for position, instruction in enumerate(listing.instructions):
@@ -234,19 +239,19 @@ class FollowingCode:
             if argument != name and not (isinstance(argument, tuple) and name in argument):
                 continue
             if instruction.opname == "STORE_FAST":
-                stores += 1
+                n_stores += 1
                 continue
             if instruction.opname not in _READ_LOCAL:
                 return None
-            after = FollowingCode(
+            following_code = FollowingCode(
                 None, listing=listing, position=position + 1, depth=self._depth - 1
             )
-            after.line = self.line
-            uses = after.read_keys(value)
-            if uses is None:
+            following_code.line = self.line
+            variable_keys = following_code.read_keys(value)
+            if variable_keys is None:
                 return None
-            keys += uses
-        return keys if stores == 1 else None
+            keys += variable_keys
+        return keys if n_stores == 1 else None
 
     def _loaded_key(self, instruction: dis.Instruction) -> tuple[bool, Any]:
         """Return (whether the key that an instruction loads is known, the key)."""

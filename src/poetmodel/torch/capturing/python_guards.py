@@ -56,7 +56,7 @@ class GuardedPlace:
     name: str
     """Name of the place for display."""
     line: Line | None
-    """First line of the user's code that reads it."""
+    """First line of the user's code that reads the place."""
     first: Any
     """The first value read if it is plain; otherwise the value's ``id``."""
     value: Any = ABSENT
@@ -95,7 +95,8 @@ class PythonGuards:
     places : sequence of GuardedPlace
         The places that were read.
     alternatives : mapping
-        Comparison keys of values that forward itself sets, by spot; they are accepted too.
+        Comparison keys of values that forward itself sets, by spot: (``id`` of the holder, key).
+        They are accepted too.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class PythonGuards:
         places: Sequence[GuardedPlace] = (),
         alternatives: Mapping[tuple[int, Any], Any] | None = None,
     ) -> None:
+        """Prepare the comparisons; a later `use_constants` adds the constants of the graph."""
         self._places = tuple(places)
         self._alternatives = alternatives or {}
         self.use_constants(())
@@ -115,19 +117,19 @@ class PythonGuards:
             if place.access in (Access.ATTRIBUTE, Access.COMPUTED):
                 attributes.setdefault(id(place.holder), []).append((place.key, place.value))
         self._comparison = Comparison(snapshots, attributes, frozenset(map(id, constants)))
-        of_objects = [p for p in self._places if p.access in (Access.ATTRIBUTE, Access.CLASS)]
-        self._absent = [(p.holder, p.key) for p in of_objects if p.value is ABSENT]
-        present = [p for p in of_objects if p.value is not ABSENT]
-        self._attributes = [(place.holder, place.key) for place in present]
-        items = [p for p in self._places if p.access is Access.ITEM and p.value is not ABSENT]
-        items = [place for place in items if _is_dict(place)]
-        self._items = [(place.holder, place.key) for place in items]
+        attribute_places = [p for p in self._places if p.access in (Access.ATTRIBUTE, Access.CLASS)]
+        self._absent = [(p.holder, p.key) for p in attribute_places if p.value is ABSENT]
+        present_places = [p for p in attribute_places if p.value is not ABSENT]
+        self._attributes = [(place.holder, place.key) for place in present_places]
+        item_places = [p for p in self._places if p.access is Access.ITEM and p.value is not ABSENT]
+        item_places = [place for place in item_places if _is_dict(place)]
+        self._items = [(place.holder, place.key) for place in item_places]
         self._contents = [(p.holder, p.value) for p in self._places if p.access is Access.CONTENT]
-        fast = {*map(id, of_objects), *map(id, items)}
+        fast_ids = {*map(id, attribute_places), *map(id, item_places)}
         self._others = [
-            p for p in self._places if id(p) not in fast and p.access is not Access.CONTENT
+            p for p in self._places if id(p) not in fast_ids and p.access is not Access.CONTENT
         ]
-        self._compared = [*present, *items, *self._others]
+        self._compared = [*present_places, *item_places, *self._others]
         self._expected = [place.value for place in self._compared]
 
     def __len__(self) -> int:
@@ -137,24 +139,24 @@ class PythonGuards:
         """Return whether all values are unchanged; equal new objects count as unchanged."""
         if self._are_identical():
             return True
-        if not all(map(self._holds, self._places)):
+        if not all(map(self._is_valid, self._places)):
             return False
         for number, place in enumerate(self._compared):
-            now = place.current_value()
-            if isinstance(now, PLAIN):  # the next check finds the identical object
-                self._expected[number] = now
+            value = place.current_value()
+            if isinstance(value, PLAIN):  # so that the next check succeeds by identity
+                self._expected[number] = value
         return True
 
     def _are_identical(self) -> bool:
-        """Return whether all guarded values are the very objects of the capture; fast to check."""
+        """Return whether all guarded values are identical to those of the capture; a fast check."""
         try:
-            now = [holder.__dict__[key] for holder, key in self._attributes]
-            now += [holder[key] for holder, key in self._items]
+            values = [holder.__dict__[key] for holder, key in self._attributes]
+            values += [holder[key] for holder, key in self._items]
         except RAISED:
             return False
-        now += [place.current_value() for place in self._others]
+        values += [place.current_value() for place in self._others]
         return (
-            all(map(is_, now, self._expected))
+            all(map(is_, values, self._expected))
             and not any(key in holder.__dict__ for holder, key in self._absent)
             and all(_is_identical_content(*content) for content in self._contents)
         )
@@ -162,52 +164,52 @@ class PythonGuards:
     def differences(self) -> Iterator[str]:
         """Yield a description of each value that has changed."""
         for place in self._places:
-            if self._holds(place):
+            if self._is_valid(place):
                 continue
-            before, now = place.value, place.current_value()
+            old_value, new_value = place.value, place.current_value()
             if place.access is Access.CONTENT:
-                before, now = self._display_content(place.holder, before, now)
-                if before == now:
+                old_value, new_value = self._display_content(place.holder, old_value, new_value)
+                if old_value == new_value:
                     yield f"{place.name} has other items{read_at(place.line)}"
                     continue
-            texts = describe(before), describe(now)
+            texts = describe(old_value), describe(new_value)
             if texts[0] == texts[1]:
                 texts = (texts[0], "another one")
             yield f"{place.name} was {texts[0]} and is {texts[1]}{read_at(place.line)}"
 
-    def _display_content(self, holder: Any, before: Any, now: Any) -> tuple[Any, Any]:
-        """Return two snapshots of a container as containers of its type."""
+    def _display_content(self, holder: Any, old_content: Any, new_content: Any) -> tuple[Any, Any]:
+        """Return two snapshots of a container as dicts, lists or sets for display; else ""."""
         if isinstance(holder, dict):
-            halves = [len(before) // 2, len(now) // 2]
+            n_keys = [len(old_content) // 2, len(new_content) // 2]
             return tuple(  # type: ignore[return-value]
-                dict(zip(s[:k], s[k:], strict=True))
-                for s, k in zip((before, now), halves, strict=True)
+                dict(zip(snapshot[:count], snapshot[count:], strict=True))
+                for snapshot, count in zip((old_content, new_content), n_keys, strict=True)
             )
         if isinstance(holder, list):
-            return list(before), list(now)
-        return (before, now) if isinstance(holder, set) else ("", "")
+            return list(old_content), list(new_content)
+        return (old_content, new_content) if isinstance(holder, set) else ("", "")
 
-    def _holds(self, place: GuardedPlace) -> bool:
+    def _is_valid(self, place: GuardedPlace) -> bool:
         """Return whether a place has an equal value, or one that forward itself sets."""
-        now = place.current_value()
+        value = place.current_value()
         if place.access is Access.CONTENT:
-            if self._comparison.is_same_content(place.value, now):
+            if self._comparison.is_same_content(place.value, value):
                 return True
-            return self._is_left_by_forward(place)
-        if self._comparison.is_same(place.value, now):
+            return self._is_set_by_forward(place)
+        if self._comparison.is_same(place.value, value):
             return True
         alternative = self._alternatives.get(place.spot, ABSENT)
-        return alternative is not ABSENT and comparison_key(now) == alternative
+        return alternative is not ABSENT and comparison_key(value) == alternative
 
-    def _is_left_by_forward(self, place: GuardedPlace) -> bool:
-        """Return whether the changed items of a container have the values that forward sets."""
+    def _is_set_by_forward(self, place: GuardedPlace) -> bool:
+        """Return whether all changed items of a container have the values that forward sets."""
         holder, spot = place.holder, id(place.holder)
         if not isinstance(holder, dict):
             return bool(self._alternatives.get((spot, None), ABSENT) == comparison_key(holder))
         keys = place.value[: len(place.value) // 2]
-        before = dict(zip(keys, place.value[len(keys) :], strict=True))
-        for key in before.keys() | holder.keys():
-            if self._comparison.is_same(before.get(key, ABSENT), holder.get(key, ABSENT)):
+        old_items = dict(zip(keys, place.value[len(keys) :], strict=True))
+        for key in old_items.keys() | holder.keys():
+            if self._comparison.is_same(old_items.get(key, ABSENT), holder.get(key, ABSENT)):
                 continue
             if self._alternatives.get((spot, key), ABSENT) != comparison_key(
                 holder.get(key, ABSENT)

@@ -51,11 +51,13 @@ class RecordedPlaces:
     """
 
     def __init__(self, root: torch.nn.Module, attributes: AttributeRecorder) -> None:
+        """Begin without places; the callbacks have no effect until they are set."""
         self._root = root
         self._attributes = attributes
         self.places: dict[tuple[int, Access, Any], GuardedPlace] = {}
         self.holders: dict[int, Any] = {}
-        """Objects that were read or registered, by ``id``; the references prevent its reuse."""
+        """Objects that were read or registered, by ``id``; the references prevent that an ``id`` is
+        reused."""
         self.names = {id(module): shown_path(path) for path, module in root.named_modules()}
         """Names of objects in messages, by ``id``."""
         self.sites: dict[int, set[tuple[str, int, int]]] = {}
@@ -70,7 +72,7 @@ class RecordedPlaces:
         Returns whether the callee retains a reference until `on_forgotten`.
         """
         self.on_forgotten: Callable[[set[int]], object] = lambda _: None
-        """Called with the ``id`` of each such object that the forward pass created itself."""
+        """Called with the ``id`` of each retained object that the forward pass created itself."""
 
     # -- recording -------------------------------------------------------------------------------
 
@@ -98,8 +100,8 @@ class RecordedPlaces:
             self._watch(name, value)
         elif self._attributes.register(kind) and not issubclass(kind, torch.nn.Module):
             self._watch(name, value)
-        for inner, inner_name in _reachable_values(value, name):
-            self.register(inner, inner_name)
+        for inner_value, inner_name in _reachable_values(value, name):
+            self.register(inner_value, inner_name)
 
     def _watch(self, name: str, value: Any) -> None:
         if self.on_holder(name, value):
@@ -114,13 +116,15 @@ class RecordedPlaces:
             spot = (id(holder), access, (type(key), key))
             if spot in self.places:
                 return
-        except TypeError:  # a key without a hash
+        except TypeError:  # the key has no hash
             return
-        first = value if isinstance(value, PLAIN) else id(value)
-        self.places[spot] = GuardedPlace(holder, access, key, name, line, first)
+        first_value = value if isinstance(value, PLAIN) else id(value)
+        self.places[spot] = GuardedPlace(holder, access, key, name, line, first_value)
 
-    def record_use(self, value: Any, name: str, line: Line | None, after: FollowingCode) -> None:
-        """Record the items or attributes of a value that the code `after` its read uses."""
+    def record_use(
+        self, value: Any, name: str, line: Line | None, following_code: FollowingCode
+    ) -> None:
+        """Record the items or attributes of a value that the code after its read uses."""
         if isinstance(value, (*PLAIN, torch.Tensor)):
             return
         if is_iterator(value) and not isinstance(value, torch.nn.Module):
@@ -128,53 +132,57 @@ class RecordedPlaces:
             return
         self.register(value, name)
         if isinstance(value, (*CONTAINERS, ModuleType, type, FunctionType)):
-            self.record_keys(value, name, line, after)
+            self.record_keys(value, name, line, following_code)
         elif isinstance(value, tuple | frozenset | partial):
             self.record_all(value, name, line)
 
-    def record_keys(self, value: Any, name: str, line: Line | None, after: FollowingCode) -> None:
-        """Record the keys that the code `after` a container's read reads; all keys if unknown."""
+    def record_keys(
+        self, value: Any, name: str, line: Line | None, following_code: FollowingCode
+    ) -> None:
+        """Record the keys of a container that the code after its read uses; all keys if unknown."""
         if isinstance(value, (ModuleType, type, FunctionType)):
-            self._record_namespace(value, line, after)
+            self._record_namespace(value, line, following_code)
             return
         content = content_of(value)
-        uses = after.read_keys(value)
-        if uses is None:
+        read_keys = following_code.read_keys(value)
+        if read_keys is None:
             self.record_all(value, name, line)
             return
-        for key, following in uses:
+        for key, code_after_key in read_keys:
             try:
                 is_dict = isinstance(content, dict)
                 item = dict.get(content, key, ABSENT) if is_dict else content[key]
             except RAISED:
                 self.record_all(value, name, line)
                 return
-            namespace = content is not value and not isinstance(value, CONTAINERS[4:6])
-            shown = f"{name}.{key}" if namespace else f"{name}[{key!r}]"
-            self.add(content, Access.ITEM, key, item, shown, line)
-            self.record_use(item, shown, line, following)
+            is_namespace = content is not value and not isinstance(value, CONTAINERS[4:6])
+            display_name = f"{name}.{key}" if is_namespace else f"{name}[{key!r}]"
+            self.add(content, Access.ITEM, key, item, display_name, line)
+            self.record_use(item, display_name, line, code_after_key)
 
-    def _record_namespace(self, value: Any, line: Line | None, after: FollowingCode) -> None:
+    def _record_namespace(
+        self, value: Any, line: Line | None, following_code: FollowingCode
+    ) -> None:
         """Record the next attribute that is read of a Python module, class or function."""
-        key, following = after.attribute()
+        key, code_after_key = following_code.attribute()
         if key is None or key.startswith("__"):
             return
         if isinstance(value, type):
             for kind in value.__mro__:
                 if key in vars(kind) and origin_of_module(kind.__module__) is not CodeOrigin.TORCH:
-                    found = vars(kind)[key]
-                    shown = f"{kind.__qualname__}.{key}"
+                    attribute = vars(kind)[key]
+                    display_name = f"{kind.__qualname__}.{key}"
                     if not issubclass(kind, PLAIN):
-                        self.add(kind, Access.CLASS, key, found, shown, line)
-                        self.record_use(found, shown, line, following)
+                        self.add(kind, Access.CLASS, key, attribute, display_name, line)
+                        self.record_use(attribute, display_name, line, code_after_key)
                     return
             return
         if isinstance(value, ModuleType) and _python_root(value) == "torch":
             return
-        found = vars(value).get(key, ABSENT)
-        shown = f"{value.__name__}.{key}"
-        self.add(vars(value), Access.ITEM, key, found, shown, line)
-        self.record_use(found, shown, line, following)
+        attribute = vars(value).get(key, ABSENT)
+        display_name = f"{value.__name__}.{key}"
+        self.add(vars(value), Access.ITEM, key, attribute, display_name, line)
+        self.record_use(attribute, display_name, line, code_after_key)
 
     def record_all(self, value: Any, name: str, line: Line | None) -> None:
         """Record that a value was read with all values in it."""
@@ -190,10 +198,10 @@ class RecordedPlaces:
         else:
             items = list(enumerate(value))
         for key, item in items:
-            shown = f"{name}[{key!r}]"
-            self.register(item, shown)
+            display_name = f"{name}[{key!r}]"
+            self.register(item, display_name)
             if isinstance(item, (*CONTAINERS, tuple, frozenset, partial)):
-                self.record_all(item, shown, line)
+                self.record_all(item, display_name, line)
 
     # -- the end of a capture ----------------------------------------------------------------------
 
@@ -222,27 +230,27 @@ class RecordedPlaces:
         for place in self.places.values():
             self.holders.setdefault(id(place.holder), place.holder)
         while True:
-            counts = Counter(id(place.holder) for place in self.places.values())
-            # References: of the dict and the call, of places, and of the watcher.
-            gone = {
+            n_places = Counter(id(place.holder) for place in self.places.values())
+            # Own references: by the dict and the call, by places, and by the watcher.
+            removed_ids = {
                 key
                 for key in self.holders
-                if sys.getrefcount(self.holders[key]) <= 2 + counts[key] + (key in self._watched)
+                if sys.getrefcount(self.holders[key]) <= 2 + n_places[key] + (key in self._watched)
             }
-            if not gone:
+            if not removed_ids:
                 return
-            self.on_forgotten(gone & self._watched)
-            self._watched -= gone
+            self.on_forgotten(removed_ids & self._watched)
+            self._watched -= removed_ids
             self.places = {
-                spot: place for spot, place in self.places.items() if spot[0] not in gone
+                spot: place for spot, place in self.places.items() if spot[0] not in removed_ids
             }
-            for key in gone:
+            for key in removed_ids:
                 self.holders.pop(key)
                 self.sites.pop(key, None)
                 self.names.pop(key, None)
-            self._registered -= gone
+            self._registered -= removed_ids
             for functions in self.functions.values():
-                functions.difference_update(gone)
+                functions.difference_update(removed_ids)
 
 
 def is_user_defined(value: Any) -> bool:
@@ -290,10 +298,10 @@ def guard_error(place: GuardedPlace) -> str | None:
     value = place.holder if place.access is Access.CONTENT else None
     if value is None:
         return None
-    where = read_at(place.line)
+    line = read_at(place.line)
     if is_iterator(value):
         return (
-            f"{place.name} is an iterator ({type(value).__name__}){where}: each pass would advance "
+            f"{place.name} is an iterator ({type(value).__name__}){line}: each pass would advance "
             "it, and a compiled step does not; take the next item outside of the step and pass it "
             "as an input"
         )
@@ -304,7 +312,7 @@ def guard_error(place: GuardedPlace) -> str | None:
     if size <= limit:
         return None
     return (
-        f"{place.name} has {size:,} {unit}{where}, too many to compare before each step (at most "
+        f"{place.name} has {size:,} {unit}{line}, too many to compare before each step (at most "
         f"{limit:,}); make it a buffer of the model (register_buffer), or a tuple"
     )
 

@@ -59,15 +59,15 @@ class PythonReads:
 
     Parameters
     ----------
-    stepped : torch.nn.Module
+    captured_module : torch.nn.Module
         The captured module.
     loss_fn : object
         The user's loss; None without one.
     """
 
-    def __init__(self, stepped: torch.nn.Module, loss_fn: object) -> None:
+    def __init__(self, captured_module: torch.nn.Module, loss_fn: object) -> None:
         self._attributes = AttributeRecorder(self._record_attribute)
-        self.places = RecordedPlaces(stepped, self._attributes)
+        self.places = RecordedPlaces(captured_module, self._attributes)
         self._codes: dict[int, ExecutedCode] = {}
         self._is_active = self._is_busy = False
         self._thread = get_ident()
@@ -87,10 +87,10 @@ class PythonReads:
         Parameters
         ----------
         on_holder : callable
-            Called with the name and object of each container and object before the code changes
-            it. Returns whether it retains a reference until `on_forgotten`.
+            Called with the name and object of each container and object before the code changes it.
+            Returns whether the callback retains a reference until `on_forgotten`.
         on_forgotten : callable
-            Called with the ``id`` of each such object that the forward pass created itself.
+            Called with the ``id`` of each retained object that the forward pass created itself.
         on_class : callable
             Called with each class of recorded objects, and with each of its base classes.
         """
@@ -115,33 +115,33 @@ class PythonReads:
     def _trace_call(self, frame: FrameType, _: str, __: Any) -> Any:
         """Register the code object of a call, for `sys.settrace`; return its line tracer."""
         code = frame.f_code
-        known = self._codes.get(id(code))
-        if known is None:
-            known = self._codes[id(code)] = ExecutedCode(code, frame.f_globals)
-            if known.is_followed:
-                self._register_names(known, frame)
-        return known.trace_line if known.is_followed else None
+        executed_code = self._codes.get(id(code))
+        if executed_code is None:
+            executed_code = self._codes[id(code)] = ExecutedCode(code, frame.f_globals)
+            if executed_code.is_followed:
+                self._register_names(executed_code, frame)
+        return executed_code.trace_line if executed_code.is_followed else None
 
-    def _register_names(self, known: ExecutedCode, frame: FrameType) -> None:
+    def _register_names(self, executed_code: ExecutedCode, frame: FrameType) -> None:
         """Register the globals, closure and arguments of a function before its first line."""
         self._is_busy = True
         try:
             code, names = frame.f_code, frame.f_locals
-            for name in known.global_names:
+            for name in executed_code.global_names:
                 value = frame.f_globals.get(name, ABSENT)
-                known.first.setdefault(name, value)
+                executed_code.first.setdefault(name, value)
                 self.places.register(value, f"{_module_name(frame.f_globals)}.{name}")
             for name in code.co_freevars:
-                if name in known.stored_cells:
-                    known.first_cells.setdefault(name, names.get(name, ABSENT))
+                if name in executed_code.stored_cells:
+                    executed_code.first_cells.setdefault(name, names.get(name, ABSENT))
                 self.places.register(names.get(name), f"{name} of {code.co_qualname}")
             for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
                 self._attributes.register(type(names.get(name)))
         finally:
             self._is_busy = False
 
-    def _record_attribute(self, value: Any, name: str, found: Any) -> None:
-        """Record that code reads an attribute; `found` is `ABSENT` if the object has none."""
+    def _record_attribute(self, value: Any, name: str, attribute: Any) -> None:
+        """Record that code reads an attribute; `attribute` is `ABSENT` if the object has none."""
         if self._is_busy or not self._is_active or get_ident() != self._thread:
             return
         if name[:2] == "__" and name != "__dict__":
@@ -164,13 +164,13 @@ class PythonReads:
         sites.add(site)
         self._is_busy = True
         try:
-            self._record_read(value, name, found, frame)
+            self._record_read(value, name, attribute, frame)
         finally:
             self._is_busy = False
 
-    def _record_read(self, value: Any, name: str, found: Any, frame: FrameType) -> None:
+    def _record_read(self, value: Any, name: str, attribute: Any, frame: FrameType) -> None:
         """Record an attribute read as an instance attribute, item, absence or class attribute."""
-        self.places.holders.setdefault(id(value), value)  # for the site
+        self.places.holders.setdefault(id(value), value)  # so that the ``id`` in sites stays unique
         origin = code_origin(frame.f_code.co_filename)
         if origin is CodeOrigin.OWN:
             return
@@ -179,16 +179,18 @@ class PythonReads:
         line = user_line_of(frame)
         if name == "__dict__":
             if attributes is not None:
-                shown = f"attributes of {owner or type(value).__qualname__}"
-                self.places.record_keys(attributes, shown, line, FollowingCode(frame, calls=True))
+                display_name = f"attributes of {owner or type(value).__qualname__}"
+                self.places.record_keys(
+                    attributes, display_name, line, FollowingCode(frame, calls=True)
+                )
             return
-        shown = f"{owner}.{name}" if owner else name
+        display_name = f"{owner}.{name}" if owner else name
         if owner is None and not isinstance(value, torch.nn.Module):
-            shown = f"{type(value).__qualname__}.{name}"
+            display_name = f"{type(value).__qualname__}.{name}"
         if attributes is not None and name in attributes:
-            found = attributes[name]
-            self.places.add(value, Access.ATTRIBUTE, name, found, shown, line)
-            self.places.record_use(found, shown, line, FollowingCode(frame))
+            attribute = attributes[name]
+            self.places.add(value, Access.ATTRIBUTE, name, attribute, display_name, line)
+            self.places.record_use(attribute, display_name, line, FollowingCode(frame))
             return
         if isinstance(value, torch.nn.Module) and any(
             name in attributes[kind]
@@ -196,37 +198,39 @@ class PythonReads:
             if attributes and kind in attributes
         ):
             return
-        if attributes is not None and not (found is not ABSENT and _is_package_method(value, name)):
-            self.places.add(value, Access.ATTRIBUTE, name, ABSENT, shown, line)
-        if isinstance(value, dict) and found is ABSENT and name in value:
-            self.places.add(value, Access.ITEM, name, dict.get(value, name), shown, line)
-            self.places.record_use(dict.get(value, name), shown, line, FollowingCode(frame))
+        if attributes is not None and not (
+            attribute is not ABSENT and _is_package_method(value, name)
+        ):
+            self.places.add(value, Access.ATTRIBUTE, name, ABSENT, display_name, line)
+        if isinstance(value, dict) and attribute is ABSENT and name in value:
+            self.places.add(value, Access.ITEM, name, dict.get(value, name), display_name, line)
+            self.places.record_use(dict.get(value, name), display_name, line, FollowingCode(frame))
             return
-        self._record_class_attribute(value, name, shown, line, frame)
+        self._record_class_attribute(value, name, display_name, line, frame)
 
     def _record_class_attribute(
-        self, value: Any, name: str, shown: str, line: Line | None, frame: FrameType
+        self, value: Any, name: str, display_name: str, line: Line | None, frame: FrameType
     ) -> None:
         """Record a class attribute that was read through an instance."""
         for kind in type(value).__mro__:
             if name not in vars(kind):
                 continue
-            found = vars(kind)[name]
-            function = getattr(found, "__func__", found)  # of static and class methods
+            attribute = vars(kind)[name]
+            function = getattr(attribute, "__func__", attribute)  # of static and class methods
             if isinstance(function, FunctionType):
-                self.places.register(function, shown)
-            if isinstance(found, property) and isinstance(found.fget, FunctionType):
-                self.places.register(found.fget, shown)
-            if type(found).__name__ in ("member_descriptor", "_tuplegetter"):
+                self.places.register(function, display_name)
+            if isinstance(attribute, property) and isinstance(attribute.fget, FunctionType):
+                self.places.register(attribute.fget, display_name)
+            if type(attribute).__name__ in ("member_descriptor", "_tuplegetter"):
                 slot = getattr(value, name, ABSENT)
-                self.places.add(value, Access.COMPUTED, name, slot, shown, line)
-                self.places.record_use(slot, shown, line, FollowingCode(frame))
-            elif is_user_defined(kind) or isinstance(found, (*PLAIN, *CONTAINERS, tuple)):
+                self.places.add(value, Access.COMPUTED, name, slot, display_name, line)
+                self.places.record_use(slot, display_name, line, FollowingCode(frame))
+            elif is_user_defined(kind) or isinstance(attribute, (*PLAIN, *CONTAINERS, tuple)):
                 self.places.add(
-                    kind, Access.CLASS, name, found, f"{kind.__qualname__}.{name}", line
+                    kind, Access.CLASS, name, attribute, f"{kind.__qualname__}.{name}", line
                 )
                 self.places.record_use(
-                    found, f"{kind.__qualname__}.{name}", line, FollowingCode(frame)
+                    attribute, f"{kind.__qualname__}.{name}", line, FollowingCode(frame)
                 )
             return
 
@@ -235,7 +239,7 @@ class PythonReads:
     def stored_names(self) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
         """Yield (file's module, globals, name, first value) of each global that code may set.
 
-        Only code that was executed counts. The value is that before the code ran.
+        Only executed code counts. The first value is the value before the code was executed.
         """
         for code in self._codes.values():
             if code.is_followed:
@@ -257,15 +261,15 @@ class PythonReads:
 
     def _find_functions(self) -> None:
         """Find the functions of executed closures that no registered object refers to."""
-        missing = {
+        missing_ids = {
             id(code.code)
             for code in self._codes.values()
             if code.is_followed
             and code.code.co_freevars
             and id(code.code) not in self.places.functions
         }
-        for value in gc.get_objects() if missing else ():
-            if type(value) is FunctionType and id(value.__code__) in missing:
+        for value in gc.get_objects() if missing_ids else ():
+            if type(value) is FunctionType and id(value.__code__) in missing_ids:
                 self.places.holders[id(value)] = value
                 self.places.functions.setdefault(id(value.__code__), set()).add(id(value))
 
@@ -279,18 +283,18 @@ class PythonReads:
                 value = code.first.get(name, code.globals.get(name, ABSENT))
                 if value is ABSENT:  # a builtin
                     continue
-                shown = f"{_module_name(code.globals)}.{name}"
+                display_name = f"{_module_name(code.globals)}.{name}"
                 line = following.line
                 if not (code.is_library and isinstance(value, _LINKS)):
-                    self.places.add(code.globals, Access.ITEM, name, value, shown, line)
-                self.places.record_use(value, shown, line, following)
+                    self.places.add(code.globals, Access.ITEM, name, value, display_name, line)
+                self.places.record_use(value, display_name, line, following)
             for name, following in code.reads(READ_CLOSURE):
                 if name not in cells:
                     continue
                 value = cell_value(cells[name])
-                shown = f"{name} of {code.code.co_qualname}"
-                self.places.add(cells[name], Access.CELL, name, value, shown, following.line)
-                self.places.record_use(value, shown, following.line, following)
+                display_name = f"{name} of {code.code.co_qualname}"
+                self.places.add(cells[name], Access.CELL, name, value, display_name, following.line)
+                self.places.record_use(value, display_name, following.line, following)
             self._record_defaults(code)
         self._record_classes()
 
@@ -302,30 +306,35 @@ class PythonReads:
             for key in ("__defaults__", "__kwdefaults__"):
                 value = getattr(function, key)
                 if value is not None:
-                    shown = f"defaults of {function.__qualname__}"
+                    display_name = f"defaults of {function.__qualname__}"
                     line = (code.code.co_filename, code.code.co_firstlineno)
-                    self.places.add(function, Access.COMPUTED, key, value, shown, line)
-                    self.places.record_all(value, shown, line)
+                    self.places.add(function, Access.COMPUTED, key, value, display_name, line)
+                    self.places.record_all(value, display_name, line)
 
     def _record_classes(self) -> None:
         """Record plain attributes of the user's classes whose names the executed code reads.
 
         This finds ``type(self).beta`` and ``cls.beta``, whose holder is not known from the code.
         """
-        read: dict[str, Line | None] = {}
+        line_of_name: dict[str, Line | None] = {}
         for code in self._codes.values():
             if code.is_followed and not code.is_library:
                 for name, following in code.reads(READ_ATTRIBUTE):
-                    read.setdefault(name, following.line)
+                    line_of_name.setdefault(name, following.line)
         for kind in list(self.places.classes()):
-            for name in read.keys() & vars(kind).keys():
+            for name in line_of_name.keys() & vars(kind).keys():
                 value = vars(kind)[name]
                 is_known = (id(kind), Access.CLASS, (str, name)) in self.places.places
                 if not is_known and isinstance(value, (*PLAIN, *CONTAINERS, tuple)):
-                    shown = f"{kind.__qualname__}.{name}"
-                    self.places.add(kind, Access.CLASS, name, value, shown, read[name])
+                    display_name = f"{kind.__qualname__}.{name}"
+                    self.places.add(
+                        kind, Access.CLASS, name, value, display_name, line_of_name[name]
+                    )
                     self.places.record_use(
-                        value, shown, read[name], FollowingCode.unknown(read[name])
+                        value,
+                        display_name,
+                        line_of_name[name],
+                        FollowingCode.unknown(line_of_name[name]),
                     )
 
     def _lasting_cells(self, code: ExecutedCode) -> dict[str, CellType]:
@@ -334,17 +343,17 @@ class PythonReads:
             return {}
         functions = self.places.functions.get(id(code.code), set())
         parents = [c for c in self._codes.values() if code.code in c.code.co_consts]
-        local = {name for parent in parents for name in parent.code.co_cellvars}
+        local_names = {name for parent in parents for name in parent.code.co_cellvars}
         cells: dict[str, CellType] = {}
         for function in (self.places.holders[key] for key in functions):
             pairs = zip(code.code.co_freevars, function.__closure__ or (), strict=False)
-            cells.update({name: cell for name, cell in pairs if name not in local})
+            cells.update({name: cell for name, cell in pairs if name not in local_names})
         for parent in parents if not functions else ():
             cells.update(self._lasting_cells(parent))
         return cells
 
     def guards(self, name: str, alternatives: Mapping[tuple[int, Any], Any]) -> PythonGuards:
-        """Return the guards of all places; call it when all state is restored.
+        """Return the guards of all places; call this after all state is restored.
 
         `alternatives` has the comparison keys of values that forward itself sets, by spot.
         Raises `CaptureError` if a place cannot be guarded.

@@ -42,7 +42,7 @@ PLAIN: Final = (
 """Types of immutable values without inner values."""
 CONTAINERS: Final = (dict, list, set, deque, UserDict, UserList, np.ndarray, SimpleNamespace)
 """Types of objects whose content may change."""
-_DEPTH: Final = 6
+_MAX_DEPTH: Final = 6
 """Maximum depth to which nested values are compared."""
 _MAX_TEXT: Final = 60
 """Maximum length of the description of a value [characters]."""
@@ -56,7 +56,7 @@ def content_of(container: Any) -> Any:
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
-    """Return the instance attributes of an object; None without a `__dict__`, and for classes.
+    """Return the instance attributes of an object; None for classes and without a ``__dict__``.
 
     Runs no code of the object.
     """
@@ -70,7 +70,7 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
 
 
 def is_iterator(value: Any) -> bool:
-    """Return whether a value is an iterator, whose state cannot be compared; files are none."""
+    """Return whether a value is an iterator, whose state cannot be compared. False for files."""
     kind = type(value)
     return issubclass(kind, AnyIterator) and not issubclass(kind, (*PLAIN, IOBase))
 
@@ -78,10 +78,12 @@ def is_iterator(value: Any) -> bool:
 # -- comparison keys -----------------------------------------------------------------------------
 
 
-def comparison_key(value: Any, depth: int = _DEPTH) -> Any:
-    """Return a key of a value: equal keys mean equal values.
+def comparison_key(value: Any, depth: int = _MAX_DEPTH) -> Any:
+    """Return a hashable key of a value: different keys mean different values.
 
-    The key of a tensor has only shape and type; that of a module or function its name.
+    Plain values, arrays and containers are compared by their content. Tensors are compared by shape
+    and dtype, modules and objects of the standard library by class, functions and classes by name,
+    and nested values below `depth` by type.
     """
     kind = type(value)
     if isinstance(value, torch.Tensor):
@@ -111,14 +113,14 @@ def comparison_key(value: Any, depth: int = _DEPTH) -> Any:
 
 
 def has_tensors(key: Any) -> bool:
-    """Return whether a comparison key is that of a tensor or contains one."""
+    """Return whether a comparison key is the key of a tensor or contains one."""
     if not isinstance(key, tuple | frozenset):
         return False
     return (isinstance(key, tuple) and key[:1] == ("tensor",)) or any(map(has_tensors, key))
 
 
 def origin_of_module(module: str) -> CodeOrigin:
-    """Return the origin of a Python module's code; a user's if it has no file."""
+    """Return the origin of a Python module's code; USER for a module without a file."""
     root = module.partition(".")[0]
     if root in sys.stdlib_module_names and root != "__main__":
         return CodeOrigin.STANDARD
@@ -150,60 +152,75 @@ class Comparison:
         attributes: Mapping[int, Sequence[tuple[str, Any]]],
         constants: frozenset[int],
     ) -> None:
+        """Store the arguments; values are compared by `is_same`."""
         self._snapshots = snapshots
         self._attributes = attributes
         self._constants = constants
 
-    def is_same(self, before: Any, now: Any, depth: int = _DEPTH) -> bool:
-        """Return whether a step captured with value `before` also holds for value `now`."""
-        if before is now:
+    def is_same(self, old_value: Any, new_value: Any, depth: int = _MAX_DEPTH) -> bool:
+        """Return whether a step captured with `old_value` is also valid for `new_value`."""
+        if old_value is new_value:
             return True
-        kind = type(before)
-        if isinstance(before, torch.Tensor):
-            if not isinstance(now, torch.Tensor) or id(before) in self._constants:
+        kind = type(old_value)
+        if isinstance(old_value, torch.Tensor):
+            if not isinstance(new_value, torch.Tensor) or id(old_value) in self._constants:
                 return False
-            return bool(comparison_key(before) == comparison_key(now))
-        if kind is not type(now) or depth == 0:
+            return bool(comparison_key(old_value) == comparison_key(new_value))
+        if kind is not type(new_value) or depth == 0:
             return False
-        if isinstance(before, PLAIN):
-            return repr(before) == repr(now)
-        if isinstance(before, CONTAINERS):
-            content = self._snapshots.get(id(content_of(before)))
-            if content is None:
-                content = snapshot_of(content_of(before))
-            return self.is_same_content(content, snapshot_of(content_of(now)), depth)
-        return self._is_same_object(before, now, depth - 1)
+        if isinstance(old_value, PLAIN):
+            return repr(old_value) == repr(new_value)
+        if isinstance(old_value, CONTAINERS):
+            old_content = self._snapshots.get(id(content_of(old_value)))
+            if old_content is None:
+                old_content = snapshot_of(content_of(old_value))
+            return self.is_same_content(old_content, snapshot_of(content_of(new_value)), depth)
+        return self._is_same_object(old_value, new_value, depth - 1)
 
-    def _is_same_object(self, before: Any, now: Any, depth: int) -> bool:
-        """Return whether tuples, callables or objects of one type have equal inner values."""
-        if isinstance(before, tuple | frozenset):
-            return self.is_same_content(snapshot_of(before), snapshot_of(now), depth)
-        if isinstance(before, partial):
-            pairs = [(before.func, now.func), (before.args, now.args)]
-            pairs.append((before.keywords, now.keywords))
-        elif isinstance(before, MethodType):
-            pairs = [(before.__func__, now.__func__), (before.__self__, now.__self__)]
-        elif isinstance(before, FunctionType):
-            cells = [[c.cell_contents for c in f.__closure__ or ()] for f in (before, now)]
-            pairs = [(before.__code__, now.__code__), (before.__defaults__, now.__defaults__)]
-            pairs += [(before.__kwdefaults__, now.__kwdefaults__), (cells[0], cells[1])]
-            if before.__code__ is not now.__code__:
+    def _is_same_object(self, old_value: Any, new_value: Any, depth: int) -> bool:
+        """Return whether two tuples, callables or objects of one type have equal inner values."""
+        if isinstance(old_value, tuple | frozenset):
+            return self.is_same_content(snapshot_of(old_value), snapshot_of(new_value), depth)
+        if isinstance(old_value, partial):
+            pairs = [(old_value.func, new_value.func), (old_value.args, new_value.args)]
+            pairs.append((old_value.keywords, new_value.keywords))
+        elif isinstance(old_value, MethodType):
+            pairs = [
+                (old_value.__func__, new_value.__func__),
+                (old_value.__self__, new_value.__self__),
+            ]
+        elif isinstance(old_value, FunctionType):
+            cells = [
+                [cell.cell_contents for cell in function.__closure__ or ()]
+                for function in (old_value, new_value)
+            ]
+            pairs = [
+                (old_value.__code__, new_value.__code__),
+                (old_value.__defaults__, new_value.__defaults__),
+            ]
+            pairs += [(old_value.__kwdefaults__, new_value.__kwdefaults__), (cells[0], cells[1])]
+            if old_value.__code__ is not new_value.__code__:
                 return False
-        elif id(before) in self._attributes and not isinstance(before, torch.nn.Module):
-            pairs = [(x, _get_attribute(now, key)) for key, x in self._attributes[id(before)]]
+        elif id(old_value) in self._attributes and not isinstance(old_value, torch.nn.Module):
+            pairs = [
+                (x, _get_attribute(new_value, key)) for key, x in self._attributes[id(old_value)]
+            ]
         else:
             return False
-        return all(self.is_same(one, other, depth) for one, other in pairs)
+        return all(self.is_same(old_inner, new_inner, depth) for old_inner, new_inner in pairs)
 
-    def is_same_content(self, before: Any, now: Any, depth: int = _DEPTH) -> bool:
+    def is_same_content(self, old_content: Any, new_content: Any, depth: int = _MAX_DEPTH) -> bool:
         """Return whether two snapshots have the same items in the same order; see `is_same`."""
-        if type(before) is not type(now) or len(before) != len(now):
+        if type(old_content) is not type(new_content) or len(old_content) != len(new_content):
             return False
-        if isinstance(before, frozenset):
-            return bool(comparison_key(before) == comparison_key(now))
-        if isinstance(before, bytes | str):
-            return bool(before == now)
-        return all(self.is_same(x, y, depth - 1) for x, y in zip(before, now, strict=True))
+        if isinstance(old_content, frozenset):
+            return bool(comparison_key(old_content) == comparison_key(new_content))
+        if isinstance(old_content, bytes | str):
+            return bool(old_content == new_content)
+        return all(
+            self.is_same(old_item, new_item, depth - 1)
+            for old_item, new_item in zip(old_content, new_content, strict=True)
+        )
 
 
 def _get_attribute(value: Any, key: str) -> Any:
@@ -214,7 +231,7 @@ def _get_attribute(value: Any, key: str) -> Any:
 
 
 def snapshot_of(content: Any) -> Any:
-    """Return an immutable copy of a content: keys and values as a tuple, or items."""
+    """Return an immutable copy of a content: a tuple of keys and values, or of items."""
     if isinstance(content, dict):
         return (*content, *dict.values(content))
     if isinstance(content, np.ndarray):
@@ -240,7 +257,7 @@ def describe(value: Any) -> str:
 
 
 def read_at(line: tuple[str, int] | None) -> str:
-    """Return the text ", read at" with a line; empty if the line is unknown."""
+    """Return ", read at FILE:LINE" for a message; empty if the line is unknown."""
     return f", read at {format_source_line(*line)}" if line else ""
 
 

@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def temporary_setting(setter: Callable[[Any], object], value: Any, before: Any) -> Iterator[None]:
-    """Call a setter with `value` at the start, and with `before` at the end."""
+def temporary_setting(
+    setter: Callable[[Any], object], value: Any, old_value: Any
+) -> Iterator[None]:
+    """Context manager that calls a setter with `value`, and at the end with `old_value`."""
     setter(value)
     try:
         yield
     finally:
-        setter(before)
+        setter(old_value)
 
 
 # -- running -----------------------------------------------------------------------------------
@@ -87,6 +89,7 @@ class RepeatedOps:
     """
 
     def __init__(self, joint: Joint, execute: Execute) -> None:
+        """Find the expensive operations of a step, and count each call key."""
         self._execute = execute
         self._keys = {
             node: call_key(
@@ -100,7 +103,7 @@ class RepeatedOps:
         self._representatives: dict[Hashable, tuple[fx.Node, Hashable, Any]] = {}
         """(node, actual call key, outputs) of an executed operation, by predicted call key."""
         self.replaced: dict[fx.Node, fx.Node] = {}
-        """For each operation that was not executed the one whose outputs were used."""
+        """For each operation that was not executed, the operation whose outputs were used."""
 
     def __call__(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Return the outputs of an operation, or of an executed one with the same call key."""
@@ -109,11 +112,13 @@ class RepeatedOps:
             return self._execute(node, arguments, keywords)
         self._remaining[key] -= 1
         is_last = not self._remaining[key]
-        known = self._representatives.pop(key, None) if is_last else self._representatives.get(key)
+        representative = (
+            self._representatives.pop(key, None) if is_last else self._representatives.get(key)
+        )
         actual_key = call_key(node.target, arguments, keywords)
-        if known is not None and known[1] == actual_key:
-            self.replaced[node] = known[0]
-            return known[2]
+        if representative is not None and representative[1] == actual_key:
+            self.replaced[node] = representative[0]
+            return representative[2]
         value = self._execute(node, arguments, keywords)
         if self._remaining[key] and _is_new(value, (arguments, keywords)):
             self._representatives[key] = (node, actual_key, value)
@@ -139,7 +144,7 @@ def _is_large(node: fx.Node) -> bool:
 def replay_sampled(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
     """Run the step as `replay` does, but execute expensive operations once per call key.
 
-    Returns for each operation that was not executed the one whose outputs were used.
+    Returns, for each operation that was not executed, the operation whose outputs were used.
     """
     sampler = RepeatedOps(joint, execute)
     try:
@@ -170,7 +175,7 @@ def profile_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpPro
     profiles: dict[fx.Node, OpProfile] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Execute and profile a node; raise `CaptureError` if it fails."""
+        """Execute and profile a node; raise `CaptureError` if the node fails."""
         try:
             value, profile = profiler(node, arguments, keywords)
         except PoetModelError:
@@ -185,7 +190,9 @@ def profile_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpPro
             profiles[node] = profile
         return value
 
-    replaced = replay_sampled(joint, execute)
+    executed_nodes = replay_sampled(joint, execute)
     return profiles | {
-        node: profiles[executed] for node, executed in replaced.items() if executed in profiles
+        node: profiles[executed]
+        for node, executed in executed_nodes.items()
+        if executed in profiles
     }

@@ -103,17 +103,17 @@ class _Holder:
 
         A changed list or set is yielded as a whole, with the key None.
         """
-        before, now = self.before, self.current()
-        if not isinstance(before, dict):
-            if list(map(id, now)) != list(map(id, before)):
-                yield None, before, now
+        old_content, new_content = self.before, self.current()
+        if not isinstance(old_content, dict):
+            if list(map(id, new_content)) != list(map(id, old_content)):
+                yield None, old_content, new_content
             return
-        for key in before.keys() | now.keys():
+        for key in old_content.keys() | new_content.keys():
             if self.is_namespace and (key in OWN_ATTRIBUTES or str(key)[:2] == "__"):
                 continue
-            old, new = before.get(key, ABSENT), now.get(key, ABSENT)
-            if old is not new:
-                yield key, old, new
+            old_value, new_value = old_content.get(key, ABSENT), new_content.get(key, ABSENT)
+            if old_value is not new_value:
+                yield key, old_value, new_value
 
 
 class _Name(_Holder):
@@ -144,8 +144,8 @@ class _Class(_Holder):
 
     def current(self) -> Any:
         """Return the plain attributes, and the current values of previously plain ones."""
-        own = vars(self.holder)
-        return self.content | {key: own[key] for key in self.before if key in own}
+        attributes = vars(self.holder)
+        return self.content | {key: attributes[key] for key in self.before if key in attributes}
 
     def spot(self, key: Any) -> Spot:
         """Return (``id`` of the class, name)."""
@@ -206,17 +206,18 @@ class StateChanges:
     """
 
     def __init__(self, name: str, snapshot: ModuleSnapshot, reads: PythonReads) -> None:
+        """Watch the modules, their containers and their classes; set the callbacks of `reads`."""
         self._name = name
         self._reads = reads
         self._watched: dict[Spot, _Holder] = {}
         self._inner: set[int] = set()
         """``id`` of each dict, list and set that the snapshot restores."""
-        for path, key, holder, before, is_owner in snapshot.contents():
-            shown = shown_path(f"{path}.{key}" if key else path)
-            watched = _Holder(shown, holder, before, is_owner)
-            self._inner.add(id(watched.content))
+        for path, key, holder, old_content, is_owner in snapshot.contents():
+            display_name = shown_path(f"{path}.{key}" if key else path)
+            holder_record = _Holder(display_name, holder, old_content, is_owner)
+            self._inner.add(id(holder_record.content))
             if key not in OWN_ATTRIBUTES:
-                self._watched[id(watched.content), None] = watched
+                self._watched[id(holder_record.content), None] = holder_record
         self.alternatives: dict[Spot, Any] = {}
         """Comparison keys of values that a forward pass leaves, by spot: ``id`` and key."""
         reads.observe(on_holder=self._watch, on_forgotten=self._unwatch, on_class=self._watch_class)
@@ -224,7 +225,10 @@ class StateChanges:
             self._watch_class(kind)
 
     def _watch(self, name: str, value: Any) -> bool:
-        """Watch a container or object; return False if it is watched already, or a package's."""
+        """Watch a container or object.
+
+        Returns False for objects of packages, and for objects that are already watched.
+        """
         kind = type(value)
         is_plain = isinstance(value, CONTAINERS) or kind.__module__ == "builtins"
         if not is_plain and not is_user_defined(kind):
@@ -248,70 +252,73 @@ class StateChanges:
 
     def _watch_variables(self) -> None:
         """Watch the globals and closure variables that executed code may set."""
-        for name, holder, key, first in self._reads.stored_names():
+        for name, holder, key, first_value in self._reads.stored_names():
             if (id(holder), key) not in self._watched:
-                self._watched[id(holder), key] = _Name(name, holder, {key: first})
-        for name, cell, first in self._reads.stored_cells():
+                self._watched[id(holder), key] = _Name(name, holder, {key: first_value})
+        for name, cell, first_value in self._reads.stored_cells():
             if (id(cell), None) not in self._watched:
-                self._watched[id(cell), None] = _Cell(name, cell, {None: first})
+                self._watched[id(cell), None] = _Cell(name, cell, {None: first_value})
 
     def _changes(self) -> Iterator[tuple[_Holder, Any, Any, Any]]:
         """Yield (holder, key, old value, new value) of each changed item with another key."""
-        for watched in list(self._watched.values()):
-            is_inner = id(watched.content) in self._inner
-            for key, old, new in watched.changes():
-                if not is_inner and has_tensors(comparison_key(old)):
-                    continue  # set by callers of the code that read it first
-                if comparison_key(old) != comparison_key(new):
-                    yield watched, key, old, new
+        for holder_record in list(self._watched.values()):
+            is_inner = id(holder_record.content) in self._inner
+            for key, old_value, new_value in holder_record.changes():
+                if not is_inner and has_tensors(comparison_key(old_value)):
+                    continue  # callers of the code that read it first have set the tensor
+                if comparison_key(old_value) != comparison_key(new_value):
+                    yield holder_record, key, old_value, new_value
 
     def _changed_keys(self) -> dict[Spot, Any]:
         """Return the comparison key of each changed item, by spot."""
-        return {w.spot(key): comparison_key(new) for w, key, _, new in self._changes()}
+        return {
+            holder_record.spot(key): comparison_key(new_value)
+            for holder_record, key, _, new_value in self._changes()
+        }
 
     def restore(self) -> None:
         """Restore changed values outside of modules."""
-        for watched, key, old, _ in list(self._changes()):
-            if watched.spot(key)[0] not in self._inner:
-                watched.set(key, old)
+        for holder_record, key, old_value, _ in list(self._changes()):
+            if holder_record.spot(key)[0] not in self._inner:
+                holder_record.set(key, old_value)
 
     # -- changes of each pass ----------------------------------------------------------------------
 
     def check(self, forward: Callable[[], object], restore: Callable[[], object]) -> None:
-        """Raise `CaptureError` if each forward pass changes Python state; call it after a pass.
+        """Raise `CaptureError` if each forward pass changes Python state; call this after a pass.
 
         Parameters
         ----------
         forward : callable
-            Runs another pass. It is called if the first pass has changed anything.
+            Executes another pass. Called if the first pass has changed any value.
         restore : callable
             Restores the state before the first pass.
         """
         self._watch_variables()
-        first = self._changed_keys()
-        self.alternatives = first
-        if not first:
+        first_keys = self._changed_keys()
+        self.alternatives = first_keys
+        if not first_keys:
             return
-        by_spot = {w.spot(key): (w, key, old) for w, key, old, _ in self._changes()}
+        by_spot = {w.spot(key): (w, key, old_value) for w, key, old_value, _ in self._changes()}
         forward()
-        second = self._changed_keys()
-        for watched, key, old, _ in self._changes():
-            by_spot.setdefault(watched.spot(key), (watched, key, old))
-        varying = [spot for spot in by_spot if first.get(spot) != second.get(spot)]
-        if varying:
+        second_keys = self._changed_keys()
+        for watched, key, old_value, _ in self._changes():
+            by_spot.setdefault(watched.spot(key), (watched, key, old_value))
+        changing_spots = [spot for spot in by_spot if first_keys.get(spot) != second_keys.get(spot)]
+        if changing_spots:
             restore()
-            holders = {spot[0] for spot in varying}
+            holders = {spot[0] for spot in changing_spots}
             items = [item[:2] for spot, item in by_spot.items() if spot[0] in holders]
             self._refuse(items, forward, by_users=False)
             return
-        # Values that each pass sets to the same value, unless guarded by a flag.
-        again = []
-        for spot, (watched, key, old) in by_spot.items():
-            if not has_tensors(first[spot]) and not self._reads.places.was_read(*spot):
-                watched.set(key, old)
-                again.append((watched, key))
-        if again:
-            self._refuse(again, forward, by_users=True)
+        # Each pass sets these items to the same value, unless a flag prevents it: reset and repeat.
+        reset_items = []
+        for spot, (watched, key, old_value) in by_spot.items():
+            if not has_tensors(first_keys[spot]) and not self._reads.places.was_read(*spot):
+                watched.set(key, old_value)
+                reset_items.append((watched, key))
+        if reset_items:
+            self._refuse(reset_items, forward, by_users=True)
 
     def _refuse(
         self,
@@ -329,23 +336,26 @@ class StateChanges:
         with tracer:
             forward()
         errors = []
-        for watched, key in items:
-            spot = watched.spot(key)
+        for holder_record, key in items:
+            spot = holder_record.spot(key)
             if spot not in tracer.lines:
                 continue
-            line, (old, new) = tracer.lines[spot], tracer.values[spot]
+            line, (old_value, new_value) = tracer.lines[spot], tracer.values[spot]
             if by_users and code_origin(line[0]) is not CodeOrigin.USER:
                 continue
-            change = f"sets {watched.shown(key)} to {describe(new)}"
-            if old is not ABSENT:
-                change = f"changes {watched.shown(key)} from {describe(old)} to {describe(new)}"
+            change = f"sets {holder_record.shown(key)} to {describe(new_value)}"
+            if old_value is not ABSENT:
+                change = (
+                    f"changes {holder_record.shown(key)} from {describe(old_value)} to "
+                    f"{describe(new_value)}"
+                )
             errors.append(f"{change} at {format_source_line(*line)}")
         if not errors and not by_users:
-            errors = [f"changes {watched.shown(key)}" for watched, key in items]
+            errors = [f"changes {holder_record.shown(key)}" for holder_record, key in items]
         if errors:
-            more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+            count_text = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
             raise CaptureError(
-                f"{self._name}: forward {errors[0]}{more}, and a compiled step runs no "
+                f"{self._name}: forward {errors[0]}{count_text}, and a compiled step runs no "
                 "Python code: the value would stay unchanged. Store it in a tensor "
                 "(register_buffer) and change that in place, or change it outside of forward"
             )
@@ -388,13 +398,13 @@ class _ChangeTracer:
     def _compare(self) -> None:
         """Record the last line and both values for each item that has changed."""
         for spot, item in self._items.items():
-            old, new = self._last[spot], self._value(*item)
-            if spot in self.lines or comparison_key(old) == comparison_key(new):
+            old_value, new_value = self._last[spot], self._value(*item)
+            if spot in self.lines or comparison_key(old_value) == comparison_key(new_value):
                 continue
-            self._last[spot] = new
+            self._last[spot] = new_value
             if self._line is not None:
                 self.lines[spot] = self._line
-                self.values[spot] = old, new
+                self.values[spot] = old_value, new_value
 
 
 _FOLLOWED: Final = (CodeOrigin.USER, CodeOrigin.LIBRARY)
@@ -417,7 +427,7 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, 
             self._save(buffer)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Save the existing tensors that an operator writes, then call it."""
+        """Save the existing tensors that an operator writes, then call the operator."""
         keywords = kwargs or {}
         schema = func._schema  # noqa: SLF001 - the only source of writes
         for position, argument in enumerate(schema.arguments if schema.is_mutable else ()):

@@ -1,6 +1,6 @@
 """State of PyTorch during a capture: fake tensors, annotations, operators left undecomposed.
 
-Fake tensors get the strides of real ones, and known values where these exist.
+Fake tensors get the strides of real tensors, and known values where they exist.
 """
 
 from __future__ import annotations
@@ -85,25 +85,25 @@ class _RealStrides:
         _check_foreign(func, args, keywords)
         if func in ASSERTS:
             self._values.record_assert(func, args[0])
-        reads = torch.Tag.data_dependent_output in func.tags
-        shapes = torch.Tag.dynamic_output_shape in func.tags
-        inner = self._depth > 0
-        known = None
-        if reads or shapes or not inner:
+        is_read = torch.Tag.data_dependent_output in func.tags
+        has_dynamic_shape = torch.Tag.dynamic_output_shape in func.tags
+        is_inner = self._depth > 0
+        known_value = None
+        if is_read or has_dynamic_shape or not is_inner:
             values = self._values
-            evaluate = values.evaluate_dynamic_shape if shapes else values.evaluate
-            known = evaluate(func, args, keywords)
-        if known is not None and (reads or shapes):
-            if known.real is None:
+            evaluate = values.evaluate_dynamic_shape if has_dynamic_shape else values.evaluate
+            known_value = evaluate(func, args, keywords)
+        if known_value is not None and (is_read or has_dynamic_shape):
+            if known_value.real is None:
                 raise ForbiddenError(
                     "a random number is read{where} (an if, .item(), float(), ...), and a compiled "
                     "step would always repeat the decision of the capture; turn the random choice "
                     "off, or draw it outside of the step and pass it as an input"
                 )
-            if reads:
-                self._values.record_read(known, known.real)
-                return known.real
-            return self._fake_outputs(known)
+            if is_read:
+                self._values.record_read(known_value, known_value.real)
+                return known_value.real
+            return self._fake_outputs(known_value)
         self._depth += 1
         try:
             value = self._predict_outputs(func, types, args, keywords)
@@ -112,7 +112,7 @@ class _RealStrides:
         if self._depth:  # an operation inside another one needs no correction
             return value
         value = self.correct_strides(func, args, keywords, value)
-        self._values.attach(value, known)
+        self._values.attach(value, known_value)
         return value
 
     def _predict_outputs(self, func: Any, types: Any, args: Any, keywords: Any) -> Any:
@@ -124,15 +124,15 @@ class _RealStrides:
                 return self._fake_outputs(KnownValue(outputs, metadata_only=True))
         return self._predict(func, types, args, keywords)
 
-    def _fake_outputs(self, known: KnownValue) -> Any:
+    def _fake_outputs(self, known_value: KnownValue) -> Any:
         """Return fake tensors with the shapes and strides of known outputs, and their values."""
 
         def fake(real: torch.Tensor) -> torch.Tensor:
             return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
 
         with self._mode:
-            value = _pytree.tree_map_only(torch.Tensor, fake, known.real)
-        self._values.attach(value, known)
+            value = _pytree.tree_map_only(torch.Tensor, fake, known_value.real)
+        self._values.attach(value, known_value)
         return value
 
     def correct_strides(self, func: Any, args: Any, keywords: Any, value: Any) -> Any:
@@ -142,7 +142,7 @@ class _RealStrides:
         if any(tensor.layout != torch.strided for tensor in inputs):
             return value
         input_keys = {storage_key(tensor) for tensor in inputs}
-        new = [
+        new_outputs = [
             index
             for index, leaf in enumerate(leaves)
             if isinstance(leaf, torch.Tensor)
@@ -152,12 +152,12 @@ class _RealStrides:
             and getattr(leaf, "constant", None) is None
             and storage_key(leaf) not in input_keys
         ]
-        if not new:
+        if not new_outputs:
             return value
         layouts = self._real_layouts(func, args, keywords)
         if layouts is None or len(layouts) != len(leaves):
             return value
-        for index in new:
+        for index in new_outputs:
             fake, layout = leaves[index], layouts[index]
             if layout is not None and fake.shape == layout[0] and fake.stride() != layout[1]:
                 with self._mode:
@@ -167,7 +167,7 @@ class _RealStrides:
         return _pytree.tree_unflatten(leaves, spec)
 
     def _real_layouts(self, func: Any, args: Any, keywords: Any) -> Sequence[Any] | None:
-        """Return (shape, strides) of each output of a real call, cached; None if it fails."""
+        """Return (shape, strides) of each output of a real call, cached; None if the call fails."""
         leaves, spec = _pytree.tree_flatten((args, keywords))
         key = (func, spec, tuple(map(_layout_key, leaves)))
         try:
@@ -204,7 +204,7 @@ def _layout_key(leaf: Any) -> Any:
 def _measure_layouts(
     func: Any, leaves: Sequence[Any], spec: Any, *, mkldnn: bool
 ) -> Sequence[Any] | None:
-    """Run an operation on zeros; return (shape, strides) of each output, or None if it fails."""
+    """Run an operation on zeros; return (shape, strides) of each output. None if the call fails."""
     outputs = _run_on_zeros(func, leaves, spec, mkldnn=mkldnn)
     if outputs is None:
         return None
@@ -215,7 +215,7 @@ def _measure_layouts(
 
 
 def _run_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, mkldnn: bool) -> Any:
-    """Run an operation on zeros; return its outputs, or None if it fails."""
+    """Run an operation on zeros; return the outputs, or None if the operation fails."""
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         return None
     random = torch.random.fork_rng(devices=[])
@@ -232,8 +232,8 @@ def _zeros_like(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     reach = sum((size - 1) * step for size, step in zip(leaf.shape, leaf.stride(), strict=True))
-    whole = torch.zeros(reach + 1 if leaf.numel() else 0, dtype=leaf.dtype)
-    return whole.as_strided(leaf.shape, leaf.stride())
+    memory = torch.zeros(reach + 1 if leaf.numel() else 0, dtype=leaf.dtype)
+    return memory.as_strided(leaf.shape, leaf.stride())
 
 
 _MISPREDICTED: Final = frozenset(
@@ -247,7 +247,7 @@ _MISPREDICTED: Final = frozenset(
      "replication_pad2d_backward", "silu_backward", "smooth_l1_loss_backward", "softplus_backward",
      "softshrink_backward", "threshold_backward")
 )  # fmt: skip
-"""Operators whose kernels make other strides than PyTorch predicts (2.13)."""
+"""Operators whose kernels return other strides than PyTorch 2.13 predicts."""
 
 
 @contextmanager
@@ -282,59 +282,63 @@ def real_strides(inputs: Sequence[Any]) -> Iterator[None]:
 
 @contextmanager
 def annotate_nodes(
-    stepped: torch.nn.Module, trail: list[str], check: Callable[[Sequence[str]], object]
+    captured_module: torch.nn.Module,
+    module_trail: list[str],
+    check: Callable[[Sequence[str]], object],
 ) -> Iterator[None]:
     """Context manager that annotates each recorded node with its module and the user's line.
 
     Has no effect in PyTorch 2.9, which lacks annotations; names then contain the operator only.
-    `trail` has the modules that are being executed, the innermost last, also after an exception.
-    `check` is called with it at the begin and end of each module.
+    `module_trail` gets the modules that are being executed, the innermost last. It keeps them after
+    an exception.
+    `check` is called with the trail at the begin and end of each module.
     """
     annotate = getattr(traceback, "annotate", None)
     if annotate is None:
         yield
         return
     open_contexts: list[Any] = []
-    trail.clear()
+    module_trail.clear()
 
     def enter(path: str) -> Callable[..., None]:
         """Return a hook that annotates the nodes of a module from now on."""
 
         def hook(module: torch.nn.Module, *_: Any) -> None:
-            check(trail)
+            """Annotate further nodes with `path`, and append the module to the trail."""
+            check(module_trail)
             context = annotate({ANNOTATION: path})
             context.__enter__()
             open_contexts.append(context)
             display_path = shown_path(path)
             kind = type(module).__name__
             text = f"module {display_path!r} ({kind})" if display_path else f"module {kind}"
-            trail.append(text if path else "the loss function")
+            module_trail.append(text if path else "the loss function")
 
         return hook
 
     def leave(*_: Any) -> None:
         """End the annotation of the innermost module; a forward hook."""
-        check(trail)
+        check(module_trail)
         open_contexts.pop().__exit__(None, None, None)
-        trail.pop()
+        module_trail.pop()
 
     record = TracerBase.create_node
-    own_forward = type(stepped).forward.__code__.co_filename
+    own_forward = type(captured_module).forward.__code__.co_filename
 
     def create_annotated(tracer: TracerBase, *args: Any, **kwargs: Any) -> fx.Node:
         """Create a node, annotated with the current module and line."""
         node = record(tracer, *args, **kwargs)
-        if trail:
+        if module_trail:
             line = running_user_line(sys._getframe(1), within=own_forward)  # noqa: SLF001
             notes = node.meta.get("custom") or {}
             path = shown_path(notes.get(ANNOTATION, ""))
-            location = f"module {path!r}" if path else trail[-1]
+            location = f"module {path!r}" if path else module_trail[-1]
             location += f" at {line}" if line else ""
             node.meta["custom"] = {**notes, LOCATION: location}
         return node
 
     handles = []
-    for path, module in stepped.named_modules():
+    for path, module in captured_module.named_modules():
         handles.append(module.register_forward_pre_hook(enter(path)))
         handles.append(module.register_forward_hook(leave))
     TracerBase.create_node = create_annotated
@@ -350,20 +354,23 @@ def annotate_nodes(
 
 @contextmanager
 def known_values(
-    stepped: torch.nn.Module, inputs: Sequence[Any], values: KnownValues
+    captured_module: torch.nn.Module, inputs: Sequence[Any], values: KnownValues
 ) -> Iterator[None]:
     """Context manager that attaches the values of inputs and buffers in each forward pass."""
-    buffers = {path: b.detach() for path, b in stepped.named_buffers(remove_duplicate=False)}
+    buffers = {
+        path: b.detach() for path, b in captured_module.named_buffers(remove_duplicate=False)
+    }
     reals = [value.detach() if isinstance(value, torch.Tensor) else None for value in inputs]
 
     def hook(_: torch.nn.Module, flat: Sequence[Any]) -> None:
+        """Attach the known values to the fake inputs and buffers; a forward pre-hook."""
         for position, (fake, real) in enumerate(zip(flat, reals, strict=True)):
             if real is not None:
                 values.attach_source(fake, real, SourceTensor(position))
-        for path, fake in stepped.named_buffers(remove_duplicate=False):
+        for path, fake in captured_module.named_buffers(remove_duplicate=False):
             values.attach_source(fake, buffers[path], SourceTensor(None, path))
 
-    handle = stepped.register_forward_pre_hook(hook)
+    handle = captured_module.register_forward_pre_hook(hook)
     try:
         yield
     finally:
@@ -378,7 +385,7 @@ _GENERATORS: Final = (
 
 
 @contextmanager
-def checkpoints_as_eager(stepped: torch.nn.Module) -> Iterator[None]:
+def checkpoints_as_eager(captured_module: torch.nn.Module) -> Iterator[None]:
     """Context manager that removes ``torch.utils.checkpoint``, with the results of eager.
 
     A compiled step decides its recomputations itself. Reentrant checkpoints cannot be captured, and
@@ -400,18 +407,20 @@ def checkpoints_as_eager(stepped: torch.nn.Module) -> Iterator[None]:
     def update_again(norm: Any, inputs: Any, output: torch.Tensor) -> None:
         """Update a norm's statistics once more per enclosing checkpoint."""
         if norm.training and norm.track_running_stats and output.requires_grad:
-            plain = _BatchNorm if isinstance(norm, _BatchNorm) else _InstanceNorm
+            norm_class = _BatchNorm if isinstance(norm, _BatchNorm) else _InstanceNorm
             with torch.no_grad():
                 for _ in range(depth):
-                    plain.forward(norm, *inputs)
+                    norm_class.forward(norm, *inputs)
 
     class Reentrant:
+        """Stands for ``CheckpointFunction``: calls the function without a checkpoint."""
+
         @staticmethod
         def apply(function: Callable[..., Any], _: bool, *inputs: Any) -> Any:  # noqa: FBT001
-            trained = any(
+            has_gradient = any(
                 isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
             )
-            with inside(), torch.set_grad_enabled(trained and torch.is_grad_enabled()):
+            with inside(), torch.set_grad_enabled(has_gradient and torch.is_grad_enabled()):
                 return function(*inputs)
 
     def nonreentrant(*arguments: Any, **keywords: Any) -> Iterator[None]:
@@ -421,7 +430,7 @@ def checkpoints_as_eager(stepped: torch.nn.Module) -> Iterator[None]:
     name_here = next(name for name in _GENERATORS if hasattr(checkpoint, name))
     generator = getattr(checkpoint, name_here)
     names = {"CheckpointFunction": Reentrant, name_here: nonreentrant}
-    norms = [module for module in stepped.modules() if isinstance(module, _NormBase)]
+    norms = [module for module in captured_module.modules() if isinstance(module, _NormBase)]
     handles = [norm.register_forward_hook(update_again) for norm in norms]
     try:
         with ExitStack() as stack:
@@ -456,28 +465,28 @@ def native_operators() -> Iterator[None]:
     """Context manager that prevents decompositions whose results differ from eager.
 
     During tracing PyTorch's dispatcher first looks for Python kernels of an operator. Some replace
-    it by other operators: ``upsample_nearest2d`` becomes an index. The gradient of that has other
-    strides, so that its sums have another order. Kernels that a capture needs (batch norm) remain,
-    and kernels with identical results.
+    the operator by others: ``upsample_nearest2d`` becomes an index. The gradient of the index has
+    other strides, so that its sums have another order. Kernels that a capture needs (batch norm)
+    remain, and kernels with identical results.
     """
     keys = torch._C.DispatchKey  # noqa: SLF001 - as PyTorch's own registrations
-    removed: list[tuple[Any, Any, Any]] = []
+    removed_kernels: list[tuple[Any, Any, Any]] = []
     for operator in _operators():
         for key in (keys.Autograd, keys.CompositeImplicitAutograd):
             if key in operator.py_kernels:
-                removed.append((operator, key, operator.py_kernels.pop(key)))
+                removed_kernels.append((operator, key, operator.py_kernels.pop(key)))
         operator._dispatch_cache.clear()  # noqa: SLF001 - no other way
     dropout = torch.ops.aten.dropout.default
     for key in (keys.Autograd, keys.CompositeImplicitAutograd):
         if key in dropout.py_kernels:
             kernel = dropout.py_kernels[key]
-            removed.append((dropout, key, kernel))
+            removed_kernels.append((dropout, key, kernel))
             dropout.py_kernels[key] = partial(_dropout, kernel)
     dropout._dispatch_cache.clear()  # noqa: SLF001 - as above
     try:
         yield
     finally:
-        for operator, key, kernel in removed:
+        for operator, key, kernel in removed_kernels:
             operator.py_kernels[key] = kernel
             operator._dispatch_cache.clear()  # noqa: SLF001 - as above
 

@@ -77,11 +77,11 @@ class Read:
     description: str
     """Kind of value, for display."""
     line: str
-    """Line of code that reads it, for display; empty if unknown."""
+    """Line of code that reads the value, for display; empty if unknown."""
 
     @property
     def is_check(self) -> bool:
-        """Whether it is an operator's assertion, which only raises if the value is false."""
+        """Whether the read is an operator's assertion, which only raises if the value is false."""
         return self.expression.function is bool
 
 
@@ -132,8 +132,8 @@ _SHAPE_DECIDERS: Final = {
     "masked_select": (1, torch.ops.aten.count_nonzero.default),
     "_ctc_loss": (3, torch.ops.aten.max.default),
 }
-"""For operators whose output shape depends on one argument: its position, and the function of it
-that determines the shape."""
+"""For operators whose output shape depends on one argument: the argument's position, and the
+function of the argument that determines the shape."""
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class KnownValue:
     """The value of a fake tensor, or of all outputs of an operation."""
 
     real: Any
-    """The value; None if it is random, so that reading it is an error."""
+    """The value; None for random values, whose reading is an error."""
     expression: SourceTensor | CallExpression | None = None
     """The value in terms of inputs and buffers; None for a constant."""
     metadata_only: bool = False
@@ -162,67 +162,73 @@ class KnownValues:
     _literals: dict[Any, Literal] = field(default_factory=dict)
 
     def attach_source(self, tensor: torch.Tensor, real: torch.Tensor, source: SourceTensor) -> None:
-        """Attach its value to the fake tensor of an input or buffer, unless it is too large."""
+        """Attach the value `real` to a fake input or buffer, unless the value is too large."""
         fake = tensor
         if isinstance(fake, FunctionalTensor):
             fake = torch._from_functional_tensor(fake.elem)  # noqa: SLF001 - no other way
-        plain = real.layout == torch.strided and real.device.type == "cpu"
-        if isinstance(fake, FakeTensor) and plain and real.numel() <= _MAX_STORED:
+        is_plain = real.layout == torch.strided and real.device.type == "cpu"
+        if isinstance(fake, FakeTensor) and is_plain and real.numel() <= _MAX_STORED:
             setattr(fake, _VALUE, KnownValue(real, source))
 
     def evaluate(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
-        """Evaluate an operation on known inputs; return its result, or None if it is unknown.
+        """Evaluate an operation on known inputs; return the result, or None if an input is unknown.
 
         In-place operations on constants give constants. If the written value is no constant, or
         depends on inputs, the known values of the written tensors are invalidated.
         """
         inputs = tensors_in((arguments, keywords))
         name = function.overloadpacket.__name__
-        seeded = torch.Tag.nondeterministic_seeded in function.tags
+        is_random_operator = torch.Tag.nondeterministic_seeded in function.tags
         if not inputs and name not in _MAKERS:
-            return _RANDOM if seeded else None
+            return _RANDOM if is_random_operator else None
         reads_metadata = name in _FROM_METADATA
         if reads_metadata and any(tensor.numel() > _MAX_STORED for tensor in inputs):
             return None
         values = [_known_value(tensor, function) for tensor in inputs]
-        present = [value for value in values if value is not None]
-        known = len(present) == len(values) and all(value.real is not None for value in present)
-        varies = any(value.expression is not None for value in present)
-        writes = function._schema.is_mutable  # noqa: SLF001 - the only source of this fact
-        if seeded or not (known or reads_metadata) or (writes and varies):
-            if writes:
+        known_inputs = [value for value in values if value is not None]
+        are_known = len(known_inputs) == len(values) and all(
+            value.real is not None for value in known_inputs
+        )
+        depends_on_inputs = any(value.expression is not None for value in known_inputs)
+        is_writing = function._schema.is_mutable  # noqa: SLF001 - the only source of this fact
+        if (
+            is_random_operator
+            or not (are_known or reads_metadata)
+            or (is_writing and depends_on_inputs)
+        ):
+            if is_writing:
                 _invalidate(inputs)
-            random = seeded or any(value.real is None for value in present)
-            whole = len(present) == len(values) or name in _DRAWS
-            return _RANDOM if random and whole else None
+            is_random = is_random_operator or any(value.real is None for value in known_inputs)
+            is_complete = len(known_inputs) == len(values) or name in _DRAWS
+            return _RANDOM if is_random and is_complete else None
         with no_dispatch(), torch.no_grad():
             try:
-                own, own_keywords = _pytree.tree_map(
+                real_arguments, real_keywords = _pytree.tree_map(
                     lambda leaf: _real_or_zeros(leaf, function), (arguments, keywords)
                 )
-                real = function(*own, **own_keywords)
+                real = function(*real_arguments, **real_keywords)
             except RAISED:
                 return None
-            if reads_metadata or not varies:
+            if reads_metadata or not depends_on_inputs:
                 return KnownValue(real)
             return KnownValue(real, self._call_expression(function, arguments, keywords))
 
-    def attach(self, value: Any, known: KnownValue | None) -> None:
+    def attach(self, value: Any, known_value: KnownValue | None) -> None:
         """Attach known values to the fake outputs of an operation, unless they are too large."""
-        if known is None or known.metadata_only:
+        if known_value is None or known_value.metadata_only:
             return
         fakes = _pytree.tree_leaves(value)
-        if known.real is None:
+        if known_value.real is None:
             for fake in tensors_in(fakes):
-                setattr(fake, _VALUE, known)
+                setattr(fake, _VALUE, known_value)
             return
-        has_several = not isinstance(known.real, torch.Tensor)
-        pairs = zip(fakes, _pytree.tree_leaves(known.real), strict=False)
+        has_several = not isinstance(known_value.real, torch.Tensor)
+        pairs = zip(fakes, _pytree.tree_leaves(known_value.real), strict=False)
         for number, (fake, real) in enumerate(pairs):
             if not isinstance(fake, torch.Tensor) or fake.shape != real.shape:
                 continue
             if real.numel() <= _MAX_STORED:
-                expression = known.expression
+                expression = known_value.expression
                 if has_several and expression is not None:
                     expression = self._call_expression(select_leaf, (expression, number))
                 setattr(fake, _VALUE, KnownValue(real, expression))
@@ -232,26 +238,26 @@ class KnownValues:
         for fake in tensors_in(value):
             vars(fake).pop(_VALUE, None)
 
-    def record_read(self, known: KnownValue, value: Any, *, by: Any = None) -> None:
-        """Record that Python read a known value, or function `by` of it; ignores constants."""
-        expression = known.expression
-        if by is not None and expression is not None:
-            expression = self._call_expression(by, (expression,))
+    def record_read(self, known_value: KnownValue, value: Any, *, function: Any = None) -> None:
+        """Record that Python read a known value, or a function of it; ignores constants."""
+        expression = known_value.expression
+        if function is not None and expression is not None:
+            expression = self._call_expression(function, (expression,))
         if isinstance(expression, CallExpression) and expression not in self.reads:
             self.reads[expression] = Read(
                 expression=expression,
                 value=value,
-                description=_DESCRIPTIONS.get(by, "value that is read"),
+                description=_DESCRIPTIONS.get(function, "value that is read"),
                 line=running_user_line(sys._getframe(1)) or "",  # noqa: SLF001 - there is no traceback
             )
 
     def record_assert(self, function: Any, tensor: torch.Tensor) -> None:
         """Record that an operator asserts a number: as a read if known, otherwise in `asserts`."""
-        known = _known_value(tensor, function)
-        if known is None or known.real is None:
+        known_value = _known_value(tensor, function)
+        if known_value is None or known_value.real is None:
             self.asserts.append(function)
         else:
-            self.record_read(known, bool(known.real), by=bool)
+            self.record_read(known_value, bool(known_value.real), function=bool)
 
     def evaluate_dynamic_shape(
         self, function: Any, arguments: Any, keywords: Any
@@ -261,46 +267,46 @@ class KnownValues:
         None if the values are unknown. If only the mask of a selection is known, the result has
         the right shape but other numbers.
         """
-        known = self.evaluate(function, arguments, keywords)
-        is_known = known is not None and known.real is not None
+        known_value = self.evaluate(function, arguments, keywords)
+        is_known = known_value is not None and known_value.real is not None
         position, measure = _SHAPE_DECIDERS.get(function.overloadpacket.__name__, (None, None))
         if position is None:
-            if known is not None and is_known:
-                self.record_read(known, shapes_of(known.real), by=shapes_of)
-            return known
-        deciding = [
+            if known_value is not None and is_known:
+                self.record_read(known_value, shapes_of(known_value.real), function=shapes_of)
+            return known_value
+        deciding_tensors = [
             d for d in tensors_in(arguments[position]) if position != 1 or d.dtype in _MASKS
         ]
-        for tensor in deciding:
-            measured = self.evaluate(measure, (tensor,), {})
-            if measured is None or measured.real is None:
-                return measured
-            self.record_read(measured, int(measured.real), by=int)
-        if is_known or not deciding:  # an index of row numbers has a fixed shape
-            return known
+        for tensor in deciding_tensors:
+            size_value = self.evaluate(measure, (tensor,), {})
+            if size_value is None or size_value.real is None:
+                return size_value
+            self.record_read(size_value, int(size_value.real), function=int)
+        if is_known or not deciding_tensors:  # an index by integers has a fixed shape
+            return known_value
         with no_dispatch(), torch.no_grad():
-            own, own_keywords = _pytree.tree_map(
+            real_arguments, real_keywords = _pytree.tree_map(
                 lambda leaf: _real_or_zeros(leaf, function), (arguments, keywords)
             )
-            return KnownValue(function(*own, **own_keywords), metadata_only=True)
+            return KnownValue(function(*real_arguments, **real_keywords), metadata_only=True)
 
     def _call_expression(
         self, function: Any, arguments: Any, keywords: Any = None
     ) -> CallExpression:
         """Return the expression of a call; equal calls have the same expression object."""
         leaves, spec = _pytree.tree_flatten((tuple(arguments), keywords or {}))
-        own = tuple(self._leaf_expression(leaf) for leaf in leaves)
-        key = (function, spec, tuple(map(_leaf_key, own)))
-        return self._calls.setdefault(key, CallExpression(function, own, spec))
+        expressions = tuple(self._leaf_expression(leaf) for leaf in leaves)
+        key = (function, spec, tuple(map(_leaf_key, expressions)))
+        return self._calls.setdefault(key, CallExpression(function, expressions, spec))
 
     def _leaf_expression(self, leaf: Any) -> Any:
         """Return the expression of an argument with a known value; other objects as they are."""
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        known: KnownValue = getattr(leaf, _VALUE)
-        if known.expression is not None:
-            return known.expression
-        real = known.real
+        known_value: KnownValue = getattr(leaf, _VALUE)
+        if known_value.expression is not None:
+            return known_value.expression
+        real = known_value.real
         key: Any = id(real)
         if real.numel() <= _MAX_COMPARED:
             content = real.flatten().contiguous().view(torch.uint8).numpy().tobytes()
@@ -326,31 +332,31 @@ def _known_value(tensor: torch.Tensor, function: Any) -> KnownValue | None:
     """Return the known value of an argument; None if unknown or invalidated."""
     if function.overloadpacket.__name__ in _LITERAL and type(tensor) is torch.Tensor:
         return KnownValue(tensor.clone())
-    known: KnownValue | None = getattr(tensor, _VALUE, None)
-    if known is None or known.real is None:
-        return known
-    is_invalidated = known.real.numel() and not known.real.untyped_storage().nbytes()
-    return None if is_invalidated else known
+    known_value: KnownValue | None = getattr(tensor, _VALUE, None)
+    if known_value is None or known_value.real is None:
+        return known_value
+    is_invalidated = known_value.real.numel() and not known_value.real.untyped_storage().nbytes()
+    return None if is_invalidated else known_value
 
 
 def _real_or_zeros(leaf: Any, function: Any) -> Any:
     """Return the known value of a tensor, or zeros of its shape and type; other objects as is."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    known = _known_value(leaf, function)
-    if known is None or known.real is None:
+    known_value = _known_value(leaf, function)
+    if known_value is None or known_value.real is None:
         return torch.zeros(leaf.shape, dtype=leaf.dtype)
-    return known.real
+    return known_value.real
 
 
 def _invalidate(tensors: Iterable[torch.Tensor]) -> None:
     """Detach known values from tensors; free constants, which invalidates all their views."""
     for tensor in tensors:
-        known = getattr(tensor, _VALUE, None)
-        if known is None:
+        known_value = getattr(tensor, _VALUE, None)
+        if known_value is None:
             continue
-        if known.expression is None and known.real is not None:
-            known.real.untyped_storage().resize_(0)
+        if known_value.expression is None and known_value.real is not None:
+            known_value.real.untyped_storage().resize_(0)
         delattr(tensor, _VALUE)
 
 
@@ -383,14 +389,14 @@ class ValueGuards:
 
     def differences(self, sources: Sequence[torch.Tensor]) -> Iterator[str]:
         """Yield a description of each value that has changed."""
-        now = self._current_values(sources)
-        for number, read in enumerate(self.reads):
-            where = f" at {read.line}" if read.line else ""
-            if now is None:
-                yield f"the {read.description}{where} was {read.value}, and cannot be computed now"
+        values = self._current_values(sources)
+        for index, read in enumerate(self.reads):
+            place = f" at {read.line}" if read.line else ""
+            if values is None:
+                yield f"the {read.description}{place} was {read.value}, and cannot be computed now"
                 return
-            if now[number] != self._expected_values[number]:
-                yield f"the {read.description}{where} was {read.value} and is {now[number]}"
+            if values[index] != self._expected_values[index]:
+                yield f"the {read.description}{place} was {read.value} and is {values[index]}"
 
     def _current_values(self, sources: Sequence[torch.Tensor]) -> tuple[str, ...] | None:
         """Return the current values as text, where NaN equals itself; None if a call fails."""
@@ -404,8 +410,8 @@ class ValueGuards:
         try:
             with torch.no_grad():
                 for call in self._calls:
-                    own = list(map(value, call.leaves))
-                    arguments, keywords = _pytree.tree_unflatten(own, call.spec)
+                    leaf_values = list(map(value, call.leaves))
+                    arguments, keywords = _pytree.tree_unflatten(leaf_values, call.spec)
                     values[call] = call.function(*arguments, **keywords)
         except RAISED:
             return None
@@ -414,18 +420,20 @@ class ValueGuards:
 
 def _dependency_order(expressions: Sequence[CallExpression]) -> list[CallExpression]:
     """Return all calls in expressions, each after the calls that it depends on."""
-    ordered: dict[CallExpression, None] = {}
+    ordered_calls: dict[CallExpression, None] = {}
     pending = list(reversed(expressions))
     while pending:
         call = pending[-1]
-        missing = [
-            leaf for leaf in call.leaves if isinstance(leaf, CallExpression) and leaf not in ordered
+        missing_calls = [
+            leaf
+            for leaf in call.leaves
+            if isinstance(leaf, CallExpression) and leaf not in ordered_calls
         ]
-        if missing:
-            pending += missing
+        if missing_calls:
+            pending += missing_calls
         else:
-            ordered[pending.pop()] = None
-    return list(ordered)
+            ordered_calls[pending.pop()] = None
+    return list(ordered_calls)
 
 
 # -- tests for finite numbers ------------------------------------------------------------------
@@ -467,21 +475,26 @@ class FiniteChecks:
             yield
 
     def watch_operators(self, graph_module: fx.GraphModule, values: KnownValues) -> bool:
-        """Record operators' assertions from now on if a capture has some; return if this is new."""
-        descriptors = [n.meta.get("desc") for n in graph_module.graph.find_nodes(op="placeholder")]
+        """Record assertions of operators in later captures, if this capture contains any.
+
+        Returns whether recording was turned on now, so that the capture must be repeated.
+        """
+        descriptors = [
+            node.meta.get("desc") for node in graph_module.graph.find_nodes(op="placeholder")
+        ]
         has_asserts = any("Token" in type(descriptor).__name__ for descriptor in descriptors)
         has_asserts = has_asserts or bool(values.asserts)
-        new = has_asserts and not self.watches_operators
+        is_new = has_asserts and not self.watches_operators
         self.watches_operators = self.watches_operators or has_asserts
-        return new
+        return is_new
 
     def results(self) -> tuple[torch.Tensor, ...]:
-        """Return one tensor, whether all tests passed, or () without tests; clear the tests."""
+        """Return a boolean tensor, whether all tests passed; () without tests. Clears the tests."""
         if not self._results:
             return ()
-        finite = torch.stack([result.detach().reshape(()) for result in self._results]).all()
+        are_finite = torch.stack([result.detach().reshape(()) for result in self._results]).all()
         self._results.clear()
-        return (finite,)
+        return (are_finite,)
 
     def add(self, result: torch.Tensor, *, expected: bool) -> None:
         """Add the result of a test and its line; `expected` is the result for finite numbers."""
@@ -498,33 +511,33 @@ class _TestRecorder(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         self._checks = checks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function; mark the results of tests, and add those that Python reads."""
+        """Call a function; mark results of tests for finite numbers, and record those read."""
         name = getattr(func, "__name__", "")
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
-        expected = {getattr(tensor, _EXPECTED, None) for tensor in tensors}
-        known = expected.pop() if len(expected) == 1 else None
-        if name in _READS and known is not None:
+        expected_results = {getattr(tensor, _EXPECTED, None) for tensor in tensors}
+        expected_result = expected_results.pop() if len(expected_results) == 1 else None
+        if name in _READS and expected_result is not None:
             try:
                 return func(*args, **(kwargs or {}))
             except DataDependentOutputException:
-                self._checks.add(tensors[0], expected=known)
-                return known
+                self._checks.add(tensors[0], expected=expected_result)
+                return expected_result
         value = func(*args, **(kwargs or {}))
         if name in _FINITE_TESTS:
-            known = _FINITE_TESTS[name]
-        elif name in _NEGATIONS and known is not None:
-            known = not known
+            expected_result = _FINITE_TESTS[name]
+        elif name in _NEGATIONS and expected_result is not None:
+            expected_result = not expected_result
         elif name not in _REDUCTIONS and name not in _LOGICAL:
-            known = None
-        if known is not None and isinstance(value, torch.Tensor):
-            setattr(value, _EXPECTED, known)
+            expected_result = None
+        if expected_result is not None and isinstance(value, torch.Tensor):
+            setattr(value, _EXPECTED, expected_result)
         return value
 
 
 class _AssertRecorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """Records operators' assertions: ``torch._assert_async``, and those of ``torch.linalg``.
+    """Records operators' assertions: ``torch._assert_async``, and assertions of ``torch.linalg``.
 
-    It replaces the operation that would raise, because a step cannot repeat it.
+    The recorded test replaces the operation that would raise, which a step cannot repeat.
     """
 
     def __init__(self, checks: FiniteChecks) -> None:

@@ -2,7 +2,7 @@
 
 Each storage that the graph makes is a tensor of the plan; views are recreated from it. The plan
 becomes a joint graph in its own order, in which a recomputation is a copy of a node and a page
-transfer is an operator. PyTorch splits it into the forward and the backward pass.
+transfer is an operator. PyTorch splits the graph into the forward and the backward pass.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import torch  # noqa: F401
 
 
-def _let_pickle_find_torch() -> None:
+def _reorder_mock_modules() -> None:
     """Move Pyomo's mock modules of optional packages behind PyTorch in ``sys.modules``.
 
     Inductor pickles its graphs. For an object without a module name, such as
@@ -24,4 +24,4 @@ def _let_pickle_find_torch() -> None:
         sys.modules[name] = sys.modules.pop(name)
 
 
-_let_pickle_find_torch()
+_reorder_mock_modules()

@@ -207,18 +207,22 @@ def named(module: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any
     Raises `InputError` for invalid options.
     """
     options = keywords.pop("options", {})
-    known = signature(backend).parameters
-    errors = [f"options: {key}: {unknown_key(key, known)}" for key in options if key not in known]
+    parameters = signature(backend).parameters
+    errors = [
+        f"options: {key}: {unknown_key(key, parameters)}"
+        for key in options
+        if key not in parameters
+    ]
     errors += [f"{key}: the back end accepts only options" for key in keywords]
     if "ram" not in options:
         errors.append('options: expected a budget, such as options={"ram": "60%"}')
     if errors:
         raise InputError(errors)
-    back = next((back for known, back in _NAMED if known == options), None)
-    if back is None:
-        back = backend(**options)
-        _NAMED.append((dict(options), back))
-    return back(module, inputs)
+    back_end = next((back_end for parameters, back_end in _NAMED if parameters == options), None)
+    if back_end is None:
+        back_end = backend(**options)
+        _NAMED.append((dict(options), back_end))
+    return back_end(module, inputs)
 
 
 BY_NAME.append(named)
@@ -232,12 +236,14 @@ def plans() -> list[PlanRecord]:
     list of PlanRecord
         As in ``plans`` of a `Backend`: those of equal options in the order of capture.
     """
-    return [record for _, back in _NAMED for record in back.plans]
+    return [record for _, back_end in _NAMED for record in back_end.plans]
 
 
 def summary() -> str:
     """Return one line for each graph of the back ends that were requested by name."""
-    return "\n".join(back.summary() for _, back in _NAMED if back.was_called) or NO_GRAPH
+    return (
+        "\n".join(back_end.summary() for _, back_end in _NAMED if back_end.was_called) or NO_GRAPH
+    )
 
 
 def partitioner(
@@ -277,9 +283,9 @@ def partitioner(
     InputError
         If an argument is invalid.
     """
-    back = backend(
+    back_end = backend(
         ram, kernels=INDUCTOR, device=device, time_limit=time_limit, gap=gap, cache=cache
     )
     from poetmodel.torch.dynamo.inductor import Partitioner
 
-    return Partitioner(back)
+    return Partitioner(back_end)

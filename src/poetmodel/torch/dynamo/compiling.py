@@ -71,11 +71,11 @@ BY_NAME: Final[list[object]] = []
 """Functions that are back ends themselves; they record no refusals."""
 
 
-def _refusal_recorder(back: object) -> Callable[[str], object] | None:
-    """Return a function that records a refusal of a back end; None if it is not ours."""
-    if isinstance(back, Backend):
-        return back._live.record_refusal  # noqa: SLF001 - of this module
-    return str if any(back is known for known in BY_NAME) else None
+def _refusal_recorder(back_end: object) -> Callable[[str], object] | None:
+    """Return a function that records a refusal of a back end; None if the class is not ours."""
+    if isinstance(back_end, Backend):
+        return back_end._live.record_refusal  # noqa: SLF001 - of this module
+    return str if any(back_end is function for function in BY_NAME) else None
 
 
 class Backend(GraphPlanner):
@@ -85,8 +85,8 @@ class Backend(GraphPlanner):
     _has_one_plan = False
     """Whether all calls of a graph have the same plan."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         add_wrapper_advice(_refusal_recorder)
         self.names: dict[int, str] = {}
         """Names of the arguments in the function to compile, by number."""
@@ -150,7 +150,9 @@ class Backend(GraphPlanner):
                 if not self._settings.loss_only:
                     return self._compile_call(module, inputs, call, **options)
                 return LossOnly(module)(
-                    lambda own: self._compile_call(own, inputs, call, **options)
+                    lambda changed_module: self._compile_call(
+                        changed_module, inputs, call, **options
+                    )
                 )
 
     def _register_wrappers(self) -> dict[str, Any]:
@@ -174,7 +176,7 @@ class Backend(GraphPlanner):
     def _compile_call(
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **options: Any
     ) -> Any:
-        """Compile a graph of a call; it is compiled again later if memory is to be measured."""
+        """Compile a graph of a call; with ``outside="auto"`` a later call compiles it again."""
         if self._settings.outside == AUTO and call.is_several:
             raise InputError(_AUTO_OF_ONE)
         if self._settings.outside != AUTO:
@@ -200,26 +202,26 @@ class Backend(GraphPlanner):
     def _compile_graph(
         self, module: fx.GraphModule, inputs: Sequence[Any], backward: Any, **options: Any
     ) -> Callable[..., Any]:
-        """Compile a graph, so that calls may use different plans; `backward` is a compiler."""
-        base = self._compile_variant(module, inputs, backward, **options)
+        """Compile a graph; its calls may use different plans. `backward` is a compiler."""
+        first_variant = self._compile_variant(module, inputs, backward, **options)
         frontier = self._frontier
         if frontier is None or self._is_predicted:
-            return base.run
-        return CallsOfGraph(self, module, frontier, base)
+            return first_variant.run
+        return CallsOfGraph(self, module, frontier, first_variant)
 
     def _compile_variant(
         self, module: fx.GraphModule, inputs: Sequence[Any], backward: Any, **options: Any
     ) -> CompiledVariant:
-        """Compile a graph by the plan that the call has, or by a new one."""
+        """Compile a graph by the plan of the current call, or by a new plan if there is none."""
         is_fsdp = self._call is not None and self._call.is_sharded
-        counted = CountedGraph(self._live, is_sharded=is_fsdp)
+        counted_graph = CountedGraph(self._live, is_sharded=is_fsdp)
         forward, inference = self._compiler, self._compile_inference
         is_adding = self._settings.add_gradients
         self._parameters = trained_parameters(inputs, self.names) if is_adding else {}
         if not self._is_predicted:
-            forward = _count_passes(forward, counted.count_forward)
-            backward = _count_passes(backward, counted.count_backward)
-            inference = _count_passes(inference, counted.count_inference)
+            forward = _count_passes(forward, counted_graph.count_forward)
+            backward = _count_passes(backward, counted_graph.count_backward)
+            inference = _count_passes(inference, counted_graph.count_inference)
         compile_ = aot_autograd(
             fw_compiler=forward,
             bw_compiler=backward,
@@ -231,30 +233,30 @@ class Backend(GraphPlanner):
         with CAPTURE_LOCK, native_operators(), strides, lazy, infrequent_gc():
             compiled = cast("Callable[..., Any]", compile_(module, inputs, **options))
         if self._is_predicted:
-            return CompiledVariant(compiled, counted)
-        counted.set_plan(self._planned[-1])
-        counted.frontier = self._frontier
-        if counted.is_several and self._settings.stated_bytes is None:
-            counted.budget_bytes = 0  # a percentage refers to all calls of the step
-        run = counted.record_nodes(compiled)
+            return CompiledVariant(compiled, counted_graph)
+        counted_graph.set_plan(self._planned[-1])
+        counted_graph.frontier = self._frontier
+        if counted_graph.is_several and self._settings.stated_bytes is None:
+            counted_graph.budget_bytes = 0  # a percentage refers to all calls of the step
+        run = counted_graph.record_nodes(compiled)
         if self._parameters:
             run = Additions(self._parameters).add_checks(run, node_of)
-        return CompiledVariant(run, counted)
+        return CompiledVariant(run, counted_graph)
 
     def compile_variant(
-        self, of: CallsOfGraph, planned: GraphPlan, arguments: Sequence[Any]
+        self, graph_calls: CallsOfGraph, planned: GraphPlan, arguments: Sequence[Any]
     ) -> CompiledVariant:
         """Compile a graph that was captured before, by another plan."""
-        call, frontier = of.frontier.source.call, self._frontier
+        call, frontier = graph_calls.frontier.source.call, self._frontier
         record = planned.record
-        name = f"{record.name}, plan {len(of.variants) + 1}"
+        name = f"{record.name}, plan {len(graph_calls.variants) + 1}"
         budget_bytes = self._live.budget_bytes or record.ram_budget_bytes
         record = replace(record, name=name, ram_budget_bytes=budget_bytes)
         planned = replace(planned, record=record)
         with self.recording_refusals(), self.first_call(before=call, planned=planned):
-            self._frontier, self.names = of.frontier, of.names
+            self._frontier, self.names = graph_calls.frontier, graph_calls.names
             try:
-                return self._compile_variant(of.module, arguments, self._compiler)
+                return self._compile_variant(graph_calls.module, arguments, self._compiler)
             finally:
                 self._frontier = frontier
 
@@ -270,12 +272,12 @@ class Backend(GraphPlanner):
         number = self._live.next_number()
         if number == 0:
             self._steps.current = None
-            last = self._live.last_step
-            if last is not None and any(event.frontier is not None for event in last):
-                several = len(frontiers_of(last)) > 1
-                if several or frontier.source.call.is_several:
+            last_step = self._live.last_step
+            if last_step is not None and any(event.frontier is not None for event in last_step):
+                has_several_calls = len(frontiers_of(last_step)) > 1
+                if has_several_calls or frontier.source.call.is_several:
                     with self.recording_refusals():
-                        self._steps.begin_step(last, self._share, self._gather)
+                        self._steps.begin_step(last_step, self._share, self._gather)
                     self._live.budget_bytes = self._steps.budget_bytes
         planned = self._steps.plan_of(frontier, number)
         self._live.is_expected = planned is not None
@@ -292,8 +294,8 @@ class Backend(GraphPlanner):
             self.names[number] = _LOCAL.sub(r"\1", name)
             if not _OF_MODULE.search(name) and isinstance(inputs[number], torch.Tensor):
                 shapes.append(f"{self.names[number]} {'x'.join(map(str, inputs[number].shape))}")
-        more = ", ..." if len(shapes) > _MAX_SHAPES else ""
-        of_shapes = f" of {', '.join(shapes[:_MAX_SHAPES])}{more}" if shapes else ""
+        suffix = ", ..." if len(shapes) > _MAX_SHAPES else ""
+        of_shapes = f" of {', '.join(shapes[:_MAX_SHAPES])}{suffix}" if shapes else ""
         return f", {_function_name()}{of_shapes}"
 
     def _build_joint_graph(self, graph: fx.Graph, forward_outputs: int | None) -> JointGraph:
@@ -343,51 +345,56 @@ class CompiledVariant(NamedTuple):
 
 
 class CallsOfGraph:
-    """A captured graph that executes each call by the plan that its step has for it.
+    """A captured graph; executes each call by the plan that the current step has for the call.
 
     Parameters
     ----------
-    back : Backend
+    back_end : Backend
         Chooses plans and compiles them.
     module : torch.fx.GraphModule
         The graph, as Dynamo captured it.
     frontier : Frontier
         Plans of the graph.
-    base : CompiledVariant
+    first_variant : CompiledVariant
         The first compiled plan.
     """
 
     def __init__(
-        self, back: Backend, module: fx.GraphModule, frontier: Frontier, base: CompiledVariant
+        self,
+        back_end: Backend,
+        module: fx.GraphModule,
+        frontier: Frontier,
+        first_variant: CompiledVariant,
     ) -> None:
+        """Store the first compiled plan; further plans are compiled when calls need them."""
         self.module = module
         self.frontier = frontier
-        self.names = back.names
-        self._back = back
-        self._base = base
+        self.names = back_end.names
+        self._back_end = back_end
+        self._first_variant = first_variant
         self.variants: dict[int, CompiledVariant] = {}
-        """By the ``id`` of the plan."""
-        if base.counted.is_several:
-            self.variants[id(frontier.tight)] = base
+        """Compiled variants of the graph, by the ``id`` of their plan."""
+        if first_variant.counted.is_several:
+            self.variants[id(frontier.tight)] = first_variant
 
     def __call__(self, *arguments: Any) -> Any:
         """Execute a call by its plan, which is compiled if it is new."""
         if any(isinstance(value, FakeTensor) for value in arguments):  # DDP determines shapes
-            return self._base.run(*arguments)
+            return self._first_variant.run(*arguments)
         # A checkpoint that is recomputed must save the same tensors.
         has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # noqa: FBT003, SLF001 - no other way
-        planned = self._back.plan_of_call(self.frontier, is_pinned=has_hooks)
+        planned = self._back_end.plan_of_call(self.frontier, is_pinned=has_hooks)
         if planned is None:
-            return self._base.run(*arguments)
+            return self._first_variant.run(*arguments)
         variant = self.variants.get(id(planned))
         if variant is None:
-            variant = self._back.compile_variant(self, planned, arguments)
+            variant = self._back_end.compile_variant(self, planned, arguments)
             self.variants[id(planned)] = variant
         return variant.run(*arguments)
 
 
 def _translator() -> Any:
-    """Return Dynamo's translator that is capturing a function now; None if there is none."""
+    """Return the Dynamo translator that is capturing a function now; None outside of a capture."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     return getattr(InstructionTranslator, "current_tx", lambda: None)()
@@ -410,8 +417,8 @@ def _function_name() -> str:
     translator = _translator()
     if translator is None:
         return "a function"
-    found = (translator.f_locals.get(name) for name in _MODULE_NAMES)
-    module = next((value for value in found if isinstance(value, torch.nn.Module)), None)
+    values = (translator.f_locals.get(name) for name in _MODULE_NAMES)
+    module = next((value for value in values if isinstance(value, torch.nn.Module)), None)
     if module is not None:
         return type(module).__name__
     code = translator.f_code
@@ -426,8 +433,9 @@ def _count_passes(compiler: Callable[..., Run], count: Callable[[Run], Run]) -> 
 def require_whole_model(*, has_one_plan: bool) -> None:
     """Raise `CaptureError` unless Dynamo captures the function as one graph.
 
-    Graph breaks make several graphs, and the code between them has no budget. So do the buckets of
-    DDP, which are refused for a back end that `has_one_plan` per graph.
+    After a graph break there are several graphs, and the code between them has no budget. The
+    buckets of DDP are separate graphs too; they are refused for a back end that `has_one_plan` per
+    graph.
     """
     translator = _translator()
     if has_one_plan and has_ddp_buckets():

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 CALL_S: Final = 5e-6
 """Time of an operation besides its work: PyTorch's dispatcher and the interpreter [s]."""
 _MATRIX: Final = 1024
+"""Rows and columns of the matrices of the measured product."""
 _COPIED_BYTES: Final = 2**26
+"""Size of the measured copy [B]."""
 
 
 class Profiles:
@@ -56,6 +58,7 @@ class Profiles:
         timed: bool,
         is_generated: Callable[[fx.Node], bool] | None = None,
     ) -> None:
+        """Create a profiler; nothing is measured before `get`."""
         self._cache = cache
         self._profiler = OpProfiler(timed=timed)
         self._is_generated = is_generated
@@ -68,16 +71,16 @@ class Profiles:
             if values is not None:
                 return [OpProfile.from_list(fields) for fields in values]
         expected = {operation.node: operation.profile for operation in joint.operations}
-        found = profile_on_synthetic(
+        profile_of_node = profile_on_synthetic(
             joint.graph, expected, self._profiler, is_generated=self._is_generated
         )
-        profiles = [found[node] for node in expected]
+        profiles = [profile_of_node[node] for node in expected]
         if key is not None:
             self._cache.write("profiles", key, [profile.to_list() for profile in profiles])
         return profiles
 
     def _key(self, joint: JointGraph) -> str | None:
-        """Return an identifier of a graph on this host; None if it contains unknown values."""
+        """Return an identifier of a graph on this host; None if one of its values has no key."""
         inputs = [list(map(plain_layout, tensors_in(fake_value(node)))) for node in joint.arguments]
         with suppress(NoKeyError):
             return digest(
@@ -118,10 +121,10 @@ def _measure_rates() -> tuple[float, float]:
     """Return the FLOP/s of a matrix product and the B/s of a copy, measured now."""
     with _disable_current_modes(), torch.no_grad():
         matrix = torch.ones(_MATRIX, _MATRIX)
-        copied = torch.ones(_COPIED_BYTES // 4)
-        target = torch.empty_like(copied)
+        source = torch.ones(_COPIED_BYTES // 4)
+        target = torch.empty_like(source)
         product_s = _min_time_s(lambda: torch.mm(matrix, matrix))
-        copy_s = _min_time_s(lambda: target.copy_(copied))
+        copy_s = _min_time_s(lambda: target.copy_(source))
     return 2 * _MATRIX**3 / product_s, 2 * _COPIED_BYTES / copy_s
 
 

@@ -32,10 +32,10 @@ def capture_on_fakes(
             tensors = (*model.parameters(), *model.buffers())
             model = deepcopy(model, {id(tensor): to_fake(tensor) for tensor in tensors})
         fakes = _pytree.tree_map_only(torch.Tensor, to_fake, tuple(inputs))
-        captured = model
+        function = model
 
         def call(*arguments: Any) -> Any:
-            return captured(*arguments)
+            return function(*arguments)
 
         # A code object of its own, because Dynamo caches graphs by the code object.
         call.__code__ = call.__code__.replace()

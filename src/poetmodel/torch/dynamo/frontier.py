@@ -53,11 +53,15 @@ class Frontier:
         problem = source.problem(MAX_BYTES)
 
         def find_peak_bytes() -> int | None:
-            found = find_min_ram(problem, source.settings.gap)
-            return None if found.simulation is None else found.simulation.peak_ram_bytes
+            min_ram_result = find_min_ram(problem, source.settings.gap)
+            return (
+                None
+                if min_ram_result.simulation is None
+                else min_ram_result.simulation.peak_ram_bytes
+            )
 
-        bytes_ = source.call.share(source.graph.sha256, find_peak_bytes)
-        return source.keep_all_bytes if bytes_ is None else bytes_ + source.beside_bytes
+        peak_bytes = source.call.share(source.graph.sha256, find_peak_bytes)
+        return source.keep_all_bytes if peak_bytes is None else peak_bytes + source.beside_bytes
 
     @cached_property
     def keep_all(self) -> GraphPlan:
@@ -65,10 +69,10 @@ class Frontier:
 
         Raises `BudgetError` if no plan was found, for example if budgets of regions are too small.
         """
-        whole_bytes = max(self.source.keep_all_bytes, self.source.beside_bytes + 1)
-        planned = self._plan_within(whole_bytes, sum(self.source.graph.tensor_bytes))
+        peak_bytes = max(self.source.keep_all_bytes, self.source.beside_bytes + 1)
+        planned = self._plan_within(peak_bytes, sum(self.source.graph.tensor_bytes))
         if planned is None:
-            raise self.source.keep_all_refusal(whole_bytes)
+            raise self.source.keep_all_refusal(peak_bytes)
         return planned
 
     @cached_property
@@ -82,26 +86,30 @@ class Frontier:
         return self._plan_within(self.source.keep_all_bytes, self.min_saved_bytes) or self.keep_all
 
     def has(self, planned: GraphPlan) -> bool:
-        """Return whether a plan belongs to this frontier."""
-        return any(planned is known for known in self._known.values())
+        """Return whether a plan is one of this frontier, by identity."""
+        return any(planned is plan for plan in self._known.values())
 
     def plans(self, budget_bytes: int, until_s: float) -> list[GraphPlan]:
-        """Return nondominated plans whose passes are within a budget.
+        """Return the plans within a budget that are not dominated in peaks, saved bytes and time.
 
         After `until_s`, on the monotonic clock, solves take at most about a second each.
         """
         self._until_s = until_s
         source = self.source
-        whole = self.keep_all.peaks
-        min_bytes, max_bytes = self.min_saved_bytes, whole.saved_bytes
+        keep_all_peaks = self.keep_all.peaks
+        min_bytes, max_bytes = self.min_saved_bytes, keep_all_peaks.saved_bytes
         high_bytes = min(budget_bytes, source.keep_all_bytes)
         low_bytes = min(high_bytes, self.tight.record.predicted_peak_bytes)
         middle_bytes = (low_bytes + high_bytes) // 2
-        steps = [min_bytes + int(f * (max_bytes - min_bytes)) for f in _SAVED]
+        steps = [min_bytes + int(fraction * (max_bytes - min_bytes)) for fraction in _SAVED]
         limits = [(high_bytes, max_bytes), *((high_bytes, saved) for saved in steps)]
         limits += [(low_bytes, max_bytes), (middle_bytes, max_bytes), (middle_bytes, steps[2])]
-        found = [self.tight, self.keep_all, *(self._plan_within(*limit) for limit in limits)]
-        return list(_nondominated_plans([p for p in found if p is not None], budget_bytes))
+        candidates = [self.tight, self.keep_all, *(self._plan_within(*limit) for limit in limits)]
+        return list(
+            _nondominated_plans(
+                [planned for planned in candidates if planned is not None], budget_bytes
+            )
+        )
 
     def check_budget(self, budget_bytes: int) -> None:
         """Raise `BudgetError` if no plan of the graph alone was found within a budget."""
@@ -120,37 +128,47 @@ class Frontier:
         if limits not in self._known:
             source = self.source
             until_s = min(monotonic() + source.settings.time_limit / _SOLVES, self._until_s)
-            own = replace(source, call=replace(source.call, until_s=until_s))
-            self._known[limits] = own.plan_within(*limits)
+            limited_source = replace(source, call=replace(source.call, until_s=until_s))
+            self._known[limits] = limited_source.plan_within(*limits)
         return self._known[limits]
 
 
 def _min_saved_bytes(graph: Graph, turn: int) -> int:
-    """Return the bytes that nodes from `turn` on need, directly or not, and no node recomputes."""
-    needed = {i for k in range(turn, len(graph.nodes)) for i in graph.inputs_of[k]}
-    pending = [i for i in needed if graph.node_of[i] < turn]
-    total, reached = 0, set(pending)
+    """Return the bytes of tensors that must be saved at node `turn`, the first backward one.
+
+    These are the tensors of earlier nodes that cannot be recomputed, and that later nodes, or
+    recomputations for later nodes, read.
+    """
+    needed_tensors = {i for k in range(turn, len(graph.nodes)) for i in graph.inputs_of[k]}
+    pending = [i for i in needed_tensors if graph.node_of[i] < turn]
+    total, visited = 0, set(pending)
     while pending:
         i = pending.pop()
         k = graph.node_of[i]
         if not graph.nodes[k].recomputable:
             total += graph.tensor_bytes[i]
             continue
-        new = set(graph.inputs_of[k]) - reached
-        reached |= new
-        pending += new
+        new_inputs = set(graph.inputs_of[k]) - visited
+        visited |= new_inputs
+        pending += new_inputs
     return total
 
 
 def _nondominated_plans(plans: list[GraphPlan], budget_bytes: int) -> Iterator[GraphPlan]:
-    """Yield plans within a budget unless another has peaks, saved bytes and time no larger."""
-    yielded: list[tuple[float, ...]] = []
+    """Yield plans within a budget except dominated ones.
+
+    A plan is dominated if another has no larger peaks, saved bytes and time.
+    """
+    yielded_sizes: list[tuple[float, ...]] = []
     for planned in sorted(plans, key=lambda plan: (plan.time_s, plan.peaks.saved_bytes)):
         peaks = planned.peaks
         sizes = (peaks.forward_bytes, peaks.saved_bytes, peaks.backward_bytes)
         if max(peaks.forward_bytes, peaks.backward_bytes) > budget_bytes:
             continue
-        if any(all(a <= b for a, b in zip(other, sizes, strict=True)) for other in yielded):
+        if any(
+            all(a <= b for a, b in zip(other_sizes, sizes, strict=True))
+            for other_sizes in yielded_sizes
+        ):
             continue
-        yielded.append(sizes)
+        yielded_sizes.append(sizes)
         yield planned

@@ -36,7 +36,7 @@ WRAPPED: Final = (
 
 
 def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor, *, is_owned: bool) -> None:
-    """Add a gradient to ``.grad`` like autograd.
+    """Add a gradient to ``parameter.grad``, with the layout that autograd would choose.
 
     Parameters
     ----------
@@ -47,13 +47,13 @@ def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor, *, is_owned: b
     if not (parameter.is_leaf and parameter.requires_grad):
         raise AssertionError("autograd saved another tensor instead of a parameter")
 
-    known = parameter.grad
-    if known is not None:
-        known.add_(gradient)
+    old_gradient = parameter.grad
+    if old_gradient is not None:
+        old_gradient.add_(gradient)
         return
-    like = torch.empty_like(parameter, device="meta")
+    layout = torch.empty_like(parameter, device="meta")
     fills = gradient.untyped_storage().nbytes() == gradient.nbytes
-    if is_owned and fills and gradient.stride() == like.stride():
+    if is_owned and fills and gradient.stride() == layout.stride():
         parameter.grad = gradient.detach()
     else:
         parameter.grad = torch.empty_like(parameter).copy_(gradient)
@@ -113,7 +113,7 @@ def is_addition(node: Any) -> bool:
 
 
 def _set_owners(graph: fx.Graph) -> None:
-    """Set `is_owned` of each addition: whether only it, and views for it, read the gradient."""
+    """Set `is_owned` of each addition: whether no other operation reads the gradient."""
     readers: dict[int | None, set[fx.Node]] = {}
     for node in graph.nodes:
         for source in node.all_input_nodes:
@@ -185,7 +185,7 @@ _CHECKED: Final = "poetmodel.checked"
 
 
 def _check_pass(node: Any) -> None:
-    """Raise `CaptureError` if autograd would do more with gradients than add them to ``.grad``.
+    """Raise `CaptureError` if autograd would not only add the gradients to ``.grad``.
 
     The first check of a backward pass covers all its calls, so that an error leaves ``.grad``
     unchanged. Registers a watch for other gradients of the call's parameters.
@@ -195,7 +195,7 @@ def _check_pass(node: Any) -> None:
             f"{OPTION}: backward(create_graph=True) needs differentiable gradients: "
             f"leave {OPTION} out"
         )
-    task = _task()
+    task = _current_pass_id()
     if node.metadata.get(_CHECKED) != task:
         _check_calls(task, _executed_nodes() or [node])
     for target, name in _targets(node):
@@ -207,7 +207,7 @@ def _check_pass(node: Any) -> None:
         _GradientWatch(target, name)
 
 
-def _task() -> int:
+def _current_pass_id() -> int:
     """Return the id of the running backward pass."""
     return int(torch._C._current_graph_task_id())  # noqa: SLF001 - no other way
 
@@ -239,7 +239,7 @@ def _check_calls(task: int, nodes: Sequence[Any]) -> None:
             variable = target.variable
             error = _error(variable, target, name)
             if error is None and sources[id(variable)] > 1:
-                error = _several_sources(name)
+                error = _sources_message(name)
             if error is not None:
                 raise CaptureError(f"{OPTION}: {error}")
     for node in calls:
@@ -263,19 +263,19 @@ def _executed_nodes() -> list[Any]:
         frame = frame.f_back
     if frame is None:
         return []
-    found: list[Any] = [
+    nodes: list[Any] = [
         output.node if isinstance(output, GradientEdge) else get_gradient_edge(output).node
         for output in frame.f_locals["t_outputs"]
     ]
-    reached = set(found)
-    for node in found:  # grows in the loop
+    visited = set(nodes)
+    for node in nodes:  # grows in the loop
         for source, _ in node.next_functions:
-            if source is None or source in reached or _is_leaf(source):
+            if source is None or source in visited or _is_leaf(source):
                 continue
             if torch._C._will_engine_execute_node(source):  # noqa: SLF001 - no other way
-                reached.add(source)
-                found.append(source)
-    return found
+                visited.add(source)
+                nodes.append(source)
+    return nodes
 
 
 class _GradientWatch:
@@ -291,16 +291,18 @@ class _GradientWatch:
 
     def __init__(self, target: Any, name: str) -> None:
         self._name = name
-        self._task = _task()
+        self._current_pass_id = _current_pass_id()
         self._handle = target.register_prehook(self)
 
     def __call__(self, gradients: Sequence[Any]) -> None:
         self._handle.remove()
-        if self._task == _task() and any(gradient is not None for gradient in gradients):
-            raise CaptureError(f"{OPTION}: {_several_sources(self._name)}")
+        if self._current_pass_id == _current_pass_id() and any(
+            gradient is not None for gradient in gradients
+        ):
+            raise CaptureError(f"{OPTION}: {_sources_message(self._name)}")
 
 
-def _several_sources(name: str) -> str:
+def _sources_message(name: str) -> str:
     return (
         f"{name} also gets gradients from elsewhere in this backward pass, and their sum would "
         "have other bits: compile the function that makes all of them, call backward() for each, "
@@ -324,8 +326,8 @@ def _error(parameter: Any, target: Any, name: str) -> str | None:
             f"torch.autograd.grad, and backward(inputs=...) without {name}, need gradients that "
             f"are not for .grad: leave {OPTION} out"
         )
-    if target.metadata.get(_ADDED) == _task():
-        return _several_sources(name)
+    if target.metadata.get(_ADDED) == _current_pass_id():
+        return _sources_message(name)
     if parameter._backward_hooks:  # noqa: SLF001 - no other way
         return (
             f"{name} has a hook of register_hook, which autograd calls with the gradient: use "

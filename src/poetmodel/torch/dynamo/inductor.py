@@ -1,7 +1,8 @@
 """Plans for Inductor: a partitioner, and the tensors that have memory when kernels are fused.
 
-Inductor computes a pointwise operation inside each kernel that reads it, unless that would read or
-compute more than it allows. Such an operation has no memory, and is no tensor of the plan.
+Inductor computes a pointwise operation inside each kernel that reads it, unless the kernel would
+read or compute more than Inductor allows. Such an operation has no memory, and is no tensor of the
+plan.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Inlining:
     """Predicts which operations of a joint graph Inductor computes inside their readers."""
 
     def __init__(self, graph: fx.Graph, forward_outputs: int) -> None:
+        """Find the results, the forward pass and the reductions of a joint graph."""
         self._kinds = partitioners.get_default_op_list()
         (output,) = graph.find_nodes(op="output")
         results = _pytree.tree_leaves(output.args)
@@ -73,12 +75,13 @@ class Inlining:
         self._reduced: set[fx.Node] = set()
         """Reductions, and element-wise operations on their results.
 
-        Inductor generates the latter as scalar code behind the reduction. Elsewhere they would be
-        vector code, whose logarithm, for example, may have another last bit.
+        Inductor generates such element-wise operations as scalar code behind the reduction.
+        Elsewhere they would be vector code, whose logarithm, for example, may have another last
+        bit.
         """
         for node in graph.nodes:
-            reduced = self._reduced.intersection(node.all_input_nodes)
-            if _is_reduction(node) or _elements(node) in map(_elements, reduced):
+            reduced_inputs = self._reduced.intersection(node.all_input_nodes)
+            if _is_reduction(node) or _elements(node) in map(_elements, reduced_inputs):
                 self._reduced.add(node)
 
     def __call__(self, node: fx.Node, size_bytes: int, read_bytes: Sequence[int]) -> bool:
@@ -91,8 +94,10 @@ class Inlining:
         readers = {reader for view in views for reader in view.users} - set(views)
         if not all(map(self._is_fusible, readers)):
             return False
-        large = sum(2 * size >= size_bytes for size in read_bytes)
-        if large > MAX_READS or (len(readers) > 1 and (large > 1 or operator_name(node) == "cat")):
+        n_large_inputs = sum(2 * size >= size_bytes for size in read_bytes)
+        if n_large_inputs > MAX_READS or (
+            len(readers) > 1 and (n_large_inputs > 1 or operator_name(node) == "cat")
+        ):
             return False
         is_random = any(
             operator_name(source) == "inductor_random" for source in node.all_input_nodes
@@ -157,7 +162,10 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         num_fwd_outputs: int,
         static_lifetime_input_indices: Sequence[int] | None,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Plan a joint graph; return the forward and the backward graph. Sets both sizes."""
+        """Plan a joint graph; return the forward and the backward graph.
+
+        Sets `results_bytes` and `final_bytes`.
+        """
         require_whole_model(has_one_plan=True)
         gm.graph.eliminate_dead_code()
         if functorch.cse:
@@ -170,8 +178,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         self.results_bytes = sum(sizes[number] for number in results)
         final_results = (sizes[number] for number in joint.final_results)
         self.final_bytes = joint.copied_bytes + sum(final_results)
-        fixed = set(static_lifetime_input_indices or ())
-        primals = [
+        fixed_indices = set(static_lifetime_input_indices or ())
+        inputs = [
             node
             for node in graph.find_nodes(op="placeholder")
             if not str(node.target).startswith(TANGENTS)
@@ -182,7 +190,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
             [],
             num_fwd_outputs=num_fwd_outputs,
             static_lifetime_input_nodes=OrderedSet(
-                node for number, node in enumerate(primals) if number in fixed
+                node for number, node in enumerate(inputs) if number in fixed_indices
             ),
         )
         forward, backward = map(partitioners.raise_getitems, (forward, backward))
@@ -209,12 +217,12 @@ class MeasuringCompiler:
 
     Parameters
     ----------
-    counted : CountedGraph
+    counted_graph : CountedGraph
         Counts the compiled passes.
     """
 
-    def __init__(self, counted: CountedGraph) -> None:
-        self._counted = counted
+    def __init__(self, counted_graph: CountedGraph) -> None:
+        self._counted_graph = counted_graph
         self.forward_bytes = self.backward_bytes = 0
         """Peak of each pass [B]."""
         self._strides: dict[str, tuple[int, ...]] = {}
@@ -234,8 +242,8 @@ class MeasuringCompiler:
                 if not is_backward:
                     self._strides[name] = stride
                 # Convolutions save arguments in another layout, which takes memory.
-                counts = self._strides.get(name) != stride
-                values.append(_synthetic_source(value, counts=counts, integer=integer))
+                is_counted = self._strides.get(name) != stride
+                values.append(_synthetic_source(value, is_counted=is_counted, integer=integer))
             run_once, results = list(values), list[Any]()
             compiled([value() for value in run_once])  # fills the caches of libraries
 
@@ -252,14 +260,14 @@ class MeasuringCompiler:
         else:
             self.forward_bytes = peak_bytes
         if options.get("is_inference", False):
-            return self._counted.count_inference(compiled)
+            return self._counted_graph.count_inference(compiled)
         if is_backward:
-            return self._counted.count_backward(compiled)
-        return self._counted.count_forward(compiled)
+            return self._counted_graph.count_backward(compiled)
+        return self._counted_graph.count_forward(compiled)
 
 
-def _synthetic_source(value: Any, *, counts: bool, integer: int) -> Callable[[], Any]:
-    """Return a function that returns a synthetic value: a new one per call if its memory counts."""
+def _synthetic_source(value: Any, *, is_counted: bool, integer: int) -> Callable[[], Any]:
+    """Return a function that returns a synthetic value: a new one per call if `is_counted`."""
     if not isinstance(value, torch.Tensor):
         return lambda: value
     layout, dtype = (value.shape, value.stride()), value.dtype
@@ -269,7 +277,7 @@ def _synthetic_source(value: Any, *, counts: bool, integer: int) -> Callable[[],
             1 if dtype.is_floating_point else integer
         )
 
-    if counts:
+    if is_counted:
         return make
     stored = make()
     return lambda: stored
@@ -279,7 +287,7 @@ class InductorBackend(Backend):
     """The back end whose kernels Inductor generates.
 
     Inductor chooses fusions and order of kernels. The compiled graph is therefore executed once. If
-    it exceeds the budget, it is planned again with a smaller one.
+    its peak exceeds the budget, the graph is planned again with a smaller budget.
     """
 
     _has_one_plan = True
@@ -294,15 +302,18 @@ class InductorBackend(Backend):
     def _compile_call(
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **_: Any
     ) -> Any:
-        """Compile a graph, and reserve more for Inductor until the measured peak fits."""
+        """Compile a graph; repeat with more bytes reserved for Inductor until the peak fits.
+
+        Raises `BudgetError` if the measured peak exceeds the budget after `MAX_ATTEMPTS`.
+        """
         tensor_forms = [plain_layout(value) for value in inputs if isinstance(value, torch.Tensor)]
         cache, key = self._settings.cache, digest(self.key, module.code, tensor_forms)
         reserved_bytes: int = cache.read("reserve", key) or 0
         count, peaks = len(self._planned), list[int]()
         for attempt in range(MAX_ATTEMPTS):
             del self._planned[count:]
-            counted = CountedGraph(self._live, is_sharded=call.is_sharded)
-            own, measured = copy.deepcopy(module), MeasuringCompiler(counted)
+            counted_graph = CountedGraph(self._live, is_sharded=call.is_sharded)
+            module_copy, compiler = copy.deepcopy(module), MeasuringCompiler(counted_graph)
             split = Partitioner(self, reserved_bytes=reserved_bytes)
             # No cached splits, and compilation of the backward pass now, so that it is measured.
             with functorch.patch(
@@ -310,45 +321,48 @@ class InductorBackend(Backend):
             ):
                 try:
                     compiled = compile_fx(
-                        own, inputs, measured, config_patches={"custom_partitioner_fn": split}
+                        module_copy,
+                        inputs,
+                        compiler,
+                        config_patches={"custom_partitioner_fn": split},
                     )
                 except BudgetError:
                     if not peaks:
                         raise
                     break
             if len(self._planned) == count:  # without gradients there is nothing to plan
-                counted.name = f"a call without gradients{call.title}"
-                counted.peaks = PassPeaks(measured.forward_bytes)
-                counted.budget_bytes = self._inference_budget_bytes(counted)
+                counted_graph.name = f"a call without gradients{call.title}"
+                counted_graph.peaks = PassPeaks(compiler.forward_bytes)
+                counted_graph.budget_bytes = self._inference_budget_bytes(counted_graph)
                 return compiled
             record = self._planned[count].record
             # During the backward pass results remain, and autograd holds their gradients.
             peak_bytes = max(
-                measured.forward_bytes,
-                measured.backward_bytes + 2 * split.results_bytes,
+                compiler.forward_bytes,
+                compiler.backward_bytes + 2 * split.results_bytes,
                 split.final_bytes + split.results_bytes,
             )
             excess_bytes = peak_bytes - record.ram_budget_bytes
             if excess_bytes <= 0:
                 record = replace(record, predicted_peak_bytes=peak_bytes)
                 backward_bytes = max(
-                    measured.backward_bytes + 2 * split.results_bytes,
+                    compiler.backward_bytes + 2 * split.results_bytes,
                     split.final_bytes + split.results_bytes,
                 )
                 self._planned[count] = planned = replace(
                     self._planned[count],
                     record=record,
                     peaks=PassPeaks(
-                        forward_bytes=measured.forward_bytes,
-                        held_bytes=min(measured.forward_bytes, backward_bytes),
+                        forward_bytes=compiler.forward_bytes,
+                        held_bytes=min(compiler.forward_bytes, backward_bytes),
                         backward_bytes=backward_bytes,
                         copied_bytes=self._planned[count].peaks.copied_bytes,
                     ),
                 )
-                counted.set_plan(planned)
+                counted_graph.set_plan(planned)
                 if peaks:
                     cache.write("reserve", key, reserved_bytes)
-                return counted.record_nodes(compiled)
+                return counted_graph.record_nodes(compiled)
             # Inductor's memory beside the plan may grow as the plan shrinks.
             reserved_bytes += excess_bytes << attempt
             peaks.append(peak_bytes)
@@ -358,21 +372,22 @@ class InductorBackend(Backend):
             f"{count}: ram={min(peaks)} is enough"
         )
 
-    def _inference_budget_bytes(self, counted: CountedGraph) -> int:
-        """Return the budget of a call without gradients [B]; its peak if `ram` is relative.
+    def _inference_budget_bytes(self, counted_graph: CountedGraph) -> int:
+        """Return the budget of a call without gradients [B]; the peak if `ram` is a percentage.
 
         Raises
         ------
         BudgetError
-            If its kernels take more than the budget.
+            If the call's kernels take more than the budget.
         """
-        budget, peak_bytes = self._settings.budget, counted.peaks.forward_bytes
+        budget, peak_bytes = self._settings.budget, counted_graph.peaks.forward_bytes
         budget_bytes = None if budget is None else budget.size_bytes
         if budget_bytes is None:
             return peak_bytes
         if peak_bytes > budget_bytes:
             raise BudgetError(
-                f"ram: kernels of Inductor take {peak_bytes:,} B for {counted.name}, and cannot be "
-                f"planned without gradients: ram={peak_bytes} is enough, or use kernels='eager'"
+                f"ram: kernels of Inductor take {peak_bytes:,} B for {counted_graph.name}, and "
+                f"cannot be planned without gradients: ram={peak_bytes} is enough, or use "
+                "kernels='eager'"
             )
         return budget_bytes

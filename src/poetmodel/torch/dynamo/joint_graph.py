@@ -72,6 +72,7 @@ class JointGraph(StepGraph):
         *,
         is_inlined: Callable[[fx.Node, int, list[int]], bool] | None = None,
     ) -> None:
+        """Check the graph, divide it into passes, and predict the profiles of its operations."""
         _check_plannable(graph)
         for node in graph.nodes:
             if is_wait(node.target):  # it returns its input tensor
@@ -88,17 +89,17 @@ class JointGraph(StepGraph):
             if node.op == "placeholder" and str(node.target).startswith(TANGENTS)
         ]
         """Arguments that are gradients of results; the backward pass starts from them."""
-        written = [
+        written_nodes = [
             node for node in graph.nodes if node.meta.get("partitioner_tag") == "must_be_in_forward"
         ]
-        self.forward = ancestors([*self.results[:count], *written])
+        self.forward = ancestors([*self.results[:count], *written_nodes])
         """All nodes of the forward pass."""
         calls = [node for node in graph.nodes if node.op == "call_function"]
-        independent = _independent(calls, self.forward, self.tangents)
-        self.forward |= _saved_copies(independent, self.forward)
+        independent_nodes = _independent_nodes(calls, self.forward, self.tangents)
+        self.forward |= _saved_copies(independent_nodes, self.forward)
         calls.sort(key=lambda node: node not in self.forward)
-        late = (node for node in independent if node not in self.forward)
-        calls = list(_execution_order(calls, late))
+        backward_nodes = (node for node in independent_nodes if node not in self.forward)
+        calls = list(_execution_order(calls, backward_nodes))
         super().__init__(
             graph,
             {node: predict_profile(node) for node in calls},
@@ -135,8 +136,8 @@ class JointGraph(StepGraph):
             sizes = {layout.position: profile.sizes_bytes[k] for k, layout in profile.outputs}
             for number in operation.storages:
                 storage = self.storages[number]
-                made = (sizes.get(layout.position, 0) for layout in storage.layouts)
-                self.storages[number] = replace(storage, bytes=max(made))
+                output_sizes = (sizes.get(layout.position, 0) for layout in storage.layouts)
+                self.storages[number] = replace(storage, bytes=max(output_sizes))
             self.operations[operation.index] = replace(operation, profile=profile)
 
     @property
@@ -146,9 +147,9 @@ class JointGraph(StepGraph):
 
     @property
     def has_zeros(self) -> bool:
-        """Whether there are tangents of a scalar and of larger results, probably zeros."""
-        numbers = [fake_value(node).numel() == 1 for node in self.tangents]
-        return any(numbers) and not all(numbers)
+        """Whether there are tangents of a scalar and of larger results, which are probably 0."""
+        are_scalars = [fake_value(node).numel() == 1 for node in self.tangents]
+        return any(are_scalars) and not all(are_scalars)
 
     @cached_property
     def tangents_bytes(self) -> int:
@@ -156,7 +157,7 @@ class JointGraph(StepGraph):
         return sum(storage_sizes(self.tangents).values())
 
     def own_peak_bytes(self, graph: Graph) -> int | None:
-        """Return the peak RAM by the model's own checkpoints [B]; None if it has none.
+        """Return the peak RAM by the model's own checkpoints [B]; None if the model has none.
 
         Of a checkpointed region only the tensors are kept that other nodes read in the forward
         pass. When the backward pass first needs another tensor, the region is recomputed up to its
@@ -172,42 +173,48 @@ class JointGraph(StepGraph):
             return None
         begin = sum(operation.phase is Phase.FORWARD for operation in self.operations)
         backward = range(begin, len(graph.nodes))
-        passed_on = {
+        passed_tensors = {
             i
             for k in range(backward.start)
             for i in graph.inputs_of[k]
             if region_of.get(graph.node_of[i]) != region_of.get(k)
         }
-        needed = {i for k in backward for i in graph.inputs_of[k] if graph.node_of[i] in region_of}
-        needed -= passed_on
-        last: dict[Hashable, int] = {}
-        for k in sorted(graph.node_of[i] for i in needed):
-            last[region_of[k]] = k
+        recompute_tensors = {
+            i for k in backward for i in graph.inputs_of[k] if graph.node_of[i] in region_of
+        }
+        recompute_tensors -= passed_tensors
+        last_node_of_region: dict[Hashable, int] = {}
+        for k in sorted(graph.node_of[i] for i in recompute_tensors):
+            last_node_of_region[region_of[k]] = k
         steps, recomputed = [(k, False) for k in range(backward.start)], set[Any]()
         for k in backward:
             regions = {
-                region_of[graph.node_of[i]] for i in graph.inputs_of[k] if i in needed
+                region_of[graph.node_of[i]] for i in graph.inputs_of[k] if i in recompute_tensors
             } - recomputed
-            steps += [(j, True) for j, r in region_of.items() if r in regions and j <= last[r]]
+            steps += [
+                (j, True)
+                for j, region in region_of.items()
+                if region in regions and j <= last_node_of_region[region]
+            ]
             recomputed |= regions
             steps.append((k, False))
         # A value is (tensor, step that computed it).
-        made: dict[int, int] = {}
+        computed_at: dict[int, int] = {}
         last_use: dict[tuple[int, int], int] = {}
         for step, (k, _) in enumerate(steps):
             for i in graph.inputs_of[k]:
-                last_use[i, made[i]] = step
+                last_use[i, computed_at[i]] = step
             for i in graph.outputs_of[k]:
-                made[i] = step
+                computed_at[i] = step
                 last_use[i, step] = step
-        dying: dict[int, int] = dict.fromkeys(range(len(steps)), 0)
+        freed_bytes: dict[int, int] = dict.fromkeys(range(len(steps)), 0)
         for (i, _), step in last_use.items():
-            dying[step] += graph.tensor_bytes[i]
+            freed_bytes[step] += graph.tensor_bytes[i]
         live = peak = 0
         for step, (k, _) in enumerate(steps):
             live += graph.made_bytes[k]
             peak = max(peak, live + graph.nodes[k].workspace_bytes)
-            live -= dying[step]
+            live -= freed_bytes[step]
         return peak
 
     def is_repeatable(self, operation: Operation) -> bool:
@@ -234,14 +241,14 @@ class JointGraph(StepGraph):
 
         Excludes storages that cannot be recomputed, and results, which the caller holds.
         """
-        made = (
+        storages = (
             number
             for operation in self.operations
             if self.policy_of(operation) is CheckpointPolicy.MUST_RECOMPUTE
             and self.is_repeatable(operation)
             for number in operation.storages
         )
-        return frozenset(made) - self.forward_results
+        return frozenset(storages) - self.forward_results
 
     def training_graph(self, *, turn_bytes: int | None = None) -> Graph:
         """Return the training graph, with a fixed name, so that its hash identifies the graph.
@@ -260,26 +267,28 @@ class JointGraph(StepGraph):
         return Graph(name="captured", nodes=(*nodes, end), kernels="pytorch")
 
     def _node(self, operation: Operation) -> Node:
-        """Return the node of an operation; results that the caller holds count 0 bytes."""
-        handed = self.forward_results.intersection(operation.storages)
+        """Return the node of an operation; results that the caller holds get 0 bytes."""
+        caller_storages = self.forward_results.intersection(operation.storages)
         workspace_bytes = operation.profile.workspace_bytes
         if len(operation.storages) > 1:  # recomputed beside the caller's copy
-            workspace_bytes += sum(self.storages[number].bytes for number in handed)
-        if operation.node is self._first_backward:  # memory of other code ends here
+            workspace_bytes += sum(self.storages[number].bytes for number in caller_storages)
+        if (
+            operation.node is self._first_backward
+        ):  # memory of code between the passes is freed here
             made_bytes = sum(self.storages[number].bytes for number in operation.storages)
             outside_bytes = self.outside_bytes - self.tangents_bytes - made_bytes
             workspace_bytes = max(workspace_bytes, outside_bytes)
-        touched = (*operation.storages, *operation.reads.storages)
+        accessed_storages = (*operation.storages, *operation.reads.storages)
         graph_node = self.training_node(
             operation,
             workspace_bytes=workspace_bytes,
-            bytes_moved=sum(self.storages[number].bytes for number in touched),
+            bytes_moved=sum(self.storages[number].bytes for number in accessed_storages),
             recomputable=self.is_repeatable(operation),
         )
         outputs = zip(operation.storages, graph_node.outputs, strict=True)
         return replace(
             graph_node,
-            outputs=tuple(replace(t, bytes=0) if k in handed else t for k, t in outputs),
+            outputs=tuple(replace(t, bytes=0) if k in caller_storages else t for k, t in outputs),
         )
 
     @cached_property
@@ -293,7 +302,7 @@ class JointGraph(StepGraph):
         """Arguments that are written at the end of the forward pass, like buffers of batch norm."""
         from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
-        written = {
+        written_nodes = {
             node.args[0]
             for node in self.graph.find_nodes(
                 op="call_function", target=torch.ops.aten.copy_.default
@@ -305,14 +314,16 @@ class JointGraph(StepGraph):
             if isinstance(descriptor, InputMutationAOTOutput)
         }
         return frozenset(
-            node for node in self.arguments if node in written or node.meta.get("desc") in kinds
+            node
+            for node in self.arguments
+            if node in written_nodes or node.meta.get("desc") in kinds
         )
 
     @cached_property
     def forward_results(self) -> frozenset[int]:
         """Indices of the results of the forward pass, if a backward pass follows.
 
-        The caller holds them meanwhile, so evicting one frees no RAM.
+        The caller holds these results until the backward pass, so evicting one frees no RAM.
         """
         if self.is_inference:
             return frozenset()
@@ -351,79 +362,101 @@ class JointGraph(StepGraph):
 
 
 def _has_gradient_strides(node: fx.Node, parameter: torch.Tensor) -> bool:
-    """Return whether a gradient has the strides that autograd requires to store it uncopied."""
-    required = torch.empty_like(parameter).stride()
-    strides = zip(fake_value(node).stride(), required, parameter.shape, strict=True)
-    return all(own == other for own, other, size in strides if size != 1)
+    """Return whether autograd would store a gradient without a copy, by the gradient's strides."""
+    required_strides = torch.empty_like(parameter).stride()
+    strides = zip(fake_value(node).stride(), required_strides, parameter.shape, strict=True)
+    return all(stride == required_stride for stride, required_stride, size in strides if size != 1)
 
 
-def _independent(
+def _independent_nodes(
     calls: Iterable[fx.Node], forward: Collection[fx.Node], tangents: Iterable[fx.Node]
 ) -> list[fx.Node]:
     """Return pure nodes that only the backward pass reads and that depend on no gradient.
 
     AOTAutograd traces them in the forward pass: casts, and copies of slices that autograd saves.
     """
-    dependent: set[fx.Node] = set(tangents)
-    found = []
+    dependent_nodes: set[fx.Node] = set(tangents)
+    independent_nodes = []
     for node in calls:
-        if not dependent.isdisjoint(node.all_input_nodes):
-            dependent.add(node)
+        if not dependent_nodes.isdisjoint(node.all_input_nodes):
+            dependent_nodes.add(node)
         elif node not in forward and _is_pure(node):
-            found.append(node)
-    return found
+            independent_nodes.append(node)
+    return independent_nodes
 
 
-def _saved_copies(independent: Sequence[fx.Node], forward: Collection[fx.Node]) -> set[fx.Node]:
+def _saved_copies(
+    independent_nodes: Sequence[fx.Node], forward: Collection[fx.Node]
+) -> set[fx.Node]:
     """Return independent nodes, with ancestors, that save RAM if the forward pass computes them.
 
-    They are the only readers of a storage in the backward pass, and smaller together than it.
+    Such nodes are the only readers of a storage in the backward pass, and together they are smaller
+    than the storage.
     """
     readers: dict[int, set[fx.Node]] = {}
     sizes: dict[int, int] = {}
-    candidates = set(independent)
-    views = {node for node in candidates if fake_storage_key(node) in _keys(node.all_input_nodes)}
-    known = (*candidates, *forward)
-    for node in {*candidates, *forward, *(user for n in known for user in n.users)}:
+    candidates = set(independent_nodes)
+    views = {
+        node for node in candidates if fake_storage_key(node) in _storage_keys(node.all_input_nodes)
+    }
+    candidates_and_forward = (*candidates, *forward)
+    for node in {
+        *candidates,
+        *forward,
+        *(user for neighbor in candidates_and_forward for user in neighbor.users),
+    }:
         if node.op == "call_function" and node not in views:
-            own = storage_sizes(s for s in node.all_input_nodes if s.op == "call_function")
-            sizes |= own
-            for key in own:
+            input_sizes = storage_sizes(s for s in node.all_input_nodes if s.op == "call_function")
+            sizes |= input_sizes
+            for key in input_sizes:
                 readers.setdefault(key, set()).add(node)
-    found = set[fx.Node]()
+    saved_nodes = set[fx.Node]()
     for key, nodes in readers.items():
-        late = {node for node in nodes if node not in forward}
-        copies = late & candidates
-        if copies and copies == late and all(_keys(n.all_input_nodes) == {key} for n in copies):
-            made_bytes = sum(tensor.nbytes for n in copies for tensor in tensors_in(fake_value(n)))
+        backward_readers = {node for node in nodes if node not in forward}
+        copies = backward_readers & candidates
+        if (
+            copies
+            and copies == backward_readers
+            and all(_storage_keys(neighbor.all_input_nodes) == {key} for neighbor in copies)
+        ):
+            made_bytes = sum(
+                tensor.nbytes for neighbor in copies for tensor in tensors_in(fake_value(neighbor))
+            )
             if made_bytes < sizes[key]:
-                found |= copies
-    return ancestors(found) if found else found
+                saved_nodes |= copies
+    return ancestors(saved_nodes) if saved_nodes else saved_nodes
 
 
-def _execution_order(calls: Sequence[fx.Node], independent: Iterable[fx.Node]) -> Iterator[fx.Node]:
+def _execution_order(
+    calls: Sequence[fx.Node], independent_nodes: Iterable[fx.Node]
+) -> Iterator[fx.Node]:
     """Yield nodes in order, but expanding independent nodes right before their first reader.
 
-    At the start of the backward pass all of these would be in RAM at once. Independent nodes whose
+    Their outputs are at least as large as their inputs. Computed at the start of the backward pass
+    they would all be in RAM at the same time. Independent nodes whose
     outputs are smaller than their inputs keep their position.
     """
-    late = {node: k for k, node in enumerate(filter(_is_expanding, independent))}
+    delayed_nodes = {node: k for k, node in enumerate(filter(_is_expanding, independent_nodes))}
     for node in calls:
-        if node in late:
+        if node in delayed_nodes:
             continue
-        needed, pending = set[fx.Node](), [node]
+        needed_nodes, pending = set[fx.Node](), [node]
         while pending:
-            sources = [s for s in pending.pop().all_input_nodes if s in late and s not in needed]
-            needed.update(sources)
+            sources = [
+                s
+                for s in pending.pop().all_input_nodes
+                if s in delayed_nodes and s not in needed_nodes
+            ]
+            needed_nodes.update(sources)
             pending += sources
-        yield from sorted(needed, key=late.__getitem__)
-        for source in needed:
-            del late[source]
+        yield from sorted(needed_nodes, key=delayed_nodes.__getitem__)
+        for source in needed_nodes:
+            del delayed_nodes[source]
         yield node
-    yield from late
+    yield from delayed_nodes
 
 
-def _keys(nodes: Iterable[fx.Node]) -> set[int | None]:
+def _storage_keys(nodes: Iterable[fx.Node]) -> set[int | None]:
     """Return the storage keys of some nodes."""
     return {fake_storage_key(node) for node in nodes}
 
@@ -488,14 +521,16 @@ def _display_name(node: fx.Node) -> str:
 
 
 def _line_of(node: fx.Node) -> str:
-    """Return the innermost line outside of PyTorch that made a node, or its module or name."""
-    traces = (near.meta.get("stack_trace") for near in (node, *node.users, *node.all_input_nodes))
-    found = _FRAME.findall(next(filter(None, traces), ""))
-    inner = Path(torch.__file__).parent
-    outside = [frame for frame in found if not Path(frame[0]).is_relative_to(inner)]
-    if not outside:
+    """Return the innermost line outside of PyTorch that created a node, or its module or name."""
+    traces = (
+        neighbor.meta.get("stack_trace") for neighbor in (node, *node.users, *node.all_input_nodes)
+    )
+    frames = _FRAME.findall(next(filter(None, traces), ""))
+    torch_folder = Path(torch.__file__).parent
+    outside_frames = [frame for frame in frames if not Path(frame[0]).is_relative_to(torch_folder)]
+    if not outside_frames:
         return module_path(node) or _display_name(node)
-    path, line, text = outside[-1]
+    path, line, text = outside_frames[-1]
     return f"{path}:{line} ({text})"
 
 
@@ -508,12 +543,12 @@ def storage_sizes(nodes: Iterable[fx.Node]) -> dict[int, int]:
 
 
 def ancestors(results: Iterable[Any]) -> set[fx.Node]:
-    """Return nodes with all nodes that they are computed from; ignores other objects."""
+    """Return the nodes among `results` and all their ancestors in the graph."""
     pending = [node for node in results if isinstance(node, fx.Node)]
-    reached: set[fx.Node] = set()
+    visited: set[fx.Node] = set()
     while pending:
         node = pending.pop()
-        if node not in reached:
-            reached.add(node)
+        if node not in visited:
+            visited.add(node)
             pending.extend(node.all_input_nodes)
-    return reached
+    return visited

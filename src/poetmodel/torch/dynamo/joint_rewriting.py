@@ -28,6 +28,7 @@ class JointRewriter(Rewriter):
     """
 
     def __init__(self, joint: JointGraph, file: int) -> None:
+        """Begin a graph with the arguments of `joint`. `file` is the number of the `SlotFile`."""
         super().__init__(joint.output_keys)
         self.saved: dict[fx.Node, None] = {}
         """Values of the forward pass that the backward pass reads."""
@@ -38,14 +39,16 @@ class JointRewriter(Rewriter):
         self._copies: dict[fx.Node, fx.Node] = {}
         """Copies of arguments before the forward pass writes them."""
         self._tokens: dict[int, fx.Node] = {}
+        """Token of the last page-out of each storage, by storage index."""
         self._forward: set[fx.Node] = set()
         self._is_backward = False
-        self._early: list[Any] = []
+        self._forward_results: list[Any] = []
         """Results of the forward pass."""
-        self._first: fx.Node | None = None
+        self._first_written: fx.Node | None = None
+        """The first operation of the new graph, before which copies of arguments are inserted."""
 
     def rewrite(self, program: Program, turn: int | None = None) -> fx.Graph:
-        """Return the graph of a program; call it once.
+        """Return the graph of a program; call this once.
 
         The backward pass begins at node `turn` of the plan, or with its first operation.
         """
@@ -61,7 +64,7 @@ class JointRewriter(Rewriter):
                 self._page_in(node)
         if not self._is_backward:
             self._begin_backward()
-        results = self._early + self._results(joint.results[joint.forward_outputs :])
+        results = self._forward_results + self._results(joint.results[joint.forward_outputs :])
         output = self.graph.output(tuple(results))
         output.meta = dict(joint.output.meta)
         self.graph.lint()
@@ -69,21 +72,21 @@ class JointRewriter(Rewriter):
 
     def _begin_backward(self) -> None:
         """Write the results of the forward pass; later nodes belong to the backward pass."""
-        self._early = self._results(self._joint.results[: self._joint.forward_outputs])
+        self._forward_results = self._results(self._joint.results[: self._joint.forward_outputs])
         self._is_backward = True
         self._views.clear()
 
     def _compute(self, index: int) -> None:
-        """Write operation `index` of the joint graph; start the backward pass if it is due."""
+        """Write operation `index`; begin the backward pass before its first operation."""
         if index == len(self._joint.operations):  # the node for the results
             return
         operation = self._joint.operations[index]
         if operation.phase is Phase.BACKWARD and not self._is_backward:
             self._begin_backward()
-        new = self.write_node(operation.node, operation.storages)
+        new_node = self.write_node(operation.node, operation.storages)
         # For outputs that are no new memory, and for additions to `.grad`.
         if isinstance(fake_value(operation.node), tuple | list) or is_addition(operation.node):
-            self._current[operation.node] = new
+            self._current[operation.node] = new_node
 
     def _results(self, nodes: Sequence[Any]) -> list[Any]:
         return [self.map_node(node) if isinstance(node, fx.Node) else node for node in nodes]
@@ -102,47 +105,50 @@ class JointRewriter(Rewriter):
 
     def _page_in(self, number: int) -> None:
         """Write a page-in of a storage, and views for its further layouts."""
-        first, *others = self.output_keys(number)
-        value = fake_value(self._current[first])
+        first_key, *other_keys = self.output_keys(number)
+        value = fake_value(self._current[first_key])
         arguments = (self.register_read(self._tokens[number]), value.dtype, self._file)
-        new = self.register_new(self.graph.call_function(pages.page_in, arguments))
-        new.meta["val"] = value
-        self._current[first] = new
-        for key in others:  # further outputs in this storage
+        page = self.register_new(self.graph.call_function(pages.page_in, arguments))
+        page.meta["val"] = value
+        self._current[first_key] = page
+        for key in other_keys:  # further outputs in this storage
             value = fake_value(self._current[key])
             layout = (value.size(), value.stride(), value.storage_offset())
-            same = self.register_new(
-                self.graph.call_function(torch.ops.aten.as_strided, (new, *layout))
+            view = self.register_new(
+                self.graph.call_function(torch.ops.aten.as_strided, (page, *layout))
             )
-            same.meta["val"] = value
-            self._current[key] = same
+            view.meta["val"] = value
+            self._current[key] = view
 
     def map_argument(self, node: fx.Node) -> fx.Node:
-        """Return the node of an argument, or of its copy before it was written."""
-        new = self._arguments[node]
+        """Return the node of an argument.
+
+        In the backward pass this is a copy for arguments that the forward pass overwrites.
+        """
+        new_node = self._arguments[node]
         if not self._is_backward:
-            return new
+            return new_node
         if node in self._joint.mutated:
             if node not in self._copies:
-                with self.graph.inserting_before(self._first):
-                    copy = self.graph.call_function(torch.ops.aten.clone.default, (new,))
+                with self.graph.inserting_before(self._first_written):
+                    copy = self.graph.call_function(torch.ops.aten.clone.default, (new_node,))
                 copy.meta["val"] = node.meta["val"]
                 self._copies[node] = copy
                 self._forward.add(copy)
             return self.register_read(self._copies[node])
         if node.op == "placeholder" and node not in self._joint.tangents:
-            self.saved[new] = None
-        return new
+            self.saved[new_node] = None
+        return new_node
 
-    def register_new(self, new: fx.Node) -> fx.Node:
-        """Register a new node as part of the forward pass; return it."""
-        self._first = self._first or new
+    def register_new(self, new_node: fx.Node) -> fx.Node:
+        """Register a new node, during the forward pass as a part of it; return the node."""
+        self._first_written = self._first_written or new_node
         if not self._is_backward:
-            self._forward.add(new)
-        return new
+            self._forward.add(new_node)
+        return new_node
 
-    def register_read(self, new: fx.Node) -> fx.Node:
-        """Register a forward node that the backward pass reads as saved; return it."""
-        if self._is_backward and new in self._forward:
-            self.saved[new] = None
-        return new
+    def register_read(self, new_node: fx.Node) -> fx.Node:
+        """Register a forward node that the backward pass reads as saved; return the node."""
+        if self._is_backward and new_node in self._forward:
+            self.saved[new_node] = None
+        return new_node

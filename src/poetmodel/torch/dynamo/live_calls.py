@@ -1,7 +1,7 @@
 """Counting of the bytes that all live calls of a back end hold, before each pass that adds to them.
 
 A call is live from its forward pass until its backward pass has run, or until no gradient can reach
-it. Meanwhile it holds the tensors that autograd saved, and its results.
+it. Until then the call holds the tensors that autograd saved, and its results.
 """
 
 from __future__ import annotations
@@ -128,10 +128,11 @@ class CountedGraph:
     def __init__(
         self, calls: LiveCalls, *, is_sharded: bool = False, frontier: Frontier | None = None
     ) -> None:
+        """Begin without a plan: `set_plan` sets name, budget and peaks."""
         self.is_sharded = is_sharded
         self.frontier = frontier
         self.name = ""
-        """Its name in the summary; `set_plan` sets it and the next three."""
+        """Name in the summary; `set_plan` sets the name and the next three attributes."""
         self.budget_bytes = 0
         self.is_several = False
         """Whether its plan is for a call beside other calls."""
@@ -159,20 +160,20 @@ class CountedGraph:
         return self._layout.saved_bytes + sum(size for _, size in self._layout.results)
 
     def count_forward(self, run: Run) -> Run:
-        """Wrap the compiled forward pass: it raises `BudgetError` if it could exceed the budget."""
+        """Wrap the compiled forward pass; raises `BudgetError` if it could exceed the budget."""
 
         def forward(arguments: list[Any]) -> Any:
-            """Execute the forward pass, counted; register its call as live."""
+            """Execute and count the forward pass; register its call as live."""
             storages = _storages(arguments) if self._layout is None else {}
-            begun = self._calls.begin(_Pass(self, self.peaks.forward_bytes))
+            running_pass = self._calls.begin(_Pass(self, self.peaks.forward_bytes))
             try:
                 outputs = run(arguments)
                 if self._layout is None:
                     self._layout = self._find_layout(outputs, storages)
-                begun.call = self._begun.call = self._make_call(self._layout, outputs)
-                begun.call.number = begun.number
+                running_pass.call = self._begun.call = self._make_call(self._layout, outputs)
+                running_pass.call.number = running_pass.number
             finally:
-                self._calls.end(begun)
+                self._calls.end(running_pass)
             return outputs
 
         return _mark_boxed(forward, run)
@@ -186,17 +187,17 @@ class CountedGraph:
         return self._count_final_pass(run, self._inference_pass)
 
     def _count_final_pass(self, run: Run, make_pass: Callable[[Sequence[Any]], _Pass]) -> Run:
-        """Wrap a compiled pass that leaves no call live, counted as the pass of its arguments."""
+        """Wrap a compiled pass that ends its call; `make_pass` records it from its arguments."""
 
         def counted_pass(arguments: list[Any]) -> Any:
-            """Execute the pass, counted; its call is not live afterwards unless it is retained."""
-            begun = self._calls.begin(make_pass(arguments))
+            """Execute and count the pass; its call stays live only if the graph is retained."""
+            running_pass = self._calls.begin(make_pass(arguments))
             try:
                 values = run(arguments)
-                begun.returned = self._calls.new_tensors(begun, values)
-                begun.is_done = True
+                running_pass.returned = self._calls.new_tensors(running_pass, values)
+                running_pass.is_done = True
             finally:
-                self._calls.end(begun)
+                self._calls.end(running_pass)
             return values
 
         return _mark_boxed(counted_pass, run)
@@ -224,15 +225,15 @@ class CountedGraph:
 
         A storage counts once; one that is shared with a result counts as a result.
         """
-        seen = set(argument_storages)
-        own: list[tuple[int, int]] = []
+        known_storages = set(argument_storages)
+        new_outputs: list[tuple[int, int]] = []
         for position, value in enumerate(outputs):
             for storage in _storages_of(value):
-                if storage._cdata not in seen and storage.nbytes():  # noqa: SLF001 - its identity
-                    seen.add(storage._cdata)  # noqa: SLF001 - its identity
-                    own.append((position, storage.nbytes()))
-        results = tuple(output for output in own if output[0] < self.results_count)
-        saved = [output for output in own if output[0] >= self.results_count]
+                if storage._cdata not in known_storages and storage.nbytes():  # noqa: SLF001 - its identity
+                    known_storages.add(storage._cdata)  # noqa: SLF001 - its identity
+                    new_outputs.append((position, storage.nbytes()))
+        results = tuple(output for output in new_outputs if output[0] < self.results_count)
+        saved = [output for output in new_outputs if output[0] >= self.results_count]
         largest = max(saved, key=lambda output: output[1], default=(None, 0))[0]
         return _Layout(results, largest, sum(size for _, size in saved))
 
@@ -250,21 +251,21 @@ class CountedGraph:
 
     def _backward_pass(self, arguments: Sequence[Any]) -> _Pass:
         """Return the backward pass of the call that saved some of the arguments."""
-        own = self._calls.find(self, arguments)
+        own_call = self._calls.find(self, arguments)
         retains = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 - no other
         peak_bytes = self.peaks.backward_bytes
         if retains:
-            saved_bytes = 0 if own is None or own.saved is None else own.saved.bytes
+            saved_bytes = 0 if own_call is None or own_call.saved is None else own_call.saved.bytes
             retained_bytes = self.peaks.retained_bytes
             peak_bytes = peak_bytes + saved_bytes if retained_bytes is None else retained_bytes
-        if own is not None:  # the peak includes all results
-            peak_bytes -= sum(result.bytes - result.alive_bytes for result in own.results)
-        storages = self._calls.argument_storages(arguments, own, retains=retains)
+        if own_call is not None:  # the peak includes all results
+            peak_bytes -= sum(result.bytes - result.alive_bytes for result in own_call.results)
+        storages = self._calls.argument_storages(arguments, own_call, retains=retains)
         return _Pass(
             self,
             peak_bytes,
             is_backward=True,
-            own=own,
+            own_call=own_call,
             retains=retains,
             argument_storages=storages,
         )
@@ -272,12 +273,12 @@ class CountedGraph:
 
 @dataclass(eq=False)
 class _Pass:
-    """A running pass."""
+    """A forward or backward pass that is being executed, or whose begin is being checked."""
 
     graph: CountedGraph
     peak_bytes: int
     is_backward: bool = False
-    own: _LiveCall | None = None
+    own_call: _LiveCall | None = None
     """The call of a backward pass."""
     retains: bool = False
     """Whether that call stays live, as with ``retain_graph=True``."""
@@ -303,9 +304,10 @@ class LiveCalls:
     """
 
     def __init__(self, keep_all_fraction: float | None = None) -> None:
+        """Begin without live calls; a budget in bytes is set by the back end."""
         self.keep_all_fraction = keep_all_fraction
         self.budget_bytes: int | None = None
-        """Budget of several calls, when it is known [B]."""
+        """Budget of several calls [B]; None while it is unknown."""
         self.outside_bytes = 0
         """Bytes of that budget for memory outside of compiled functions [B]."""
         self.wrapped_bytes: Callable[[Container[int]], int] = lambda _: 0
@@ -317,10 +319,12 @@ class LiveCalls:
         self.last_step: tuple[Event, ...] | None = None
         """Passes of the last complete step; None if the last step was not complete."""
         self._events: list[Event] = []
+        """Passes of the current step."""
         self._next_number = 0
+        """Number of the next call with a choice of plans in the current step."""
         self._is_regular = True
         """Whether each pass of this step could be attributed to a call."""
-        self._whole_bytes = 0
+        self._keep_all_bytes = 0
         """Peak of the known calls of this step with everything kept [B]."""
         self._forward_bytes = 0
         """Maximum bytes of forward passes before the budget was known [B]."""
@@ -332,7 +336,9 @@ class LiveCalls:
         """Maximum bytes of several calls that were live at once [B]; 0 if there were none."""
         self._lock = Lock()
         self._calls: list[_LiveCall] = []
+        """Live calls, in the order of their forward passes."""
         self._passes: list[_Pass] = []
+        """Passes that are being executed."""
         self._returned: dict[int, _Tensor] = {}
         """Tensors that passes returned since the first live call, by storage key."""
         self._copied_bytes = 0
@@ -343,7 +349,7 @@ class LiveCalls:
         return LiveCalls, (self.keep_all_fraction,)
 
     def record_refusal(self, text: str) -> str:
-        """Record the reason of a refusal for the summary; return it."""
+        """Record the reason of a refusal for the summary; return `text`."""
         self.refusal = text
         return text
 
@@ -360,158 +366,178 @@ class LiveCalls:
         return calls[-1] if calls else None
 
     def argument_storages(
-        self, arguments: Sequence[Any], own: _LiveCall | None = None, *, retains: bool = False
+        self, arguments: Sequence[Any], own_call: _LiveCall | None = None, *, retains: bool = False
     ) -> dict[int, StorageWeakRef]:
         """Return the storages of arguments by key; empty if no other call is live."""
-        is_alone = all(call is own for call in self._calls) and not (self._passes or self._returned)
+        is_alone = all(call is own_call for call in self._calls) and not (
+            self._passes or self._returned
+        )
         return {} if is_alone and not retains else _storages(arguments)
 
-    def new_tensors(self, begun: _Pass, values: Any) -> dict[int, _Tensor]:
+    def new_tensors(self, running_pass: _Pass, values: Any) -> dict[int, _Tensor]:
         """Return the new tensors that a pass returns, by key; empty if no other call is live."""
         with self._lock:
-            others = any(call is not begun.own or begun.retains for call in self._calls)
-            if not others and len(self._passes) == 1:
+            has_other_calls = any(
+                call is not running_pass.own_call or running_pass.retains for call in self._calls
+            )
+            if not has_other_calls and len(self._passes) == 1:
                 return {}
         return {
             storage._cdata: _Tensor(StorageWeakRef(storage), storage.nbytes())  # noqa: SLF001
             for value in values
             for storage in _storages_of(value)
-            if storage._cdata not in begun.argument_storages  # noqa: SLF001 - its identity
+            if storage._cdata not in running_pass.argument_storages  # noqa: SLF001 - its identity
         }
 
-    def begin(self, begun: _Pass) -> _Pass:
+    def begin(self, new_pass: _Pass) -> _Pass:
         """Reserve the peak of a pass until its end.
 
         Raises
         ------
         BudgetError
-            If it could exceed the budget beside live calls, or if after this forward pass no
-            backward pass could run.
+            If the pass could exceed the budget beside live calls, or if after this forward pass
+            no backward pass could run.
         """
-        text = self._reserve(begun)
+        text = self._reserve(new_pass)
         if text is not None:
             gc.collect()  # live calls in unreachable reference cycles
-            text = self._reserve(begun)
+            text = self._reserve(new_pass)
         if text is not None:
             raise BudgetError(self.record_refusal(text))
-        return begun
+        return new_pass
 
-    def end(self, begun: _Pass) -> None:
-        """End a pass: add the call of a forward pass, or remove that of a backward pass."""
+    def end(self, ended_pass: _Pass) -> None:
+        """End a pass: add the call of a forward pass, or remove the call of a backward pass."""
         with self._lock:
-            self._passes.remove(begun)
-            if begun.call is not None:
-                self._calls.append(begun.call)
-            if begun.is_done and begun.own in self._calls and not begun.retains:
-                self._calls.remove(begun.own)
-            self._returned |= begun.returned
-            if begun.returned and begun.is_backward:
-                self._copied_bytes += begun.graph.peaks.copied_bytes
-            is_done = begun.call is not None or begun.is_done
-            self._is_regular = self._is_regular and is_done and not begun.retains
+            self._passes.remove(ended_pass)
+            if ended_pass.call is not None:
+                self._calls.append(ended_pass.call)
+            if ended_pass.is_done and ended_pass.own_call in self._calls and not ended_pass.retains:
+                self._calls.remove(ended_pass.own_call)
+            self._returned |= ended_pass.returned
+            if ended_pass.returned and ended_pass.is_backward:
+                self._copied_bytes += ended_pass.graph.peaks.copied_bytes
+            is_done = ended_pass.call is not None or ended_pass.is_done
+            self._is_regular = self._is_regular and is_done and not ended_pass.retains
             self._remove_finished()
-            if begun.is_done and not self._calls and not self._passes:
+            if ended_pass.is_done and not self._calls and not self._passes:
                 self.has_run, self.refusal = True, None
                 self._end_step()
 
     def next_number(self) -> int:
-        """Return the number of the next call in its step; 0 if it begins a step."""
+        """Return the number of the next call in its step; 0 for the first call of a step."""
         with self._lock:
             self._remove_finished()
             return self._next_number if self._calls or self._passes else 0
 
     def _end_step(self) -> None:
-        """Store the passes of the step if each call had its backward pass, otherwise None."""
-        ended = {event.number for event in self._events if event.is_backward}
-        begun = {event.number for event in self._events if event.number >= 0}
-        if begun:
-            is_complete = self._is_regular and begun == ended
+        """Set `last_step` to the passes of the step; None if a call had no backward pass."""
+        backward_numbers = {event.number for event in self._events if event.is_backward}
+        forward_numbers = {event.number for event in self._events if event.number >= 0}
+        if forward_numbers:
+            is_complete = self._is_regular and forward_numbers == backward_numbers
             self.last_step = tuple(self._events) if is_complete else None
 
     def _begin_step(self) -> None:
         self._events.clear()
         self._next_number, self._is_regular = 0, True
-        self._whole_bytes = self._forward_bytes = 0
+        self._keep_all_bytes = self._forward_bytes = 0
 
-    def _record_event(self, begun: _Pass, others: Sequence[_LiveCall], held_bytes: int) -> None:
-        """Record a pass in the step, with the RAM beside it that no choice of plans changes."""
-        own = begun.own
-        if begun.is_backward:
-            begun.number = -1 if own is None else own.number
-            self._is_regular = self._is_regular and own is not None
-        elif begun.graph.frontier is not None and not self.is_pinned:
-            begun.number = self._next_number
+    def _record_event(
+        self, new_pass: _Pass, other_calls: Sequence[_LiveCall], held_bytes: int
+    ) -> None:
+        """Record a pass in the step, with the other RAM that no choice of plans changes."""
+        own_call = new_pass.own_call
+        if new_pass.is_backward:
+            new_pass.number = -1 if own_call is None else own_call.number
+            self._is_regular = self._is_regular and own_call is not None
+        elif new_pass.graph.frontier is not None and not self.is_pinned:
+            new_pass.number = self._next_number
             self._next_number += 1
         self._is_regular = self._is_regular and not self._passes
-        planned = [call for call in others if call.may_save and call.number >= 0]
-        waiting = tuple(call.number for call in planned)
-        beside_bytes = held_bytes - sum(call.saved_bytes for call in planned)
-        fixed_bytes = beside_bytes + begun.peak_bytes
-        if begun.number >= 0:
-            peaks = begun.graph.peaks
-            fixed_bytes -= peaks.backward_bytes if begun.is_backward else peaks.forward_bytes
-        if begun.is_backward and own is not None and not self._events[-1].is_backward:
+        planned_calls = [call for call in other_calls if call.may_save and call.number >= 0]
+        waiting_numbers = tuple(call.number for call in planned_calls)
+        beside_bytes = held_bytes - sum(call.saved_bytes for call in planned_calls)
+        fixed_bytes = beside_bytes + new_pass.peak_bytes
+        if new_pass.number >= 0:
+            peaks = new_pass.graph.peaks
+            fixed_bytes -= peaks.backward_bytes if new_pass.is_backward else peaks.forward_bytes
+        if new_pass.is_backward and own_call is not None and not self._events[-1].is_backward:
             # Results may have been deleted by now.
-            beside_bytes += self.outside_bytes + sum(result.bytes for result in own.results)
-            if begun.number < 0:
-                beside_bytes += own.saved_bytes
-            calls = (*waiting, *([begun.number] if begun.number >= 0 else []))
+            beside_bytes += self.outside_bytes + sum(result.bytes for result in own_call.results)
+            if new_pass.number < 0:
+                beside_bytes += own_call.saved_bytes
+            calls = (*waiting_numbers, *([new_pass.number] if new_pass.number >= 0 else []))
             self._events.append(Event(None, -1, False, calls, beside_bytes))  # noqa: FBT003
         self._events.append(
-            Event(begun.graph.frontier, begun.number, begun.is_backward, waiting, fixed_bytes)
+            Event(
+                new_pass.graph.frontier,
+                new_pass.number,
+                new_pass.is_backward,
+                waiting_numbers,
+                fixed_bytes,
+            )
         )
 
     def _budget_bytes(
-        self, begun: _Pass, others: Sequence[_LiveCall], held_bytes: int
+        self, new_pass: _Pass, other_calls: Sequence[_LiveCall], held_bytes: int
     ) -> tuple[int, bool]:
-        """Return the budget, and whether it is final.
+        """Return the budget [B], and whether the budget is final.
 
         A percentage refers to the calls of the first step, which are known when a backward pass
         begins; until then the budget may grow.
         """
-        graphs = [begun.graph, *(call.graph for call in others), *(p.graph for p in self._passes)]
+        graphs = [
+            new_pass.graph,
+            *(call.graph for call in other_calls),
+            *(p.graph for p in self._passes),
+        ]
         own_bytes = max(graph.budget_bytes for graph in graphs)
         if self.budget_bytes is not None:
             return max(own_bytes, self.budget_bytes), True
-        frontier = begun.graph.frontier
+        frontier = new_pass.graph.frontier
         if self.keep_all_fraction is None or frontier is None or (len(graphs) == 1 and own_bytes):
             return own_bytes, True
-        whole_bytes = held_bytes
-        for call in others:
+        keep_all_bytes = held_bytes
+        for call in other_calls:
             if call.graph.frontier is not None and call.may_save:
-                kept = call.graph.frontier.keep_all.peaks
-                whole_bytes += max(0, kept.saved_bytes - call.saved_bytes)
+                keep_all_peaks = call.graph.frontier.keep_all.peaks
+                keep_all_bytes += max(0, keep_all_peaks.saved_bytes - call.saved_bytes)
         peaks = frontier.keep_all.peaks
-        whole_bytes += max(peaks.forward_bytes, peaks.backward_bytes)
-        self._whole_bytes = max(self._whole_bytes, whole_bytes)
-        share = self.keep_all_fraction if begun.is_backward else 1.0
-        return max(own_bytes, int(share * self._whole_bytes)), begun.is_backward
+        keep_all_bytes += max(peaks.forward_bytes, peaks.backward_bytes)
+        self._keep_all_bytes = max(self._keep_all_bytes, keep_all_bytes)
+        fraction = self.keep_all_fraction if new_pass.is_backward else 1.0
+        return max(own_bytes, int(fraction * self._keep_all_bytes)), new_pass.is_backward
 
-    def _reserve(self, begun: _Pass) -> str | None:
-        """Reserve the peak of a pass; return None, or the reason if it would exceed the budget."""
-        graph = begun.graph
+    def _reserve(self, new_pass: _Pass) -> str | None:
+        """Reserve the peak of a pass if it meets the budget; otherwise return the reason."""
+        graph = new_pass.graph
         with self._lock:
             self._remove_finished()
             if not self._calls and not self._passes:
                 self._begin_step()
-            others = [call for call in self._calls if call is not begun.own]
-            graphs = [graph, *(call.graph for call in others), *(p.graph for p in self._passes)]
+            other_calls = [call for call in self._calls if call is not new_pass.own_call]
+            graphs = [
+                graph,
+                *(call.graph for call in other_calls),
+                *(p.graph for p in self._passes),
+            ]
             held_bytes = self._copied_bytes + self.wrapped_bytes(self._returned)
-            held_bytes += sum(call.held_bytes for call in others)
-            held_bytes += sum(running.peak_bytes for running in self._passes)
+            held_bytes += sum(call.held_bytes for call in other_calls)
+            held_bytes += sum(running_pass.peak_bytes for running_pass in self._passes)
             held_bytes += sum(
                 tensor.alive_bytes
                 for key, tensor in self._returned.items()
-                if key not in begun.argument_storages
+                if key not in new_pass.argument_storages
             )
-            budget_bytes, is_known = self._budget_bytes(begun, others, held_bytes)
-            needed_bytes = held_bytes + begun.peak_bytes
-            if begun.is_backward and self.budget_bytes is None:
+            budget_bytes, is_known = self._budget_bytes(new_pass, other_calls, held_bytes)
+            needed_bytes = held_bytes + new_pass.peak_bytes
+            if new_pass.is_backward and self.budget_bytes is None:
                 needed_bytes = max(needed_bytes, self._forward_bytes)
             # A recomputed checkpoint frees its results before the backward pass.
             is_recomputed = torch._C._current_graph_task_id() != _NO_TASK  # noqa: SLF001
             is_open = is_known and not self.is_expected
-            is_first = graph.peaks.backward_bytes and not (begun.is_backward or is_recomputed)
+            is_first = graph.peaks.backward_bytes and not (new_pass.is_backward or is_recomputed)
             if is_open and is_first:
                 needed_bytes = max(needed_bytes, self._next_backward_bytes(graph, held_bytes))
             if is_first and not self.is_expected and (len(graphs) > 1 or graph.is_several):
@@ -522,22 +548,22 @@ class LiveCalls:
                     self._forward_bytes = max(self._forward_bytes, needed_bytes)
                 if len(graphs) > 1:
                     self.together_bytes = max(self.together_bytes, needed_bytes)
-                self._record_event(begun, others, held_bytes)
-                self._passes.append(begun)
+                self._record_event(new_pass, other_calls, held_bytes)
+                self._passes.append(new_pass)
                 return None
         if len(graphs) == 1:
-            retaining = " with retain_graph=True" if begun.retains else ""
+            retaining = " with retain_graph=True" if new_pass.retains else ""
             return (
                 f"ram: the backward pass of {graph.name}{retaining} takes {needed_bytes:,} B "
                 "beside results and gradients returned since its forward pass, and ram is "
-                f"{budget_bytes:,} B: {_ONCE if begun.retains else _LET_GO}"
+                f"{budget_bytes:,} B: {_ONCE if new_pass.retains else _LET_GO}"
             )
-        beside = sorted({other.name for other in graphs[1:]})
+        other_names = sorted({live_graph.name for live_graph in graphs[1:]})
         count = len(graphs) - 1
         calls = "a call" if count == 1 else f"{count} calls"
-        advice = _SHARDED if any(other.is_sharded for other in graphs) else _WHOLE
+        advice = _SHARDED if any(live_graph.is_sharded for live_graph in graphs) else _WHOLE
         return (
-            f"ram: {graph.name} runs beside {calls} of {'; '.join(beside)} that still need a "
+            f"ram: {graph.name} runs beside {calls} of {'; '.join(other_names)} that still need a "
             f"backward pass; together they may take {needed_bytes:,} B, and ram is "
             f"{budget_bytes:,} B: {advice}"
         )
@@ -549,8 +575,8 @@ class LiveCalls:
         """
         peaks = [held_bytes + graph.peaks.backward_bytes]
         for call in self._calls:
-            others_bytes = held_bytes - call.held_bytes + graph.held_bytes
-            peaks.append(others_bytes + call.graph.peaks.backward_bytes)
+            beside_bytes = held_bytes - call.held_bytes + graph.held_bytes
+            peaks.append(beside_bytes + call.graph.peaks.backward_bytes)
         return min(peaks)
 
     def _remove_finished(self) -> None:
@@ -582,12 +608,12 @@ def node_of(results: Any) -> weakref.ref[Any] | None:
         for node in nodes:
             if type(node).__name__ == _COMPILED_NODE:
                 return weakref.ref(node)
-        nodes = [before for node in nodes for before, _ in node.next_functions]
+        nodes = [previous_node for node in nodes for previous_node, _ in node.next_functions]
     return None
 
 
 def _mark_boxed(function: Run, run: Run) -> Run:
-    """Mark a function as boxed, like the compiled one: it empties the list of its arguments."""
+    """Mark a function as boxed: it empties the list of its arguments, like compiled passes."""
     if not getattr(run, "_boxed_call", False):
         raise AssertionError("a compiled pass takes its arguments as a list")
     function._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 - PyTorch reads it

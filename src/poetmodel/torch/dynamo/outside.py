@@ -34,6 +34,7 @@ class RemeasuredGraph:
     def __init__(
         self, compile_again: Callable[[Outside, Sequence[Any]], Callable[..., Any]]
     ) -> None:
+        """Begin without a compiled graph, which the back end sets."""
         self.compiled: Callable[..., Any]
         """Executes the graph by its plan."""
         self._compile_again: Callable[..., Callable[..., Any]] | None = compile_again
@@ -41,10 +42,13 @@ class RemeasuredGraph:
         self._tangents_bytes = 0
 
     def __call__(self, *arguments: Any) -> Any:
-        """Execute the forward pass; in the first step start to measure the memory after it."""
-        found = self.end_measurement()
-        if self._compile_again is not None and found is not None:
-            self.compiled = self._compile_again(found, arguments)
+        """Execute the forward pass; in the first step start to measure the memory after the pass.
+
+        The next call ends the measurement, and compiles the graph again with its result.
+        """
+        measured_memory = self.end_measurement()
+        if self._compile_again is not None and measured_memory is not None:
+            self.compiled = self._compile_again(measured_memory, arguments)
             self._compile_again = None
         if self._compile_again is not None and torch.is_grad_enabled() and not profiler_is_on():
             self._watch = HeapWatch()
@@ -94,28 +98,29 @@ class LossOnly:
     Parameters
     ----------
     module : torch.fx.GraphModule
-        The graph as Dynamo captured it; it is changed.
+        The graph as Dynamo captured it; the class changes the graph.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
+        """Detach the results in the graph of `module`, unless none of them is a scalar."""
         self._module = module
         self._detached: list[int] = []
         """Positions of detached results."""
         (output,) = module.graph.find_nodes(op="output")
         results = list(output.args[0])
         values = (getattr(node, "meta", {}).get("example_value") for node in results)
-        differentiable = {
+        differentiable_values = {
             k: value
             for k, value in enumerate(values)
             if isinstance(value, torch.Tensor) and value.requires_grad
         }
-        if all(value.numel() != 1 for value in differentiable.values()):
+        if all(value.numel() != 1 for value in differentiable_values.values()):
             return
-        self._detached = [k for k, value in differentiable.items() if value.numel() != 1]
+        self._detached = [k for k, value in differentiable_values.items() if value.numel() != 1]
         with module.graph.inserting_before(output):
             for k in self._detached:
                 results[k] = module.graph.call_method("detach", (results[k],))
-                results[k].meta["example_value"] = differentiable[k].detach()
+                results[k].meta["example_value"] = differentiable_values[k].detach()
         output.args = (tuple(results),)
         module.recompile()
 

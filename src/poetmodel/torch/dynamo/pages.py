@@ -1,7 +1,7 @@
 """Pages of compiled graphs: operators that write and read a file of slots.
 
 Several steps may overlap, so a page has no fixed slot. It takes a free slot. Its token, a tensor of
-8 bytes that autograd saves, frees the slot when it is deleted.
+8 bytes that autograd saves, frees the slot when the token is deleted.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NUMBERS: Final = count()
+"""Numbers of files, in the order of their construction."""
 _FILES: Final[weakref.WeakValueDictionary[int, SlotFile]] = weakref.WeakValueDictionary()
+"""Existing files by number: operators of a graph have numbers as arguments."""
 
 
 class SlotFile(ScratchFile):
-    """A file that grows with the bytes paged out at once; a forked process makes its own."""
+    """A file whose size is the peak of the bytes paged out at the same time.
+
+    A forked process creates a file of its own.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder)
@@ -42,7 +47,7 @@ class SlotFile(ScratchFile):
         """Storage bytes, offset, shape and strides of the tensor in each slot, by file offset."""
 
     def write(self, memory: memoryview) -> int:
-        """Write a page into a free slot; return its file offset when it is on the medium."""
+        """Write a page into a free slot; return its offset after the medium has stored the page."""
         if self.process != os.getpid():
             self._create()
         size = round_up(len(memory), ALIGNMENT_BYTES)
@@ -59,7 +64,7 @@ class SlotFile(ScratchFile):
         self._write_page(offset, memory, "a page")
         return offset
 
-    def check(self) -> None:
+    def check_process(self) -> None:
         """Raise `PageError` in a process that was forked after a page was written."""
         if self.process != os.getpid():
             raise PageError(
@@ -68,18 +73,18 @@ class SlotFile(ScratchFile):
             )
 
     def read(self, offset: int, memory: memoryview) -> None:
-        """Read a page into `memory`, and check that it is unchanged."""
+        """Read a page into `memory`; raise `PageError` if its checksum is wrong."""
         self._read_page(offset, memory, "a page")
 
     def free_slot(self, offset: int, size_bytes: int, process: int) -> None:
-        """Make a slot free if this process wrote it."""
+        """Register a slot as free if this process wrote the page in it."""
         if process == self.process:
             self._free[round_up(size_bytes, ALIGNMENT_BYTES)].append(offset)
 
 
-def page_out(tensor: torch.Tensor, number: int) -> torch.Tensor:
-    """Write the storage of a tensor to file `number`; return the token of its slot."""
-    file, size = _FILES[number], tensor.untyped_storage().nbytes()
+def page_out(tensor: torch.Tensor, file_number: int) -> torch.Tensor:
+    """Write the storage of a tensor to file `file_number`; return the token of the slot used."""
+    file, size = _FILES[file_number], tensor.untyped_storage().nbytes()
     offset = file.write(bytes_of(tensor.untyped_storage()))
     file.layouts[offset] = (size, tensor.storage_offset(), tensor.shape, tensor.stride())
     token = torch.tensor([offset], device="cpu")
@@ -88,13 +93,13 @@ def page_out(tensor: torch.Tensor, number: int) -> torch.Tensor:
     return token
 
 
-def page_in(token: torch.Tensor, dtype: torch.dtype, number: int) -> torch.Tensor:
+def page_in(token: torch.Tensor, dtype: torch.dtype, file_number: int) -> torch.Tensor:
     """Read the tensor in the token's slot into new memory, with its original strides.
 
-    These may differ from those that PyTorch predicts, because kernels choose them.
+    Original strides may differ from those that PyTorch predicts, because kernels choose them.
     """
-    file, offset = _FILES[number], int(token)
-    file.check()
+    file, offset = _FILES[file_number], int(token)
+    file.check_process()
     size, *layout = file.layouts[offset]
     storage = torch.UntypedStorage(size)
     file.read(offset, bytes_of(storage))

@@ -45,7 +45,7 @@ TOKEN_BYTES: Final = 8
 _SOME_BYTES: Final = 2**40
 """Reference of a percentage when a budget is only validated [B]."""
 _PERCENT: Final = 100
-"""Up to here a number without a unit is probably a percentage."""
+"""Largest number without a unit that is probably meant as a percentage."""
 MIN_SOLVE_S: Final = 1.0
 """Time to solve a graph even if the call's time limit has passed [s]."""
 REFUSING_S: Final = 1.0
@@ -53,7 +53,7 @@ REFUSING_S: Final = 1.0
 REFUSING_NODE_S: Final = 1e-4
 """Additional CPU time per node [s]."""
 REFUSING_WALL_RATIO: Final = 30.0
-"""Maximum wall-clock time of that over its CPU time, on a busy machine."""
+"""Maximum wall-clock time of that search over its CPU time, on a busy machine."""
 FIRST_TIME_RATIO: Final = 0.15
 """Fraction of the time limit, in CPU time, after which a search without a schedule ends."""
 EAGER_PEAK: Final = "eager"
@@ -75,7 +75,7 @@ class PlanRecord:
     predicted_peak_bytes: int
     """Peak of the graph's allocations: at most the budget [B]."""
     keep_all_bytes: int
-    """The same with every activation kept [B]."""
+    """Peak with every activation kept [B]."""
     status: str
     gap: float | None
     overhead: float
@@ -106,28 +106,30 @@ class PlanRecord:
         return asdict(self) | {"regions": list(self.regions)}
 
     def __str__(self) -> str:
-        proved = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
-        pages = f", {self.paged_out} paged out" if self.paged_out else ""
-        own = ""
+        proved_text = (
+            "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
+        )
+        pages_text = f", {self.paged_out} paged out" if self.paged_out else ""
+        checkpoint_text = ""
         if self.eager_bytes is not None:
-            own = f", {format_bytes(self.eager_bytes)} with the model's own checkpoints"
-        more = ", workspaces of kernels not counted" if self.is_predicted else ""
+            checkpoint_text = f", {format_bytes(self.eager_bytes)} with the model's own checkpoints"
+        suffix = ", workspaces of kernels not counted" if self.is_predicted else ""
         if self.outside_bytes is not None:
-            more += f", {format_bytes(self.outside_bytes)} between forward and backward pass"
+            suffix += f", {format_bytes(self.outside_bytes)} between forward and backward pass"
         if self.regions:
-            more += f", for the backward pass {', '.join(self.regions)}"
+            suffix += f", for the backward pass {', '.join(self.regions)}"
         if self.added_bytes:
-            more += f", {format_bytes(self.added_bytes)} of gradients added to .grad not counted"
+            suffix += f", {format_bytes(self.added_bytes)} of gradients added to .grad not counted"
         if self.is_loss_missing:
-            more += f", {LOSS_OUTSIDE}"
+            suffix += f", {LOSS_OUTSIDE}"
         return (
             f"{self.name}: peak {format_bytes(self.predicted_peak_bytes)} of "
             f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}"
-            f"{own}; "
+            f"{checkpoint_text}; "
             f"beside it {format_bytes(self.given_bytes)} of parameters and inputs), "
-            f"{self.recomputed} recomputed{pages}, "
-            f"overhead {self.overhead:.1%}{proved} on {self.device}, "
-            f"{self.status}, solved in {format_seconds(self.solve_s)}{more}"
+            f"{self.recomputed} recomputed{pages_text}, "
+            f"overhead {self.overhead:.1%}{proved_text} on {self.device}, "
+            f"{self.status}, solved in {format_seconds(self.solve_s)}{suffix}"
         )
 
 
@@ -205,7 +207,10 @@ class BackendOptions:
     def budget_bytes(
         self, joint: JointGraph, keep_all_bytes: int, eager_bytes: int | None, call: FirstCall
     ) -> int:
-        """Return the budget of a graph, from its peaks with everything kept and by itself [B].
+        """Return the budget of a graph [B].
+
+        `keep_all_bytes` is the graph's peak with everything kept, `eager_bytes` its peak with the
+        model's own checkpoints.
 
         A percentage refers to the first shape of a function, because the host's RAM does not depend
         on inputs. A budget of 100 % keeps everything for each shape. Without gradients nothing is
@@ -259,7 +264,7 @@ class FirstCall:
     gather: Callable[[str, Any], list[Any]] = lambda _, value: [value]
     """Called with a key and a value; returns the values of all processes."""
     rates: tuple[float, float] | None = None
-    """Rates from `machine_rates`, those of the slowest machine of all processes."""
+    """Rates from `machine_rates` of the slowest machine of all processes."""
     min_ram: dict[str, SolveResult] = field(default_factory=dict)
     """Results of `find_min_ram` in this call, by the digest of the graph."""
 
@@ -305,11 +310,11 @@ def plan(
         reserved_bytes=reserved_bytes,
         is_predicted=is_predicted,
     )
-    whole_bytes, own_bytes = graph_problem.keep_all_bytes, graph_problem.eager_bytes
+    keep_all_bytes, eager_bytes = graph_problem.keep_all_bytes, graph_problem.eager_bytes
     budget_bytes = settings.budget_bytes(
         joint,
-        whole_bytes + call.wrapped_bytes,
-        None if own_bytes is None else own_bytes + call.wrapped_bytes,
+        keep_all_bytes + call.wrapped_bytes,
+        None if eager_bytes is None else eager_bytes + call.wrapped_bytes,
         call,
     )
     beside_bytes = graph_problem.beside_bytes + call.wrapped_bytes
@@ -323,15 +328,15 @@ def plan(
     if result is not None and result.schedule is None and regions:
         raise BudgetError(_regions_refusal(regions, name, budget_bytes, result.status))
     if result is None or result.schedule is None:
-        late = set(joint.final_results) - joint.forward_results
-        gradients_bytes = sum(joint.storages[number].bytes for number in late)
+        backward_results = set(joint.final_results) - joint.forward_results
+        gradients_bytes = sum(joint.storages[number].bytes for number in backward_results)
         items = {"returned gradients": gradients_bytes, **graph_problem.beside}
-        listed = ", ".join(f"{size:,} B {item}" for item, size in items.items() if size)
+        list_text = ", ".join(f"{size:,} B {item}" for item, size in items.items() if size)
         is_proved = result is None or result.status == Status.INFEASIBLE
         text = _budget_refusal(
             problem, settings, call, name, budget_bytes, beside_bytes, is_proved=is_proved
         )
-        text += f"; at its end there are {listed}" if listed else ""
+        text += f"; at its end there are {list_text}" if list_text else ""
         if call.outside.peak_bytes:
             text += (
                 f"; between both passes {call.outside.peak_bytes:,} B are for memory outside of "
@@ -392,7 +397,7 @@ class GraphProblem:
         if eager_bytes is not None:
             eager_bytes += sum(beside.values())
         beside["memory of Inductor"] = reserved_bytes
-        early = ("results", "copies of overwritten arguments", "tokens of pages")
+        forward_names = ("results", "copies of overwritten arguments", "tokens of pages")
         return cls(
             joint=joint,
             settings=settings,
@@ -402,7 +407,7 @@ class GraphProblem:
             device=settings.device or this_machine(call.rates or machine_rates(settings.cache)),
             times_s=tuple(profile.time_s for profile in profiles),
             beside=beside,
-            forward_beside_bytes=sum(beside[key] for key in early) + reserved_bytes,
+            forward_beside_bytes=sum(beside[key] for key in forward_names) + reserved_bytes,
             keep_all_bytes=keep_all_bytes,
             eager_bytes=eager_bytes,
             is_predicted=is_predicted,
@@ -415,7 +420,7 @@ class GraphProblem:
 
     @property
     def turn(self) -> int:
-        """Index of the node between both passes, in graphs that have one."""
+        """Index of the node between both passes, in graphs that have such a node."""
         return sum(operation.phase is Phase.FORWARD for operation in self.joint.operations)
 
     def problem(self, usable_bytes: int, *, saved_bytes: int | None = None) -> Problem:
@@ -486,7 +491,7 @@ class GraphProblem:
             ram_budget_bytes=problem.ram_budget_bytes,
         )
         peaks = self._pass_peaks(graph, plan, check, turn)
-        counts = Counter(instruction.op for instruction in plan.program)
+        n_instructions = Counter(instruction.op for instruction in plan.program)
         wrapped_bytes = self.call.wrapped_bytes
         peak_bytes = check.peak_ram_bytes + self.beside_bytes + wrapped_bytes
         if turn is not None:
@@ -500,9 +505,9 @@ class GraphProblem:
             status=str(result.status),
             gap=result.gap,
             overhead=(result.overhead or 0.0) / (problem.objective.baseline or 1.0),
-            recomputed=counts[Op.COMPUTE] - len(graph.nodes),
-            paged_out=counts[Op.PAGE_OUT],
-            paged_in=counts[Op.PAGE_IN],
+            recomputed=n_instructions[Op.COMPUTE] - len(graph.nodes),
+            paged_out=n_instructions[Op.PAGE_OUT],
+            paged_in=n_instructions[Op.PAGE_IN],
             solve_s=result.solve_s,
             given_bytes=_given_bytes(self.joint),
             device=self.device.key or self.device.name,
@@ -527,19 +532,19 @@ class GraphProblem:
         self, graph: Graph, plan: Plan, check: PlanCheck, turn: int | None
     ) -> PassPeaks:
         """Return the peaks of both passes of a plan, including memory beside the plan."""
-        high = [moment.high_bytes for moment in check.moments]
+        high_bytes = [moment.high_bytes for moment in check.moments]
         count = self.turn
-        begin = next(
+        first_after_forward = next(
             (k for k, (op, i) in enumerate(plan.program) if op == Op.COMPUTE and i >= count),
-            len(high),
+            len(high_bytes),
         )
         if self.joint.is_inference:
-            return PassPeaks(max(high, default=0) + self.beside_bytes)
-        held_bytes = check.moments[begin - 1].ram_bytes if begin else 0
-        first = begin if turn is None else begin + 1
+            return PassPeaks(max(high_bytes, default=0) + self.beside_bytes)
+        held_bytes = check.moments[first_after_forward - 1].ram_bytes if first_after_forward else 0
+        first_backward = first_after_forward if turn is None else first_after_forward + 1
         saved, freed_bytes, retained_bytes = set[int](), 0, 0
         for k, (op, index) in enumerate(plan.program):
-            if k < begin:
+            if k < first_after_forward:
                 if op == Op.COMPUTE:
                     saved.update(graph.outputs_of[index])
                 elif op == Op.PAGE_IN:
@@ -547,16 +552,17 @@ class GraphProblem:
                 elif op == Op.FREE:
                     saved.discard(index)
                 continue
-            if k >= first:
-                retained_bytes = max(retained_bytes, high[k] + freed_bytes)
+            if k >= first_backward:
+                retained_bytes = max(retained_bytes, high_bytes[k] + freed_bytes)
             if op == Op.FREE and index in saved:  # autograd holds this copy
                 saved.remove(index)
                 freed_bytes += graph.tensor_bytes[index]
         return PassPeaks(
-            forward_bytes=max(high[:begin], default=0) + self.forward_beside_bytes,
+            forward_bytes=max(high_bytes[:first_after_forward], default=0)
+            + self.forward_beside_bytes,
             held_bytes=held_bytes + self.forward_beside_bytes,
             saved_bytes=held_bytes,
-            backward_bytes=max(high[first:], default=0) + self.beside_bytes,
+            backward_bytes=max(high_bytes[first_backward:], default=0) + self.beside_bytes,
             retained_bytes=retained_bytes + self.beside_bytes,
             copied_bytes=self.joint.copied_bytes,
         )
@@ -575,15 +581,17 @@ def _shared_solve(
 def _solve(
     problem: Problem, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
-    """Return the cached result of a problem if it is good enough, else solve and cache it.
+    """Return the cached result of a problem if its gap is small enough, else solve and cache.
 
     If the first fraction of the time finds no schedule, the solve ends, unless the schedule with
     the smallest RAM fits.
     """
     schedules = CachedSchedules(settings.cache)
-    known = None if regions else schedules.result(problem, gap=settings.gap)
-    if known is not None and is_final_result(known, time_limit_s=settings.time_limit):
-        return known
+    cached_result = None if regions else schedules.result(problem, gap=settings.gap)
+    if cached_result is not None and is_final_result(
+        cached_result, time_limit_s=settings.time_limit
+    ):
+        return cached_result
     show_progress = solve_progress_callback(call.show_stage)
 
     def on_progress(progress: SolveProgress) -> bool | None:
@@ -611,16 +619,16 @@ def _solve(
             on_progress=on_progress,
         )
 
-    start = None if known is None else known.schedule
+    start = None if cached_result is None else cached_result.schedule
     if start is None:
         with processor_clock(call.left_s()):
             result = run(FIRST_TIME_RATIO * settings.time_limit, None)
         start, first_s = result.schedule, result.solve_s
         if start is None and result.termination == Termination.TIME_LIMIT:
-            smallest = _min_ram(problem, settings, call)
-            simulation = smallest.simulation
+            min_ram_result = _min_ram(problem, settings, call)
+            simulation = min_ram_result.simulation
             if simulation and simulation.peak_ram_bytes <= problem.usable_ram_bytes:
-                start = smallest.schedule
+                start = min_ram_result.schedule
         if start is not None and result.termination == Termination.TIME_LIMIT:
             result = run(call.left_s(), start)
             result = replace(result, solve_s=first_s + result.solve_s)
@@ -669,13 +677,13 @@ def _costs(
 
 def _copies_bytes(joint: JointGraph) -> int:
     """Return the bytes of copies of overwritten arguments that operations read [B]."""
-    read = {
+    overwritten_arguments = {
         source
         for operation in joint.operations
         for source in operation.node.all_input_nodes
         if source in joint.mutated
     }
-    return sum(storage_sizes(read).values())
+    return sum(storage_sizes(overwritten_arguments).values())
 
 
 def _given_bytes(joint: JointGraph) -> int:
@@ -686,12 +694,12 @@ def _given_bytes(joint: JointGraph) -> int:
 
 def _min_ram(problem: Problem, settings: BackendOptions, call: FirstCall) -> SolveResult:
     """Return the result of `find_min_ram` for a problem, cached in the call by its graph."""
-    found = call.min_ram.get(problem.graph.sha256)
-    if found is None:
+    result = call.min_ram.get(problem.graph.sha256)
+    if result is None:
         call.show_stage("searching for the smallest budget")
-        found = find_min_ram(problem, settings.gap)
-        call.min_ram[problem.graph.sha256] = found
-    return found
+        result = find_min_ram(problem, settings.gap)
+        call.min_ram[problem.graph.sha256] = result
+    return result
 
 
 def find_min_ram(problem: Problem, gap: float) -> SolveResult:

@@ -41,7 +41,7 @@ class Ranks:
         return Ranks, (self._wait.total_seconds() - _WAIT_S,)
 
     def share(self, key: str, make: Callable[[], Any]) -> Any:
-        """Return the first process's result of `make`; without a group, the own.
+        """Return the first process's result of `make`; without a group, that of this process.
 
         Parameters
         ----------
@@ -53,28 +53,28 @@ class Ranks:
         Raises
         ------
         CaptureError
-            If another process has another key, such as a graph of another shape, if it does not
+            If another process has another key, such as a graph of another shape, or does not
             call in time, or if `make` fails in the first process.
         """
         if _is_alone():
             return make()
-        store, base = self._exchange(key, b"")
+        store, prefix = self._exchange(key, b"")
         if distributed.get_rank() == 0:
             try:
                 value = make()
             except PoetModelError as error:
-                store.set(f"{base}/answer", pickle.dumps((None, str(error))))
+                store.set(f"{prefix}/answer", pickle.dumps((None, str(error))))
                 raise
-            store.set(f"{base}/answer", pickle.dumps((value, None)))
+            store.set(f"{prefix}/answer", pickle.dumps((value, None)))
             return value
-        store.wait([f"{base}/answer"], self._wait)
-        value, refusal = pickle.loads(store.get(f"{base}/answer"))  # noqa: S301 - of the same job
+        store.wait([f"{prefix}/answer"], self._wait)
+        value, refusal = pickle.loads(store.get(f"{prefix}/answer"))  # noqa: S301 - of the same job
         if refusal is not None:
             raise CaptureError(refusal)
         return value
 
     def gather(self, key: str, value: Any) -> list[Any]:
-        """Return the values of all processes, by rank; without a group, the own value.
+        """Return the values of all processes, by rank; without a group, only `value`.
 
         Parameters
         ----------
@@ -90,41 +90,41 @@ class Ranks:
         """
         if _is_alone():
             return [value]
-        store, base = self._exchange(key, pickle.dumps(value))
+        store, prefix = self._exchange(key, pickle.dumps(value))
         size = distributed.get_world_size()
-        values = [store.get(f"{base}/{rank}").partition(b"\n")[2] for rank in range(size)]
+        values = [store.get(f"{prefix}/{rank}").partition(b"\n")[2] for rank in range(size)]
         return [pickle.loads(content) for content in values]  # noqa: S301 - of the same job
 
     def _exchange(self, key: str, value: bytes) -> tuple[distributed.Store, str]:
-        """Write the own value, and wait for all processes; return the store, and the key prefix."""
+        """Write this process's value, and wait for all processes; return store and key prefix."""
         if self._number is None:
             self._number = next(_BACKENDS)
         rank, size = distributed.get_rank(), distributed.get_world_size()
         store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - no other way
-        base = f"poetmodel/{self._number}/{next(self._exchanges)}"
-        own = digest(key).encode()
-        store.set(f"{base}/{rank}", own + b"\n" + value)
-        store_keys = [f"{base}/{other}" for other in range(size)]
-        for other, store_key in enumerate(store_keys):
+        prefix = f"poetmodel/{self._number}/{next(self._exchanges)}"
+        own_head = digest(key).encode()
+        store.set(f"{prefix}/{rank}", own_head + b"\n" + value)
+        store_keys = [f"{prefix}/{peer}" for peer in range(size)]
+        for peer, store_key in enumerate(store_keys):
             try:
                 store.wait([store_key], self._wait)
 
             except RuntimeError as error:
                 raise CaptureError(
-                    f"process {other} has not planned in {self._wait.total_seconds():.0f} s the "
+                    f"process {peer} has not planned in {self._wait.total_seconds():.0f} s the "
                     f"graph that process {rank} plans now: pass batches of equal shapes to all "
                     "processes, for example with drop_last=True, and compile the same calls in all"
                 ) from error
         heads = [store.get(store_key).partition(b"\n")[0] for store_key in store_keys]
-        different = [other for other, head in enumerate(heads) if head != own]
-        if different:
-            others = ", ".join(map(str, different))
+        differing_ranks = [peer for peer, head in enumerate(heads) if head != own_head]
+        if differing_ranks:
+            ranks_text = ", ".join(map(str, differing_ranks))
             raise CaptureError(
-                f"process {rank} plans another graph than process {others}: shapes of inputs, "
+                f"process {rank} plans another graph than process {ranks_text}: shapes of inputs, "
                 "models and versions must be equal in all processes; drop the last batch "
                 "if it is smaller (drop_last=True), and pad to one length"
             )
-        return store, base
+        return store, prefix
 
 
 def _is_alone() -> bool:

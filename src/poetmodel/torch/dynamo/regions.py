@@ -1,10 +1,11 @@
 """Budgets of regions of a model: bytes of their tensors in RAM when the backward pass begins.
 
-A budget is an additional row of the problem, over the tensors that stay in RAM until that stage::
+A budget is an additional row of the problem, over tensors in RAM when the backward pass begins::
 
-    sum(bytes[i] * S_RAM[b, i]) <= budget    i made in the region, b the first backward stage
+    sum(bytes[i] * S_RAM[b, i]) <= budget    i computed in the region, b the first backward stage
 
-A storage counts once, with the operation that makes it.
+``S_RAM[b, i]`` is 1 if tensor i is in RAM when stage b begins. A storage counts once, in
+the region of the operation that allocates it.
 """
 
 from __future__ import annotations
@@ -53,18 +54,19 @@ if TYPE_CHECKING:
     from poetmodel.torch.dynamo.joint_graph import JointGraph
 
 _KEY: Final = "poetmodel.region "
+"""Prefix of the keys of `region` blocks under a node's ``custom`` annotations."""
 _MAX_NAMES: Final = 8
-"""Maximum number of modules in a refusal."""
+"""Maximum number of modules in an error message."""
 _TRIAL_S: Final = 3.0
 """Time limit of each trial problem for a schedule that meets the budgets [s]."""
 _TRIAL_GAP: Final = 0.05
 """MIP gap of a trial problem."""
 _MAX_NODES: Final = 100
-"""Graphs with at most this number of nodes get a model with the rows of regions."""
+"""Maximum number of nodes of a graph for which a model with the rows of regions is solved."""
 _POLICY: Final = "MUST_RECOMPUTE"
 """Name of the region of storages that a selective-checkpoint policy forbids to save."""
 _ROOT: Final = re.compile(r"^[LG]\['\w+'\]\.?")
-"""Dynamo's expression of the model itself."""
+"""Prefix of Dynamo's expressions of modules, which stands for the compiled model."""
 
 
 def region(*, ram: str | int, name: str = "region") -> AbstractContextManager[Any]:
@@ -102,17 +104,19 @@ def region_errors(regions: Any) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
-    """A part of a model with a budget, as the set of tensors that it makes."""
+    """A part of a model with a budget, as the set of tensors that its operations compute."""
 
     name: str
     tensors: frozenset[int]
+    """Indices of the tensors in the training graph."""
     limit_bytes: int
+    """Budget of the tensors that are in RAM when `stage` begins [B]."""
     stage: int
     """First backward stage."""
 
-    def slack_bytes(self, graph: Graph, held: Collection[int]) -> int:
-        """Return the budget less the region's tensors among `held`; negative if violated [B]."""
-        used_bytes = sum(graph.tensor_bytes[i] for i in self.tensors.intersection(held))
+    def slack_bytes(self, graph: Graph, present: Collection[int]) -> int:
+        """Return the budget less the region's tensors among `present`; negative if violated [B]."""
+        used_bytes = sum(graph.tensor_bytes[i] for i in self.tensors.intersection(present))
         return self.limit_bytes - used_bytes
 
     def excess_bytes(self, graph: Graph, schedule: Schedule) -> int:
@@ -129,18 +133,19 @@ class Region:
 
 
 def regions_of(
-    joint: JointGraph, graph: Graph, settings: Mapping[str, str | int] | None
+    joint: JointGraph, graph: Graph, module_budgets: Mapping[str, str | int] | None
 ) -> tuple[Region, ...]:
     """Return the regions of a graph: modules, ``with`` blocks, and `_POLICY`.
 
-    Empty without a backward pass. Raises `InputError` if a region makes no tensor.
+    `module_budgets` has budgets by module name or pattern. The result is empty for a graph without
+    a backward pass. Raises `InputError` if the operations of a region compute no tensor.
     """
     phases = [operation.phase for operation in joint.operations]
     if joint.is_inference or Phase.BACKWARD not in phases:
         return ()
     stage = phases.index(Phase.BACKWARD)
-    budgets: dict[tuple[str, str | int], set[int]] = {
-        (name, ram): set() for name, ram in (settings or {}).items()
+    tensors_of_budget: dict[tuple[str, str | int], set[int]] = {
+        (name, ram): set() for name, ram in (module_budgets or {}).items()
     }
     modules = set()
     for operation in joint.operations[:stage]:
@@ -148,35 +153,37 @@ def regions_of(
         stack = (meta.get("nn_module_stack") or {}).values()
         paths = [_ROOT.sub("", str(path)) for path, _ in stack]
         modules.update(paths)
-        for (name, _), made in budgets.items():
+        for (name, _), tensors in tensors_of_budget.items():
             if any(fnmatchcase(path, name) for path in paths):
-                made.update(operation.storages)
-        for key, own in (meta.get("custom") or {}).items():
+                tensors.update(operation.storages)
+        for key, annotation in (meta.get("custom") or {}).items():
             if str(key).startswith(_KEY):
-                budgets.setdefault(tuple(own), set()).update(operation.storages)
-    empty = [name for (name, _), made in budgets.items() if not made]
+                tensors_of_budget.setdefault(tuple(annotation), set()).update(operation.storages)
+    empty = [name for (name, _), tensors in tensors_of_budget.items() if not tensors]
     if empty:
         raise InputError(
             f"regions: {shown(name)} is no module that makes a tensor; modules are "
             f"{', '.join(sorted(filter(None, modules))[:_MAX_NAMES])}"
             for name in empty
         )
-    found = [
-        _make_region(graph, stage, name, ram, frozenset(made))
-        for (name, ram), made in budgets.items()
+    regions = [
+        _make_region(graph, stage, name, ram, frozenset(tensors))
+        for (name, ram), tensors in tensors_of_budget.items()
     ]
     if joint.must_recompute:
-        forbidden = Region(name=_POLICY, tensors=joint.must_recompute, limit_bytes=0, stage=stage)
-        found.append(forbidden)
-    return tuple(found)
+        policy_region = Region(
+            name=_POLICY, tensors=joint.must_recompute, limit_bytes=0, stage=stage
+        )
+        regions.append(policy_region)
+    return tuple(regions)
 
 
 def _make_region(
     graph: Graph, stage: int, name: str, ram: str | int, tensors: frozenset[int]
 ) -> Region:
     """Return a region; a percentage refers to its bytes in RAM at `stage` with everything kept."""
-    kept = (i for i in tensors if max(graph.users_of[i], default=0) >= stage)
-    keep_all_bytes = sum(graph.tensor_bytes[i] for i in kept)
+    kept_tensors = (i for i in tensors if max(graph.users_of[i], default=0) >= stage)
+    keep_all_bytes = sum(graph.tensor_bytes[i] for i in kept_tensors)
     limit_bytes = Budget.parse(ram, field=f"region {name}").resolve(keep_all_bytes)
     return Region(name=name, tensors=tensors, limit_bytes=limit_bytes, stage=stage)
 
@@ -194,81 +201,95 @@ def solve_within(
     time_limit: float,
     on_progress: Callable[[SolveProgress], bool | None],
 ) -> SolveResult:
-    """Solve a problem with the rows of regions; the result lacks a schedule if none was found.
+    """Solve a problem subject to the budgets of regions.
 
-    The bound without these rows also holds with them. A small graph gets a model with them.
+    The problem is solved without budgets first, whose bound is also valid with budgets. If that
+    schedule exceeds a budget, heuristics search for one that meets all. If they leave a gap, and
+    the graph has at most `_MAX_NODES` nodes, a model with the rows of regions is solved. The result
+    has no schedule if none that meets all budgets was found.
     """
     deadline_s = monotonic() + time_limit
     result = solve(problem, time_limit=time_limit / 3, gap=gap, on_progress=on_progress)
-    first = result.schedule
-    if first is None or not any(region.excess_bytes(problem.graph, first) for region in regions):
+    first_schedule = result.schedule
+    if first_schedule is None or not any(
+        region.excess_bytes(problem.graph, first_schedule) for region in regions
+    ):
         return result
     baseline = problem.objective.baseline
-    bound = max(result.proven_bound - baseline, _min_cost(problem, regions))
-    found = verified_candidate(problem, _recompute_excess(problem, regions, first))
-    if found is None or not is_closed(problem, found.value, bound, gap):
-        found = better_candidate(found, _search_with_less_ram(problem, regions, first, deadline_s))
-    schedule = None if found is None else found.schedule
-    is_open = found is None or not is_closed(problem, found.value, bound, gap)
+    bound = max(result.proven_bound - baseline, _cost_lower_bound(problem, regions))
+    candidate = verified_candidate(problem, _recompute_excess(problem, regions, first_schedule))
+    if candidate is None or not is_closed(problem, candidate.value, bound, gap):
+        candidate = better_candidate(
+            candidate, _search_with_less_ram(problem, regions, first_schedule, deadline_s)
+        )
+    schedule = None if candidate is None else candidate.schedule
+    is_open = candidate is None or not is_closed(problem, candidate.value, bound, gap)
     if is_open and len(problem.graph.nodes) <= _MAX_NODES:
-        left_s = max(_TRIAL_S, deadline_s - monotonic())
-        proved = solve(_build_model(problem, regions), time_limit=left_s, gap=gap, start=schedule)
-        if proved.schedule is not None:
-            return replace(proved, objective_bound=max(proved.proven_bound, bound + baseline))
+        remaining_s = max(_TRIAL_S, deadline_s - monotonic())
+        model_result = solve(
+            _build_model(problem, regions), time_limit=remaining_s, gap=gap, start=schedule
+        )
+        if model_result.schedule is not None:
+            return replace(
+                model_result, objective_bound=max(model_result.proven_bound, bound + baseline)
+            )
         if schedule is None:
-            return proved
-    if found is None:
+            return model_result
+    if candidate is None:
         return replace(result, schedule=None)
-    is_proved = is_closed(problem, found.value, bound, gap)
+    is_proved = is_closed(problem, candidate.value, bound, gap)
     outcome = Outcome(
         termination=Termination.PROVED if is_proved else Termination.TIME_LIMIT,
-        candidate=found,
+        candidate=candidate,
         bound=bound,
     )
     request = Request(time_limit_s=time_limit, gap=gap)
     return make_result(problem, request, outcome, formulation=DEFAULT)
 
 
-def _min_cost(problem: Problem, regions: Iterable[Region]) -> float:
-    """Return a lower bound on the cost of tensors beyond the budgets of regions.
+def _cost_lower_bound(problem: Problem, regions: Iterable[Region]) -> float:
+    """Return a lower bound on the cost of recomputing or paging tensors that exceed the budgets.
 
-    The backward pass reads tensors of a region from RAM, or they are recomputed or paged in. For
-    each region the bound is a fractional knapsack over the excess bytes; the largest bound counts.
+    The backward pass reads a region's tensors from RAM, or they are recomputed or paged in. For
+    each region the bound is a fractional knapsack over the excess bytes; the largest is returned.
     """
-    return max(_min_cost_of(problem, region) for region in regions)
+    return max(_region_cost_bound(problem, region) for region in regions)
 
 
-def _min_cost_of(problem: Problem, region: Region) -> float:
-    """Return the bound of `_min_cost` for one region."""
+def _region_cost_bound(problem: Problem, region: Region) -> float:
+    """Return the bound of `_cost_lower_bound` for one region."""
     graph, costs = problem.graph, problem.objective.coefficients
     restorations: list[tuple[float, int]] = []
-    read = {i for i in region.tensors if max(graph.users_of[i], default=0) >= region.stage}
-    for k in {graph.node_of[i] for i in read}:
-        size = sum(graph.tensor_bytes[i] for i in read.intersection(graph.outputs_of[k]))
+    read_tensors = {i for i in region.tensors if max(graph.users_of[i], default=0) >= region.stage}
+    for k in {graph.node_of[i] for i in read_tensors}:
+        size = sum(graph.tensor_bytes[i] for i in read_tensors.intersection(graph.outputs_of[k]))
         cost = costs.compute[k] if graph.nodes[k].recomputable else inf
         if problem.paging:
-            cost = min(cost, *(costs.page_in[i] for i in read.intersection(graph.outputs_of[k])))
+            cost = min(
+                cost, *(costs.page_in[i] for i in read_tensors.intersection(graph.outputs_of[k]))
+            )
         if size:
             restorations.append((cost / size, size))
-    left_bytes, total = sum(size for _, size in restorations) - region.limit_bytes, 0.0
+    excess_bytes, cost_bound = sum(size for _, size in restorations) - region.limit_bytes, 0.0
     for rate, size in sorted(restorations):
-        if left_bytes <= 0 or rate == inf:
+        if excess_bytes <= 0 or rate == inf:
             break
-        total += rate * min(size, left_bytes)
-        left_bytes -= size
-    return total
+        cost_bound += rate * min(size, excess_bytes)
+        excess_bytes -= size
+    return cost_bound
 
 
 def _recompute_excess(
-    problem: Problem, regions: tuple[Region, ...], first: Schedule
+    problem: Problem, regions: tuple[Region, ...], first_schedule: Schedule
 ) -> Schedule | None:
-    """Return a schedule that recomputes tensors until all regions fit; None if it is impossible.
+    """Return a schedule that evicts and recomputes tensors so that all budgets are met, or None.
 
-    Of the regions with excess bytes the tensor with the lowest cost per byte is evicted, one after
-    the other. Its cost includes the recomputation of all its missing inputs.
+    While a region exceeds its budget, the tensor of such regions with the lowest recomputation cost
+    per byte is evicted. The cost includes recomputing all missing inputs. None if the tensors of
+    such a region cannot be recomputed.
     """
     graph, costs = problem.graph, problem.objective.coefficients.compute
-    saved = tensors_at(first, regions[0].stage)
+    saved = tensors_at(first_schedule, regions[0].stage)
 
     def recomputed_nodes(i: int) -> set[int]:
         """Return the nodes to recompute for a tensor that is not saved."""
@@ -280,11 +301,13 @@ def _recompute_excess(
                 pending += (j for j in graph.inputs_of[k] if j not in saved)
         return nodes
 
-    computed, evicted = set[int](), list[int]()
-    while over := [region for region in regions if region.slack_bytes(graph, saved) < 0]:
+    recompute_set, evicted = set[int](), list[int]()
+    while exceeded := [region for region in regions if region.slack_bytes(graph, saved) < 0]:
         candidates: list[tuple[float, int, set[int]]] = []
-        for i in {i for region in over for i in region.tensors & saved if graph.tensor_bytes[i]}:
-            nodes = recomputed_nodes(i) - computed
+        for i in {
+            i for region in exceeded for i in region.tensors & saved if graph.tensor_bytes[i]
+        }:
+            nodes = recomputed_nodes(i) - recompute_set
             if all(graph.nodes[k].recomputable for k in nodes):
                 rate = sum(costs[k] for k in nodes) / graph.tensor_bytes[i]
                 candidates.append((rate, i, nodes))
@@ -293,35 +316,38 @@ def _recompute_excess(
         _, cheapest, nodes = min(candidates, key=itemgetter(0, 1))
         saved.remove(cheapest)
         evicted.append(cheapest)
-        computed |= nodes
-    for i in reversed(evicted):  # the last tensor may be larger than the excess
+        recompute_set |= nodes
+    for i in reversed(
+        evicted
+    ):  # the last evicted tensor may be larger than the excess: restore earlier ones that fit
         if all(region.slack_bytes(graph, saved | {i}) >= 0 for region in regions):
             saved.add(i)
     return recompute_once(graph, saved)
 
 
 def _search_with_less_ram(
-    problem: Problem, regions: tuple[Region, ...], first: Schedule, deadline_s: float
+    problem: Problem, regions: tuple[Region, ...], first_schedule: Schedule, deadline_s: float
 ) -> Candidate | None:
     """Return a schedule that meets the budgets of regions; None if none is found in time.
 
-    Each trial problem has less RAM at the first backward stage, by the excess of the last schedule.
+    Each trial problem has less RAM at the first backward stage than the one before, by the bytes by
+    which the last schedule exceeds the budgets.
     """
     graph, stage = problem.graph, regions[0].stage
-    found: Schedule | None = first
-    while found is not None:
-        excess_bytes = sum(region.excess_bytes(graph, found) for region in regions)
-        left_s = min(_TRIAL_S, deadline_s - monotonic())
-        if not excess_bytes or left_s <= 0:
-            return None if excess_bytes else verified_candidate(problem, found)
-        held_bytes = sum(graph.tensor_bytes[i] for i in tensors_at(found, stage))
+    trial_schedule: Schedule | None = first_schedule
+    while trial_schedule is not None:
+        excess_bytes = sum(region.excess_bytes(graph, trial_schedule) for region in regions)
+        remaining_s = min(_TRIAL_S, deadline_s - monotonic())
+        if not excess_bytes or remaining_s <= 0:
+            return None if excess_bytes else verified_candidate(problem, trial_schedule)
+        held_bytes = sum(graph.tensor_bytes[i] for i in tensors_at(trial_schedule, stage))
         reserved_bytes = problem.ram_budget_bytes - held_bytes + excess_bytes
         node = graph.nodes[stage]
         node = replace(node, workspace_bytes=max(node.workspace_bytes, reserved_bytes))
         nodes = (*graph.nodes[:stage], node, *graph.nodes[stage + 1 :])
         trial = replace(problem, graph=replace(graph, nodes=nodes), ram=problem.ram_budget_bytes)
-        schedule = solve(trial, time_limit=left_s, gap=_TRIAL_GAP).schedule
-        found = None if schedule is None else replace(schedule, identity=None)
+        schedule = solve(trial, time_limit=remaining_s, gap=_TRIAL_GAP).schedule
+        trial_schedule = None if schedule is None else replace(schedule, identity=None)
     return None
 
 
@@ -333,11 +359,11 @@ def _build_model(problem: Problem, regions: tuple[Region, ...]) -> pyo.ConcreteM
     model.regions = pyo.ConstraintList()
     for region in regions:
         sizes = problem.graph.tensor_bytes
-        kept = [
+        terms = [
             sizes[i] * model.S_RAM[region.stage, i]
             for i in sorted(region.tensors)
             if sizes[i] and (region.stage, i) in model.S_RAM
         ]
-        if kept:
-            model.regions.add(sum(kept) <= region.limit_bytes)
+        if terms:
+            model.regions.add(sum(terms) <= region.limit_bytes)
     return model

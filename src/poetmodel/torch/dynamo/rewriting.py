@@ -112,6 +112,7 @@ class GraphPlanner:
         is_generated: Callable[[fx.Node], bool] | None = None,
         is_predicted: bool = False,
     ) -> None:
+        """Create the file for pages, if any, and the counter of live calls."""
         self._is_predicted = is_predicted
         self._planned: list[GraphPlan] = []
         self._settings = settings
@@ -170,37 +171,37 @@ class GraphPlanner:
             finally:
                 self._call = None
 
-    def _wrapped_bytes(self, known: Container[int] = ()) -> int:
-        """Return the bytes of DDP and FSDP2 except in `known` storages [B]."""
+    def _wrapped_bytes(self, excluded: Container[int] = ()) -> int:
+        """Return the bytes of DDP and FSDP2 except in `excluded` storages [B]."""
         size = sum(map(bucket_bytes, self._replicas))
-        return size + gathered_bytes(self._sharded, known) if self._sharded else size
+        return size + gathered_bytes(self._sharded, excluded) if self._sharded else size
 
     def _share(self, key: str, make: Callable[[], Any]) -> Any:
-        """Return the first process's result of `make` if DDP or FSDP2 is used, else the own."""
+        """Return the first process's result of `make` if DDP or FSDP2 is used, else our own."""
         if self._replicas or self._sharded:
             return self._ranks.share(key, make)
         return make()
 
     def _gather(self, key: str, value: Any) -> list[Any]:
-        """Return the values of all processes if DDP or FSDP2 is used, else the own value."""
+        """Return the values of all processes if DDP or FSDP2 is used, else only `value`."""
         if self._replicas or self._sharded:
             return self._ranks.gather(key, value)
         return [value]
 
     def _outside(self) -> Outside:
-        """Return the stated memory outside of compiled functions; zeros if it is measured."""
-        stated = self._settings.outside
-        if stated is None or stated == AUTO:
+        """Return the stated memory outside of compiled functions; zeros if it will be measured."""
+        option = self._settings.outside
+        if option is None or option == AUTO:
             return Outside()
-        return Outside(peak_bytes=parse_size(stated, field="outside"))
+        return Outside(peak_bytes=parse_size(option, field="outside"))
 
     @property
     def key(self) -> str:
         """Digest of the options and the host, on which all plans depend."""
         settings = self._settings
-        stated = [str(settings.ram), str(settings.device), settings.time_limit, settings.gap]
-        stated += self._first_bytes.values()  # later shapes have the budget of these
-        return digest(host_key(), *stated)
+        values = [str(settings.ram), str(settings.device), settings.time_limit, settings.gap]
+        values += self._first_bytes.values()  # later shapes have the budget of these
+        return digest(host_key(), *values)
 
     @property
     def plans(self) -> list[PlanRecord]:
@@ -280,8 +281,8 @@ class GraphPlanner:
             name = f"graph {len(self._planned)}{call.title}"
             planned = call.planned
             if planned is None:
-                profiles, agreed = self._agree_profiles(joint, call)
-                planned = self._plan(joint, profiles, name, agreed, reserved_bytes)
+                profiles, agreed_call = self._agree_profiles(joint, call)
+                planned = self._plan(joint, profiles, name, agreed_call, reserved_bytes)
         self._planned.append(planned)
         _LOG.info("%s", planned.record)
         record = planned.record
@@ -300,8 +301,8 @@ class GraphPlanner:
                 remedy = _STATE_IT
             _LOG.warning("%s: %s; %s", name, LOSS_OUTSIDE, remedy)
         rewriter = JointRewriter(joint, -1 if self._file is None else self._file.number)
-        new = rewriter.rewrite(planned.plan.program, planned.turn)
-        return new, list(rewriter.saved)
+        new_graph = rewriter.rewrite(planned.plan.program, planned.turn)
+        return new_graph, list(rewriter.saved)
 
     def _agree_profiles(
         self, joint: JointGraph, call: FirstCall
@@ -317,10 +318,11 @@ class GraphPlanner:
         key = joint.training_graph().sha256  # as PyTorch predicts it
         profiles = self._profiles.get(joint)
         rates = None if self._settings.device else machine_rates(self._settings.cache)
-        found = call.gather(key, (profiles, rates, call.wrapped_bytes))
-        all_profiles, all_rates, wrapped_bytes = zip(*found, strict=True)
+        measurements = call.gather(key, (profiles, rates, call.wrapped_bytes))
+        all_profiles, all_rates, wrapped_bytes = zip(*measurements, strict=True)
         profiles = [
-            own.with_maxima(others) for own, *others in zip(profiles, *all_profiles, strict=True)
+            own_profile.with_maxima(other_profiles)
+            for own_profile, *other_profiles in zip(profiles, *all_profiles, strict=True)
         ]
         if rates is not None:
             rates = tuple(map(min, zip(*all_rates, strict=True)))
@@ -343,19 +345,21 @@ class GraphPlanner:
             "is_predicted": self._is_predicted,
         }
         if not joint.is_inference and not self._is_predicted and not reserved_bytes:
-            alone = options | {"call": replace(call, outside=Outside())}
-            self._frontier = Frontier(GraphProblem.of(joint, profiles, self._settings, **alone))
+            graph_options = options | {"call": replace(call, outside=Outside())}
+            self._frontier = Frontier(
+                GraphProblem.of(joint, profiles, self._settings, **graph_options)
+            )
         if self._frontier is None or not call.is_several:
             return plan(joint, profiles, self._settings, **options)
         stated_bytes = self._settings.stated_bytes
         if stated_bytes is not None:
             self._frontier.check_budget(stated_bytes)
-        tight = self._frontier.tight
-        budget_bytes = stated_bytes or tight.record.predicted_peak_bytes
+        tight_plan = self._frontier.tight
+        budget_bytes = stated_bytes or tight_plan.record.predicted_peak_bytes
         record = replace(
-            tight.record,
+            tight_plan.record,
             ram_budget_bytes=budget_bytes,
             outside_bytes=call.outside.peak_bytes or None,
-            is_loss_missing=tight.record.is_loss_missing and not any(call.outside),
+            is_loss_missing=tight_plan.record.is_loss_missing and not any(call.outside),
         )
-        return replace(tight, record=record)
+        return replace(tight_plan, record=record)

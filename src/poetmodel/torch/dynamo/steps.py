@@ -45,7 +45,7 @@ class Event(NamedTuple):
     waiting: tuple[int, ...]
     """Numbers of other calls whose saved tensors are in RAM."""
     fixed_bytes: int
-    """RAM beside it that no choice of plans changes [B]."""
+    """Other RAM during the pass that no choice of plans changes [B]."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,19 @@ class StepPlan:
     """Peak of the step with everything kept [B]."""
 
     def __str__(self) -> str:
-        kinds = len({id(planned) for planned in self.plans})
-        counts = f"{len(self.plans)} calls by {kinds} plan{'s' if kinds > 1 else ''}"
+        n_plans = len({id(planned) for planned in self.plans})
+        counts_text = f"{len(self.plans)} calls by {n_plans} plan{'s' if n_plans > 1 else ''}"
         return (
-            f"a step of {counts}: peak {format_bytes(self.peak_bytes)} of "
+            f"a step of {counts_text}: peak {format_bytes(self.peak_bytes)} of "
             f"{format_bytes(self.budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)})"
         )
 
 
 def sequence_key(events: Sequence[Event]) -> Hashable:
-    """Return a key of a sequence of passes, without sizes."""
-    return tuple((id(e.frontier), e.number, e.is_backward, e.waiting) for e in events)
+    """Return a key of the passes of a step: equal for equal graphs and calls, wh."""
+    return tuple(
+        (id(event.frontier), event.number, event.is_backward, event.waiting) for event in events
+    )
 
 
 def with_max_fixed_bytes(
@@ -78,13 +80,16 @@ def with_max_fixed_bytes(
 ) -> list[Event]:
     """Return the passes with the largest fixed bytes of all processes, so that plans fit in all."""
     sizes = zip(*gather(key, [event.fixed_bytes for event in events]), strict=True)
-    return [event._replace(fixed_bytes=max(own)) for event, own in zip(events, sizes, strict=True)]
+    return [
+        event._replace(fixed_bytes=max(event_sizes))
+        for event, event_sizes in zip(events, sizes, strict=True)
+    ]
 
 
 def frontiers_of(events: Sequence[Event]) -> list[Frontier]:
     """Return the frontier of each call's graph, by the number of the call."""
-    found = {event.number: event.frontier for event in events if event.frontier is not None}
-    return [found[number] for number in sorted(found)]
+    frontier_of = {event.number: event.frontier for event in events if event.frontier is not None}
+    return [frontier_of[number] for number in sorted(frontier_of)]
 
 
 def peak_bytes(events: Sequence[Event], plans: Sequence[GraphPlan]) -> int:
@@ -120,36 +125,36 @@ def choose(
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import lil_array
 
-    firsts = np.cumsum([0, *map(len, candidates)])
-    count, calls = int(firsts[-1]), len(candidates)
-    times = np.array([planned.time_s for own in candidates for planned in own])
+    begins = np.cumsum([0, *map(len, candidates)])
+    count, calls = int(begins[-1]), len(candidates)
+    times = np.array([planned.time_s for call_plans in candidates for planned in call_plans])
     scale = max(1, budget_bytes)
     rows = lil_array((len(events) + calls, count))
     upper, lower = np.ones(len(events) + calls), np.full(len(events) + calls, -np.inf)
     for row, event in enumerate(events):
         for number in event.waiting:
-            for k, planned in enumerate(candidates[number], firsts[number]):
+            for k, planned in enumerate(candidates[number], begins[number]):
                 rows[row, k] += planned.peaks.saved_bytes / scale
         if event.number >= 0:
-            for k, planned in enumerate(candidates[event.number], firsts[event.number]):
+            for k, planned in enumerate(candidates[event.number], begins[event.number]):
                 rows[row, k] += _pass_bytes(planned.peaks, event) / scale
         upper[row] = (budget_bytes - event.fixed_bytes) / scale
     for number in range(calls):
         row = len(events) + number
-        rows[row, firsts[number] : firsts[number + 1]] = 1
+        rows[row, begins[number] : begins[number + 1]] = 1
         lower[row] = 1
-    found = milp(
+    solution = milp(
         times / max(times.max(), 1e-12),
         integrality=np.ones(count),
         bounds=Bounds(0, 1),
         constraints=LinearConstraint(rows.tocsr(), lower, upper),
         options={"time_limit": _CHOICE_S, "mip_rel_gap": 1e-3},
     )
-    if found.x is None:
+    if solution.x is None:
         return None
     chosen = [
-        own[int(np.argmax(found.x[first : first + len(own)]))]
-        for own, first in zip(candidates, firsts, strict=False)
+        call_plans[int(np.argmax(solution.x[begin : begin + len(call_plans)]))]
+        for call_plans, begin in zip(candidates, begins, strict=False)
     ]
     return chosen if peak_bytes(events, chosen) <= budget_bytes else None
 
@@ -194,9 +199,9 @@ class StepPlanner:
         """
         key = sequence_key(events)
         if key not in self._choices and len(self._choices) < _MAX_CHOICES:
-            gather_key = str([(e.number, e.is_backward, e.waiting) for e in events])
-            common = with_max_fixed_bytes(events, gather_key, gather)
-            self._choices[key] = self._choose(common, share)
+            gather_key = str([(event.number, event.is_backward, event.waiting) for event in events])
+            common_events = with_max_fixed_bytes(events, gather_key, gather)
+            self._choices[key] = self._choose(common_events, share)
         self.current = self._choices.get(key)
         return self.current
 
@@ -211,7 +216,7 @@ class StepPlanner:
     def _choose(
         self, events: Sequence[Event], share: Callable[[str, Callable[[], Any]], Any]
     ) -> StepPlan | None:
-        """Choose the plans of a step; set the budget if it is a fraction of the first step."""
+        """Choose the plans of a step; set `budget_bytes` if it is a fraction of the first step."""
         frontiers = frontiers_of(events)
         keep_all_bytes = peak_bytes(events, [frontier.keep_all for frontier in frontiers])
         if self.budget_bytes is None:
@@ -221,24 +226,24 @@ class StepPlanner:
         for frontier in frontiers:
             if id(frontier) not in candidates:
                 candidates[id(frontier)] = frontier.plans(self.budget_bytes, until_s)
-        own = [candidates[id(frontier)] for frontier in frontiers]
+        plans_of_call = [candidates[id(frontier)] for frontier in frontiers]
 
         budget_bytes = self.budget_bytes
 
-        def choose_numbers() -> list[int] | None:
+        def choose_indices() -> list[int] | None:
             """Return the index of the chosen plan of each call; None without a choice."""
-            plans = choose(events, own, budget_bytes)
+            plans = choose(events, plans_of_call, budget_bytes)
             if plans is None:
                 return None
             return [
-                next(k for k, candidate in enumerate(known) if candidate is planned)
-                for planned, known in zip(plans, own, strict=True)
+                next(k for k, candidate in enumerate(call_plans) if candidate is planned)
+                for planned, call_plans in zip(plans, plans_of_call, strict=True)
             ]
 
-        numbers = share(f"plans of {len(own)} calls", choose_numbers)
-        if numbers is None:
+        plan_indices = share(f"plans of {len(plans_of_call)} calls", choose_indices)
+        if plan_indices is None:
             return None
-        plans = [known[k] for k, known in zip(numbers, own, strict=True)]
+        plans = [call_plans[k] for k, call_plans in zip(plan_indices, plans_of_call, strict=True)]
         choice = StepPlan(
             plans=tuple(plans),
             peak_bytes=peak_bytes(events, plans),

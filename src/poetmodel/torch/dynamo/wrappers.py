@@ -51,8 +51,8 @@ def has_ddp_buckets() -> bool:
 
 def active_ddp() -> DistributedDataParallel | None:
     """Return the DDP module whose forward pass runs now; None without one."""
-    found: DistributedDataParallel | None = DistributedDataParallel._get_active_ddp_module()
-    return found
+    module: DistributedDataParallel | None = DistributedDataParallel._get_active_ddp_module()
+    return module
 
 
 def bucket_bytes(module: DistributedDataParallel) -> int:
@@ -66,23 +66,31 @@ def sharded_parents(value: object) -> list[torch.nn.Module]:
         return []
     kind = sys.modules[FSDP].FSDPModule
     states = import_module("torch.distributed._composable_state")._module_state_mapping
-    found = (module for module in list(states) if isinstance(module, kind))
-    return [module for module in found if any(value is inner for inner in module.modules())]
+    sharded_modules = (module for module in list(states) if isinstance(module, kind))
+    return [
+        module
+        for module in sharded_modules
+        if any(value is submodule for submodule in module.modules())
+    ]
 
 
-def gathered_bytes(modules: Iterable[torch.nn.Module], known: Container[int]) -> int:
+def gathered_bytes(modules: Iterable[torch.nn.Module], excluded: Container[int]) -> int:
     """Return the current bytes of FSDP2 besides sharded parameters, in models of some modules [B].
 
     Counts gathered parameters, buffers of collectives and gradients, except storages whose key is
-    `known`.
+    in `excluded`.
     """
-    own = [module._get_fsdp_state() for module in modules]
-    states = {id(state): state for first in own for state in (first, *first._state_ctx.all_states)}
+    module_states = [module._get_fsdp_state() for module in modules]
+    states = {
+        id(state): state
+        for module_state in module_states
+        for state in (module_state, *module_state._state_ctx.all_states)
+    }
     storages: dict[int, int] = {}
     for value in (value for state in states.values() for value in _fsdp_tensors(state)):
         if isinstance(value, torch.Tensor):
             storage = getattr(value, "_local_tensor", value).untyped_storage()
-            if storage._cdata not in known:
+            if storage._cdata not in excluded:
                 storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
 
@@ -90,10 +98,10 @@ def gathered_bytes(modules: Iterable[torch.nn.Module], known: Container[int]) ->
 def _fsdp_tensors(state: Any) -> Iterator[Any]:
     """Yield FSDP2's tensors of a module besides sharded parameters; some values may be None."""
     communication = state._comm_ctx
-    if (gathered := getattr(communication, "all_gather_state", None)) is not None:
-        yield gathered.all_gather_result.all_gather_output
-    for reduced in getattr(communication, "reduce_scatter_states", ()):
-        yield reduced.reduce_scatter_input
+    if (gather_state := getattr(communication, "all_gather_state", None)) is not None:
+        yield gather_state.all_gather_result.all_gather_output
+    for reduce_state in getattr(communication, "reduce_scatter_states", ()):
+        yield reduce_state.reduce_scatter_input
     for group in state._fsdp_param_groups:
         yield getattr(group._all_gather_result, "all_gather_output", None)
         for parameter in group.fsdp_params:
@@ -107,17 +115,17 @@ def has_compiled_siblings(module: torch.nn.Module) -> bool:
     """Return whether other modules of the model that contains a module are compiled."""
     modules = [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module)]
     parents = {id(child): parent for parent in modules for child in parent._modules.values()}
-    root, own = module, {id(module)}
+    root, parent_ids = module, {id(module)}
     for _ in range(_DEPTH):
         root = parents.get(id(root), root)
         if isinstance(root, OptimizedModule):
-            own.add(id(root))
+            parent_ids.add(id(root))
     if root is module:
         return False
     return any(
-        id(inner) not in own
-        and (isinstance(inner, OptimizedModule) or inner._compiled_call_impl is not None)
-        for inner in root.modules()
+        id(submodule) not in parent_ids
+        and (isinstance(submodule, OptimizedModule) or submodule._compiled_call_impl is not None)
+        for submodule in root.modules()
     )
 
 
@@ -137,11 +145,11 @@ def add_wrapper_advice(recorder_of: Callable[[Any], Callable[[str], object] | No
     Parameters
     ----------
     recorder_of : callable
-        Returns the function that records the advice for a back end; None if it is not ours.
+        Returns the function that records the advice for a back end; None if the class is not ours.
     """
 
     def explain(_: object) -> None:
-        """Prepend advice to the current error if it comes from a wrapper."""
+        """Prepend advice to the current error if a wrapper has caused it."""
         error = sys.exc_info()[1]
         if not isinstance(error, Unsupported):
             return
@@ -157,8 +165,8 @@ def add_wrapper_advice(recorder_of: Callable[[Any], Callable[[str], object] | No
                 return
 
     explain.__qualname__ = add_wrapper_advice.__qualname__
-    known = callback_handler.end_callbacks
-    if not any(getattr(call, "__qualname__", "") == explain.__qualname__ for call in known):
+    callbacks = callback_handler.end_callbacks
+    if not any(getattr(call, "__qualname__", "") == explain.__qualname__ for call in callbacks):
         callback_handler.register_end_callback(explain)
 
 
@@ -167,9 +175,9 @@ def _backend_of(error: BaseException) -> Any:
     for frame, _ in walk_tb(error.__traceback__):
         backend = frame.f_locals.get("compiler_fn")
         while backend is not None:
-            inner = [getattr(backend, name, None) for name in _BACKEND]
-            found = next((value for value in inner if value is not None), None)
-            if found is None:
+            candidates = [getattr(backend, name, None) for name in _BACKEND]
+            inner_backend = next((value for value in candidates if value is not None), None)
+            if inner_backend is None:
                 return backend
-            backend = found
+            backend = inner_backend
     return None

@@ -57,8 +57,9 @@ def dropout(
 def _backward_kernel(p: float | None) -> Callable[..., torch.Tensor]:
     """Return a kernel for the backward of dropout, which multiplies as `dropped` does.
 
-    PyTorch's kernel mixes types and makes three tensors. Converting first and multiplying in place
-    makes one tensor, and takes a third of the time. None for `p` takes it from the scale.
+    PyTorch's kernel mixes types and allocates three tensors. This kernel converts first and
+    multiplies in place: it allocates one tensor, in a third of the time. If `p` is None, it is
+    computed from the scale.
     """
 
     def backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
@@ -90,7 +91,8 @@ def dropout_backward_in_place(node: fx.Node) -> Callable[..., torch.Tensor]:
 def _dropout_probability(node: fx.Node) -> float | None:
     """Return the probability with which the mask of a dropout backward was drawn.
 
-    None if the mask is no output of a dropout node. The scale gives it only up to a rounding.
+    None if the mask is no output of a dropout node. By the scale the probability is known only up
+    to a rounding.
     """
     dropout = torch.ops.aten.native_dropout.default
     for mask in node.all_input_nodes:
@@ -119,12 +121,12 @@ def split_dropout(graph: fx.Graph) -> None:
         x, p, train = node.args
         if train is False or fake_value(x).numel() == 0:
             continue
-        output, kept = fake_value(node)
+        output_value, mask_value = fake_value(node)
         with graph.inserting_before(node):
             mask = graph.call_function(dropout_mask, (x, p))
             result = graph.call_function(dropped, (x, mask, p))
-        for new, value in ((mask, kept), (result, output)):
-            new.meta = dict(node.meta) | {"val": value}
+        for new_node, node_value in ((mask, mask_value), (result, output_value)):
+            new_node.meta = dict(node.meta) | {"val": node_value}
         for user in list(node.users):
             user.replace_all_uses_with(result if user.args[1] == 0 else mask)
             graph.erase_node(user)

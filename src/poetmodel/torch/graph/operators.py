@@ -38,7 +38,7 @@ def module_path(node: fx.Node) -> str:
 
 
 def is_effect(node: fx.Node) -> bool:
-    """Return whether a node is needed for an effect: it writes an argument or checks values."""
+    """Return whether a node is needed for an effect: writing an argument, or checking values."""
     return node.target is torch.ops.aten.copy_.default or (
         node.op == "call_function" and fake_value(node) is None and node.is_impure()
     )
@@ -114,7 +114,8 @@ KERNEL: Final = "poetmodel.kernel"
 because PyTorch copies ``meta`` to nodes of other operators, whose kernels must not change."""
 
 EAGER_KERNELS: Final[dict[object, Callable[[fx.Node], Kernel]]] = {}
-"""For operators that replace eager's in a capture: makes the kernel with the bits of eager."""
+"""For operators that replace eager's in a capture: functions that return the kernel with the bits
+of eager."""
 
 
 def set_kernel(node: fx.Node, kernel: Kernel) -> None:

@@ -89,17 +89,17 @@ class OpProfile:
         """Return the profile of a call that returned `value`, without workspace and time."""
         inputs = tensors_in((arguments, keywords))
         input_keys = {storage_key(tensor) for tensor in inputs}
-        single = not isinstance(value, tuple | list)
-        sizes: dict[int, int] = {}
+        is_single = not isinstance(value, tuple | list)
+        size_of_storage: dict[int, int] = {}
         outputs: list[tuple[int, TensorLayout]] = []
-        for position, output in enumerate((value,) if single else value):
+        for position, output in enumerate((value,) if is_single else value):
             if not isinstance(output, torch.Tensor) or storage_key(output) in input_keys:
                 continue
             key = storage_key(output)
-            sizes[key] = output.untyped_storage().nbytes()
-            layout = TensorLayout.from_tensor(output, None if single else position)
-            outputs.append((list(sizes).index(key), layout))
-        if not sizes:
+            size_of_storage[key] = output.untyped_storage().nbytes()
+            layout = TensorLayout.from_tensor(output, None if is_single else position)
+            outputs.append((list(size_of_storage).index(key), layout))
+        if not size_of_storage:
             return cls()
         read_bytes = sum(
             # A view is read at most up to the size of its storage.
@@ -107,10 +107,10 @@ class OpProfile:
             for tensor in inputs
         )
         return cls(
-            sizes_bytes=tuple(sizes.values()),
+            sizes_bytes=tuple(size_of_storage.values()),
             outputs=tuple(outputs),
             flops=flops_of(target, arguments, keywords, value),
-            moved_bytes=read_bytes + sum(sizes.values()),
+            moved_bytes=read_bytes + sum(size_of_storage.values()),
         )
 
     def with_layouts(self, value: Any) -> Any:
@@ -127,7 +127,7 @@ class OpProfile:
         return tuple(outputs.get(position, output) for position, output in enumerate(value))
 
     def with_maxima(self, others: Iterable[OpProfile]) -> OpProfile:
-        """Return this profile with the largest workspace and time among itself and `others`."""
+        """Return this profile with the largest workspace and time of this profile and `others`."""
         profiles = (self, *others)
         return replace(
             self,
@@ -138,16 +138,23 @@ class OpProfile:
     def to_list(self) -> list[Any]:
         """Return the profile as a list of numbers, strings and sequences; see `from_list`."""
         outputs = [
-            [number, o.position, str(o.dtype).removeprefix("torch."), o.shape, o.stride, o.offset]
-            for number, o in self.outputs
+            [
+                number,
+                layout.position,
+                str(layout.dtype).removeprefix("torch."),
+                layout.shape,
+                layout.stride,
+                layout.offset,
+            ]
+            for number, layout in self.outputs
         ]
-        counts = [self.flops, self.moved_bytes, self.workspace_bytes, self.time_s]
-        return [self.sizes_bytes, outputs, *counts, self.gradient_fits]
+        quantities = [self.flops, self.moved_bytes, self.workspace_bytes, self.time_s]
+        return [self.sizes_bytes, outputs, *quantities, self.gradient_fits]
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> OpProfile:
-        """Return the profile of a list from `to_list`."""
-        sizes, outputs, flops, moved_bytes, workspace_bytes, time_s, fits = values
+        """Return the profile that `to_list` converted to a list."""
+        sizes, outputs, flops, moved_bytes, workspace_bytes, time_s, gradient_fits = values
         layouts = (
             (
                 number,
@@ -168,7 +175,7 @@ class OpProfile:
             moved_bytes=moved_bytes,
             workspace_bytes=workspace_bytes,
             time_s=time_s,
-            gradient_fits=None if fits is None else (fits[0], fits[1]),
+            gradient_fits=None if gradient_fits is None else (gradient_fits[0], gradient_fits[1]),
         )
 
 
@@ -275,36 +282,36 @@ def profile_on_synthetic(
         If an operation fails on synthetic tensors.
     """
     profiles: dict[fx.Node, OpProfile] = {}
-    deviating: dict[fx.Node, Any] = {}
-    """Tensors with other strides than PyTorch predicts, and views of them."""
-    synthetic = _SyntheticProfiler(profiler)
+    measured_values: dict[fx.Node, Any] = {}
+    """Meta tensors of outputs with other strides than predicted, and of views of these outputs."""
+    synthetic_profiler = _SyntheticProfiler(profiler)
 
     def value_of(source: fx.Node) -> Any:
-        return deviating[source] if source in deviating else fake_value(source)
+        return measured_values[source] if source in measured_values else fake_value(source)
 
     with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         for node in (node for node in graph.nodes if node.op == "call_function"):
-            if node not in expected and deviating.keys().isdisjoint(node.all_input_nodes):
+            if node not in expected and measured_values.keys().isdisjoint(node.all_input_nodes):
                 continue
             arguments, keywords = fx.node.map_arg((node.args, node.kwargs), value_of)
             if node not in expected:
                 metas = _pytree.tree_map_only(FakeTensor, _without_memory, (arguments, keywords))
-                deviating[node] = kernel_of(node)(*metas[0], **metas[1])
+                measured_values[node] = kernel_of(node)(*metas[0], **metas[1])
             elif (
                 is_effect(node)
-                or is_collective(node.target)  # all processes would have to call it
+                or is_collective(node.target)  # a collective returns only if all processes call it
                 or (is_generated is not None and is_generated(node))
             ):
                 profiles[node] = expected[node]
             else:
-                profile = profiles[node] = synthetic.profile(node, arguments, keywords)
-                known = expected[node]
+                profile = profiles[node] = synthetic_profiler.profile(node, arguments, keywords)
+                expected_profile = expected[node]
                 is_equal = (profile.sizes_bytes, profile.outputs) == (
-                    known.sizes_bytes,
-                    known.outputs,
+                    expected_profile.sizes_bytes,
+                    expected_profile.outputs,
                 )
                 if is_generated is None and not is_equal:
-                    deviating[node] = profile.with_layouts(fake_value(node))
+                    measured_values[node] = profile.with_layouts(fake_value(node))
     return profiles
 
 
@@ -330,29 +337,29 @@ class _SyntheticProfiler:
 
         def run(integer: int) -> OpProfile:
             def fill(value: torch.Tensor) -> torch.Tensor:
-                return self._synthetic(value, integer)
+                return self._synthetic_tensor(value, integer)
 
-            synthetic = _pytree.tree_map_only(torch.Tensor, fill, (arguments, keywords))
-            _, profile = self._profiler(node, *synthetic)
+            synthetic_arguments = _pytree.tree_map_only(torch.Tensor, fill, (arguments, keywords))
+            _, profile = self._profiler(node, *synthetic_arguments)
             return profile
 
         return run_on_synthetic(run)
 
-    def _synthetic(self, value: torch.Tensor, integer: int) -> torch.Tensor:
+    def _synthetic_tensor(self, value: torch.Tensor, integer: int) -> torch.Tensor:
         """Return a synthetic tensor with the strides and storage size of `value`."""
-        whole_bytes = value.untyped_storage().nbytes()
+        storage_bytes = value.untyped_storage().nbytes()
         key = (value.dtype, integer)
         memory = None if self._profiler.timed else self._memory.get(key)
-        if memory is None or memory.nbytes < whole_bytes:
-            number = 1 if value.is_floating_point() else integer
-            count = -(-whole_bytes // value.itemsize)
-            memory = self._memory[key] = torch.full((count,), number, dtype=value.dtype)
-        storage = memory.untyped_storage()[:whole_bytes]
+        if memory is None or memory.nbytes < storage_bytes:
+            fill_value = 1 if value.is_floating_point() else integer
+            count = -(-storage_bytes // value.itemsize)
+            memory = self._memory[key] = torch.full((count,), fill_value, dtype=value.dtype)
+        storage = memory.untyped_storage()[:storage_bytes]
         return torch.empty(0, dtype=value.dtype).set_(storage, 0, value.shape, value.stride())
 
 
 def run_on_synthetic(run: Callable[[int], Value]) -> Value:
-    """Call `run` with the value of synthetic integers: 0, or 1 if that raises (e.g. a divisor).
+    """Call `run` with a value for synthetic integers: 0, or 1 if `run` raises for 0.
 
     Raises
     ------

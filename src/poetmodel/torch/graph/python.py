@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PythonFunction(NamedTuple):
-    """Source and function of a graph."""
+    """Source of a function that executes a graph, and the function."""
 
     source: str
     call: Callable[..., Any]
@@ -27,7 +27,7 @@ def python_function(
     graph: fx.Graph,
     *,
     name: str = "graph",
-    named: int | None = None,
+    n_separate: int | None = None,
     module: torch.nn.Module | None = None,
 ) -> PythonFunction:
     """Compile a graph to a Python function ``step(arguments, ...)``, where `arguments` is a list.
@@ -35,33 +35,44 @@ def python_function(
     Parameters
     ----------
     graph : torch.fx.Graph
-        Its nodes are called by `kernel_of`.
+        The graph; `kernel_of` selects the callable of each node.
     name : str
         Name of the code in tracebacks.
-    named : int, optional
-        Number of last placeholders that are separate parameters instead of items of the list. If
-        given, the list is left as it is. Otherwise it is cleared, and its values are deleted after
-        their last use like all other values.
+    n_separate : int, optional
+        Number of placeholders at the end that become separate parameters instead of items of the
+        list. If given, the function does not clear the list. Otherwise it clears the list, and
+        deletes the list's values after their last use, like all other values.
     module : torch.nn.Module, optional
-        Holds the attributes that ``get_attr`` nodes read.
+        Has the attributes that ``get_attr`` nodes read.
+
+    Returns
+    -------
+    PythonFunction
+        The source of the function, and the compiled function.
     """
     writer = _PythonWriter(module)
-    last = {source: node for node in graph.nodes for source in node.all_input_nodes}
+    last_reader = {source: node for node in graph.nodes for source in node.all_input_nodes}
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    count = len(placeholders) - (named or 0)
-    listed = [node.name for node in placeholders[:count]]
-    lines = [f"({', '.join(listed)},) = arguments"] if listed else []
-    if named is None:
-        unread = [node.name for node in placeholders if node not in last]
-        lines += ["arguments.clear()", *_del_statements(unread)]
-    kept = set() if named is None else set(placeholders)
+    count = len(placeholders) - (n_separate or 0)
+    list_names = [node.name for node in placeholders[:count]]
+    lines = [f"({', '.join(list_names)},) = arguments"] if list_names else []
+    if n_separate is None:
+        unread_names = [node.name for node in placeholders if node not in last_reader]
+        lines += ["arguments.clear()", *_del_statements(unread_names)]
+    undeleted = set() if n_separate is None else set(placeholders)
     for node in graph.nodes:
         if node.op == "output":
             lines.append(f"return {writer.expression(node.args[0])}")
         elif node.op != "placeholder":
             lines.append(f"{node.name} = {writer.operation(node)}")
-            dead = [s.name for s in node.all_input_nodes if last[s] is node and s not in kept]
-            lines += _del_statements(dead if node in last else [*dead, node.name])
+            dead_names = [
+                s.name
+                for s in node.all_input_nodes
+                if last_reader[s] is node and s not in undeleted
+            ]
+            lines += _del_statements(
+                dead_names if node in last_reader else [*dead_names, node.name]
+            )
     head = ", ".join(["arguments", *(node.name for node in placeholders[count:])])
     source = f"def step({head}):\n    " + "\n    ".join(lines)
     code = compile(source, f"<poetmodel {name}>", "exec")

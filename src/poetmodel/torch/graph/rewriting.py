@@ -26,7 +26,7 @@ class Rewriter:
     """Writes operations to a new graph, where readers use the newest copy of a storage.
 
     Views are recreated from the newest copy. The wait for a collective is written before the first
-    reader of its result, or at once if the collective may still read its input.
+    reader of its result, or right after the collective if that may still read its input.
 
     Parameters
     ----------
@@ -35,6 +35,7 @@ class Rewriter:
     """
 
     def __init__(self, keys_by_node: Mapping[fx.Node, OutputKey]) -> None:
+        """Begin an empty graph."""
         self.graph = fx.Graph()
         self._key_of = keys_by_node
         self._owners: dict[OutputKey, fx.Node] = {}
@@ -45,6 +46,7 @@ class Rewriter:
                 self._output_keys[key[0]].append(key)
         self._arguments: dict[fx.Node, fx.Node] = {}
         self._current: dict[OutputKey | fx.Node, fx.Node] = {}
+        """Newest copy of each output; of outputs without storage by their old node."""
         self._views: dict[tuple[fx.Node, ...], fx.Node] = {}
         self._unfinished: set[OutputKey] = set()
         """Results of collectives without a written wait."""
@@ -67,51 +69,53 @@ class Rewriter:
         inputs = [self.map_node(source) for source in node.all_input_nodes]
         view = (node, *inputs)
         if view not in self._views:
-            now = dict(zip(node.all_input_nodes, inputs, strict=True))
-            self._views[view] = self.graph.node_copy(node, now.__getitem__)
+            new_inputs = dict(zip(node.all_input_nodes, inputs, strict=True))
+            self._views[view] = self.graph.node_copy(node, new_inputs.__getitem__)
         return self._views[view]
 
-    def write_node(self, node: fx.Node, numbers: Iterable[int]) -> fx.Node:
-        """Write an operation, and make its outputs the newest copies of storages `numbers`."""
-        new = self.register_new(self.graph.node_copy(node, self.map_node))
+    def write_node(self, node: fx.Node, storage_indices: Iterable[int]) -> fx.Node:
+        """Write an operation; its outputs become the newest copies of the storages."""
+        new_node = self.register_new(self.graph.node_copy(node, self.map_node))
         kernel: Any = kernel_of(node)
-        if kernel is not node.target:  # it may depend on the node's inputs, which change
-            set_kernel(new, kernel)
-        for number in numbers:
-            for key in self.output_keys(number):
+        if (
+            kernel is not node.target
+        ):  # recreated from the new node, the kernel could differ: its inputs differ
+            set_kernel(new_node, kernel)
+        for storage_index in storage_indices:
+            for key in self.output_keys(storage_index):
                 owner = self._owners[key]
                 self._current[key] = (
-                    new
+                    new_node
                     if owner is node
-                    else self.register_new(self.graph.node_copy(owner, lambda _: new))
+                    else self.register_new(self.graph.node_copy(owner, lambda _: new_node))
                 )
                 if is_collective(node.target):
                     self._unfinished.add(key)
                     if not copies_input(node.target):
                         self.write_wait(key)
-        return new
+        return new_node
 
     def write_wait(self, key: OutputKey) -> None:
         """Write the wait for a collective's result, which becomes the newest copy."""
         self._unfinished.remove(key)
-        begun = self._current[key]
+        collective = self._current[key]
         target = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 - its only name
-        waited = self.graph.call_function(target, (self.register_read(begun),))
-        waited.meta["val"] = begun.meta["val"]
-        self._current[key] = self.register_new(waited)
+        wait = self.graph.call_function(target, (self.register_read(collective),))
+        wait.meta["val"] = collective.meta["val"]
+        self._current[key] = self.register_new(wait)
 
-    def output_keys(self, number: int) -> list[OutputKey]:
+    def output_keys(self, storage_index: int) -> list[OutputKey]:
         """Return (storage index, layout index) of each layout of a storage."""
-        return self._output_keys[number]
+        return self._output_keys[storage_index]
 
     def map_argument(self, node: fx.Node) -> fx.Node:
         """Return the new graph's node for a placeholder of the old graph."""
         return self._arguments[node]
 
-    def register_new(self, new: fx.Node) -> fx.Node:
-        """Return a node that was just written; a hook for subclasses to register it."""
-        return new
+    def register_new(self, new_node: fx.Node) -> fx.Node:
+        """Return a node that was just written; subclasses override this to register the node."""
+        return new_node
 
-    def register_read(self, new: fx.Node) -> fx.Node:
-        """Return a node that is about to be read; a hook for subclasses to register the use."""
-        return new
+    def register_read(self, new_node: fx.Node) -> fx.Node:
+        """Return a node that is about to be read; subclasses override this to register the use."""
+        return new_node

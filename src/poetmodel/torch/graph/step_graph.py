@@ -40,12 +40,12 @@ class TensorStorage:
     """Index of the tensor in the training graph."""
     name: str
     operation: int
-    """Index of the operation that makes it."""
+    """Index of the operation that allocates the storage."""
     bytes: int
     layouts: tuple[TensorLayout, ...]
     """Layouts of the operation's outputs in this storage, nearly always one."""
     replaces: int | None = None
-    """Index of the state storage whose next value this is, and whose memory it overwrites."""
+    """Index of the state storage of which this tensor is the next value, in the same memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Operation:
     node: fx.Node
     reads: Reads
     storages: tuple[int, ...]
-    """Indices of the storages that it makes."""
+    """Indices of the storages that the operation allocates."""
     profile: OpProfile
     in_place: tuple[tuple[int, int], ...] = ()
     """(output, input) storage indices if the output may overwrite the input."""
@@ -87,7 +87,7 @@ class Operation:
 
     @property
     def is_source(self) -> bool:
-        """Whether it stands for a value that exists before the step: state or an input."""
+        """Whether the operation stands for a value that exists before the step: state or input."""
         return self.phase in (Phase.STATE, Phase.INPUT)
 
 
@@ -121,15 +121,16 @@ class StepGraph(ABC):
         effects: Collection[fx.Node] = (),
         is_inlined: Callable[[fx.Node, int, list[int]], bool] | None = None,
     ) -> None:
+        """Add an operation for each source, and for each node with new storages or effects."""
         self.graph = graph
         self.name = name
         self._order = {node: k for k, node in enumerate(graph.nodes)}
         self._names: Counter[str] = Counter()
         self._makers: set[fx.Node] = set()
         self.operations: list[Operation] = []
-        """In execution order."""
+        """The scheduled operations, in execution order."""
         self.storages: list[TensorStorage] = []
-        """In the order of the operations that make them."""
+        """The storages, in the order of the operations that allocate them."""
         self.output_keys: dict[fx.Node, tuple[int, int]] = {}
         """(storage index, layout index) of each node that is an output of an operation, no view."""
         self._add_sources()
@@ -156,14 +157,14 @@ class StepGraph(ABC):
 
     def _add_operation(self, node: fx.Node, reads: Reads, profile: OpProfile) -> None:
         """Append a node's operation and storages, and register its outputs in `output_keys`."""
-        first = len(self.storages)
+        first_storage = len(self.storages)
         layouts: list[list[TensorLayout]] = [[] for _ in profile.sizes_bytes]
         for number, layout in profile.outputs:
             pick = (operator.getitem, layout.position)
-            picked = [user for user in node.users if (user.target, *user.args[1:]) == pick]
-            output = (first + number, len(layouts[number]))
+            output_nodes = [user for user in node.users if (user.target, *user.args[1:]) == pick]
+            output = (first_storage + number, len(layouts[number]))
             self.output_keys.update(
-                dict.fromkeys([node] if layout.position is None else picked, output)
+                dict.fromkeys([node] if layout.position is None else output_nodes, output)
             )
             layouts[number].append(layout)
         op, path = operator_name(node), self.path_of(node)
@@ -204,8 +205,8 @@ class StepGraph(ABC):
         outputs: Iterable[tuple[str, int, tuple[TensorLayout, ...]]],
     ) -> None:
         """Append an operation and its storages, given as (name, bytes, layouts)."""
-        first, index = len(self.storages), len(self.operations)
-        for number, (storage_name, size_bytes, layouts) in enumerate(outputs, first):
+        first_storage, index = len(self.storages), len(self.operations)
+        for number, (storage_name, size_bytes, layouts) in enumerate(outputs, first_storage):
             self.storages.append(
                 TensorStorage(
                     index=number,
@@ -223,13 +224,13 @@ class StepGraph(ABC):
                 phase=phase,
                 node=node,
                 reads=reads,
-                storages=tuple(range(first, len(self.storages))),
+                storages=tuple(range(first_storage, len(self.storages))),
                 profile=profile,
             )
         )
 
     def _unique_name(self, name: str) -> str:
-        """Count a name; return it, with ``#count`` from its second use on."""
+        """Count the uses of a name; return the name, with ``#count`` from the second use on."""
         self._names[name] += 1
         count = self._names[name]
         return f"{name}#{count}" if count > 1 else name
@@ -264,7 +265,7 @@ class StepGraph(ABC):
     def training_node(self, operation: Operation, **changes: Any) -> Node:
         """Return the training-graph node of an operation; `changes` override its fields."""
         storages = self.storages
-        made = [storages[number] for number in operation.storages]
+        output_storages = [storages[number] for number in operation.storages]
         graph_node = Node(
             name=operation.name,
             op=operation.op,
@@ -276,13 +277,14 @@ class StepGraph(ABC):
                     bytes=storage.bytes,
                     replaces=None if storage.replaces is None else storages[storage.replaces].name,
                 )
-                for storage in made
+                for storage in output_storages
             ),
             workspace_bytes=operation.profile.workspace_bytes,
             flops=operation.profile.flops,
             bytes_moved=operation.profile.moved_bytes,
             in_place=tuple(
-                (storages[output].name, storages[read].name) for output, read in operation.in_place
+                (storages[output].name, storages[overwritten].name)
+                for output, overwritten in operation.in_place
             ),
         )
         return replace(graph_node, **changes)

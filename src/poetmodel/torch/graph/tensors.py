@@ -38,7 +38,7 @@ def fake_value(node: fx.Node) -> Any:
 
 
 def fake_storage_key(node: fx.Node) -> int | None:
-    """Return the key of the storage of a node's fake tensor; None unless it is one tensor."""
+    """Return the storage key of a node's fake tensor; None unless the output is one tensor."""
     value = fake_value(node)
     return storage_key(value) if isinstance(value, torch.Tensor) else None
 
@@ -90,6 +90,7 @@ class HeapWatch:
     """Records PyTorch's allocations from its construction to `end`; raises as `heap_peak_bytes`."""
 
     def __init__(self) -> None:
+        """Start PyTorch's profiler of memory events."""
         if profiler_is_on():
             raise CaptureError(
                 "a profiler of PyTorch is on, and memory is measured with another one: compile, or "
@@ -106,17 +107,20 @@ class HeapWatch:
             pass
 
     def end(self) -> list[list[int]]:
-        """Stop; return per section the running total of allocated less freed bytes, 0 first [B]."""
+        """Stop recording; return the running total of allocated less freed bytes per section [B].
+
+        Each section begins with 0 and has one total per allocation or free.
+        """
         with _without_notices():
             self._recorded.__exit__(None, None, None)
-        changes: list[tuple[int, int | None]] = [
+        events: list[tuple[int, int | None]] = [
             (event.start_ns(), event.nbytes() if event.name() == _MEMORY else None)
             for event in self._recorded.kineto_results.events()
             if event.name() in (_MEMORY, _MARK)
         ]
-        changes.sort(key=itemgetter(0))
+        events.sort(key=itemgetter(0))
         sections = [[0]]
-        for _, size in changes:
+        for _, size in events:
             if size is None:
                 sections.append([0])
             else:
@@ -131,17 +135,17 @@ def profiler_is_on() -> bool:
 
 @contextmanager
 def _without_notices() -> Iterator[None]:
-    """Buffer stderr meanwhile, and write it afterwards without the profiler's notices."""
+    """Context manager that buffers stderr; at the end writes it without the profiler's notices."""
     sys.stderr.flush()
     stderr = os.dup(2)
-    with tempfile.TemporaryFile() as written:
-        os.dup2(written.fileno(), 2)
+    with tempfile.TemporaryFile() as buffer:
+        os.dup2(buffer.fileno(), 2)
         try:
             yield
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
-            written.seek(0)
-            for line in written:
+            buffer.seek(0)
+            for line in buffer:
                 if not line.startswith(_NOTICE):
                     os.write(2, line)

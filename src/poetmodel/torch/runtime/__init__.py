@@ -1,1 +1,1 @@
-"""Running: a plan as a Python program, its measured costs, and its comparison with eager."""
+"""Execution: a plan as a Python program, measured costs, and comparison with eager PyTorch."""

@@ -95,41 +95,45 @@ class Certificate:
     def summary(self) -> str:
         """Return the measurements as a few lines of text."""
         if self.differences:
-            shown = list_differences(self.differences, max_count=5)
-            same = f"{len(self.differences)} of {self.compared} results differ from eager: {shown}"
+            list_text = list_differences(self.differences, max_count=5)
+            results_text = (
+                f"{len(self.differences)} of {self.compared} results differ from eager: {list_text}"
+            )
         else:
             kinds = "parameters, optimizer state" if self.updates else "gradients"
-            same = f"all {self.compared} results (loss, {kinds}, buffers) equal eager's"
+            results_text = f"all {self.compared} results (loss, {kinds}, buffers) equal eager's"
         if not self.random_equal:
-            same += "; the random generator is in another state than eager's"
-        verdict = "within" if self.within_budget else "ABOVE"
-        second = ""
+            results_text += "; the random generator is in another state than eager's"
+        comparison = "within" if self.within_budget else "ABOVE"
+        gradients_text = ""
         if self.second_gradients_bytes:
             size = format_bytes(self.second_gradients_bytes)
-            second = f"; accumulation needs {size} more for delayed gradients (rollback)"
-        homes = ""
+            gradients_text = f"; accumulation needs {size} more for delayed gradients (rollback)"
+        homes_text = ""
         if self.state_on_storage_bytes:
-            homes = f"; {format_bytes(self.state_on_storage_bytes)} of the state are on storage"
+            homes_text = (
+                f"; {format_bytes(self.state_on_storage_bytes)} of the state are on storage"
+            )
         if self.mirrored_bytes:
             size = format_bytes(self.mirrored_bytes)
-            homes += f", and each step writes a copy of {size} of state in RAM (rollback)"
-        planned = ""
+            homes_text += f", and each step writes a copy of {size} of state in RAM (rollback)"
+        plan_text = ""
         if self.plan_time_s is not None:
-            where = f" on {self.plan_device}" if self.plan_device else ""
-            planned = f", plan {format_seconds(self.plan_time_s)}{where}"
-        here = " on this host" if self.plan_device else ""
+            device_text = f" on {self.plan_device}" if self.plan_device else ""
+            plan_text = f", plan {format_seconds(self.plan_time_s)}{device_text}"
+        host_text = " on this host" if self.plan_device else ""
         return "\n".join(
             (
-                f"{self.name}: {same}",
-                f"heap peak {format_bytes(self.heap_peak_bytes)}, {verdict} the budget of "
+                f"{self.name}: {results_text}",
+                f"heap peak {format_bytes(self.heap_peak_bytes)}, {comparison} the budget of "
                 f"{format_bytes(self.budget_bytes)} (plan {format_bytes(self.plan_peak_bytes)}, "
-                f"eager {format_bytes(self.eager_heap_peak_bytes)}){second}",
+                f"eager {format_bytes(self.eager_heap_peak_bytes)}){gradients_text}",
                 f"written {format_bytes(self.written_bytes)} and read "
                 f"{format_bytes(self.read_bytes)} a step (plan "
                 f"{format_bytes(self.plan_written_bytes)} and "
-                f"{format_bytes(self.plan_read_bytes)}){homes}",
-                f"time {format_seconds(self.time_s)} a step{here}{planned}, "
-                f"eager {format_seconds(self.eager_time_s)}{here}, {self.threads} thread(s)",
+                f"{format_bytes(self.plan_read_bytes)}){homes_text}",
+                f"time {format_seconds(self.time_s)} a step{host_text}{plan_text}, "
+                f"eager {format_seconds(self.eager_time_s)}{host_text}, {self.threads} thread(s)",
             )
         )
 
@@ -152,25 +156,28 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     joint, runner = compiled.trace.joint, compiled.runner
     state = StepState(joint, inputs)
     eager = _TimedStep(partial(eager_step, joint, inputs))
-    planned = _TimedStep(partial(runner, inputs))
-    accumulating = partial(planned, delays_gradients=False)
+    compiled_step = _TimedStep(partial(runner, inputs))
+    accumulating = partial(compiled_step, delays_gradients=False)
     with state.restored():
         with runner.trial():
             expected, expected_random = state.results(eager)
-            actual, actual_random = state.results(planned)
-            found = tuple(differences(compiled.trace, expected, actual))
+            actual, actual_random = state.results(compiled_step)
+            result_differences = tuple(differences(compiled.trace, expected, actual))
             count = len(expected.keys() | actual.keys())
             del expected, actual
             state.reset()
         state.create_accumulators()
         with runner.trial():  # with moments: before the first step storage has none
-            before, mirrored = runner.traffic, runner.mirrored_bytes
-            heap = state.run_from_start(lambda: heap_peak_bytes(accumulating))
-            written, read = map(operator.sub, runner.traffic, before)
-            mirrored = runner.mirrored_bytes - mirrored
-            eager_heap = state.run_from_start(lambda: heap_peak_bytes(eager))
-            while len(planned.times) < REPEATS and sum(eager.times + planned.times) < MEASURING_S:
-                for step in (eager, planned):
+            earlier_traffic, mirrored_bytes = runner.traffic, runner.mirrored_bytes
+            heap_bytes = state.run_from_start(lambda: heap_peak_bytes(accumulating))
+            written_bytes, read_bytes = map(operator.sub, runner.traffic, earlier_traffic)
+            mirrored_bytes = runner.mirrored_bytes - mirrored_bytes
+            eager_heap_bytes = state.run_from_start(lambda: heap_peak_bytes(eager))
+            while (
+                len(compiled_step.times) < REPEATS
+                and sum(eager.times + compiled_step.times) < MEASURING_S
+            ):
+                for step in (eager, compiled_step):
                     state.run_from_start(step)
             state.reset()
     runner.move_state()
@@ -181,25 +188,25 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     return Certificate(
         name=compiled.trace.graph.name,
         compared=count,
-        differences=found,
+        differences=result_differences,
         random_equal=torch.equal(expected_random, actual_random),
         updates=joint.optimizer is not None,
         budget_bytes=compiled.budget_bytes,
         plan_peak_bytes=compiled.peak_bytes,
-        heap_peak_bytes=resident_in_ram_bytes + heap,
-        eager_heap_peak_bytes=resident_bytes + eager_heap,
+        heap_peak_bytes=resident_in_ram_bytes + heap_bytes,
+        eager_heap_peak_bytes=resident_bytes + eager_heap_bytes,
         second_gradients_bytes=(
             compiled.trace.graph.resident_bytes.get("gradients", 0)
             if compiled.runner.delays_gradients
             else 0
         ),
         state_on_storage_bytes=compiled.runner.state_on_storage_bytes,
-        mirrored_bytes=mirrored,
-        written_bytes=written,
-        read_bytes=read,
+        mirrored_bytes=mirrored_bytes,
+        written_bytes=written_bytes,
+        read_bytes=read_bytes,
         plan_written_bytes=compiled.check.written_bytes,
         plan_read_bytes=compiled.check.read_bytes,
-        time_s=min(planned.times),
+        time_s=min(compiled_step.times),
         plan_time_s=compiled.check.makespan_s,
         plan_device=compiled.device,
         eager_time_s=min(eager.times),

@@ -39,21 +39,21 @@ class ResultDifference:
     largest: float | None
     """Largest absolute difference of an element; None if only one side has the result."""
     op: str
-    """The operation that computes it; empty if unknown."""
+    """The operation that computes the result; empty if unknown."""
 
     @property
     def text(self) -> str:
-        """The size of the difference as text."""
+        """The size of the difference as text, for display."""
         if self.largest is None:
             return "only one of both has it"
         return f"by up to {self.largest:.3g}"
 
     def __str__(self) -> str:
-        where = f", from {self.op}" if self.op else ""
-        return f"{self.name} ({self.text}{where})"
+        operation_text = f", from {self.op}" if self.op else ""
+        return f"{self.name} ({self.text}{operation_text})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values for JSON; non-finite numbers are only in the text."""
+        """Return the difference as plain values for JSON; only its text has non-finite numbers."""
         values = asdict(self)
         if self.largest is not None and not isfinite(self.largest):
             values["largest"] = None
@@ -68,38 +68,41 @@ def check_agreement(trace: Trace, runner: Runner) -> None:
     Raises `CaptureError` if loss or gradients differ by more. Also raises it if eager itself gives
     other results when it runs again, with modules as its first run left them. A capture contains
     the values that Python code computed meanwhile, such as the time, a count of calls, or a number
-    of another library's generator. The captured step would then be wrong from its second run on.
+    of another library's generator. A captured step would then be wrong from its second execution.
     """
     joint = trace.joint
     state = StepState(joint, joint.inputs)
     eager = partial(_run_eager, joint)
     with runner.trial(), state.restored():
         expected, expected_random = state.results(eager)
-        unstable = _unstable_results(trace, state, expected)
-        if unstable and torch.get_num_threads() > 1:
-            # Sums of several threads have no fixed order; this is no constant in the capture.
+        unstable_results = _unstable_results(trace, state, expected)
+        if unstable_results and torch.get_num_threads() > 1:
+            # Sums of several threads have no fixed order; these differences are no captured values.
             with limited_threads(1):
-                unstable = _unstable_results(trace, state, state.results(eager)[0])
-        if unstable:
+                unstable_results = _unstable_results(trace, state, state.results(eager)[0])
+        if unstable_results:
             raise CaptureError(
                 f"{joint.name}: PyTorch itself gives other results when the step runs again from "
-                f"the same parameters, buffers and random state: {list_differences(unstable)}; the "
-                "cause (a clock, random numbers of another library, an attribute that forward "
+                "the same parameters, buffers and random state: "
+                f"{list_differences(unstable_results)}; the cause (a clock, "
+                "random numbers of another library, an attribute that forward "
                 "counts up) would be frozen: make it an input or a buffer; if forward makes "
                 "modules, call the model once before"
             )
         actual, actual_random = state.results(lambda: runner(joint.inputs))
-    found = list(differences(trace, expected, actual))
-    errors = [difference for difference in found if not _is_rounding(difference, expected)]
+    result_differences = list(differences(trace, expected, actual))
+    errors = [
+        difference for difference in result_differences if not _is_rounding(difference, expected)
+    ]
     if errors:
         raise CaptureError(
             f"{joint.name}: the captured step does not compute what PyTorch does: "
             f"{list_differences(errors)}; replace the operations that these come from"
             + (_CHECKPOINTED if any(d.name.startswith(OutputKind.MUTATION) for d in errors) else "")
         )
-    if found:
+    if result_differences:
         message = "%s: not all bits are those of PyTorch: %s"
-        _LOG.warning(message, joint.name, list_differences(found))
+        _LOG.warning(message, joint.name, list_differences(result_differences))
     if not torch.equal(expected_random, actual_random):
         _LOG.warning("%s: the random generator is in another state than after eager", joint.name)
 
@@ -110,19 +113,21 @@ def _run_eager(joint: Joint, *, backward: bool = True) -> Any:
 
 
 def _unstable_results(trace: Trace, state: StepState, expected: Results) -> list[ResultDifference]:
-    """Return the results that differ when eager runs again, with modules as it left them.
+    """Return the results that differ when eager runs again with the modules of its first run.
 
     If modules are unchanged, and loss and buffers of another forward pass are equal, the backward
-    pass is not repeated: no Python code of the model runs in it.
+    pass is not repeated: the backward pass executes no Python code of the model.
     """
     if state.is_unchanged:
         run_forward = partial(_run_eager, trace.joint, backward=False)
-        forward = state.results(run_forward, attributes=False)[0]
-        same = {name: value for name, value in expected.items() if name in forward}
-        if not any(differences(trace, same, forward)):
+        forward_results = state.results(run_forward, attributes=False)[0]
+        expected_forward = {
+            name: value for name, value in expected.items() if name in forward_results
+        }
+        if not any(differences(trace, expected_forward, forward_results)):
             return []
-    again = state.results(partial(_run_eager, trace.joint), attributes=False)[0]
-    return list(differences(trace, expected, again))
+    results = state.results(partial(_run_eager, trace.joint), attributes=False)[0]
+    return list(differences(trace, expected, results))
 
 
 _CHECKPOINTED: Final = (
@@ -133,17 +138,19 @@ _CHECKPOINTED: Final = (
 
 
 def _is_rounding(difference: ResultDifference, expected: Results) -> bool:
-    """Return whether a difference is as small as sums in another order make it.
+    """Return whether a difference is small enough to come from the order of sums.
 
-    Differences of gradients are relative to the largest number of all gradients.
+    It may be sqrt(eps) times the largest number of the result, or of all gradients for a gradient.
     """
     name, value = difference.name, expected.get(difference.name)
     if value is None or difference.largest is None or not value.is_floating_point():
         return False
-    values = [value]
+    references = [value]
     if name.startswith(OutputKind.GRADIENT):
-        values = [v for name, v in expected.items() if name.startswith(OutputKind.GRADIENT)]
-    magnitude = max(map(_max_magnitude, values))
+        references = [
+            gradient for name, gradient in expected.items() if name.startswith(OutputKind.GRADIENT)
+        ]
+    magnitude = max(map(_max_magnitude, references))
     return bool(difference.largest <= torch.finfo(value.dtype).eps ** 0.5 * magnitude)
 
 
@@ -154,9 +161,9 @@ def _max_magnitude(value: torch.Tensor) -> float:
 
 def list_differences(differences: Sequence[ResultDifference], *, max_count: int = 3) -> str:
     """Return the first differences as text, and the number of omitted ones."""
-    more = len(differences) - max_count
-    listed = "; ".join(map(str, differences[:max_count]))
-    return listed + (f"; and {more} more" if more > 0 else "")
+    n_omitted = len(differences) - max_count
+    list_text = "; ".join(map(str, differences[:max_count]))
+    return list_text + (f"; and {n_omitted} more" if n_omitted > 0 else "")
 
 
 def eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = True) -> Any:
@@ -166,23 +173,26 @@ def eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = True) ->
     """
     with torch.enable_grad():
         outputs = joint.module(*inputs)
-        loss, *others = (outputs,) if joint.output is None else outputs
+        loss, *further_results = (outputs,) if joint.output is None else outputs
         if not backward:
-            return joint.build_output(loss.detach(), others)
+            return joint.build_output(loss.detach(), further_results)
         (loss / joint.accumulate).backward()
     if joint.optimizer is not None:
-        others = [value.clone() for value in others]  # parameters among them are updated below
+        further_results = [
+            value.clone() for value in further_results
+        ]  # parameters among them are updated below
         if joint.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(joint.module.parameters(), joint.clip_grad_norm)
         joint.optimizer.step()
         joint.optimizer.zero_grad()
-    return joint.build_output(loss.detach(), others)
+    return joint.build_output(loss.detach(), further_results)
 
 
 class StepState:
     """A snapshot of all state that a step may change."""
 
     def __init__(self, joint: Joint, inputs: Sequence[Any]) -> None:
+        """Copy the tensors, moments, random state and module state of a step."""
         self._joint = joint
         self.targets = {
             argument.name: joint.value(argument, inputs)
@@ -191,16 +201,18 @@ class StepState:
             and isinstance(joint.value(argument, inputs), torch.Tensor)
         }
         """Tensors that may have a gradient, by name."""
-        changed = [r.target for r in joint.results if r.kind is OutputKind.MUTATION]
+        changed_arguments = [
+            result.target for result in joint.results if result.kind is OutputKind.MUTATION
+        ]
         if joint.optimizer is not None:
-            changed = list(joint.arguments_of(InputKind.BUFFER))
-        self.changed = {a.name: joint.value(a, inputs) for a in changed if a is not None}
+            changed_arguments = list(joint.arguments_of(InputKind.BUFFER))
+        self.changed = {a.name: joint.value(a, inputs) for a in changed_arguments if a is not None}
         """Tensors changed in place, by name; buffers outside of the graph are not changed."""
         self._parameters = {a.name: joint.value(a) for a in joint.arguments_of(InputKind.PARAMETER)}
         self._moments = MomentSnapshot(joint)
         tensors = (*self.changed.values(), *joint.module.parameters(), *joint.module.buffers())
-        distinct = {id(tensor): tensor for tensor in tensors}.values()
-        self._values = [(tensor, tensor.detach().clone()) for tensor in distinct]
+        distinct_tensors = {id(tensor): tensor for tensor in tensors}.values()
+        self._values = [(tensor, tensor.detach().clone()) for tensor in distinct_tensors]
         """Values in the snapshot, also of tensors that only eager changes (bounded embeddings)."""
         self._random = torch.get_rng_state()
         self._modules = ModuleSnapshot(joint.module)

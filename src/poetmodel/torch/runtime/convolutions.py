@@ -32,8 +32,8 @@ _BACKWARD: Final = torch.ops.aten.convolution_backward.default
 _NORM: Final = torch.ops.aten.native_batch_norm_backward.default
 
 MAX_FRACTION: Final = 0.5
-"""A convolution that needs a larger fraction of the budget is divided, so that other tensors fit
-in RAM beside it."""
+"""A convolution that needs a larger fraction of the budget is divided, so that other tensors fit in
+RAM during the convolution."""
 _COUNTS: Final = (2, 4, 8, 16)
 _VECTOR: Final = 16
 """Pieces have a multiple of this number of channels, which fills the processor's vectors."""
@@ -45,7 +45,7 @@ class SplitOp:
 
     operation: int
     divisions: tuple[Division | None, ...]
-    """Division of the output, or of the gradients of input and of weight; None leaves it whole."""
+    """Division of the output, or of the gradients of input and of weight; None: not divided."""
     workspace_bytes: int
     """Workspace when computed in pieces [B]."""
 
@@ -70,8 +70,8 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[SplitOp]:
         return []
     target_bytes = int(MAX_FRACTION * (budget_bytes - always_resident_bytes(trace)))
     sizes = {tensor.name: tensor.bytes for tensor in trace.graph.tensors}
-    known: dict[str, tuple[Any, int] | None] = {}
-    chosen = []
+    kernel_of_call: dict[str, tuple[Any, int] | None] = {}
+    split_ops = []
     for operation in trace.step_graph.operations:
         node = trace.graph.nodes[operation.index]
         tensors_bytes = sum(sizes[name] for name in node.inputs) + node.output_bytes
@@ -82,17 +82,20 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[SplitOp]:
         ):
             continue
         key = repr(
-            (operation.node.target, fx.map_arg(operation.node.args, lambda n: n.meta["val"]))
+            (
+                operation.node.target,
+                fx.map_arg(operation.node.args, lambda source: source.meta["val"]),
+            )
         )
-        if key not in known:
-            known[key] = _best_kernel(operation.node, allowed_bytes)
-        best = known[key]
-        if best is not None and best[1] < node.workspace_bytes:
-            kernel, size = best
-            chosen.append(
+        if key not in kernel_of_call:
+            kernel_of_call[key] = _best_kernel(operation.node, allowed_bytes)
+        measured_kernel = kernel_of_call[key]
+        if measured_kernel is not None and measured_kernel[1] < node.workspace_bytes:
+            kernel, size = measured_kernel
+            split_ops.append(
                 SplitOp(operation=operation.index, divisions=kernel.divisions, workspace_bytes=size)
             )
-    return chosen
+    return split_ops
 
 
 def divide_convolutions(trace: Trace, chosen: Iterable[SplitOp]) -> Trace:
@@ -164,12 +167,18 @@ class Division:
                 weight = w[:, span] if self.transposed else w[span]
                 yield y[:, span], x, weight, None if b is None else b[span], self.groups
             else:
-                outs, ins, rows = (
+                output_range, input_range, weight_range = (
                     slice(span.start * size // total, span.stop * size // total)
                     for size in (y.shape[1], x.shape[1], w.shape[0])
                 )
-                bias = None if b is None else b[outs]
-                yield y[:, outs], x[:, ins], w[rows], bias, span.stop - span.start
+                bias = None if b is None else b[output_range]
+                yield (
+                    y[:, output_range],
+                    x[:, input_range],
+                    w[weight_range],
+                    bias,
+                    span.stop - span.start,
+                )
 
 
 # -- kernels -----------------------------------------------------------------------------------
@@ -199,7 +208,7 @@ class Backward:
     """The gradients of a convolution in pieces; the smaller one is computed first."""
 
     divisions: tuple[Division | None, ...]
-    """Division of the gradient of the input, and of those of weight and bias."""
+    """Division of the input's gradient, and division of the gradients of weight and bias."""
 
     def __call__(
         self,
@@ -210,18 +219,19 @@ class Backward:
         *settings: Any,
     ) -> tuple[OptionalTensor, ...]:
         """Return the result of ``aten.convolution_backward``."""
-        *others, mask = settings
+        *other_settings, mask = settings
         b = dy.new_empty(bias_sizes) if mask[2] else None
         masks = [mask[0], False, False], [False, *mask[1:]]
         pairs = list(zip(self.divisions, masks, strict=True))
         if w.numel() < x.numel():
             pairs.reverse()
         gradients: list[OptionalTensor] = [None, None, None]
-        for division, own_mask in pairs:
-            if any(own_mask):
-                values = _gradients(division, dy, (x, w, b), others, own_mask)
+        for division, part_mask in pairs:
+            if any(part_mask):
+                values = _gradients(division, dy, (x, w, b), other_settings, part_mask)
                 gradients = [
-                    old if new is None else new for old, new in zip(gradients, values, strict=True)
+                    gradient if new_gradient is None else new_gradient
+                    for gradient, new_gradient in zip(gradients, values, strict=True)
                 ]
         return tuple(gradients)
 
@@ -240,18 +250,20 @@ def _gradients(
         )
         return gradients
     results: list[Any] = [
-        torch.empty_like(value) if selected and value is not None else value
-        for value, selected in zip(operands, mask, strict=True)
+        torch.empty_like(value) if is_selected and value is not None else value
+        for value, is_selected in zip(operands, mask, strict=True)
     ]
     targets = division.pieces(dy, *results)
     for (gradient, x, w, _, groups), (_, *views, _) in zip(
         division.pieces(dy, *operands), targets, strict=True
     ):
         values = _BACKWARD(gradient, x, w, [gradient.shape[1]], *settings[:-1], groups, mask)
-        for view, value, selected in zip(views, values, mask, strict=True):
-            if selected:
+        for view, value, is_selected in zip(views, values, mask, strict=True):
+            if is_selected:
                 view.copy_(value)
-    return [value if selected else None for value, selected in zip(results, mask, strict=True)]
+    return [
+        value if is_selected else None for value, is_selected in zip(results, mask, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,25 +273,25 @@ class NormBackward:
     divisions: tuple[Division | None, ...]
 
     def __call__(
-        self, dy: torch.Tensor, x: torch.Tensor, *others: Any
+        self, dy: torch.Tensor, x: torch.Tensor, *settings: Any
     ) -> tuple[OptionalTensor, ...]:
         """Return the result of ``aten.native_batch_norm_backward``."""
-        *vectors, train, eps, mask = others
+        *vectors, train, eps, mask = settings
         scale = x.new_empty(x.shape[1]) if vectors[0] is None else vectors[0]
         gradients = [
-            torch.empty_like(value) if selected else None
-            for value, selected in zip((x, scale, scale), mask, strict=True)
+            torch.empty_like(value) if is_selected else None
+            for value, is_selected in zip((x, scale, scale), mask, strict=True)
         ]
         (division,) = self.divisions
         for span in division.ranges(x.shape[1]) if division else ():
             operands = [dy[:, span].contiguous(), x[:, span].contiguous()]
             operands += [None if vector is None else vector[span] for vector in vectors]
             values = _NORM(*operands, train, eps, mask)
-            for gradient, value, at in zip(
+            for gradient, value, index in zip(
                 gradients, values, ((slice(None), span), span, span), strict=True
             ):
                 if gradient is not None:
-                    gradient[at] = value
+                    gradient[index] = value
         return tuple(gradients)
 
 
@@ -297,10 +309,10 @@ def _best_kernel(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
         value = source.meta["val"]
         steps = zip(value.shape, value.stride(), strict=True)
         span = 1 + sum((size - 1) * stride for size, stride in steps)
-        base = torch.empty(span, dtype=value.dtype).normal_(generator=generator)
-        return base.as_strided(value.shape, value.stride())
+        memory = torch.empty(span, dtype=value.dtype).normal_(generator=generator)
+        return memory.as_strided(value.shape, value.stride())
 
-    whole = kernel_of(node)
+    undivided = kernel_of(node)
     arguments = list(fx.map_arg(node.args, draw))
     with torch.no_grad():
         if node.target is _FORWARD:
@@ -311,37 +323,44 @@ def _best_kernel(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
                 Forward((division,), example)
                 for division in _divisions(kind, example, x, w, settings)
             ]
-            return min_workspace_kernel(kernels, whole, arguments, allowed_bytes)
+            return min_workspace_kernel(kernels, undivided, arguments, allowed_bytes)
         if node.target is _NORM:
             arguments[5:7] = _statistics(*arguments[1:7])
-            norms = [NormBackward((Division(kind="channels", count=n),)) for n in _COUNTS]
-            return min_workspace_kernel(norms, whole, arguments, allowed_bytes)
-        *others, mask = arguments
-        dy, x, w, _, *settings = others
+            norm_kernels = [
+                NormBackward((Division(kind="channels", count=count),)) for count in _COUNTS
+            ]
+            return min_workspace_kernel(norm_kernels, undivided, arguments, allowed_bytes)
+        *other_arguments, mask = arguments
+        dy, x, w, _, *settings = other_arguments
         kind = "in" if w.numel() > x.numel() else "batch"
-        for_input = for_weight = None
+        input_division = weight_division = None
         if mask[0]:
             divisions = _divisions(kind, dy, x, w, settings)
             input_kernels = [Backward((division, None)) for division in divisions]
-            operands = [*others, [True, False, False]]
-            for_input = min_workspace_kernel(input_kernels, whole, operands, allowed_bytes)
+            operands = [*other_arguments, [True, False, False]]
+            input_division = min_workspace_kernel(input_kernels, undivided, operands, allowed_bytes)
         kind = "in" if x.numel() > max(dy.numel(), w.numel()) else "out"
         if any(mask[1:]):
             divisions = _divisions(kind, dy, x, w, settings)
             weight_kernels = [Backward((None, division)) for division in divisions]
-            operands = [*others, [False, *mask[1:]]]
-            for_weight = min_workspace_kernel(weight_kernels, whole, operands, allowed_bytes)
-        both = Backward(
-            (for_input and for_input[0].divisions[0], for_weight and for_weight[0].divisions[1])
+            operands = [*other_arguments, [False, *mask[1:]]]
+            weight_division = min_workspace_kernel(
+                weight_kernels, undivided, operands, allowed_bytes
+            )
+        combined = Backward(
+            (
+                input_division and input_division[0].divisions[0],
+                weight_division and weight_division[0].divisions[1],
+            )
         )
-        return min_workspace_kernel([both], whole, arguments, allowed_bytes)
+        return min_workspace_kernel([combined], undivided, arguments, allowed_bytes)
 
 
 def _statistics(x: torch.Tensor, *vectors: OptionalTensor) -> list[OptionalTensor]:
     """Return a batch norm's saved statistics in its kernel's type instead of the input's."""
-    running, saved = vectors[:3], vectors[3:]
-    kind = next((vector.dtype for vector in running if vector is not None), x.dtype)
-    return [None if vector is None else vector.to(kind) for vector in saved]
+    running_vectors, saved_vectors = vectors[:3], vectors[3:]
+    dtype = next((vector.dtype for vector in running_vectors if vector is not None), x.dtype)
+    return [None if vector is None else vector.to(dtype) for vector in saved_vectors]
 
 
 def _divisions(
@@ -361,26 +380,30 @@ def _divisions(
 
 
 def min_workspace_kernel(
-    kernels: Iterable[Any], whole: Callable[..., Any], arguments: Sequence[Any], allowed_bytes: int
+    kernels: Iterable[Any],
+    undivided: Callable[..., Any],
+    arguments: Sequence[Any],
+    allowed_bytes: int,
 ) -> tuple[Any, int] | None:
-    """Return a kernel with the bits of the whole and less workspace, and its workspace [B].
+    """Return a divided kernel with equal bits and less workspace, and its workspace [B].
 
-    This is the first kernel whose workspace is allowed, otherwise that with the smallest. None if
-    the whole needs at most `allowed_bytes`, or no kernel needs less.
+    This is the first kernel whose workspace is at most `allowed_bytes`, otherwise the kernel with
+    the smallest. None if the `undivided` kernel needs at most `allowed_bytes`, or no kernel with
+    equal bits needs less.
     """
-    expected, min_bytes = _measure_kernel(whole, arguments)
-    best = None
+    expected, min_bytes = _measure_kernel(undivided, arguments)
+    best_kernel = None
     for kernel in kernels:
         if min_bytes <= allowed_bytes:
             break
         outputs, size = _measure_kernel(kernel, arguments)
-        agrees = all(
+        is_equal = all(
             output.stride() == reference.stride() and torch.equal(output, reference)
             for output, reference in zip(outputs, expected, strict=True)
         )
-        if agrees and size < min_bytes:
-            best, min_bytes = (kernel, size), size
-    return best
+        if is_equal and size < min_bytes:
+            best_kernel, min_bytes = (kernel, size), size
+    return best_kernel
 
 
 def _measure_kernel(

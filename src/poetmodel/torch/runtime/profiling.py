@@ -265,19 +265,19 @@ def measure_operation_times(
     shortest_s: dict[fx.Node, float] = {}
     steps_s: list[float] = []
     clock = thread_time if threads == 1 else perf_counter
-    now: dict[fx.Node, float] = {}
+    times_s: dict[fx.Node, float] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Execute a node, and store its time in `now`."""
         work = partial(call, node, arguments, keywords)
         if isinstance(node.target, ParameterUpdate):
-            # A program overwrites state and gradient; here other operations read them.
-            state, gradients, *others = arguments
-            own = (copy_tensors(state), copy_tensors(gradients), *others)
-            work = partial(node.target.replace, *own, owned=True)
+            # A program overwrites state and gradient. Here other operations read them: use copies.
+            state, gradients, *operands = arguments
+            copied_arguments = (copy_tensors(state), copy_tensors(gradients), *operands)
+            work = partial(node.target.replace, *copied_arguments, owned=True)
         begin = clock()
         value = work()
-        now[node] = clock() - begin
+        times_s[node] = clock() - begin
         return value
 
     begin = perf_counter()
@@ -285,11 +285,11 @@ def measure_operation_times(
         while len(steps_s) < repeats and (
             len(steps_s) < MIN_STEPS or perf_counter() - begin < max_s
         ):
-            now.clear()
-            replaced = replay_sampled(joint, execute)
-            now.update({node: now[executed] for node, executed in replaced.items()})
-            steps_s.append(sum(_operation_times(step_graph, now)))
-            for node, time_s in now.items():
+            times_s.clear()
+            executed_nodes = replay_sampled(joint, execute)
+            times_s.update({node: times_s[executed] for node, executed in executed_nodes.items()})
+            steps_s.append(sum(_operation_times(step_graph, times_s)))
+            for node, time_s in times_s.items():
                 shortest_s[node] = min(time_s, shortest_s.get(node, time_s))
     return tuple(_operation_times(step_graph, shortest_s)), tuple(steps_s)
 
@@ -355,10 +355,10 @@ def measure_paging(
         with tempfile.TemporaryFile(dir=folder, prefix=".poetmodel-paging-") as file:
             return _measure_transfers(file.fileno(), str(folder), repeats, sorted(sizes_bytes))
     except OSError as error:
-        needed = format_bytes(max(sizes_bytes))
+        size_text = format_bytes(max(sizes_bytes))
         raise InputError(
             f"{folder}: pages cannot be timed here ({error.strerror or error}); use a folder that "
-            f"exists, is writable and has {needed} free"
+            f"exists, is writable and has {size_text} free"
         ) from None
 
 
@@ -366,7 +366,7 @@ def _measure_transfers(
     descriptor: int, folder: str, repeats: int, sizes_bytes: Sequence[int]
 ) -> Paging:
     """Time writes and reads of pages in an open file; return the fitted times."""
-    written, read = [], []
+    page_outs_s, page_ins_s = [], []
     # Unmapped with its last view, because after an error some views still exist.
     memory = memoryview(mmap.mmap(-1, max(sizes_bytes)))
     memory[:] = os.urandom(4096) * (max(sizes_bytes) // 4096) + bytes(max(sizes_bytes) % 4096)
@@ -374,25 +374,25 @@ def _measure_transfers(
     os.fdatasync(descriptor)
     for size in sizes_bytes:
         page = memory[:size]
-        outs, ins = [], []
+        writes_s, reads_s = [], []
         for _ in range(repeats):
             begin = perf_counter()
             checksum(page)
             write_page(descriptor, page, 0)
-            outs.append(perf_counter() - begin)
+            writes_s.append(perf_counter() - begin)
             begin = perf_counter()
             if read_page(descriptor, page, 0) < size:
                 raise OSError("the file is shorter than the data written to it")
             checksum(page)
-            ins.append(perf_counter() - begin)
-        written.append(median(outs))
-        read.append(median(ins))
+            reads_s.append(perf_counter() - begin)
+        page_outs_s.append(median(writes_s))
+        page_ins_s.append(median(reads_s))
     write_page(descriptor, memory[: min(sizes_bytes)], 0)
-    cold = _is_cold(descriptor)
+    is_cold = _is_cold(descriptor)
     return Paging(
-        page_in=fit_transfer_time(sizes_bytes, read),
-        page_out=fit_transfer_time(sizes_bytes, written),
-        cold=cold,
+        page_in=fit_transfer_time(sizes_bytes, page_ins_s),
+        page_out=fit_transfer_time(sizes_bytes, page_outs_s),
+        cold=is_cold,
         folder=folder,
     )
 

@@ -62,6 +62,7 @@ class StepWriter(Rewriter):
         *,
         homes: Mapping[int, int] | None = None,
     ) -> None:
+        """Begin a graph with the arguments of the step; `write` adds the operations."""
         super().__init__(trace.step_graph.output_keys)
         self.name = f"step of {trace.graph.name}"
         self.homes = dict(homes or {})
@@ -82,10 +83,11 @@ class StepWriter(Rewriter):
             self._completed.setdefault(output.completed_by, []).append(number)
         self._count = Counter(step.index for step in program if step.op == Op.COMPUTE)
         self._states: dict[int, fx.Node | None] = {}
-        """The random state before each operation; None unless it is random and recomputed."""
+        """The random state before each operation; None unless the operation is random and
+        recomputed."""
 
     def write(self) -> StepProgram:
-        """Write the program; call it once."""
+        """Write and compile the program; call this once."""
         self._write_initial_state()
         for point, (op, index) in enumerate(self.program):
             if op == Op.COMPUTE:
@@ -95,7 +97,7 @@ class StepWriter(Rewriter):
         for number in self._completed.get(None, ()):
             self._write_output(number)
         self.graph.output([self._results[number] for number in self.end_results])
-        source, function = python_function(self.graph, name=self.name, named=2)
+        source, function = python_function(self.graph, name=self.name, n_separate=2)
         return StepProgram(
             graph=self.graph,
             source=source,
@@ -110,25 +112,29 @@ class StepWriter(Rewriter):
     def _compute(self, operation: Operation, point: int) -> None:
         """Write an execution of an operation with its outputs and random states."""
         if operation.index not in self._states:
-            repeats = operation.is_random and self._count[operation.index] > 1
-            get = torch.default_generator.get_state
-            self._states[operation.index] = self.graph.call_function(get) if repeats else None
+            is_repeated = operation.is_random and self._count[operation.index] > 1
+            get_state = torch.default_generator.get_state
+            self._states[operation.index] = (
+                self.graph.call_function(get_state) if is_repeated else None
+            )
             self._write_operation(operation, operation.storages, point)
             for number in self._completed.get(operation.index, ()):
                 self._write_output(number)
             return
-        before, now = self._states[operation.index], None
-        if before is not None:
-            now = self.graph.call_function(torch.default_generator.get_state)
-            self.graph.call_function(torch.default_generator.set_state, (before,))
+        first_state, current_state = self._states[operation.index], None
+        if first_state is not None:
+            current_state = self.graph.call_function(torch.default_generator.get_state)
+            self.graph.call_function(torch.default_generator.set_state, (first_state,))
         self._write_operation(operation, self._scheduled.intersection(operation.storages), point)
-        if now is not None:
-            self.graph.call_function(torch.default_generator.set_state, (now,))
+        if current_state is not None:
+            self.graph.call_function(torch.default_generator.set_state, (current_state,))
 
-    def _write_operation(self, operation: Operation, numbers: Iterable[int], point: int) -> None:
-        """Write an operation that makes storages `numbers`, at a point of the program."""
+    def _write_operation(
+        self, operation: Operation, storage_indices: Iterable[int], point: int
+    ) -> None:
+        """Write an operation that makes storages `storage_indices`, at a point of the program."""
         del point
-        self.write_node(operation.node, numbers)
+        self.write_node(operation.node, storage_indices)
 
     def _write_page(self, op: Op, number: int) -> None:
         """Write a page-out or page-in of a storage, unless no node reads the storage."""
@@ -143,10 +149,14 @@ class StepWriter(Rewriter):
 
     def _page_in(self, number: int) -> None:
         """Write a page-in, whose result becomes the newest copy of the storage."""
-        new = self.graph.call_method("page_in", (self._pages, number))
-        alone = len(self.step_graph.storages[number].layouts) == 1
+        page = self.graph.call_method("page_in", (self._pages, number))
+        has_one_layout = len(self.step_graph.storages[number].layouts) == 1
         for key in self.output_keys(number):
-            output = new if alone else self.graph.call_function(operator.getitem, (new, key[1]))
+            output = (
+                page
+                if has_one_layout
+                else self.graph.call_function(operator.getitem, (page, key[1]))
+            )
             self._current[key] = output
 
     def _write_output(self, number: int) -> None:
@@ -161,7 +171,7 @@ class StepWriter(Rewriter):
         self._results[number] = value
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether an output is copied: it is part of a storage that may be freed before."""
+        """Return whether an output is copied, because it is part of a storage that may be freed."""
         return self._scheduled.issuperset(output.reads.storages) and not self._fills_storage(
             output.result.node
         )
@@ -190,21 +200,26 @@ class TrainingWriter(StepWriter):
     def __init__(
         self, trace: Trace, program: Program, numbers: Sequence[int], *, resident: Collection[int]
     ) -> None:
-        new, state = trace.graph.replacement_of, set(trace.graph.state_tensors)
+        """Begin as `StepWriter`; derive from `resident` the state with its home on storage."""
+        replacement_of, state = trace.graph.replacement_of, set(trace.graph.state_tensors)
         on_storage = {number for i, number in enumerate(numbers) if i not in resident} & state
         homes = {number: number for number in sorted(on_storage)}
-        homes |= {new[number]: number for number in sorted(on_storage) if number in new}
+        homes |= {
+            replacement_of[number]: number
+            for number in sorted(on_storage)
+            if number in replacement_of
+        }
         self._last_uses = _last_uses(trace.step_graph, program, frozenset(numbers))
         """Storages without decision, by the point of the last computation that uses them."""
         self._positions = {a.node: k for k, a in enumerate(trace.joint.arguments)}
         super().__init__(trace, program, numbers, homes=homes)
 
     def _write_initial_state(self) -> None:
-        """Write outputs that are state as it is before the step."""
+        """Write the outputs that are values of state before the step."""
         for operation in self.step_graph.operations:
-            numbers = self._completed.get(operation.index, ()) if operation.is_source else ()
-            for number in numbers:
-                self._write_output(number)
+            output_indices = self._completed.get(operation.index, ()) if operation.is_source else ()
+            for output_index in output_indices:
+                self._write_output(output_index)
 
     def map_argument(self, node: fx.Node) -> fx.Node:
         """Return the node of an argument: its page if it was paged in, else its placeholder."""
@@ -244,46 +259,50 @@ class TrainingWriter(StepWriter):
                 }
                 self._output_keys[number] = [(number, k) for _, k in self.output_keys(home)]
 
-    def _write_operation(self, operation: Operation, numbers: Iterable[int], point: int) -> None:
+    def _write_operation(
+        self, operation: Operation, storage_indices: Iterable[int], point: int
+    ) -> None:
         """Write an operation, in place if the program frees the overwritten input after it."""
-        new = self.write_node(operation.node, numbers)
-        freed = self._storages_freed_after(point) if operation.in_place else ()
-        for _, read in operation.in_place:
-            if read not in freed:
+        new_node = self.write_node(operation.node, storage_indices)
+        freed_storages = self._storages_freed_after(point) if operation.in_place else ()
+        for _, input_index in operation.in_place:
+            if input_index not in freed_storages:
                 continue
-            position = argument_position(self.step_graph, operation, read)
+            position = argument_position(self.step_graph, operation, input_index)
             kernel = in_place_kernel(operation.node, position)
             if kernel is not None:
-                set_kernel(new, kernel)
+                set_kernel(new_node, kernel)
             return
 
     def _storages_freed_after(self, point: int) -> set[int]:
         """Return the storages that the program frees right after a computation."""
-        freed = set(self._last_uses.get(point, ()))
+        freed_storages = set(self._last_uses.get(point, ()))
         for op, i in self.program[point + 1 :]:
             if op != Op.FREE:
                 break
-            freed.add(self.numbers[i])
-        return freed
+            freed_storages.add(self.numbers[i])
+        return freed_storages
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether an output is copied: also if it is state before the step."""
+        """Return whether an output is copied: also if it is a value of state before the step."""
         makers = (self.step_graph.storages[i].operation for i in output.reads.storages)
-        from_state = any(self.step_graph.operations[maker].is_source for maker in makers)
-        return from_state or super()._is_copied(output)
+        is_state = any(self.step_graph.operations[maker].is_source for maker in makers)
+        return is_state or super()._is_copied(output)
 
 
 def _last_uses(
     step_graph: CapturedGraph, program: Program, scheduled: Collection[int]
 ) -> dict[int, list[int]]:
     """Return unscheduled storages, by the point of the last computation that uses them."""
-    last: dict[int, int] = {}
+    last_point: dict[int, int] = {}
     for point, (op, index) in enumerate(program):
         if op == Op.COMPUTE:
             operation = step_graph.operations[index]
-            used = (*operation.reads.storages, *operation.storages)
-            last.update((number, point) for number in used if number not in scheduled)
+            used_storages = (*operation.reads.storages, *operation.storages)
+            last_point.update(
+                (number, point) for number in used_storages if number not in scheduled
+            )
     by_point: dict[int, list[int]] = {}
-    for number, point in last.items():
+    for number, point in last_point.items():
         by_point.setdefault(point, []).append(number)
     return by_point

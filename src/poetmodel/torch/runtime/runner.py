@@ -72,6 +72,7 @@ class Runner:
         rollback: bool = True,
         homes: StateStore | None = None,
     ) -> None:
+        """Write and compile the program; create the page file and the state file if needed."""
         self.trace = trace
         program = plan.program if program is None else program
         writer = (
@@ -83,16 +84,18 @@ class Runner:
         self.file: PageFile | None = None
         self.homes = homes
         on_storage = self.program.homes
-        paged = {numbers[i] for op, i in plan.program if op == Op.PAGE_OUT}.difference(on_storage)
-        if paged:
-            pages = (trace.step_graph.storages[i] for i in sorted(paged))
+        paged_storages = {numbers[i] for op, i in plan.program if op == Op.PAGE_OUT}.difference(
+            on_storage
+        )
+        if paged_storages:
+            pages = (trace.step_graph.storages[i] for i in sorted(paged_storages))
             self.file = PageFile(folder or ".", pages)
         rolls_back = trace.joint.optimizer is not None and folder is not None and rollback
         if homes is None and (on_storage or rolls_back):
             states = frozenset(on_storage.values())
             self.homes = StateStore(trace, states, folder=folder or ".", rollback=rollback)
-        view = {} if self.homes is None else self.homes.numbers_of(trace)
-        self._file_numbers = {index: view[number] for index, number in on_storage.items()}
+        file_number_of = {} if self.homes is None else self.homes.numbers_of(trace)
+        self._file_numbers = {index: file_number_of[number] for index, number in on_storage.items()}
         """Number in the state file of each state on storage and of its replacement."""
         self.delays_gradients = rollback and (
             self.file is not None or bool(trace.joint.finite_check_lines)
@@ -120,21 +123,26 @@ class Runner:
         ]
         """Arguments that are equal in each step; None for arguments that are not."""
         output_keys = trace.step_graph.output_keys
-        unread = [
+        stored_positions = [
             indices[a.node]
             for a in joint.arguments
             if output_keys.get(a.node, (None,))[0] in self._file_numbers
         ]
-        self._state = None if joint.optimizer is None else OptimizerState(joint, on_storage=unread)
+        self._state = (
+            None if joint.optimizer is None else OptimizerState(joint, on_storage=stored_positions)
+        )
 
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes written and read by all steps so far, without mirrored state [B]."""
-        written, read = -self.mirrored_bytes, 0
+        written_bytes, read_bytes = -self.mirrored_bytes, 0
         for file in (self.file, None if self.homes is None else self.homes.file):
             if file is not None:
-                written, read = written + file.written_bytes, read + file.read_bytes
-        return written, read
+                written_bytes, read_bytes = (
+                    written_bytes + file.written_bytes,
+                    read_bytes + file.read_bytes,
+                )
+        return written_bytes, read_bytes
 
     @property
     def mirrored_bytes(self) -> int:
@@ -144,8 +152,8 @@ class Runner:
     @property
     def state_on_storage_bytes(self) -> int:
         """Bytes of state with its home on storage [B]."""
-        numbers = set(self.program.homes.values())
-        return sum(self.trace.step_graph.storages[number].bytes for number in numbers)
+        storages = set(self.program.homes.values())
+        return sum(self.trace.step_graph.storages[storage].bytes for storage in storages)
 
     def trial(self) -> AbstractContextManager[None]:
         """Context manager for trial steps: restores the state on storage at the end."""
@@ -178,9 +186,9 @@ class Runner:
         values = self._values(inputs)
         if self._state is not None:
             values.append(self._state.fill_arguments(values))
-        delays = self.delays_gradients if delays_gradients is None else delays_gradients
-        gradients = Gradients(self._targets, values, delayed=delays)
-        before = torch.default_generator.get_state() if self._random else None
+        is_delayed = self.delays_gradients if delays_gradients is None else delays_gradients
+        gradients = Gradients(self._targets, values, delayed=is_delayed)
+        random_state = torch.default_generator.get_state() if self._random else None
         try:
             results = self.run(values, gradients.add)
             if self._state is not None:
@@ -188,18 +196,20 @@ class Runner:
             if self.homes is not None:
                 self.homes.commit()
         except BaseException as error:
-            if before is not None:
-                torch.default_generator.set_state(before)
+            if random_state is not None:
+                torch.default_generator.set_state(random_state)
             self._restore_state(error)
             raise
         with torch.no_grad():
             gradients.commit()
             if self._changed:
-                new = [results[k] for k in self._changed]
-                torch._foreach_copy_([values[index] for index in self._changed.values()], new)
-        loss, *others = [results[k] for k in self._returned]
+                new_values = [results[k] for k in self._changed]
+                torch._foreach_copy_(
+                    [values[index] for index in self._changed.values()], new_values
+                )
+        loss, *further_results = [results[k] for k in self._returned]
         # An output of the model may be an argument itself.
-        return self.trace.joint.build_output(loss, [value.detach() for value in others])
+        return self.trace.joint.build_output(loss, [value.detach() for value in further_results])
 
     def _restore_state(self, error: BaseException) -> None:
         """Restore the state before a failed step, or add the note `TORN` to its error."""
@@ -266,10 +276,10 @@ class GradientTarget:
 
     argument: int
     key: int
-    """Equal for all gradients of one weight; there are several if it is used by several names.
-    They are summed first, as PyTorch does."""
+    """Equal for all gradients of one weight: a weight with several names has several gradients,
+    which are summed first, as PyTorch does."""
     is_last: bool
-    """Whether it is the last gradient of its key."""
+    """Whether the gradient is the last one of its key."""
     is_sole_reader: bool
     """Whether no other operation or output reads the gradient's storage."""
 
@@ -277,33 +287,36 @@ class GradientTarget:
 class Gradients:
     """The gradients of one step, which are stored in or added to ``.grad``.
 
-    A target without gradient gets the new one when the step is complete. Otherwise the new gradient
-    is added to the existing one: at once, or at the end if pages could still fail.
+    A target without ``.grad`` gets the new gradient when the step is complete. Otherwise the new
+    gradient is added to the existing one: immediately, or at the end if pages could still fail.
     """
 
     def __init__(
         self, targets: Mapping[int, GradientTarget], values: Sequence[Any], *, delayed: bool
     ) -> None:
+        """Begin without gradients; `values` are the arguments of the step."""
         self._targets = targets
         self._values = values
         self._delayed = delayed
         self._sums: dict[int, torch.Tensor] = {}
-        """Sums so far, by the key of their target."""
+        """Sum of the gradients so far, by the key of their target."""
 
     def add(self, number: int, value: torch.Tensor) -> None:
         """Add a gradient to the sum of its key, or to an existing ``.grad``."""
         gradient_target = self._targets[number]
         target = self._values[gradient_target.argument]
-        total = self._sums.pop(gradient_target.key, None)
-        if total is not None:
-            value = total.add_(value)
+        gradient_sum = self._sums.pop(gradient_target.key, None)
+        if gradient_sum is not None:
+            value = gradient_sum.add_(value)
         if gradient_target.is_last and target.grad is not None and not self._delayed:
             target.grad.add_(value)
             return
         # A gradient that fills its memory with the strides of its weight needs no copy.
-        fills = value.untyped_storage().nbytes() == value.numel() * value.element_size()
-        own = gradient_target.is_sole_reader and fills and value.stride() == target.stride()
-        if total is None and not own:
+        fills_storage = value.untyped_storage().nbytes() == value.numel() * value.element_size()
+        is_owned = (
+            gradient_target.is_sole_reader and fills_storage and value.stride() == target.stride()
+        )
+        if gradient_sum is None and not is_owned:
             value = torch.empty_like(target, requires_grad=False).copy_(value)
         self._sums[gradient_target.key] = value
 
@@ -325,20 +338,20 @@ def _gradient_targets(trace: Trace, arguments: Mapping[fx.Node, int]) -> dict[in
     step_graph = trace.step_graph
     readers = [operation.reads for operation in step_graph.operations]
     readers += [output.reads for output in step_graph.outputs]
-    counts = Counter(number for reads in readers for number in reads.storages)
+    n_readers = Counter(number for reads in readers for number in reads.storages)
     targets = {
         number: output.result.target
         for number, output in enumerate(step_graph.outputs)
         if not output.is_returned_at_end and output.result.target is not None
     }
     keys = {number: id(trace.joint.value(target)) for number, target in targets.items()}
-    last = {key: number for number, key in keys.items()}
+    last_output = {key: number for number, key in keys.items()}
     return {
         number: GradientTarget(
             argument=arguments[targets[number].node],
             key=key,
-            is_last=last[key] == number,
-            is_sole_reader=[counts[i] for i in step_graph.outputs[number].reads.storages] == [1],
+            is_last=last_output[key] == number,
+            is_sole_reader=[n_readers[i] for i in step_graph.outputs[number].reads.storages] == [1],
         )
         for number, key in keys.items()
     }

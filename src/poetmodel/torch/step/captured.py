@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """A result of a step: the storages it is read from, and when they exist."""
+    """A result of a step, the storages that contain it, and the operation that completes it."""
 
     result: OutputSpec
     reads: Reads
     completed_by: int | None
-    """Index of the last operation that makes a storage it reads; None for arguments and views."""
+    """Index of the last operation whose storage the result is read from; None for arguments."""
 
     @property
     def is_returned_at_end(self) -> bool:
-        """Whether it is returned at the end of the step, like the loss and new buffer values."""
+        """Whether the result is returned at the end of the step, like the loss and new buffers."""
         return self.result.kind is not OutputKind.GRADIENT
 
 
@@ -69,13 +69,16 @@ class CapturedGraph(StepGraph):
     def __init__(
         self, joint: Joint, *, known: Mapping[int, OpProfile] | None = None, measured: bool = True
     ) -> None:
+        """Profile the operations unless profiles are known; find the outputs."""
         self._joint = joint
         self._paths = _module_paths(joint)
         self._backward = _tangent_descendants(joint)
         nodes = list(joint.graph_module.graph.nodes)
         if known is None:
-            found = profile_on_inputs(joint, self._profiler(measured=measured))
-            known = {k: found[n] for k, n in enumerate(nodes) if n in found}
+            profile_of_node = profile_on_inputs(joint, self._profiler(measured=measured))
+            known = {
+                k: profile_of_node[node] for k, node in enumerate(nodes) if node in profile_of_node
+            }
         self.profiles = {k: profile for k, profile in known.items() if profile.sizes_bytes}
         """Profiles of the operations, by their position in the captured graph."""
         super().__init__(
@@ -85,13 +88,19 @@ class CapturedGraph(StepGraph):
         )
         self._finish_operations()
         self.outputs: list[StepOutput] = []
-        """One per result, ordered by the operation that completes it; arguments come last."""
+        """One per result, in the order of the operations that complete results; arguments last."""
         for result in joint.results:
-            reads = self.find_reads((result.node,))
-            maker = max((self.storages[k].operation for k in reads.storages), default=None)
-            self.outputs.append(StepOutput(result=result, reads=reads, completed_by=maker))
+            result_reads = self.find_reads((result.node,))
+            last_operation = max(
+                (self.storages[k].operation for k in result_reads.storages), default=None
+            )
+            self.outputs.append(
+                StepOutput(result=result, reads=result_reads, completed_by=last_operation)
+            )
         self.outputs.sort(
-            key=lambda o: len(self.operations) if o.completed_by is None else o.completed_by
+            key=lambda output: (
+                len(self.operations) if output.completed_by is None else output.completed_by
+            )
         )
 
     def _profiler(self, *, measured: bool) -> OpProfiler:
@@ -99,7 +108,7 @@ class CapturedGraph(StepGraph):
         return OpProfiler(measured=measured)
 
     def _finish_operations(self) -> None:
-        """Change operations after they are complete and before results are read; a hook."""
+        """Change operations before results are read; subclasses override this."""
 
     def phase_of(self, node: fx.Node) -> Phase:
         """Return BACKWARD, LOSS or FORWARD for a node."""
@@ -140,17 +149,17 @@ def _module_paths(joint: Joint) -> dict[fx.Node, str]:
 def _common_module(paths: Sequence[str]) -> str | None:
     """Return the path of the innermost module around all given modules; None if there is none."""
     names_of = [path.split(".") for path in paths]
-    common = [names[0] for names in zip(*names_of, strict=False) if len(set(names)) == 1]
-    return ".".join(common) or None
+    common_names = [names[0] for names in zip(*names_of, strict=False) if len(set(names)) == 1]
+    return ".".join(common_names) or None
 
 
 def _tangent_descendants(joint: Joint) -> frozenset[fx.Node]:
     """Return the nodes that depend on a tangent, the gradient that starts the backward pass."""
-    reached = {argument.node for argument in joint.arguments_of(InputKind.TANGENT)}
+    descendants = {argument.node for argument in joint.arguments_of(InputKind.TANGENT)}
     for node in joint.graph_module.graph.nodes:
-        if any(source in reached for source in node.all_input_nodes):
-            reached.add(node)
-    return frozenset(reached)
+        if any(source in descendants for source in node.all_input_nodes):
+            descendants.add(node)
+    return frozenset(descendants)
 
 
 def _is_tagged_backward(node: fx.Node) -> bool:

@@ -33,15 +33,16 @@ def in_place_pair(
     last_uses: Sequence[int],
     excluded: Collection[int],
 ) -> tuple[tuple[int, int], ...]:
-    """Return ((output, input),), storages that may share memory, or () if there are none.
+    """Return the pair ((output, input),) if the output may overwrite the input, otherwise ().
 
-    The input must be a computed tensor that fills its storage, is read as it is, not as a view, and
-    is read last by this operation. Storages in `excluded` must not be overwritten.
+    Both are storage indices. The input must be a computed tensor that fills its storage and that is
+    read directly, not as a view. No later operation may read it. Storages in `excluded` must not
+    be overwritten.
     """
     if len(operation.storages) != 1 or operation.is_source:
         return ()
-    (number,) = operation.storages
-    output = step_graph.storages[number]
+    (output_index,) = operation.storages
+    output = step_graph.storages[output_index]
     if output.replaces is not None or not _fills_storage(output):
         return ()
     behind_views = {
@@ -54,17 +55,17 @@ def in_place_pair(
     for position, argument in enumerate(operation.node.args):
         if not isinstance(argument, fx.Node) or argument not in step_graph.output_keys:
             continue
-        read = step_graph.output_keys[argument][0]
-        storage = step_graph.storages[read]
+        input_index = step_graph.output_keys[argument][0]
+        storage = step_graph.storages[input_index]
         if (
-            last_uses[read] == operation.index
-            and read not in excluded
-            and read not in behind_views
+            last_uses[input_index] == operation.index
+            and input_index not in excluded
+            and input_index not in behind_views
             and not step_graph.operations[storage.operation].is_source
             and _has_equal_layout(output, storage)
             and in_place_kernel(operation.node, position) is not None
         ):
-            return ((number, read),)
+            return ((output_index, input_index),)
     return ()
 
 
@@ -79,13 +80,13 @@ def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) ->
     return workspace_bytes + step_graph.storages[operation.in_place[0][0]].bytes
 
 
-def argument_position(step_graph: CapturedGraph, operation: Operation, read: int) -> int:
-    """Return the position of the argument that is storage `read` as it is, not as a view."""
+def argument_position(step_graph: CapturedGraph, operation: Operation, storage_index: int) -> int:
+    """Return the position of the argument that is storage `storage_index` itself, no view."""
     return next(
         position
         for position, argument in enumerate(operation.node.args)
         if isinstance(argument, fx.Node)
-        and step_graph.output_keys.get(argument, (-1, 0))[0] == read
+        and step_graph.output_keys.get(argument, (-1, 0))[0] == storage_index
     )
 
 
@@ -133,32 +134,34 @@ def _call_with_out(
 
 
 @cache
-def _find_variant(operator: Any, first: bool) -> tuple[Kernel, str | None] | None:  # noqa: FBT001 - for the cache
+def _find_variant(operator: Any, is_first: bool) -> tuple[Kernel, str | None] | None:  # noqa: FBT001 - for the cache
     """Return an operator's variant that overwrites a tensor, and the name of its out parameter.
 
-    If `first`, a variant that overwrites the first argument is preferred; its name is None. None if
-    there is no variant. Variants that PyTorch derives from the operator are excluded: they would
-    allocate and copy.
+    If `is_first`, a variant that overwrites the first argument is preferred; its name is None. The
+    result is None if there is no variant. Variants that PyTorch derives from the operator are
+    excluded: they would allocate and copy.
     """
-    if operator is torch.ops.aten.mul.Scalar:  # its own variant rounds the number to half precision
-        return (torch.ops.aten.mul_.Tensor, None) if first else None
+    if (
+        operator is torch.ops.aten.mul.Scalar
+    ):  # its in-place variant rounds the number to half precision
+        return (torch.ops.aten.mul_.Tensor, None) if is_first else None
     packet = operator.overloadpacket
     name, overload = operator._schema.name, operator._overloadname  # noqa: SLF001 - PyTorch's own words
-    if first:
-        twin = getattr(torch.ops.aten, f"{name.removeprefix('aten::')}_", None)
-        if twin is not None and overload in twin.overloads():
-            return getattr(twin, overload), None
+    if is_first:
+        method_packet = getattr(torch.ops.aten, f"{name.removeprefix('aten::')}_", None)
+        if method_packet is not None and overload in method_packet.overloads():
+            return getattr(method_packet, overload), None
     operands = _operand_types(operator)
-    for other in packet.overloads():
-        variant = getattr(packet, other)
-        written = [a.name for a in variant._schema.arguments if a.is_out]  # noqa: SLF001 - as above
-        full_name = f"{name}.{other}"
+    for overload_name in packet.overloads():
+        variant = getattr(packet, overload_name)
+        out_names = [a.name for a in variant._schema.arguments if a.is_out]  # noqa: SLF001 - as above
+        full_name = f"{name}.{overload_name}"
         if (
-            len(written) == 1
+            len(out_names) == 1
             and _operand_types(variant) == operands
             and bool(torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "CPU"))  # noqa: SLF001
         ):
-            return variant, written[0]
+            return variant, out_names[0]
     return None
 
 
@@ -169,7 +172,7 @@ def _operand_types(operator: Any) -> list[tuple[str, str]]:
 
 
 def _fills_storage(storage: TensorStorage) -> bool:
-    """Return whether a storage has one layout, and its tensor has all bytes."""
+    """Return whether a storage has one layout, whose tensor occupies all bytes."""
     if len(storage.layouts) != 1:
         return False
     (layout,) = storage.layouts
@@ -177,14 +180,14 @@ def _fills_storage(storage: TensorStorage) -> bool:
     return size == storage.bytes > 0
 
 
-def _has_equal_layout(storage: TensorStorage, other: TensorStorage) -> bool:
+def _has_equal_layout(storage: TensorStorage, other_storage: TensorStorage) -> bool:
     """Return whether the tensors of two storages have the same type, shape, strides and offset."""
-    if len(other.layouts) != 1 or storage.bytes != other.bytes:
+    if len(other_storage.layouts) != 1 or storage.bytes != other_storage.bytes:
         return False
-    first, second = storage.layouts[0], other.layouts[0]
-    return (first.dtype, first.shape, first.stride, first.offset) == (
-        second.dtype,
-        second.shape,
-        second.stride,
-        second.offset,
+    layout, other_layout = storage.layouts[0], other_storage.layouts[0]
+    return (layout.dtype, layout.shape, layout.stride, layout.offset) == (
+        other_layout.dtype,
+        other_layout.shape,
+        other_layout.stride,
+        other_layout.offset,
     )

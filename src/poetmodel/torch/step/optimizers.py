@@ -48,19 +48,19 @@ class Rule(ABC):
     op: ClassVar[str]
     """Name of the operator, and of the optimizer on a command line."""
     keys: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")
-    """Keys of its state for a parameter, without those that settings add."""
+    """Keys of the optimizer's state for a parameter, without keys that settings add."""
     flops: ClassVar[int]
-    """FLOP per element of the parameter, without those that settings add."""
+    """FLOP per element of the parameter, without FLOP that settings add."""
     needs_scratch: ClassVar[bool] = True
-    """Whether it needs memory of the parameter's size beside the gradient."""
+    """Whether a step needs memory of the parameter's size beside the gradient."""
     reuses_gradient: ClassVar[bool] = False
-    """Whether it overwrites the gradient, whatever the settings."""
+    """Whether a step overwrites the gradient, whatever the settings."""
     has_fused: ClassVar[bool] = False
-    """Whether PyTorch has a fused kernel for it."""
+    """Whether PyTorch has a fused kernel for this optimizer."""
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Keys of its state for a parameter in ``optimizer.state``."""
+        """Keys of the state for a parameter in ``optimizer.state``."""
         return (*self.keys, *self._settings_extras()[0])
 
     def flops_of(self, parameter: Tensor) -> int:
@@ -296,19 +296,19 @@ class RmsProp(CountingRule):
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         """Overwrite `w` and moments by one step of RMSprop."""
         del step
-        square, *others = moments
+        square, *other_moments = moments
         square.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
         if self.centered:
-            mean = others.pop()
+            mean = other_moments.pop()
             mean.lerp_(gradient, 1 - self.alpha)
             denominator = square.addcmul(mean, mean, value=-1).sqrt_()
         else:
             denominator = square.sqrt()
         denominator.add_(self.eps)
-        for buffer in others:
+        for buffer in other_moments:
             buffer.mul_(self.momentum).addcdiv_(gradient, denominator)
             w.add_(buffer, alpha=-lr)
-        if not others:
+        if not other_moments:
             w.addcdiv_(gradient, denominator, value=-lr)
 
 
@@ -388,9 +388,9 @@ class RAdam(CountingRule):
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        first, second = 1 - beta1**step, 1 - beta2**step
+        mean_correction, square_correction = 1 - beta1**step, 1 - beta2**step
         max_length = 2 / (1 - beta2) - 1
-        length = max_length - 2 * step * (beta2**step) / second
+        length = max_length - 2 * step * (beta2**step) / square_correction
         rectified = 0.0
         if length > RADAM_MIN_LENGTH:
             ratio = (
@@ -402,12 +402,14 @@ class RAdam(CountingRule):
             rectified = ratio**0.5
         if self.foreach:  # PyTorch's foreach variant has different bits
             rate = square.sqrt().add_(self.eps)
-            rate.div_((second**0.5) * (lr * rectified / first) * -1).reciprocal_()
-            w.addcmul_(mean, rate.add_((lr * (0 if rectified else 1.0) / first) * -1))
+            rate.div_(
+                (square_correction**0.5) * (lr * rectified / mean_correction) * -1
+            ).reciprocal_()
+            w.addcmul_(mean, rate.add_((lr * (0 if rectified else 1.0) / mean_correction) * -1))
             return
-        change = torch.div(mean, first, out=gradient).mul_(lr)
+        change = torch.div(mean, mean_correction, out=gradient).mul_(lr)
         if rectified:
-            rate = square.sqrt().add_(self.eps).reciprocal_().mul_(second**0.5)
+            rate = square.sqrt().add_(self.eps).reciprocal_().mul_(square_correction**0.5)
             change.mul_(rate).mul_(rectified)
         w.add_(change, alpha=-1.0)
 
@@ -439,14 +441,14 @@ class Muon(Rule):
 
     def flops_of(self, parameter: Tensor) -> int:
         """Return the FLOP of a step for a parameter; a meta tensor suffices."""
-        small, large = sorted(parameter.shape)
-        products: int = self.ns_steps * 2 * small * small * (2 * large + small)
+        min_size, max_size = sorted(parameter.shape)
+        products: int = self.ns_steps * 2 * min_size * min_size * (2 * max_size + min_size)
         return super(Muon, self).flops_of(parameter) + products
 
     def scratch_bytes(self, parameter: Tensor) -> int:
         """Return the memory that a step needs beside the gradient [B]."""
-        small: int = min(parameter.shape)
-        return 2 * (2 * int(parameter.numel()) + small * small)  # elements of 2 bytes
+        min_size: int = min(parameter.shape)
+        return 2 * (2 * int(parameter.numel()) + min_size * min_size)  # elements of 2 bytes
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
         """Overwrite parameter and momentum by one step of Muon."""
@@ -457,10 +459,10 @@ class Muon(Rule):
         rows, columns = parameter.shape
         update = update.bfloat16() if rows <= columns else update.bfloat16().T
         update.div_(update.norm().clamp(min=self.eps))
-        first_power, third, fifth = self.ns_coefficients
+        first_power, third_power, fifth_power = self.ns_coefficients
         for _ in range(self.ns_steps):
             gram = update @ update.T
-            gram = torch.addmm(gram, gram, gram, beta=third, alpha=fifth)
+            gram = torch.addmm(gram, gram, gram, beta=third_power, alpha=fifth_power)
             update = torch.addmm(update, gram, update, beta=first_power)
         ratio = 1.0
         if self.adjust_lr_fn in (None, "original"):
@@ -576,7 +578,7 @@ def optimizer_errors(optimizer: object) -> Iterator[str]:
     if isinstance(optimizer, Optimizers):
         for member in optimizer.members:
             yield from optimizer_errors(member)
-        identities = [id(p) for _, own in group_rules(optimizer) for p in own]
+        identities = [id(p) for _, parameters in group_rules(optimizer) for p in parameters]
         if len(set(identities)) < len(identities):
             yield "a parameter belongs to two of them; pass it to one"
         return
@@ -590,8 +592,12 @@ def optimizer_errors(optimizer: object) -> Iterator[str]:
     if kind not in TRACED_RULES:
         # The class may be a user's, with the same name.
         got = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else ""
-        *names, last = (known.__name__ for known in TRACED_RULES if known is not QuantizedSGD)
-        expected = f"{', '.join(names)} or {last} of torch.optim"
+        *names, last_name = (
+            optimizer_class.__name__
+            for optimizer_class in TRACED_RULES
+            if optimizer_class is not QuantizedSGD
+        )
+        expected = f"{', '.join(names)} or {last_name} of torch.optim"
         yield f"expected {expected}, got {got or shown(optimizer)}"
         return
     accepted: Any = optimizer
@@ -609,8 +615,8 @@ def _group_errors(group: Mapping[str, Any], *, has_fused: bool) -> Iterator[str]
         if group.get(key) and not (key == "fused" and has_fused):
             yield f"{key}=True cannot be traced; leave it out"
     for key, value in group.items():
-        numbers = value if key == "betas" else (value,)
-        if key != "params" and any(isinstance(number, torch.Tensor) for number in numbers):
+        values = value if key == "betas" else (value,)
+        if key != "params" and any(isinstance(number, torch.Tensor) for number in values):
             yield f"{key} is a tensor; expected a number, such as {key}={_plain_numbers(value)}"
         elif key == "lr" and not isinstance(value, Real):
             yield f"lr: expected a number, got {shown(value)}"
@@ -646,12 +652,12 @@ class OptimizerSlot:
 
     @property
     def is_new(self) -> bool:
-        """Whether the optimizer has no value for it yet, before its first step."""
+        """Whether the optimizer has no value yet, before its first step."""
         return self.optimizer.state.get(self.parameter, {}).get(self.key) is None
 
     @property
     def begins_with_gradient(self) -> bool:
-        """Whether it starts as the undampened gradient; exported code marks this with NaN."""
+        """Whether the first value is the undampened gradient; exported code marks this with NaN."""
         if self.key != "momentum_buffer" or not self.is_new:
             return False
         groups = self.optimizer.param_groups
@@ -665,18 +671,20 @@ class OptimizerSlot:
             return value
         if self.key in ("step", "mu_product"):
             fused = self.optimizer.defaults.get("fused")
-            wide = torch.get_default_dtype() == torch.float64 and not fused
-            kind = torch.float64 if wide else torch.float32
+            is_double = torch.get_default_dtype() == torch.float64 and not fused
+            kind = torch.float64 if is_double else torch.float32
             return torch.tensor(float(self.key == "mu_product"), dtype=kind, device="cpu")
-        first = self.optimizer.defaults["initial_accumulator_value"] if self.key == "sum" else 0.0
-        return torch.full_like(self.parameter, first, requires_grad=False)
+        fill_value = (
+            self.optimizer.defaults["initial_accumulator_value"] if self.key == "sum" else 0.0
+        )
+        return torch.full_like(self.parameter, fill_value, requires_grad=False)
 
     def store(self, value: torch.Tensor) -> None:
         """Store a value in the optimizer's state."""
         self.optimizer.state[self.parameter][self.key] = value
 
     def remove(self) -> None:
-        """Delete the value from the optimizer's state, and the parameter's entry if it is empty."""
+        """Delete the value from the optimizer's state; delete the parameter's entry if empty."""
         entries = self.optimizer.state.get(self.parameter, {})
         entries.pop(self.key, None)
         if not entries:
@@ -709,11 +717,12 @@ class OptimizerState:
     """
 
     def __init__(self, joint: Joint, on_storage: Collection[int] = ()) -> None:
+        """Record the positions of optimizer values and parameters, and the current groups."""
         self._on_storage = frozenset(on_storage)
         self._joint = joint
         self._optimizer: Any = joint.optimizer
         positions = {argument.node: position for position, argument in enumerate(joint.arguments)}
-        self._held = [
+        self._slots = [
             (positions[a.node], a.optimizer_value)
             for a in joint.arguments
             if a.optimizer_value is not None
@@ -726,7 +735,9 @@ class OptimizerState:
 
     def _current_groups(self) -> list[tuple[Any, list[int]]]:
         """Return the rule and the parameter ids of each current group."""
-        return [(rule, list(map(id, own))) for rule, own in group_rules(self._optimizer)]
+        return [
+            (rule, list(map(id, parameters))) for rule, parameters in group_rules(self._optimizer)
+        ]
 
     def fill_arguments(self, values: list[Any]) -> frozenset[int]:
         """Write learning rates and moments into a list of arguments; return new moments' positions.
@@ -734,23 +745,23 @@ class OptimizerState:
         Raises `CaptureError` if optimizer or parameters have changed since the capture.
         """
         refuse(self._joint.name, self._errors(values))
-        new = set()
-        for position, held in self._held:
-            is_new = isinstance(held, OptimizerSlot) and held.is_new
+        new_positions = set()
+        for position, slot in self._slots:
+            is_new = isinstance(slot, OptimizerSlot) and slot.is_new
             if not (is_new and position in self._on_storage):
-                values[position] = held.value()
+                values[position] = slot.value()
             if is_new:
-                new.add(position)
-        return frozenset(new)
+                new_positions.add(position)
+        return frozenset(new_positions)
 
     def store_first_moments(self, values: list[Any]) -> None:
         """Store the moments of a first step in the optimizer; count the step.
 
         Marks the optimizer as stepped, so that learning-rate schedulers do not warn.
         """
-        for position, held in self._held:
-            if isinstance(held, OptimizerSlot) and held.is_new and position not in self._on_storage:
-                held.store(values[position])
+        for position, slot in self._slots:
+            if isinstance(slot, OptimizerSlot) and slot.is_new and position not in self._on_storage:
+                slot.store(values[position])
         for member in members_of(self._optimizer):
             if isinstance(member, QuantizedSGD):
                 member.count_update()
@@ -776,31 +787,34 @@ class MomentSnapshot:
     """A snapshot of a step's optimizer moments, to be restored; empty without an optimizer."""
 
     def __init__(self, joint: Joint) -> None:
+        """Copy the current moments and counts of updates."""
         self.is_in_use = joint.optimizer is not None
         """Whether the step has an optimizer."""
-        self._held = {
+        self._slots = {
             a.name: a.optimizer_value
             for a in joint.arguments
             if isinstance(a.optimizer_value, OptimizerSlot)
         }
         self._original = self._start = self._copy_values()
-        counting = [o for o in members_of(joint.optimizer) if isinstance(o, QuantizedSGD)]
+        counting = [
+            member for member in members_of(joint.optimizer) if isinstance(member, QuantizedSGD)
+        ]
         groups = [group for optimizer in counting for group in optimizer.param_groups]
         self._counts = [(group, group["updates"]) for group in groups]
         """Parameter groups that count updates, with their count."""
 
     def values(self) -> dict[str, torch.Tensor]:
         """Return the moments that the optimizer holds now, by name."""
-        return {name: held.value() for name, held in self._held.items() if not held.is_new}
+        return {name: slot.value() for name, slot in self._slots.items() if not slot.is_new}
 
     def _copy_values(self) -> dict[str, torch.Tensor]:
         return {name: value.clone() for name, value in self.values().items()}
 
     def create_missing(self) -> None:
         """Store initial values of missing moments in the optimizer; later resets restore them."""
-        for held in self._held.values():
-            if held.is_new:
-                held.store(held.value())
+        for slot in self._slots.values():
+            if slot.is_new:
+                slot.store(slot.value())
         self._start = self._copy_values()
 
     def discard_created(self) -> None:
@@ -809,12 +823,12 @@ class MomentSnapshot:
 
     def reset(self) -> None:
         """Restore moments and counts of updates; delete moments that the snapshot lacks."""
-        for name, held in self._held.items():
+        for name, slot in self._slots.items():
             if name not in self._start:
-                held.remove()
-            elif held.is_new:
-                held.store(self._start[name].clone())
+                slot.remove()
+            elif slot.is_new:
+                slot.store(self._start[name].clone())
             else:
-                held.value().copy_(self._start[name])
+                slot.value().copy_(self._start[name])
         for group, updates in self._counts:
             group["updates"] = updates

@@ -1,7 +1,8 @@
 """The graph to be solved: a traced step without its small tensors.
 
-Half of the tensors of a training step are smaller than a page. They stay in RAM until their last
-possible reader, their sum is reserved from the budget, and the solver decides on larger ones only.
+Half of the tensors of a training step are smaller than a page. These stay in RAM until their last
+possible reader. Their sum is reserved from the budget, and the solver decides on larger tensors
+only.
 """
 
 from __future__ import annotations
@@ -78,29 +79,29 @@ def keep_all_bytes(trace: Trace) -> int:
 
 
 def scheduled_graph(trace: Trace, *, budget_bytes: int, homes: bool = False) -> ScheduledGraph:
-    """Return the graph to be solved: without as many small tensors as the budget permits.
+    """Return the graph to be solved: without small tensors, as many as the budget permits.
 
     Close to the minimum budget fewer bytes are reserved, so that most of the headroom is left for
     schedules. A budget of `keep_all_bytes` leaves no decision, and all tensors stay in the
     graph. With `homes` the homes of state are decided too, unless everything fits.
     """
     if budget_bytes >= keep_all_bytes(trace):
-        whole = coarsen(trace, kept_bytes=-1)  # not even tensors of 0 bytes
+        full_graph = coarsen(trace, kept_bytes=-1)  # omits no tensor, not even those of 0 bytes
         return replace(
-            whole, reserves=(*_always_resident(trace), (_RESULTS, _held_bytes(trace, 0)))
+            full_graph, reserves=(*_always_resident(trace), (_RESULTS, _held_bytes(trace, 0)))
         )
     candidates = [
         coarsen(trace, kept_bytes=int(fraction * budget_bytes), homes=homes)
         for fraction in KEPT_FRACTIONS
     ]
-    smallest = min(candidates, key=floor_bytes)
-    headroom_bytes = MAX_HEADROOM_FRACTION * (budget_bytes - floor_bytes(smallest))
-    fitting = (
+    smallest_graph = min(candidates, key=floor_bytes)
+    headroom_bytes = MAX_HEADROOM_FRACTION * (budget_bytes - floor_bytes(smallest_graph))
+    fitting_graphs = (
         scheduled
         for scheduled in candidates
-        if floor_bytes(scheduled) - floor_bytes(smallest) <= headroom_bytes
+        if floor_bytes(scheduled) - floor_bytes(smallest_graph) <= headroom_bytes
     )
-    return next(fitting, smallest)
+    return next(fitting_graphs, smallest_graph)
 
 
 def floor_bytes(scheduled: ScheduledGraph) -> int:
@@ -125,32 +126,34 @@ def coarsen(trace: Trace, *, kept_bytes: int, homes: bool = False) -> ScheduledG
     graph, operations = _decision_graph(trace)
     state = {graph.tensors[i].name for i in graph.state_tensors}
     state |= {graph.tensors[i].name for i in graph.state_of}
-    computed = [trace.graph.tensor_index[t.name] for t in graph.tensors if t.name not in state]
+    computed_tensors = [
+        trace.graph.tensor_index[t.name] for t in graph.tensors if t.name not in state
+    ]
     candidates = _movable_state(trace) if homes else ()
     threshold = _size_threshold(
-        [storages[index].bytes for index in (*computed, *candidates)], kept_bytes
+        [storages[index].bytes for index in (*computed_tensors, *candidates)], kept_bytes
     )
     movable = frozenset(index for index in candidates if storages[index].bytes >= threshold)
     if movable:
         graph, operations = _decision_graph(trace, movable)
-    small = [index for index in computed if storages[index].bytes < threshold]
-    if small:
-        names = graph.tensor_index.keys() - {storages[index].name for index in small}
+    small_tensors = [index for index in computed_tensors if storages[index].bytes < threshold]
+    if small_tensors:
+        names = graph.tensor_index.keys() - {storages[index].name for index in small_tensors}
         graph = replace(graph, nodes=tuple(_restrict_node(node, names) for node in graph.nodes))
-    numbers = tuple(trace.graph.tensor_index[tensor.name] for tensor in graph.tensors)
-    random = sum(operation.is_random for operation in trace.step_graph.operations)
-    # One state per random operation for recomputations, and the current state meanwhile.
-    states_bytes = (random + 1) * RANDOM_STATE_BYTES if random else 0
+    storage_indices = tuple(trace.graph.tensor_index[tensor.name] for tensor in graph.tensors)
+    n_random = sum(operation.is_random for operation in trace.step_graph.operations)
+    # One state per random operation for its recomputation, and the state to restore after it.
+    states_bytes = (n_random + 1) * RANDOM_STATE_BYTES if n_random else 0
     return ScheduledGraph(
         graph=graph,
-        numbers=numbers,
+        numbers=storage_indices,
         operations=operations,
         threshold_bytes=threshold,
         reserves=(
             *_always_resident(trace, movable),
             (
                 f"tensors of less than {threshold:,} B, which are always kept,",
-                sum(storages[index].bytes for index in small),
+                sum(storages[index].bytes for index in small_tensors),
             ),
             (_RESULTS, _held_bytes(trace, threshold)),
             ("states of the random generator", states_bytes),
@@ -186,22 +189,27 @@ def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph,
     if graph.version == 1:
         return graph, tuple(range(len(graph.nodes)))
     names = [tensor.name for tensor in graph.tensors]
-    retained, weightless = set(names), set()
+    retained_names, weightless_names = set(names), set()
     for i, k in enumerate(graph.node_of):
         if trace.step_graph.operations[k].is_source and i not in movable:
-            new = graph.replacement_of.get(i)
-            versions = {names[i]} if new is None else {names[i], names[new]}
-            if new is not None and any(graph.nodes[u].recomputable for u in graph.users_of[i]):
-                weightless |= versions
+            replacement = graph.replacement_of.get(i)
+            versions = {names[i]} if replacement is None else {names[i], names[replacement]}
+            if replacement is not None and any(
+                graph.nodes[user].recomputable for user in graph.users_of[i]
+            ):
+                weightless_names |= versions
             else:
-                retained -= versions
-    pairs = [(k, _restrict_node(node, retained, weightless)) for k, node in enumerate(graph.nodes)]
-    left = [
+                retained_names -= versions
+    pairs = [
+        (k, _restrict_node(node, retained_names, weightless_names))
+        for k, node in enumerate(graph.nodes)
+    ]
+    nodes = [
         (k, node)
         for k, node in pairs
         if node.outputs or not trace.step_graph.operations[k].is_source
     ]
-    return replace(graph, nodes=tuple(node for _, node in left)), tuple(k for k, _ in left)
+    return replace(graph, nodes=tuple(node for _, node in nodes)), tuple(k for k, _ in nodes)
 
 
 def _always_resident(trace: Trace, movable: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
@@ -222,8 +230,8 @@ def always_resident_bytes(trace: Trace) -> int:
 def scheduled_costs(costs: Costs, graph: Graph) -> Costs:
     """Return the costs of a graph to be solved, from costs of all nodes and tensors."""
     if len(costs.compute) > len(graph.nodes) - len(graph.state_tensors):
-        computed = (node.name for node in graph.nodes if not node.is_state)
-        costs = replace(costs, compute={name: costs.compute[name] for name in computed})
+        computed_names = (node.name for node in graph.nodes if not node.is_state)
+        costs = replace(costs, compute={name: costs.compute[name] for name in computed_names})
     if costs.pages is None:
         return costs
     return replace(costs, pages={tensor.name: costs.pages[tensor.name] for tensor in graph.tensors})
@@ -249,7 +257,7 @@ def _restrict_node(node: Node, names: Collection[str], weightless: Collection[st
     Outputs in `weightless` get 0 bytes.
     """
     omitted = [t for t in node.outputs if t.name not in names and t.replaces is None]
-    small = 0 if node.phase in (Phase.STATE, Phase.INPUT) else sum(t.bytes for t in omitted)
+    omitted_bytes = 0 if node.phase in (Phase.STATE, Phase.INPUT) else sum(t.bytes for t in omitted)
     return replace(
         node,
         inputs=tuple(name for name in node.inputs if name in names),
@@ -258,20 +266,21 @@ def _restrict_node(node: Node, names: Collection[str], weightless: Collection[st
             for tensor in node.outputs
             if tensor.name in names
         ),
-        workspace_bytes=node.workspace_bytes + small,
+        workspace_bytes=node.workspace_bytes + omitted_bytes,
         in_place=tuple(pair for pair in node.in_place if set(pair) <= set(names)),
     )
 
 
-def _held_bytes(trace: Trace, threshold: int) -> int:
+def _held_bytes(trace: Trace, threshold_bytes: int) -> int:
     """Return the bytes of copies of results that are returned at the end of the step [B].
 
-    Results in kept storages need no copy. The rest are copied, so that a loss does not hold the
-    larger storage around it. Also counts gradient sums of weights that are used several times,
-    and the random generator's state before the step.
+    Results in storages below `threshold_bytes`, which are always kept, need no copy. Other results
+    are copied, so that a loss does not keep the larger storage that contains it. Also counts the
+    gradient sums of weights that are used several times, and the random generator's state before
+    the step.
     """
     storages = trace.step_graph.storages
-    places: dict[int, list[int]] = {}
+    gradient_sizes: dict[int, list[int]] = {}
     total = (
         RANDOM_STATE_BYTES
         if any(operation.is_random for operation in trace.step_graph.operations)
@@ -282,7 +291,7 @@ def _held_bytes(trace: Trace, threshold: int) -> int:
         size = example.numel() * example.element_size()
         target = output.result.target
         if not output.is_returned_at_end and target is not None:
-            places.setdefault(id(trace.joint.value(target)), []).append(size)
-        elif all(storages[i].bytes >= threshold for i in output.reads.storages):
+            gradient_sizes.setdefault(id(trace.joint.value(target)), []).append(size)
+        elif all(storages[i].bytes >= threshold_bytes for i in output.reads.storages):
             total += size
-    return total + sum(sizes[0] for sizes in places.values() if len(sizes) > 1)
+    return total + sum(sizes[0] for sizes in gradient_sizes.values() if len(sizes) > 1)

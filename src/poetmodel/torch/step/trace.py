@@ -46,10 +46,13 @@ class Trace:
         The graph frees them after their last reader. A runtime holds them until the end, so a
         budget must also cover them.
         """
-        held = {
-            i for e in self.step_graph.outputs if e.is_returned_at_end for i in e.reads.storages
+        indices = {
+            i
+            for output in self.step_graph.outputs
+            if output.is_returned_at_end
+            for i in output.reads.storages
         }
-        return sum(self.step_graph.storages[index].bytes for index in held)
+        return sum(self.step_graph.storages[index].bytes for index in indices)
 
 
 def trace(
@@ -89,7 +92,7 @@ def trace(
     Raises
     ------
     CaptureError
-        If the step cannot be captured. The message names the operation, its place and a remedy.
+        If the step cannot be captured. The message names the operation, its line and a remedy.
     """
     if isinstance(inputs, tuple | list | Mapping):
         refuse(name or type(model).__name__, empty_input_errors(inputs))
@@ -126,76 +129,77 @@ def capture_step(
 def build_captured_graph(
     joint: Joint, *, known: Mapping[int, OpProfile] | None = None, measured: bool = True
 ) -> CapturedGraph:
-    """Return the operations of a captured step, profiled by a run or by `known` profiles.
+    """Return the graph of a captured step, profiled by executing its operations.
 
-    On the ``meta`` device no operation is computed, and no workspace is measured.
+    If `known` has profiles, by position in the captured graph, nothing is executed. `measured`
+    states whether workspaces are measured; on the ``meta`` device they never are.
     """
-    kind = CapturedGraph if joint.optimizer is None else TrainingGraph
-    meta = any(joint.value(a).is_meta for a in joint.arguments_of(InputKind.PARAMETER))
-    return kind(joint, known=known, measured=measured and not meta)
+    graph_class = CapturedGraph if joint.optimizer is None else TrainingGraph
+    is_meta = any(joint.value(a).is_meta for a in joint.arguments_of(InputKind.PARAMETER))
+    return graph_class(joint, known=known, measured=measured and not is_meta)
 
 
 def build_trace(joint: Joint, step_graph: CapturedGraph) -> Trace:
-    """Return the trace of a captured step and its operations."""
+    """Return the trace of a captured step, with its training graph."""
     return Trace(joint=joint, step_graph=step_graph, graph=_build_graph(joint, step_graph))
 
 
 def _build_graph(joint: Joint, step_graph: CapturedGraph) -> Graph:
     """Return the training graph of a captured step, without a node for its results."""
-    nodes = tuple(_node(step_graph, operation) for operation in step_graph.operations)
+    nodes = tuple(_make_node(step_graph, operation) for operation in step_graph.operations)
     forward = [operation for operation in step_graph.operations if operation.phase is Phase.FORWARD]
-    counted = sum(
+    flops = sum(
         operation.profile.flops for operation in forward if has_flop_formula(operation.node)
     )
-    trained = _distinct_storages(
+    trained_tensors = _distinct_storages(
         tensor
         for tensor in map(joint.value, joint.arguments_of(InputKind.PARAMETER))
         if tensor.requires_grad
     )
-    first = next((value for value in joint.inputs if getattr(value, "ndim", 0)), None)
+    first_tensor = next((value for value in joint.inputs if getattr(value, "ndim", 0)), None)
     return Graph(
         name=joint.name,
         nodes=nodes,
-        batch_size=1 if first is None else max(1, int(first.shape[0])),
+        batch_size=1 if first_tensor is None else max(1, int(first_tensor.shape[0])),
         dtype=str(joint.value(joint.arguments_of(InputKind.PARAMETER)[0]).dtype).removeprefix(
             "torch."
         ),
-        resident_bytes=_resident_bytes(joint, trained) if joint.optimizer is None else {},
-        parameters=sum(tensor.numel() for tensor in trained),
-        forward_macs=counted // 2,
+        resident_bytes=_resident_bytes(joint, trained_tensors) if joint.optimizer is None else {},
+        parameters=sum(tensor.numel() for tensor in trained_tensors),
+        forward_macs=flops // 2,
         kernels="pytorch",
     )
 
 
-def _node(step_graph: CapturedGraph, operation: Operation) -> Node:
+def _make_node(step_graph: CapturedGraph, operation: Operation) -> Node:
     """Return the node of an operation, with an update's own workspace; states move no bytes."""
-    workspace_bytes, moved = operation.profile.workspace_bytes, operation.profile.moved_bytes
+    workspace_bytes, moved_bytes = operation.profile.workspace_bytes, operation.profile.moved_bytes
     if isinstance(step_graph, TrainingGraph) and isinstance(operation.node.target, Update):
         workspace_bytes = step_graph.update_workspace_bytes(operation)
     return step_graph.training_node(
         operation,
         workspace_bytes=workspace_bytes,
-        # An input is supplied once; state is updated once.
+        # Only computed tensors can be recomputed: inputs are supplied once, state is updated once.
         recomputable=operation.phase not in (Phase.INPUT, Phase.STATE, Phase.UPDATE),
-        bytes_moved=None if operation.phase is Phase.STATE else moved,
+        bytes_moved=None if operation.phase is Phase.STATE else moved_bytes,
     )
 
 
-def _resident_bytes(joint: Joint, trained: Sequence[torch.Tensor]) -> dict[str, int]:
+def _resident_bytes(joint: Joint, trained_tensors: Sequence[torch.Tensor]) -> dict[str, int]:
     """Return the bytes of the tensors that stay in memory for the whole step, by kind.
 
     ``parameters`` counts all parameters, frozen ones included, buffers and constants. Inputs are
     excluded: they belong to the caller. ``gradients`` counts the ``.grad`` of parameters; a new
-    gradient is added to it and freed as soon as it is computed.
+    gradient is added to ``.grad`` and freed as soon as it is computed.
     """
-    resident = _distinct_storages(
+    resident_tensors = _distinct_storages(
         joint.value(argument)
         for argument in joint.arguments
         if argument.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
     )
     return {
-        "parameters": sum(tensor.untyped_storage().nbytes() for tensor in resident),
-        "gradients": sum(tensor.numel() * tensor.element_size() for tensor in trained),
+        "parameters": sum(tensor.untyped_storage().nbytes() for tensor in resident_tensors),
+        "gradients": sum(tensor.numel() * tensor.element_size() for tensor in trained_tensors),
     }
 
 

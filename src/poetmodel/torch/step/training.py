@@ -50,27 +50,29 @@ class TrainingGraph(CapturedGraph):
 
     def _add_sources(self) -> None:
         """Add an operation for each storage that exists before the step."""
-        numbers: dict[int, int] = {}
+        index_of_storage: dict[int, int] = {}
         values = list(map(self._joint.value, self._joint.arguments))  # keeps storage keys unique
         for argument, value in zip(self._joint.arguments, values, strict=True):
             if argument.kind is InputKind.TANGENT or not isinstance(value, torch.Tensor):
                 continue
-            number = numbers.setdefault(storage_key(value), len(self.operations))
-            if number == len(self.operations):
+            storage_index = index_of_storage.setdefault(storage_key(value), len(self.operations))
+            if storage_index == len(self.operations):
                 self._add_source(argument, value)
-            layouts = self.storages[number].layouts
+            layouts = self.storages[storage_index].layouts
             if TensorLayout.from_tensor(value) not in layouts:
                 layouts = (*layouts, TensorLayout.from_tensor(value))
-                self.storages[number] = replace(self.storages[number], layouts=layouts)
+                self.storages[storage_index] = replace(
+                    self.storages[storage_index], layouts=layouts
+                )
             self.output_keys[argument.node] = (
-                number,
+                storage_index,
                 layouts.index(TensorLayout.from_tensor(value)),
             )
 
     def _add_source(self, argument: InputSpec, value: torch.Tensor) -> None:
         """Append the operation and storage of a graph input, as state or as an input."""
-        moment = argument.kind is InputKind.MOMENT
-        kind = argument.name.rpartition(".")[2] if moment else str(argument.kind)
+        is_moment = argument.kind is InputKind.MOMENT
+        kind = argument.name.rpartition(".")[2] if is_moment else str(argument.kind)
         self.add_source(
             argument.node,
             name=argument.name,
@@ -92,10 +94,12 @@ class TrainingGraph(CapturedGraph):
                 self._replace_state(operation)
         self._renumber(list(self._execution_order()))
         results = (result.node for result in self._joint.results)
-        kept = frozenset(self.find_reads(results).storages)
+        result_storages = frozenset(self.find_reads(results).storages)
         self.last_uses = self._last_uses()
         self.operations = [
-            replace(operation, in_place=in_place_pair(self, operation, self.last_uses, kept))
+            replace(
+                operation, in_place=in_place_pair(self, operation, self.last_uses, result_storages)
+            )
             for operation in self.operations
         ]
         self.operations = [
@@ -112,11 +116,17 @@ class TrainingGraph(CapturedGraph):
         """Set the outputs of an update to the names, sizes and layouts of its state; set FLOP."""
         state: Any = operation.node.args[0]
         for number, node in zip(operation.storages, state, strict=True):
-            replaced, layout_index = self.output_keys[node]
-            old, new = self.storages[replaced], self.storages[number]
-            layout = replace(old.layouts[layout_index], position=new.layouts[0].position)
+            state_index, layout_index = self.output_keys[node]
+            old_storage, new_storage = self.storages[state_index], self.storages[number]
+            layout = replace(
+                old_storage.layouts[layout_index], position=new_storage.layouts[0].position
+            )
             self.storages[number] = replace(
-                new, name=f"{old.name}+", bytes=old.bytes, layouts=(layout,), replaces=replaced
+                new_storage,
+                name=f"{old_storage.name}+",
+                bytes=old_storage.bytes,
+                layouts=(layout,),
+                replaces=state_index,
             )
         update: Any = operation.node.target
         rule = update.rule
@@ -137,11 +147,16 @@ class TrainingGraph(CapturedGraph):
         return self.find_reads(gradients[:1]).storages
 
     def owns_gradient(self, operation: Operation) -> bool:
-        """Return whether an update may overwrite its gradient: dense, computed, read last here."""
-        numbers = self.gradient_storages(operation)
-        computed = [i for i in numbers if not self.operations[self.storages[i].operation].is_source]
-        whole = _gradient_fits(operation)[1] and len(computed) == len(numbers) == 1
-        return whole and self.last_uses[computed[0]] == operation.index
+        """Return whether an update may overwrite its gradient.
+
+        The gradient must be computed and fill its storage, and no later operation may read it.
+        """
+        storages = self.gradient_storages(operation)
+        computed_storages = [
+            i for i in storages if not self.operations[self.storages[i].operation].is_source
+        ]
+        is_whole = _gradient_fits(operation)[1] and len(computed_storages) == len(storages) == 1
+        return is_whole and self.last_uses[computed_storages[0]] == operation.index
 
     def update_workspace_bytes(self, operation: Operation) -> int:
         """Return the workspace of an update beside its gradient: copies and scalars [B]."""
@@ -151,26 +166,29 @@ class TrainingGraph(CapturedGraph):
         scalars_bytes = min(operation.profile.workspace_bytes, _SCALARS_BYTES)
         if not isinstance(update, ParameterUpdate):
             return scalars_bytes
-        fits, _ = _gradient_fits(operation)
-        writes = update.writes_gradient(operation.node.args[1:])
+        has_strides, _ = _gradient_fits(operation)
+        writes_gradient = update.writes_gradient(operation.node.args[1:])
         parameter = self._meta_parameter(operation)
-        copied = not fits or (writes and not self.owns_gradient(operation))
+        is_copied = not has_strides or (writes_gradient and not self.owns_gradient(operation))
         # The measured workspace includes a copy of the gradient where the update makes one.
-        measured_bytes = operation.profile.workspace_bytes - (writes or not fits) * parameter.nbytes
+        measured_bytes = (
+            operation.profile.workspace_bytes
+            - (writes_gradient or not has_strides) * parameter.nbytes
+        )
         scratch_bytes: int = max(
             update.rule.scratch_bytes(parameter) + scalars_bytes, measured_bytes
         )
-        return copied * int(parameter.nbytes) + scratch_bytes
+        return is_copied * int(parameter.nbytes) + scratch_bytes
 
     # -- the order -------------------------------------------------------------------------------
 
     def _last_uses(self) -> tuple[int, ...]:
         """Return for each storage the index of the last operation that makes or reads it."""
-        last = [storage.operation for storage in self.storages]
+        last_uses = [storage.operation for storage in self.storages]
         for operation in self.operations:
-            for number in operation.reads.storages:
-                last[number] = max(last[number], operation.index)
-        return tuple(last)
+            for storage_index in operation.reads.storages:
+                last_uses[storage_index] = max(last_uses[storage_index], operation.index)
+        return tuple(last_uses)
 
     def _execution_order(self) -> Iterator[Operation]:
         """Yield operations in execution order, with their old indices.
@@ -178,67 +196,78 @@ class TrainingGraph(CapturedGraph):
         FX order, custom operations as early as dependencies allow, and each source before its
         first reader.
         """
-        custom = {
+        custom_indices = {
             operation.index
             for operation in self.operations
             if isinstance(operation.node.target, CustomOperation)
         }
-        computed = [
+        computed_operations = [
             operation
             for operation in self.operations
-            if not operation.is_source and operation.index not in custom
+            if not operation.is_source and operation.index not in custom_indices
         ]
-        after: dict[int, list[Operation]] = {}
-        for index, predecessor in self._predecessors(sorted(custom), computed).items():
-            after.setdefault(predecessor, []).append(self.operations[index])
-        yielded: set[int] = set()
-        for operation in computed:
-            for scheduled in (operation, *after.get(operation.index, ())):
-                makers = {self.storages[i].operation for i in scheduled.reads.storages} - yielded
+        followers: dict[int, list[Operation]] = {}
+        for index, predecessor in self._predecessors(
+            sorted(custom_indices), computed_operations
+        ).items():
+            followers.setdefault(predecessor, []).append(self.operations[index])
+        yielded_indices: set[int] = set()
+        for operation in computed_operations:
+            for scheduled in (operation, *followers.get(operation.index, ())):
+                makers = {
+                    self.storages[i].operation for i in scheduled.reads.storages
+                } - yielded_indices
                 sources = [
                     self.operations[k] for k in sorted(makers) if self.operations[k].is_source
                 ]
-                yielded.update(source.index for source in sources)
+                yielded_indices.update(source.index for source in sources)
                 yield from (*sources, scheduled)
 
-    def _predecessors(self, custom: Sequence[int], computed: Sequence[Operation]) -> dict[int, int]:
+    def _predecessors(
+        self, custom_indices: Sequence[int], computed_operations: Sequence[Operation]
+    ) -> dict[int, int]:
         """Return for each custom operation the index of the last operation it must follow."""
-        last = [storage.operation for storage in self.storages]
+        last_uses = [storage.operation for storage in self.storages]
         readers: dict[int | None, list[Operation]] = {}
-        for operation in computed:
+        for operation in computed_operations:
             for number in operation.reads.storages:
-                last[number] = operation.index
+                last_uses[number] = operation.index
                 readers.setdefault(number, []).append(operation)
         predecessors: dict[int, int] = {}
-        for operation in (self.operations[k] for k in custom):
+        for operation in (self.operations[k] for k in custom_indices):
             made_by = (self.storages[number].operation for number in operation.reads.storages)
-            waits = [predecessors.get(k, k) for k in made_by]
-            replaced = [self.storages[number].replaces for number in operation.storages]
-            for reader in (user for old in replaced for user in readers.get(old, ())):
-                waits.append(reader.index)
+            required = [predecessors.get(k, k) for k in made_by]
+            old_storages = [self.storages[number].replaces for number in operation.storages]
+            for reader in (
+                user for old_storage in old_storages for user in readers.get(old_storage, ())
+            ):
+                required.append(reader.index)
                 if isinstance(operation.node.target, BufferUpdate):
-                    waits += [last[number] for number in reader.storages]
-            waits += [
+                    required += [last_uses[number] for number in reader.storages]
+            required += [
                 predecessor
                 for k, predecessor in predecessors.items()
-                if not set(replaced).isdisjoint(self.operations[k].reads.storages)
+                if not set(old_storages).isdisjoint(self.operations[k].reads.storages)
             ]
-            predecessors[operation.index] = max(waits)
+            predecessors[operation.index] = max(required)
         return predecessors
 
     def _renumber(self, order: list[Operation]) -> None:
-        """Renumber operations by their position in `order`, and storages; delete the rest."""
+        """Renumber operations by their position in `order`, and storages accordingly.
+
+        Deletes operations that are not in `order`, with their storages.
+        """
         operations = {operation.index: k for k, operation in enumerate(order)}
-        retained = [number for operation in order for number in operation.storages]
-        numbers: dict[int | None, int] = {number: k for k, number in enumerate(retained)}
+        retained_storages = [number for operation in order for number in operation.storages]
+        new_index: dict[int | None, int] = {number: k for k, number in enumerate(retained_storages)}
         self.storages = [
             replace(
                 self.storages[number],
                 index=k,
                 operation=operations[self.storages[number].operation],
-                replaces=numbers.get(self.storages[number].replaces),
+                replaces=new_index.get(self.storages[number].replaces),
             )
-            for k, number in enumerate(retained)
+            for k, number in enumerate(retained_storages)
         ]
         self.operations = [
             replace(
@@ -246,16 +275,16 @@ class TrainingGraph(CapturedGraph):
                 index=k,
                 reads=replace(
                     operation.reads,
-                    storages=tuple(sorted(numbers[i] for i in operation.reads.storages)),
+                    storages=tuple(sorted(new_index[i] for i in operation.reads.storages)),
                 ),
-                storages=tuple(numbers[i] for i in operation.storages),
+                storages=tuple(new_index[i] for i in operation.storages),
             )
             for k, operation in enumerate(order)
         ]
         self.output_keys = {
-            node: (numbers[number], layout_index)
+            node: (new_index[number], layout_index)
             for node, (number, layout_index) in self.output_keys.items()
-            if number in numbers
+            if number in new_index
         }
 
 
@@ -270,9 +299,12 @@ class _UpdateProfiler(OpProfiler):
     """Profiles updates with `OpProfile.gradient_fits`."""
 
     def profile(self, node: fx.Node, arguments: Any, keywords: Any, value: Any) -> OpProfile:
+        """Add `gradient_fits` to the profile of an update of a parameter."""
         profile = super().profile(node, arguments, keywords, value)
         if not isinstance(node.target, ParameterUpdate):
             return profile
         (parameter, *_), (gradient, *_), *_ = arguments
-        whole = gradient.untyped_storage().nbytes() == gradient.numel() * gradient.itemsize
-        return replace(profile, gradient_fits=(gradient.stride() == parameter.stride(), whole))
+        fills_storage = gradient.untyped_storage().nbytes() == gradient.numel() * gradient.itemsize
+        return replace(
+            profile, gradient_fits=(gradient.stride() == parameter.stride(), fills_storage)
+        )

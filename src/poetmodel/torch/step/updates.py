@@ -1,7 +1,7 @@
 """Updates: the optimizer's step as operations of a captured graph, one per parameter.
 
 An update reads the state that it replaces, the gradients and the learning rate, and returns the
-new state. In the captured graph it makes new tensors; a program overwrites the old ones.
+new state. In the captured graph an update allocates new tensors; a program overwrites the old ones.
 """
 
 from __future__ import annotations
@@ -98,18 +98,22 @@ class GradientNorm(CustomOperation):
     def __call__(self, gradients: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
         """Return the factor, at most 1; the gradients of one parameter are summed first."""
         pairs = zip(gradients, self._formats, strict=True)
-        norm = torch.nn.utils.get_total_norm([sum_gradients(terms, like) for terms, like in pairs])
+        norm = torch.nn.utils.get_total_norm(
+            [sum_gradients(terms, format_) for terms, format_ in pairs]
+        )
         return torch.clamp(self.max_norm / (norm + NORM_EPS), max=1.0)
 
 
-def sum_gradients(gradients: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the gradients of one parameter, with the strides of `like`."""
-    total, *more = gradients
-    for gradient in more:
-        total = total + gradient
-    if total.stride() != like.stride():
-        total = torch.empty_like(like, device=total.device).copy_(total)
-    return total
+def sum_gradients(gradients: Sequence[torch.Tensor], weight_format: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the gradients of one parameter, with the strides of `weight_format`."""
+    gradient_sum, *further_gradients = gradients
+    for gradient in further_gradients:
+        gradient_sum = gradient_sum + gradient
+    if gradient_sum.stride() != weight_format.stride():
+        gradient_sum = torch.empty_like(weight_format, device=gradient_sum.device).copy_(
+            gradient_sum
+        )
+    return gradient_sum
 
 
 class Update(CustomOperation, ABC):
@@ -117,15 +121,18 @@ class Update(CustomOperation, ABC):
 
     rule: Rule | None = None
 
-    def __call__(self, state: Sequence[torch.Tensor], *others: Any) -> tuple[torch.Tensor, ...]:
+    def __call__(self, state: Sequence[torch.Tensor], *operands: Any) -> tuple[torch.Tensor, ...]:
         """Return the new values of the state in new memory."""
-        new = copy_tensors(state)
-        self.replace(new, *others)
-        return new
+        new_state = copy_tensors(state)
+        self.replace(new_state, *operands)
+        return new_state
 
     @abstractmethod
-    def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
-        """Overwrite the state with its new values."""
+    def replace(self, state: Sequence[torch.Tensor], *operands: Any, **options: bool) -> None:
+        """Overwrite the state with its new values.
+
+        `operands` follow the state among the operation's arguments; `options` depend on the class.
+        """
 
 
 class BufferUpdate(Update):
@@ -134,10 +141,10 @@ class BufferUpdate(Update):
     def __init__(self) -> None:
         super().__init__("copy_")
 
-    def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
-        """Copy the new values into the buffers; ``others[0]`` has the values."""
+    def replace(self, state: Sequence[torch.Tensor], *operands: Any, **options: bool) -> None:
+        """Copy the new values into the buffers; ``operands[0]`` has the values."""
         del options
-        (values,) = others
+        (values,) = operands
         torch._foreach_copy_(list(state), list(values))
 
 
@@ -148,26 +155,26 @@ class ParameterUpdate(Update):
         super().__init__(rule.op)
         self.rule: Rule = rule
 
-    def writes_gradient(self, others: Sequence[Any]) -> bool:
-        """Return whether it overwrites gradients or a copy of them; `others` as for `replace`."""
-        gradients, _, *factors = others
+    def writes_gradient(self, operands: Sequence[Any]) -> bool:
+        """Return whether `replace` with these operands overwrites gradients or copies of them."""
+        gradients, _, *factors = operands
         return bool(len(gradients) > 1 or factors or self.rule.writes_gradient)
 
-    def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
+    def replace(self, state: Sequence[torch.Tensor], *operands: Any, **options: bool) -> None:
         """Overwrite the parameter and its moments with their new values.
 
-        `others` are the gradients, the learning rate, and the clipping factor if there is one.
+        `operands` are the gradients, the learning rate, and the clipping factor if there is one.
         Option ``owned`` permits overwriting the first gradient; ``first`` states that the moments
         have no value yet.
         """
-        gradients, rate, *factors = others
+        gradients, rate, *factors = operands
         parameter = state[0]
-        gradient, *more = gradients
-        owned = options.get("owned", False) or not self.writes_gradient(others)
-        if not owned or gradient.stride() != parameter.stride():
+        gradient, *further_gradients = gradients
+        is_owned = options.get("owned", False) or not self.writes_gradient(operands)
+        if not is_owned or gradient.stride() != parameter.stride():
             gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
-        for other in more:
-            gradient.add_(other)
+        for further_gradient in further_gradients:
+            gradient.add_(further_gradient)
         for factor in factors:
             gradient.mul_(factor)
         self.rule.update(state, gradient, rate.item(), first=options.get("first", False))
@@ -176,23 +183,26 @@ class ParameterUpdate(Update):
 class AccumulatingUpdate(ParameterUpdate):
     """The optimizer's step for one parameter, by the sum of its gradients over several batches.
 
-    The last state tensor is the sum so far. A further argument, after the learning rate, is the
-    number of batches in the sum. The last batch updates the parameter and resets the sum to 0.
+    The last state tensor is the sum so far. Operands of `replace` are the gradients, the learning
+    rate, the number of batches in the sum, and the clipping factor if there is
+    one. The last batch updates the parameter and resets the sum to 0.
     """
 
     def __init__(self, rule: Rule, batches: int) -> None:
         super().__init__(rule)
         self.batches = batches
 
-    def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
-        """Add the gradients to the sum; on the last batch, update. `others`: see the class."""
-        gradients, rate, count, *factors = others
-        *updated, total = state
+    def replace(self, state: Sequence[torch.Tensor], *operands: Any, **options: bool) -> None:
+        """Add the gradients to the sum; on the last batch, update the parameter."""
+        gradients, rate, count, *factors = operands
+        *updated_state, gradient_sum = state
         for gradient in gradients:
-            total.add_(gradient)
+            gradient_sum.add_(gradient)
         if count.item() == self.batches - 1:
-            super().replace(updated, (total,), rate, *factors, **{**options, "owned": False})
-            total.zero_()
+            super().replace(
+                updated_state, (gradient_sum,), rate, *factors, **{**options, "owned": False}
+            )
+            gradient_sum.zero_()
 
 
 class QuantizedUpdate(Update):
@@ -221,6 +231,7 @@ class QuantizedUpdate(Update):
         draws: Callable[[int], RoundingDraws] | None = None,
         batches: int = 1,
     ) -> None:
+        """Store the settings; random numbers are drawn by each update."""
         super().__init__("quantized_sgd")
         self.settings = rule
         self.site = site
@@ -232,26 +243,26 @@ class QuantizedUpdate(Update):
         """Return the attributes that determine its results, except the count of updates."""
         return {name: value for name, value in vars(self).items() if name != "_draws"}
 
-    def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
+    def replace(self, state: Sequence[torch.Tensor], *operands: Any, **options: bool) -> None:
         """Overwrite the weights, or only the gradient sum before the last batch.
 
-        `others` are the gradients of the real weights, the scales of the results and the learning
+        `operands` are the gradients of the real weights, the scales of the results and the learning
         rate. The number of summed batches follows if batches are summed, and the clipping factor
         if gradients are clipped.
         """
         del options
-        gradients, scale, rate, *more = others
-        like = torch.empty_like(state[0], dtype=torch.float32, device="meta")
-        gradient = sum_gradients(gradients, like)
+        gradients, scale, rate, *optional_operands = operands
+        weight_format = torch.empty_like(state[0], dtype=torch.float32, device="meta")
+        gradient = sum_gradients(gradients, weight_format)
         if self.batches > 1:
-            *state, total = state
-            count, *more = more
-            total.add_(gradient)
+            *state, gradient_sum = state
+            count, *optional_operands = optional_operands
+            gradient_sum.add_(gradient)
             if count.item() != self.batches - 1:
                 return
-            gradient = total.clone()
-            total.zero_()
-        for factor in more:
+            gradient = gradient_sum.clone()
+            gradient_sum.zero_()
+        for factor in optional_operands:
             gradient = gradient * factor
         subtract_gradient(
             state,
@@ -275,9 +286,9 @@ class BatchCount(Update):
         super().__init__("count")
         self.batches = batches
 
-    def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
+    def replace(self, state: Sequence[torch.Tensor], *operands: Any, **options: bool) -> None:
         """Increment the count in place."""
-        del others, options
+        del operands, options
         (count,) = state
         count.add_(1).remainder_(self.batches)
 
@@ -291,7 +302,7 @@ class _TrainedParameter:
 
     parameter: torch.Tensor
     arguments: list[InputSpec] = field(default_factory=list)
-    """Graph inputs of the parameter; several if the model shares it."""
+    """Graph inputs of the parameter; several if several modules share the parameter."""
     gradients: list[fx.Node] = field(default_factory=list)
     """In graph order."""
 
@@ -303,7 +314,7 @@ def extend_with_optimizer(
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
 ) -> Joint:
-    """Return a captured step extended by an optimizer's step; its results are loss and outputs.
+    """Return a captured step with an optimizer's step; results are the loss and the outputs.
 
     `accumulate` is the number of batches whose gradients are summed before the optimizer's step.
 
@@ -347,27 +358,29 @@ def _extension_errors(
     clip_grad_norm: float | None,
 ) -> Iterator[str]:
     """Yield an error for each parameter, result or option that updates do not support."""
-    norm: object = clip_grad_norm
-    is_norm = isinstance(norm, int | float) and not isinstance(norm, bool) and norm > 0
-    if norm is not None and not is_norm:
+    max_norm: object = clip_grad_norm
+    is_valid_norm = (
+        isinstance(max_norm, int | float) and not isinstance(max_norm, bool) and max_norm > 0
+    )
+    if max_norm is not None and not is_valid_norm:
         yield f"clip_grad_norm: expected a number above 0, got {shown(clip_grad_norm)}"
-    optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for key, trained in parameters.items():
-        name = trained.arguments[0].name
-        if key not in optimized:
+    optimizer_ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for key, trained_parameter in parameters.items():
+        name = trained_parameter.arguments[0].name
+        if key not in optimizer_ids:
             yield (
                 f"optimizer: parameter {name} requires a gradient, but the optimizer does not "
                 "contain it; pass it to the optimizer, or freeze it (requires_grad_(False))"
             )
-        if trained.parameter.is_complex():
+        if trained_parameter.parameter.is_complex():
             yield f"optimizer: parameter {name} is complex, and its update cannot be traced"
     yield from _quantized_errors(joint, optimizer)
-    known = {id(joint.value(a)) for a in joint.arguments_of(InputKind.PARAMETER)}
-    known |= {id(p) for p in joint.module.parameters()} | replaced_parameter_ids(joint.module)
-    if optimized - known:
+    step_ids = {id(joint.value(a)) for a in joint.arguments_of(InputKind.PARAMETER)}
+    step_ids |= {id(p) for p in joint.module.parameters()} | replaced_parameter_ids(joint.module)
+    if optimizer_ids - step_ids:
         yield (
-            f"optimizer: {len(optimized - known)} of its parameters belong neither to the model "
-            "nor to the loss; construct it with model.parameters()"
+            f"optimizer: {len(optimizer_ids - step_ids)} of its parameters belong neither to the "
+            "model nor to the loss; construct it with model.parameters()"
         )
     for result in joint.results:
         target = result.target
@@ -375,7 +388,7 @@ def _extension_errors(
             continue
         is_gradient = result.kind is OutputKind.GRADIENT
         if is_gradient and not joint.value(target).requires_grad:
-            continue  # these exist on the meta device, and are not used
+            continue  # a gradient of a frozen tensor exists on the meta device only, unused
         if target.kind is not (InputKind.PARAMETER if is_gradient else InputKind.BUFFER):
             reason = "requires a gradient" if is_gradient else "is changed in forward"
             yield f"optimizer: {target.name} {reason}, which a step with updates does not support"
@@ -416,8 +429,8 @@ def _shared_memory_errors(joint: Joint) -> Iterator[str]:
         if not isinstance(value, torch.Tensor) or argument.kind is InputKind.TANGENT:
             continue
         identity = id(value) if argument.kind is not InputKind.USER_INPUT else storage_key(value)
-        other, name = first_uses.setdefault(storage_key(value), (identity, argument.name))
-        if other != identity:
+        first_identity, name = first_uses.setdefault(storage_key(value), (identity, argument.name))
+        if first_identity != identity:
             yield f"optimizer: {name} and {argument.name} share memory; use separate tensors"
 
 
@@ -431,6 +444,7 @@ class _OptimizerExtension:
         parameters: dict[int, _TrainedParameter],
         accumulate: int,
     ) -> None:
+        """Prepare the extension of `joint` in place; `accumulate` is the number of batches."""
         self.joint = joint
         self.graph = joint.graph_module.graph
         self.optimizer = optimizer
@@ -481,13 +495,17 @@ class _OptimizerExtension:
             if not (is_needed or is_random or node.users):
                 self.graph.erase_node(node)
 
-    def _add_argument(self, name: str, held: LearningRate | OptimizerSlot | FirstValue) -> fx.Node:
-        """Add a graph input for a value of the optimizer, or for exported state beside it."""
+    def _add_argument(
+        self, name: str, source: LearningRate | OptimizerSlot | FirstValue
+    ) -> fx.Node:
+        """Add a graph input for a value of the optimizer, or for state of exported code only."""
         with self.graph.inserting_before(next(iter(self.graph.nodes))):
             node = self.graph.placeholder(f"optimizer_{len(self.new)}")
-        is_rate = isinstance(held, LearningRate)
+        is_rate = isinstance(source, LearningRate)
         kind = InputKind.LEARNING_RATE if is_rate else InputKind.MOMENT
-        self.new.append(InputSpec(kind=kind, node=node, target="", name=name, optimizer_value=held))
+        self.new.append(
+            InputSpec(kind=kind, node=node, target="", name=name, optimizer_value=source)
+        )
         return node
 
     def _add_operation(self, path: str, operation: CustomOperation, *arguments: Any) -> fx.Node:
@@ -505,7 +523,7 @@ class _OptimizerExtension:
         return self._add_operation(BODY, norm, gradients)
 
     def _add_gradient_sums(self) -> fx.Node:
-        """Add graph inputs for gradient sums and for their number of batches; return the latter."""
+        """Add graph inputs for gradient sums and their number of batches; return the last one."""
         for key, trained in self.parameters.items():
             zero = torch.zeros_like(trained.parameter, requires_grad=False)
             name = f"{self._weight_argument(trained).name}.{GRADIENT}"
@@ -542,60 +560,63 @@ class _OptimizerExtension:
         ]
         state = [argument.node, *moments, *self.totals.get(id(trained.parameter), ())]
         update = ParameterUpdate(rule)
-        others = (rate, *factors)
+        operands = (rate, *factors)
         if count is not None:
             update = AccumulatingUpdate(rule, self.batches)
-            others = (rate, count, *factors)
-        self._add_operation(argument.target, update, state, trained.gradients, *others)
+            operands = (rate, count, *factors)
+        self._add_operation(argument.target, update, state, trained.gradients, *operands)
 
     def _add_quantized_update(
         self,
         layer: TrainedLayer,
         trained: _TrainedParameter,
         rule: Any,
-        others: tuple[fx.Node, ...],
+        operands: tuple[fx.Node, ...],
     ) -> None:
         """Add the update of the int8 weights that a parameter stands for."""
         *weights, scale = (
             self.buffers[id(buffer)].node for buffer in (*layer.state, layer.weight_scale)
         )
         owner = find_owner(self.optimizer, trained.parameter)
-        draws = None
+        draw_function = None
         if layer.rounding != ROUNDINGS[0]:
             group = next(
                 k
                 for k, param_group in enumerate(owner.param_groups)
                 if any(p is trained.parameter for p in param_group["params"])
             )
-            draws = partial(owner.draws, group)
+            draw_function = partial(owner.draws, group)
         sites = owner.sites() if isinstance(owner, QuantizedSGD) else {}
         update = QuantizedUpdate(
             rule,
             site=sites.get(id(trained.parameter), 0),
-            draws=draws,
+            draws=draw_function,
             batches=self.batches,
         )
         state = [*weights, *self.totals.get(id(trained.parameter), ())]
         path = self._weight_argument(trained).target
-        self._add_operation(path, update, state, trained.gradients, scale, *others)
+        self._add_operation(path, update, state, trained.gradients, scale, *operands)
 
     def _add_buffer_updates(self) -> None:
-        """Add one update per module with changed buffers; raise if a buffer has several names."""
-        changed: dict[str, list[tuple[fx.Node, fx.Node]]] = {}
-        seen: set[int] = set()
+        """Add one update per module with changed buffers.
+
+        Raises `CaptureError` if a buffer has several names.
+        """
+        updates_of_owner: dict[str, list[tuple[fx.Node, fx.Node]]] = {}
+        buffer_ids: set[int] = set()
         for result in self.joint.results:
             target = result.target
             if result.kind is not OutputKind.MUTATION or target is None:
                 continue
             key = id(self.joint.value(target))
-            if key in seen:
+            if key in buffer_ids:
                 raise CaptureError(
                     f"{self.joint.name}: optimizer: buffer {target.name} has several names and "
                     "changes; use a separate buffer in each module"
                 )
-            seen.add(key)
+            buffer_ids.add(key)
             owner = target.target.rpartition(".")[0] or BODY
-            changed.setdefault(owner, []).append((target.node, result.node))
-        for owner, pairs in changed.items():
+            updates_of_owner.setdefault(owner, []).append((target.node, result.node))
+        for owner, pairs in updates_of_owner.items():
             state, values = zip(*pairs, strict=True)
             self._add_operation(owner, BufferUpdate(), list(state), list(values))
