@@ -487,7 +487,7 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
         yield wear_fact(deployment.steps_until_worn, deployment.written_bytes)
     yield from _replay_facts(deployment)
     if deployment.migration is not None:
-        taken, anew = deployment.migration.taken, deployment.migration.anew
+        taken, anew = deployment.migration.migrated, deployment.migration.reset
         note = f"{plural(len(anew), 'tensor')} anew{': ' * bool(anew)}{listed(anew)}"
         yield text_fact("state taken over", plural(len(taken), "tensor"), note)
     slots = len(deployment.slots)
