@@ -1,8 +1,9 @@
-"""Two states of the code on instances of the grid: each by both, one right after the other.
+"""Comparison of two checkouts of the code: instances of the grid, solved by each in turn.
 
 ``git worktree add /tmp/before COMMIT`` makes a checkout of the other state, and
 ``python -m bench against --set checkout=/tmp/before --out FILE`` solves the 36 instances of
-``pinned.txt`` three times. At the end it prints which answers differ, and the ratio of CPU times.
+``pinned.txt`` three times with each. Finally it prints the results that differ, and the ratio of
+CPU times.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ if TYPE_CHECKING:
 KIND: Final = "against"
 """Kind of the records."""
 HERE, BEFORE = "here", "before"
-"""This checkout, and the other one."""
+"""This checkout and the other one, in records."""
 DECIDED: Final = ("optimal", "infeasible")
-"""Statuses of runs that are timed: both have a proof."""
+"""Statuses with a proof; only runs with one of them are timed."""
 ROOT: Final = Path(__file__).resolve().parents[1]
 
 DEAR_PAGES: Final = ("nrf52840", "jetson-tx2")
-"""Devices on which a page costs much of what is computed meanwhile."""
+"""Devices on which the energy of a page is a large fraction of that of computations."""
 
 TIGHT: Final = ("15%", "20%", "25%")
-"""Budgets that are below the minimum RAM of many graphs; those just above it stay in."""
+"""Budgets below the minimum RAM of many graphs, which the sample leaves out."""
 
 
 def _sample() -> Iterator[Instance]:
-    """Draw 60 instances: 20 published, half with a deadline, 25 of the zoo, and 15 captured."""
+    """Yield 60 instances: 20 published, 10 of them with deadline, 25 of the zoo, 15 captured."""
     published, zoo, captured = map(instances, ((1,), (2,), (6,)))
     for number, family in (
         (10, [instance for instance in published if instance.deadline is None]),
@@ -60,11 +61,11 @@ def _sample() -> Iterator[Instance]:
 
 SAMPLE: Final = tuple(_sample())
 PINNED_FILE: Final = Path(__file__).with_name("pinned.txt")
-"""The instances of `SAMPLE` that records prove in 0.075 s of processor time or more, by name."""
+"""File with the names of sampled instances whose proofs on record took at least 0.075 s of CPU."""
 SAMPLES: Final = ("pinned", "drawn")
-"""Which instances are solved: those of `PINNED_FILE`, or all of `SAMPLE`."""
+"""Options for the sample: the instances of `PINNED_FILE`, or all 60."""
 EQUAL_RATIO: Final = 1e-6
-"""Up to which relative difference two values are equal."""
+"""Maximum relative difference of equal objective values."""
 
 
 def pinned() -> tuple[Instance, ...]:
@@ -76,26 +77,26 @@ def pinned() -> tuple[Instance, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeRun(InstanceRun):
-    """One instance, solved by one state of the code."""
+    """One instance, solved by one checkout."""
 
     code: str
     """`HERE` or `BEFORE`."""
     turn: int = 0
-    """Which of several times."""
+    """Number of the repetition."""
 
     @property
     def name(self) -> str:
-        """What it is called in the records."""
+        """Name of the run in records."""
         return f"{self.instance.name} | {self.code} | {self.turn}"
 
 
 def runs(turns: int = 3, sample: str = SAMPLES[0]) -> Iterator[CodeRun]:
-    """Yield each instance by both; which one is first changes with each turn.
+    """Yield each instance with both checkouts, in alternating order over the turns.
 
     Raises
     ------
     InputError
-        If the sample is none of `SAMPLES`.
+        If the sample is not one of `SAMPLES`.
     """
     if sample not in SAMPLES:
         raise InputError(f"sample: expected one of {', '.join(SAMPLES)}, got {sample!r}")
@@ -107,7 +108,7 @@ def runs(turns: int = 3, sample: str = SAMPLES[0]) -> Iterator[CodeRun]:
 
 
 def smoke_runs() -> Iterator[CodeRun]:
-    """Yield one instance by both, where the other checkout is this one, too."""
+    """Yield one instance with both checkouts; the other checkout is this one, too."""
     for code in (BEFORE, HERE):
         yield CodeRun(instance=SAMPLE[0], code=code)
 
@@ -120,11 +121,11 @@ grid.warm_up()
 for line in sys.stdin:
     print(json.dumps(grid.measure(json.loads(line))), flush=True)
 """
-"""Solves instances of the grid, a line each; graphs are read once."""
+"""Program that solves the instance in each line of its input, and caches graphs."""
 
 
 class CheckoutProcess:
-    """A process that solves instances by the code of a checkout."""
+    """A process that solves instances with the code of a checkout."""
 
     def __init__(self, root: Path) -> None:
         self.commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
@@ -139,11 +140,11 @@ class CheckoutProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process has not ended."""
+        """Whether the process has not ended yet."""
         return self._process.poll() is None
 
     def solve(self, instance: Instance) -> Record:
-        """Return the record of an instance, FAILED if the process ended before it answered."""
+        """Solve an instance; return its record, with status FAILED if the process ended first."""
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None
         assert answers is not None
@@ -157,11 +158,11 @@ class CheckoutProcess:
 
 
 _PROCESSES: Final[dict[Path, CheckoutProcess]] = {}
-"""The process of each checkout: they end with their input, when this one ends."""
+"""The process of each checkout; each ends when this process closes its input."""
 
 
 def measure_code(fields: dict[str, Any], checkout: str) -> Record:
-    """Solve an instance by the code of a checkout, and return its record."""
+    """Solve an instance with the code of a checkout; return its record."""
     run = CodeRun.of(fields)
     root = ROOT if run.code == HERE else Path(checkout)
     if root not in _PROCESSES or not _PROCESSES[root].is_running:
@@ -173,12 +174,12 @@ def measure_code(fields: dict[str, Any], checkout: str) -> Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What the records of both states say of the instances that each solved."""
+    """Differences in results and CPU times between two checkouts."""
 
     different: tuple[str, ...]
-    """Instances whose answers differ: in their status, or by more than `EQUAL_RATIO`."""
+    """Instances whose statuses, or values by more than `EQUAL_RATIO`, differ."""
     ratios: Mapping[str, float]
-    """Median CPU time of `HERE` over that of `BEFORE`, by instance that no run left open."""
+    """Median CPU time of `HERE` over that of `BEFORE`, by instance that every run proved."""
 
     @property
     def mean_ratio(self) -> float:
@@ -186,7 +187,7 @@ class Comparison:
         return geometric_mean(self.ratios.values())
 
     def text(self) -> str:
-        """Return both findings as lines."""
+        """Format the differences and the mean ratio, in lines."""
         lines = [f"different: {name}" for name in self.different]
         count = len(self.ratios)
         if count:
@@ -195,7 +196,7 @@ class Comparison:
 
 
 def compare(records: Iterable[Record]) -> Comparison:
-    """Compare the answers and the CPU times of two states of the code."""
+    """Compare the results and the CPU times of two checkouts from their records."""
     by_name: dict[str, dict[str, list[Record]]] = {}
     for each in records:
         run = CodeRun.of(each["cell"])

@@ -1,6 +1,6 @@
-"""Pictures of the pages of results, from the records, as SVG by matplotlib.
+"""Charts of the result pages, drawn from the records as SVG by matplotlib.
 
-A file carries a digest of what it shows, so that checking it needs no plotting library.
+Each file contains a digest of its data, so that checking it needs no plotting library.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WIDTH_INCHES: Final = 7.2
-"""As wide as the text of the site, so that words in charts are nearly as large as beside them."""
+"""Width of the text on the site, so that texts in charts have nearly its size."""
 BLUE, RED, GREEN, ORANGE, PURPLE = "#0072b2", "#b2182b", "#009e73", "#e69f00", "#cc79a7"
 GREY, PALE = "#808080", "#cccccc"
 COLOURS: Final = (BLUE, ORANGE, GREEN, PURPLE, RED, "#56b4e9", GREY)
-"""Colours of lines, in turn."""
+"""Colours of lines, in order."""
 _LONG_NUMBER: Final = re.compile(r"(\.\d\d)\d+")
-"""Digits of numbers beyond a hundredth of a point, which are invisible."""
+"""Pattern of numbers with digits below a hundredth of a point, which are invisible."""
 _TAG: Final = re.compile(r"<[^>]+>")
-"""A tag with its attributes: coordinates are there, and what is between tags is text."""
+"""Pattern of a tag with its attributes; only tags contain coordinates."""
 _STYLE: Final[Any] = MappingProxyType(
     {
         "axes.axisbelow": True,
@@ -61,17 +61,17 @@ _STYLE: Final[Any] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A picture of a page."""
+    """A chart of a page."""
 
     shown: Any
-    """All that it shows, as JSON values; nothing to show if empty."""
+    """The chart's data as JSON values; empty if records are missing."""
     paint: Callable[[Any, Any], None]
-    """Draws what is shown into a figure of matplotlib."""
+    """Function that draws the data into a matplotlib figure."""
     height_inches: float = 3.2
 
     @cached_property
     def digest(self) -> str:
-        """What identifies the content."""
+        """Digest of the data."""
         text = json.dumps([self.paint.__name__, self.shown])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -80,7 +80,7 @@ class Chart:
         return path.is_file() and f"data {self.digest}" in path.read_text(encoding="utf-8")
 
     def write(self, path: Path) -> None:
-        """Draw into a file; the same chart gives the same bytes."""
+        """Draw the chart into a file. Equal data gives equal bytes."""
         import matplotlib as mpl
         from matplotlib.figure import Figure
 
@@ -96,14 +96,14 @@ class Chart:
 
 
 _SIZES: Final = tuple(2**k for k in range(15, 23))
-"""Ticks of an axis of bytes."""
+"""Ticks of byte axes [B]."""
 
 
-def _bytes_axis(axes: Any, most: float) -> None:
+def _bytes_axis(axes: Any, max_bytes: float) -> None:
     from matplotlib.ticker import NullLocator
 
-    ticks = [size for size in _SIZES if size <= most * 1.2]
-    axes.set(xscale="log", xlim=(ticks[0], most * 1.5))
+    ticks = [size for size in _SIZES if size <= max_bytes * 1.2]
+    axes.set(xscale="log", xlim=(ticks[0], max_bytes * 1.5))
     axes.set_xticks(ticks, labels=[format_bytes(size).replace(".00", "") for size in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
 
@@ -119,7 +119,7 @@ def _rows_axis(axes: Any, names: Sequence[str]) -> None:
 
 
 def times() -> Chart:
-    """Return which share of the instances was proved to 1 % after which time, for each grid."""
+    """Return the chart of the fraction of instances proved to 1 % against time, for each grid."""
     shown = []
     runs = solves()
     for goal, of_goal in runs[~runs.infeasible & (runs.goal != 5)].groupby("goal"):
@@ -145,7 +145,7 @@ def _paint_times(figure: Any, shown: Any) -> None:
 
 
 def steps() -> Chart:
-    """Return the times of compiled steps beside the quickest other way within the same peak."""
+    """Return the chart of compiled step times beside the fastest peer within the same peak RAM."""
     shown: dict[str, list[list[float]]] = {}
     for duel in equal_peak(training("training")).dropna(subset=["own_time"]).itertuples():
         shown.setdefault(duel.network, []).append([duel.best_time, duel.own_time])
@@ -154,13 +154,13 @@ def steps() -> Chart:
 
 def _paint_steps(figure: Any, shown: Any) -> None:
     axes = figure.subplots()
-    most = 1.02 * max(x for pairs in shown.values() for x, _ in pairs)
-    axes.plot((0.9, most), (0.9, most), color=GREY, linewidth=1, linestyle="--")
+    max_bytes = 1.02 * max(x for pairs in shown.values() for x, _ in pairs)
+    axes.plot((0.9, max_bytes), (0.9, max_bytes), color=GREY, linewidth=1, linestyle="--")
     for (network, pairs), colour in zip(shown.items(), COLOURS, strict=False):
         axes.scatter(*zip(*pairs, strict=True), color=colour, s=22, alpha=0.8, label=network)
     high = 1.1 * max(y for pairs in shown.values() for _, y in pairs)
     axes.annotate("as quick", (high, high), (6, -12), textcoords="offset points")
-    axes.set(xlim=(0.9, most), ylim=(0.85, high))
+    axes.set(xlim=(0.9, max_bytes), ylim=(0.85, high))
     axes.set_title("Compiled PyTorch steps and other ways to save memory, within the same peak")
     axes.set(xlabel="quickest other way, time over eager's", ylabel="compiled, time over eager's")
     axes.legend(loc="upper right", ncols=2)
@@ -170,7 +170,7 @@ def _paint_steps(figure: Any, shown: Any) -> None:
 
 
 def boards() -> Chart:
-    """Return the RAM of keep-all and of the smallest place in which each network trains."""
+    """Return the chart of keep-all's RAM and the smallest RAM in which each network trains."""
     shown = {}
     for run, kept in smallest():
         sizes = [kept["ram_bytes"], run["ram_bytes"], run["limit_bytes"]]
@@ -209,13 +209,13 @@ CURVES: Final = (
     ("dma", "resnet18-cifar", "stm32h743"),
     ("time", "resnet18-cifar", "jetson-tx2"),
 )
-"""A network and a device of each kind of problems, which are solved over many budgets."""
+"""A network and a device for each kind of problem, solved over many budgets."""
 _SHOWN: Final = 6
-"""Methods that are drawn beside the optimum."""
+"""Methods drawn beside the optimum."""
 
 
 def compared() -> Chart:
-    """Return the overhead against RAM for a network of each kind: the best methods, the bound.
+    """Return the chart of overhead against RAM for a network of each kind, with the proven bound.
 
     The best methods have the lowest median overhead of those that solve half of the problems.
     """
@@ -251,7 +251,7 @@ def compared() -> Chart:
 
 
 _FEW_DECADES: Final = 100
-"""Ratio of the ends of an axis below which powers of ten alone are too few ticks."""
+"""Ratio of an axis' limits below which it has ticks between powers of ten."""
 
 
 def _paint_compared(figure: Any, shown: Any) -> None:
@@ -303,7 +303,7 @@ FIGURES: Final = ("figure2", "figure3", "figure4", "figure5", "table3")
 
 
 def overview() -> Chart:
-    """Return the overhead of each method over the optimum's, a point for each problem."""
+    """Return the chart of each method's overhead relative to the optimum, one point per problem."""
     problems: dict[str, dict[str, float]] = {}
     for row in (row for name in FIGURES[1:4] for row in rows(figure_records(name))):
         ratio = overhead_ratio(row)
@@ -336,7 +336,7 @@ def _paint_overview(figure: Any, shown: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperFigure:
-    """A figure of the paper, drawn as ``poetmodel bench`` draws it."""
+    """A figure of the paper as ``poetmodel bench`` draws it."""
 
     name: str
 
@@ -369,4 +369,4 @@ CHARTS: Final[dict[str, Callable[[], Chart | PaperFigure]]] = {
     "paper-overview.svg": overview,
     **{f"paper-{name}.svg": partial(PaperFigure, name=name) for name in FIGURES},
 }
-"""What draws each picture of the folder ``docs``."""
+"""Function that returns each chart, by its path in ``docs``."""

@@ -1,9 +1,9 @@
-"""What the proof buys: every method on the same problems, beside the optimum.
+"""Comparison of all methods with the optimum on the same problems.
 
-``--set own=FILE.py:FUNCTION --resume`` adds a method of one's own to a record.
+``--set own=FILE.py:FUNCTION --resume`` adds a user-defined method to a record.
 
-The published graphs of Moccasin are not shipped, as their licence is another one. They are run too
-where the environment variable ``MOCCASIN_DATA`` names the folder ``data`` of a checkout of
+The published graphs of Moccasin are not shipped, because their licence differs. They are included
+if the environment variable ``MOCCASIN_DATA`` names the folder ``data`` of a checkout of
 github.com/haoming-codes/moccasin.
 """
 
@@ -77,22 +77,22 @@ PUBLISHED, ZOO, CAPTURED, STEPS, DMA, TIME, LAYERED = KINDS = (
     "time",
     "layered",
 )
-"""Kinds of problems; the last one is a table of its own."""
+"""Kinds of problems; the last has a separate table."""
 MLPERF_TINY: Final = ("ds-cnn", "resnet8", "autoencoder", "mobilenetv1-vww")
-"""Networks of whole steps."""
+"""Networks of the whole-step problems."""
 PAGED, MAPPED = "nrf52840", "stm32f746"
-"""Boards that stand for their kind of storage: an SD card, and flash that the core reads."""
+"""A board with paged storage (SD card) and one with memory-mapped storage (flash)."""
 LEAST_RAM: Final = "least"
-"""What a budget between the least RAM and keep-all begins with."""
+"""Prefix of budgets between the minimum RAM and keep-all."""
 MAIN: Final = KINDS[:-1]
 """Kinds of the main table."""
 OPTIMAL: Final = "optimal"
 PAPER: Final = "paper"
-"""The published program, solved as it is by the solver of the optimum."""
+"""The published MILP, solved unchanged by the solver of the optimum."""
 LIMIT_S, LAYERED_LIMIT_S = 15.0, 60.0
-"""Processor time of a run, the same for all methods; that of a layered graph [s]."""
+"""CPU time limit of a run, for all methods; that of layered graphs [s]."""
 ORDER_SEED: Final = 29
-"""Seed of the order in which problems are run."""
+"""Seed of the order of problems."""
 
 # -- methods that are not in the registry ----------------------------------------------------------
 
@@ -101,7 +101,7 @@ GREEDY, SELECTIVE = "greedy", "selective"
 
 @pm.method(GREEDY, summary="the greedy start of this package's search", source="this package")
 def greedy(problem: Problem) -> Schedule:
-    """Bring tensors back where they are needed, those first that relieve most for their price."""
+    """Return the greedy start of the search; raise `MethodNotApplicableError` if there is none."""
     schedule = construct(problem)
     if schedule is None:
         raise MethodNotApplicableError("it finds no schedule")
@@ -109,7 +109,7 @@ def greedy(problem: Problem) -> Schedule:
 
 
 _HEAVY: Final = ("conv", "linear", "mm", "matmul", "qkv", "attention_scores", "dot_product")
-"""What the operators have in their names whose outputs selective checkpointing saves."""
+"""Name fragments of the operators whose outputs selective checkpointing saves."""
 
 
 @pm.method(
@@ -122,7 +122,7 @@ _HEAVY: Final = ("conv", "linear", "mm", "matmul", "qkv", "attention_scores", "d
 def selective(problem: Problem) -> Schedule:
     """Save the outputs of all heavy operators, or of every second, third or fourth one.
 
-    The quickest schedule that fits is taken.
+    Returns the fastest of these schedules that fits.
     """
     graph = problem.graph
     heavy = [
@@ -143,14 +143,14 @@ def selective(problem: Problem) -> Schedule:
 
 
 VARIANTS: Final = ("capuchin:published", "dtr:eq", "dtr:msps", "dtr:liveness")
-"""The published rule alone of a method that takes the best of its rules, the scores of DTR's paper
-that do best beside its own, and DTR with knowledge of what each stage needs."""
+"""Variants of methods: only the published rule of a method that tries several, the best alternative
+scores of DTR's paper, and DTR that knows the inputs of each stage in advance."""
 OWN_ORDER: Final = "dtr, own order"
-"""What the runtime of DTR does, as a program: a schedule of stages may take more RAM."""
+"""DTR as the program that its runtime executes; a schedule in stages may need more RAM."""
 
 
 def in_own_order(problem: Problem) -> dict[str, Any]:
-    """Return the facts of DTR's run as a program, which the simulator of plans executes."""
+    """Execute DTR's program by the simulator of plans; return the record's fields."""
     state = problem.graph.state_tensors
     plain = without_state(problem, state) if state else problem
     runtime = Runtime(plain, "full", plain.usable_ram_bytes)
@@ -171,21 +171,21 @@ def in_own_order(problem: Problem) -> dict[str, Any]:
 
 
 SAME: Final = "recompute-only"
-"""A method that is left out: it solves the problem of ``checkmate``, as the energy of a node is in
-proportion to its time in all problems here."""
+"""A method that is left out: it is equal to ``checkmate``, because energy is proportional to time
+in all problems here."""
 UNRECORDED: Final = ("checkmate-rounding", "lower-sets")
-"""Methods that are left out because they are newer than the record: ``--set own=NAME`` runs them.
+"""Methods newer than the record, left out unless ``--set own=NAME`` names them.
 
-The next record of all methods empties it.
+Emptied by the next record of all methods.
 """
 OF_STATE: Final = ("resident", "zero-offload")
-"""Methods that are about state, and do nothing of their own on graphs without."""
+"""Methods that only differ from others on graphs with state."""
 WITHOUT_BACKWARD: Final = (OPTIMAL, GREEDY, "dtr", "capuchin", "chen-sqrt")
-"""Methods that are tried on graphs without a backward pass."""
+"""Methods for graphs without a backward pass."""
 
 
 def methods_of(kind: str) -> tuple[str, ...]:
-    """Return the methods that are run on a kind of problems, the optimum first."""
+    """Return the methods for a kind of problems, the optimum first."""
     if kind == LAYERED:
         return WITHOUT_BACKWARD
     left_out = (SAME, *UNRECORDED, *(() if kind == STEPS else OF_STATE))
@@ -204,26 +204,26 @@ class ComparedRun(RecordedRun):
     kind: str
     """One of `KINDS`."""
     model: str
-    """A model of the grid, a network of the zoo, or ``NODES, SEED`` of a layered
-    graph, or the name of a file of Moccasin's."""
+    """A model of the grid, a network of the zoo, ``NODES, SEED`` of a layered graph, or
+    the name of a file of Moccasin."""
     device: str
-    """A shipped device, or the grid's word for measured costs."""
+    """A shipped device, or `grid.PROFILE` for measured costs."""
     ram: str
-    """RAM budget, as the grid or `step_problem` has it."""
+    """RAM budget in the notation of the grid or of `step_problem`."""
     method: str = OPTIMAL
-    """A method."""
+    """Name of the method."""
     limit_s: float = LIMIT_S
-    """Processor time, building included [s]."""
+    """CPU time limit, including the construction of the model [s]."""
     seed: int = 0
     """Seed of the solver."""
 
     @property
     def name(self) -> str:
-        """What it is called in the records."""
+        """Name of the run in records."""
         return " | ".join((self.kind, self.model, self.device, self.ram, self.method))
 
     def problem(self) -> Problem:
-        """Return what is to be scheduled."""
+        """Build the problem."""
         if self.kind == STEPS:
             return step_problem(self.model, self.device, self.ram)
         if self.kind == LAYERED:
@@ -238,12 +238,12 @@ class ComparedRun(RecordedRun):
 
 @cache
 def step_graph(network: str) -> Graph:
-    """Return a whole step of a network with plain SGD, in place and in tiles, made once."""
+    """Return a whole step with plain SGD, in place and in tiles of 32 KiB; cached."""
     return MODELS[network](state="sgd", in_place=True, tile="32KiB")
 
 
 def step_problem(network: str, device_name: str, ram: str) -> Problem:
-    """Return a whole step within a budget such as ``least+30%`` of the way to keep-all."""
+    """Return the problem of a whole step; ``least+30%`` is 30 % of the way to keep-all."""
     graph, device = step_graph(network), Device.load(device_name)
     stated = pm.Problem(graph, Costs.estimate(graph, device), ram="100%")
     begin, _, share = ram.partition("+")
@@ -257,12 +257,12 @@ DATA: Final = "MOCCASIN_DATA"
 """Environment variable: the folder of Moccasin's graphs."""
 _FILES: Final = "random_layered_n*.json"
 NUMBERS: Final = ", "
-"""What is between the numbers of a layered graph, in the name of its model."""
+"""Separator of the numbers in the model name of a layered graph."""
 
 
 @cache
 def layered_graph(model: str) -> Graph:
-    """Return a random layered graph, or one of Moccasin's."""
+    """Return a random layered graph, or a graph of Moccasin, by its model name."""
     if NUMBERS in model:
         return random_layered(*map(int, model.split(NUMBERS)))
     path = Path(os.environ[DATA]) / f"{model}.json"
@@ -315,7 +315,7 @@ CURVES: Final = (
     (DMA, "resnet18-cifar", "stm32h743", (grid.FLOOR, *_SHARES[1::2])),
     (TIME, "resnet18-cifar", "jetson-tx2", (grid.FLOOR, *_SHARES[1::2])),
 )
-"""Problems of the picture: a network and a device of each kind, over budgets."""
+"""Problems of the chart: a network and a device for each kind, over budgets."""
 
 
 def _problems(kind: str) -> Iterator[ComparedRun]:
@@ -349,9 +349,9 @@ def _problems(kind: str) -> Iterator[ComparedRun]:
 
 
 def problems(kinds: Sequence[str] = KINDS) -> tuple[ComparedRun, ...]:
-    """Return the problems that some schedule can solve, by the optimum, in the order of runs.
+    """Return the feasible problems as runs of the optimum, in execution order.
 
-    Kinds are mixed, so that a run that is cut short is a fair sample; layered graphs come last.
+    Kinds are mixed, so that an interrupted series is a fair sample; layered graphs are last.
     """
     placed: list[tuple[float, ComparedRun]] = []
     for number, kind in enumerate(kinds):
@@ -369,9 +369,12 @@ def _possible(run: ComparedRun) -> bool:
 
 
 def runs(kinds: tuple[str, ...] = KINDS, own: tuple[str, ...] = ()) -> Iterator[ComparedRun]:
-    """Yield the runs of some kinds, each problem with all methods right after each other."""
+    """Yield the runs of some kinds: for each problem all methods in sequence.
+
+    `own` are additional methods. Raises `InputError` for unknown kinds and methods.
+    """
     for name in own:
-        method(name)  # raises here, and not in every run
+        method(name)  # fails here rather than in every run
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         raise InputError(
@@ -385,7 +388,7 @@ def runs(kinds: tuple[str, ...] = KINDS, own: tuple[str, ...] = ()) -> Iterator[
 
 
 def smoke_runs() -> Iterator[ComparedRun]:
-    """Yield every kind and method at its smallest size."""
+    """Yield each kind and method with its smallest problem."""
     small = {
         PUBLISHED: ("paper/linear", "paper-m4", "70%"),
         STEPS: ("mlp", PAGED, "least+50%"),
@@ -402,7 +405,7 @@ def smoke_runs() -> Iterator[ComparedRun]:
 
 
 def measure_method(fields: dict[str, Any], _start: None = None) -> Record:
-    """Let a method schedule a problem and return the record; the graph is read before the clock."""
+    """Schedule a problem with a method; return the record. Building the graph is not timed."""
     run = ComparedRun(**fields)
     share = core_share_of(warm_up) if _solves(run) else 1.0
     problem = run.problem()
@@ -428,7 +431,7 @@ def _solves(run: ComparedRun) -> bool:
 
 
 def _facts_of(run: ComparedRun, wall_s: float) -> dict[str, Any]:
-    """Return how a method ended within some wall time."""
+    """Execute a method within `wall_s`; return the record's fields."""
     problem, name, options = run.problem(), run.method, dict[str, Any]()
     if name == PAPER:
         name, options = OPTIMAL, {"formulation": PAPER}

@@ -1,4 +1,4 @@
-"""Options of a benchmark run, and what every benchmark starts from."""
+"""Command-line options and fixtures of the benchmarks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SOLVED: Final = pytest.StashKey[list[dict[str, Any]]]()
-"""Where a run keeps what the solvers did."""
-# Other modules have no doctests; a search would need every package that one of them imports.
+"""Key under which a pytest session stores the records of the solver comparison."""
+# Collect no doctests: there are none, and importing the modules needs optional packages.
 collect_ignore = [
     str(path) for path in Path(__file__).parent.rglob("*.py") if not path.name.startswith("test_")
 ]
@@ -37,13 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def smoke(request: pytest.FixtureRequest) -> bool:
-    """Return whether only the smallest sizes are run."""
+    """Return whether ``--smoke`` restricts benchmarks to their smallest sizes."""
     return bool(request.config.getoption("smoke"))
 
 
 @pytest.fixture(scope="session")
 def keep(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Return what keeps the record of a measurement, if they are to be kept: see `record`."""
+    """Return the function that stores a record if an output file is set; see `record`."""
     path: Any = request.config.getoption("record")
     if path is None:
         return lambda *_, **__: None
@@ -53,13 +53,13 @@ def keep(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def solved(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """Return where the comparison of solvers keeps its records, for the tables at the end."""
+    """Return the list of the solver comparison's records, for the tables at the end."""
     return request.config.stash.setdefault(SOLVED, [])
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """End a run of the comparison of solvers with a table for each problem."""
+    """Print a table for each problem of the solver comparison at the end of a session."""
     solved: list[dict[str, Any]] = config.stash.get(SOLVED, [])
     found = rows(solved)
     for table in comparison(found):
@@ -73,5 +73,5 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.fixture(autouse=True)
 def _collect_garbage() -> None:
-    """Begin every benchmark without the garbage of the one before."""
+    """Collect garbage before each benchmark."""
     gc.collect()

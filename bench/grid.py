@@ -1,7 +1,7 @@
-"""The grid: a frozen registry of instances, by which times and gaps of solves are measured.
+"""The grid: a fixed registry of instances on which times and gaps of solves are measured.
 
-An instance is one problem, solved in one way, with its limit. Nothing is chosen by hand afterwards:
-budgets below a graph's floor stay in, are proved infeasible at once, and are counted apart.
+An instance is one problem with a solving method and a time limit. No instance is selected by its
+result: budgets below the minimum RAM are included, proved infeasible and counted separately.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
 KIND: Final = "cell"
 """Kind of the records."""
 LIMIT_S, PAPER_LIMIT_S, SMOKE_LIMIT_S = 60.0, 120.0, 5.0
-"""Wall time of an instance, building included; with ``paper``; of a smoke run [s]."""
+"""Wall time limits, model construction included: default, for ``paper``, for smoke runs [s]."""
 GAP: Final = 1e-4
-"""Gap of the overhead at which a solve is done."""
+"""Gap of the overhead at which a solve stops."""
 AGAIN_GAP: Final = 0.01
-"""Gap above which an instance is solved again on request."""
+"""Gap above which ``--set again=FILE`` solves an instance again."""
 NOTED_RATIO: Final = 0.9
-"""A gap is noted when it is below this share of the last one noted."""
+"""Ratio to the last recorded gap below which a new gap is recorded."""
 FLOOR: Final = "floor+2%"
-"""The budget just above the least that any schedule needs: 1.02 times the minimum RAM."""
+"""Name of the budget of 1.02 times the minimum RAM."""
 ORDER_SEED: Final = 20
-"""Seed of the order in which instances are run."""
+"""Seed of the order of instances."""
 
 TRACED: Final = Path(__file__).resolve().parent / "traced"
 """Folder of graphs captured from PyTorch (``*.graph.json``) and their costs (``*.profile.csv``)."""
 PROFILE: Final = "profile"
-"""Stands for the costs that were measured when a graph was captured."""
+"""Device name that stands for the costs measured when a graph was captured."""
 _TRACED: Final = "traced/"
 _BERT: Final = "paper/bert-"
 
@@ -63,39 +63,39 @@ METHODS: Final[dict[str, dict[str, str]]] = {
     "paper": {"formulation": "paper"},
     "paper, Gurobi": {"formulation": "paper", "backend": "gurobi"},
 }
-"""What an instance can be solved by, by the names that tables use, as options of `solve`."""
+"""Options of `solve` for each method, by its name in tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance(RecordedRun):
-    """One problem, solved in one way, for one goal."""
+    """One problem with a solving method, for one goal."""
 
     goal: int
-    """Which goal it measures, 1 to 7."""
+    """Number of the goal, 1 to 7."""
     model: str
     """A shipped model, ``paper/bert-N`` of N blocks, or ``traced/NAME`` of a file there."""
     device: str
     """A shipped device, or `PROFILE`."""
     ram: str
-    """RAM budget: a share of the keep-all peak, or `FLOOR`."""
+    """RAM budget: a percentage of the keep-all peak, or `FLOOR`."""
     deadline: str | None = None
-    """Limit of compute plus transfer time, as a share of one pass."""
+    """Limit of compute plus transfer time, as a percentage of the pass time."""
     method: str = "default"
     """One of `METHODS`."""
     limit_s: float = LIMIT_S
-    """Wall time, building included [s]."""
+    """Wall time limit, model construction included [s]."""
     seed: int = 0
     """Seed of the solver."""
 
     @property
     def name(self) -> str:
-        """What identifies it in a run."""
+        """Name of the instance in records."""
         deadline = f"serial {self.deadline}" if self.deadline else "no deadline"
         parts = (self.goal, self.model, self.device, self.ram, deadline, self.method, self.seed)
         return " | ".join(map(str, parts))
 
     def problem(self) -> Problem:
-        """Return what is to be solved."""
+        """Build the problem."""
         graph = graph_of(self.model)
         ram = int(floor(graph).bytes * 1.02) if self.ram == FLOOR else self.ram
         return Problem(
@@ -109,19 +109,19 @@ class Instance(RecordedRun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceRun(RecordedRun):
-    """An instance, and what else there is to say of how it is solved."""
+    """An instance with further solving options."""
 
     instance: Instance
 
     @classmethod
     def of(cls, cell: dict[str, Any]) -> Self:
-        """Return the run that has these fields, those of its instance among them."""
+        """Create the run from its fields and its instance's fields in one mapping."""
         names = {field.name for field in fields(Instance)}
         instance = Instance(**{name: cell[name] for name in names & cell.keys()})
         return cls(instance=instance, **{name: cell[name] for name in cell.keys() - names})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its fields, those of its instance among them."""
+        """Return the run's fields and its instance's fields in one mapping."""
         own = asdict(self)
         return {**own.pop("instance"), **own}
 
@@ -132,7 +132,7 @@ class InstanceRun(RecordedRun):
 
 @cache
 def graph_of(model: str) -> Graph:
-    """Return the graph of an instance, read or built once."""
+    """Read or build the graph of a model; cached."""
     if model.startswith(_TRACED):
         return Graph.load(TRACED / f"{model.removeprefix(_TRACED)}.graph.json")
     if model.startswith(_BERT):
@@ -141,7 +141,7 @@ def graph_of(model: str) -> Graph:
 
 
 def costs_of(model: str, device: str) -> Costs:
-    """Return what everything in a graph costs: estimated for a device, or as it was measured."""
+    """Return the costs of a model's graph: estimated for a device, or measured for `PROFILE`."""
     if device == PROFILE:
         return Costs.load(TRACED / f"{model.removeprefix(_TRACED)}.profile.csv")
     return Costs.estimate(graph_of(model), Device.load(device))
@@ -159,7 +159,7 @@ _ZOO: Final = (*_SHARED, "mobilenetv2", "bert-base")
 _DEVICES: Final = ("mkr1000", "nrf52840", "rpi4b", "jetson-tx2")
 
 _SCALE: Final = {24: 60.0, 48: 180.0, 96: 600.0}
-"""Limits by the number of blocks [s]."""
+"""Time limits by the number of blocks [s]."""
 
 _COMPARED: Final = {
     "paper/linear": ("50%", "70%", "90%"),
@@ -169,7 +169,7 @@ _COMPARED: Final = {
     "paper/bert": ("50%",),
 }
 _FOR_GUROBI: Final = ("paper/transformer",)
-"""Graphs on which ``paper`` is solved with Gurobi, too: the licence that comes with it takes 2,000
+"""Graphs on which ``paper`` is also solved with Gurobi, whose bundled licence is limited to 2,000
 columns and rows. The next larger graph, ``paper/linear``, has 2,680 columns."""
 
 
@@ -229,7 +229,7 @@ _GOALS: Final[dict[int, Callable[[], Iterator[Instance]]]] = {
 GOALS: Final = tuple(_GOALS)
 """Every goal."""
 CAPTURED: Final = (6, 7)
-"""Goals of captured models, without and with an optimizer, which have a record of their own."""
+"""Goals of captured models, without and with an optimizer, which have separate records."""
 
 
 def instances(goals: Sequence[int] = GOALS) -> tuple[Instance, ...]:
@@ -238,10 +238,10 @@ def instances(goals: Sequence[int] = GOALS) -> tuple[Instance, ...]:
 
 
 def in_running_order(chosen: Sequence[Instance]) -> tuple[Instance, ...]:
-    """Return instances in the order in which they are run: mixed, the same each time.
+    """Return instances in execution order: mixed, and always the same.
 
-    Each goal's instances are shuffled by a fixed seed and spread evenly over the whole, so that a
-    run that is cut short has about the same share of every goal.
+    The instances of each goal are shuffled by a fixed seed and spread evenly, so that an
+    interrupted series has about the same fraction of every goal.
     """
     placed: list[tuple[float, int, Instance]] = []
     for goal in sorted({instance.goal for instance in chosen}):
@@ -252,7 +252,7 @@ def in_running_order(chosen: Sequence[Instance]) -> tuple[Instance, ...]:
 
 
 def smoke_instances() -> tuple[Instance, ...]:
-    """Return every kind of instance at its smallest size: each goal, method and deadline once."""
+    """Return each combination of goal, method and deadline, on the smallest graph."""
     traced = Instance(goal=3, model="", device="", ram="", deadline="150%")
     kinds = (*instances((1, 2, 4, 5, *CAPTURED)), traced)
     tiny: dict[str, Any] = {"model": "paper/linear", "device": "paper-m4", "limit_s": SMOKE_LIMIT_S}
@@ -265,15 +265,15 @@ def smoke_instances() -> tuple[Instance, ...]:
 
 @dataclass(slots=True)
 class Course:
-    """What a solve tells on its way: when it first had a schedule, and how the gap fell."""
+    """Progress of a solve: the time of its first schedule, and the gap over time."""
 
     first_schedule_s: float | None = None
-    """When the first schedule was there, building included [s]."""
+    """Time of the first schedule, model construction included [s]."""
     gaps: list[tuple[float, float]] = field(default_factory=list)
-    """Times [s] and the gap from then on, each less than `NOTED_RATIO` of the one before."""
+    """Times [s] and gaps reached, each below `NOTED_RATIO` times the previous gap."""
 
     def note(self, progress: SolveProgress) -> None:
-        """Take note of one state of the solve."""
+        """Progress callback of the solve: record the first schedule and the gap."""
         if progress.value is None:
             return
         if self.first_schedule_s is None:
@@ -281,7 +281,7 @@ class Course:
         self.reach(progress.seconds, progress.gap)
 
     def reach(self, seconds: float, gap: float | None) -> None:
-        """Take note of a gap, if it is much less than the last."""
+        """Record a gap if it is below `NOTED_RATIO` times the last."""
         if gap is None or (self.gaps and gap >= NOTED_RATIO * self.gaps[-1][1] and gap > 0.0):
             return
         if self.gaps and self.gaps[-1][1] == 0.0:
@@ -298,11 +298,11 @@ def measure(
     gap: float = GAP,
     stated: Callable[[Problem], Problem | pyo.ConcreteModel] = lambda problem: problem,
 ) -> Record:
-    """Solve an instance and return its record; its graph is read before the clock starts.
+    """Solve an instance; return its record. Reading the graph is not timed.
 
     ``seconds`` is wall time for stating, building, solving and verifying; ``stated_s`` is the part
-    before `solve` is called. Where the package refuses the instance, ``status`` is `FAILED` and
-    ``reason`` says why. `stated` returns what is solved in place of the instance's problem.
+    before `solve` is called. If the package refuses the instance, ``status`` is `FAILED` and
+    ``reason`` has the message. `stated` returns a problem to solve in place of the instance's.
     """
     instance = Instance(**fields)
     graph, method = graph_of(instance.model), METHODS[instance.method]
@@ -349,7 +349,7 @@ _COPIED: Final = (
     *("reason", "formulation", "backend", "requested_gap", "overhead_j"),
     *("overhead_bound_j", "build_s", "solve_s", "primal_integral_s"),
 )
-"""Properties of a result that its record has under the same name."""
+"""Properties of a result that its record contains under the same names."""
 
 
 def _facts(result: SolveResult, course: Course, seconds: float) -> dict[str, Any]:
@@ -378,7 +378,7 @@ def _facts(result: SolveResult, course: Course, seconds: float) -> dict[str, Any
 
 
 def measure_warm(fields: dict[str, Any], start: Mapping[str, Any]) -> Record:
-    """Load all modules, then `measure` with a number of threads and workers."""
+    """Load all modules, then call `measure` with the threads and workers in `start`."""
     warm_up()
     return measure(fields, None, **start)
 
@@ -387,9 +387,9 @@ def measure_warm(fields: dict[str, Any], start: Mapping[str, Any]) -> Record:
 
 
 def is_left(record: Record) -> bool:
-    """Return whether an instance, solved by default, ended with a gap above `AGAIN_GAP` or nothing.
+    """Return whether an instance, solved by default, ended with a gap above `AGAIN_GAP`.
 
-    Nothing is neither a schedule nor a proof that there is none.
+    Also True if it ended with neither a schedule nor a proof of infeasibility.
     """
     gap = record.get("gap")
     open_ = record["status"] == "unknown" if gap is None else gap > AGAIN_GAP
@@ -399,16 +399,16 @@ def is_left(record: Record) -> bool:
 def runs(
     goals: tuple[int, ...] = (), again: str | None = None, sample: int | None = None
 ) -> tuple[Instance, ...]:
-    """Return instances in running order: of some goals, or those that a record left open.
+    """Return instances in execution order: of some goals, or those that a record left open.
 
     Parameters
     ----------
     goals : tuple of int
-        By default all, but for captured models, which are solved with two threads.
+        By default all but captured models, which are solved with two threads.
     again : str, optional
-        A file of records: only its instances above `AGAIN_GAP`, or without a verdict.
+        A file of records; select its instances for which `is_left` holds.
     sample : int, optional
-        Only the first of the mixed order.
+        Number of instances to return, the first of the mixed order.
     """
     whole = GOALS if again else tuple(goal for goal in GOALS if goal not in CAPTURED)
     chosen = in_running_order(instances(goals or whole))

@@ -1,4 +1,4 @@
-"""What all studies of this folder share: records, runs in fresh processes, and the one runner."""
+"""Shared code of the studies: records, runs in fresh processes, and the runner."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from poetmodel.sweeps.measurement import Record
 
 CORE_SHARE: Final = 0.8
-"""A run that met its limit with less than this share of it in processor time is repeated."""
+"""Minimum ratio of CPU time to the limit for a run that met its limit; others are repeated."""
 ATTEMPTS: Final = 6
-"""How often a run is made until it had its processor time."""
+"""Maximum number of attempts to give a run its CPU time."""
 _POLL_S: Final = 0.5
-"""How often the limit of a running process is checked [s]."""
+"""Interval between checks of a process' limit [s]."""
 GRACE_S: Final = 120.0
-"""How long a run may take beyond its limit until its process is ended [s]."""
+"""Time after its limit at which the process of a run is killed [s]."""
 PRELOADED: Final = (
     "pyomo.environ",
     "highspy",
@@ -51,40 +51,40 @@ PRELOADED: Final = (
     "poetmodel.solver",
     "poetmodel.device",
 )
-"""What each process of a solve has loaded before its clock starts."""
+"""Modules that each solving process loads before its time starts."""
 REQUIRED: Final = ""
-"""Stands for the default of a setting that has none."""
+"""Marks settings without a default."""
 DONE: Final = "done"
-"""Status of a measurement that has no other."""
+"""Status of measurements without a solver's status."""
 
 
 def record(kind: str, name: str, **facts: Any) -> Record:
-    """Return the record of a measurement: when, where, from which commit, under which load."""
+    """Return the record of a measurement: `facts` with time, machine, commit and load."""
     made = {"load_average": os.getloadavg()[0], "status": DONE}
     return {**circumstances(kind, name), **made, **facts}
 
 
 def recorded(path: Path) -> RecordFile:
-    """Return a file in which records are found by the fields of their runs."""
+    """Open a file of records that are found by the fields of their runs."""
     return RecordFile(path, lambda record: run_key(record["cell"]))
 
 
 def run_key(fields: dict[str, Any]) -> str:
-    """Return what identifies a run in a file of records: all of its fields."""
+    """Return the key of a run in a file of records, made of all its fields."""
     return json.dumps(fields, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A run, which is known in a file of records by all of its fields."""
+    """A run whose key in files of records consists of all its fields."""
 
     @property
     def key(self) -> str:
-        """What identifies it in the records."""
+        """Key of the run in records."""
         return run_key(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its fields."""
+        """Return the run's fields."""
         return asdict(self)
 
     def limited(self, limit_s: float) -> Self:
@@ -94,18 +94,18 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A run of a study without a type of its own: its name in the records, and its fields."""
+    """A run of a study without its own run class: its name in records and its fields."""
 
     name: str
     fields: dict[str, Any]
 
     @property
     def key(self) -> str:
-        """What identifies it in the records."""
+        """Key of the run in records."""
         return run_key(self.fields)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its fields."""
+        """Return the run's fields."""
         return self.fields
 
     def limited(self, limit_s: float) -> Self:
@@ -117,7 +117,7 @@ class Cell:
 
 
 class ProcessEndedError(Exception):
-    """A process ended without an answer, after some seconds."""
+    """A process ended without a result, after `seconds`."""
 
     def __init__(self, exit_code: int | None, seconds: float) -> None:
         super().__init__(f"the process ended with {exit_code} after {seconds:.0f} s")
@@ -125,9 +125,9 @@ class ProcessEndedError(Exception):
 
 
 class FreshProcesses(Executor):
-    """Does each run in a process of its own, forked from one that has loaded the libraries.
+    """Executor of each run in a process of its own, forked after the libraries are loaded.
 
-    A process is ended when its run takes `grace_s` longer than its limit [s].
+    Kills a process `grace_s` after the limit of its run [s].
     """
 
     def __init__(self, count: int, *, preloaded: Sequence[str], grace_s: float) -> None:
@@ -138,11 +138,11 @@ class FreshProcesses(Executor):
         self._context.set_forkserver_preload(list(preloaded))
 
     def submit(self, measure: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        """Call a function with the fields of a run, which have its limit, and its start."""
+        """Submit a measurement; its arguments are the run's fields, limit included, and start."""
         return self._threads.submit(self._run_in_process, measure, *arguments)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - as its base class has it
-        """End: runs that are under way are dropped."""
+        """Shut down; running runs are aborted without a record."""
         self._stopped.set()
         self._threads.shutdown(wait, cancel_futures=cancel_futures)
 
@@ -171,10 +171,10 @@ class FreshProcesses(Executor):
 
 
 class ThisProcess(Executor):
-    """Does one run after the other in this process: for methods that have no solver to load."""
+    """Executor of runs in this process, in sequence; for methods that load no solver."""
 
     def submit(self, measure: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        """Call a function at once; what it raises comes out of the future."""
+        """Call a function immediately; the future has its result or exception."""
         done: Future[Any] = Future()
         try:
             done.set_result(measure(*arguments))
@@ -184,7 +184,7 @@ class ThisProcess(Executor):
 
 
 def _answer(out: Connection, measure: Callable[..., Record], *arguments: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills this process
     out.send(measure(*arguments))
     out.close()
 
@@ -195,11 +195,11 @@ def _answer(out: Connection, measure: Callable[..., Record], *arguments: Any) ->
 def within_core(
     limit_s: float, measure: Callable[[float], Record], *, share: float = 1.0
 ) -> Record:
-    """Return the facts of a run with its processor time, if it met its limit.
+    """Measure a run within a limit of CPU time; return its fields and CPU time.
 
-    Limits of the package are wall time. A run that met its limit is repeated with another one until
-    its processor time is the limit within `CORE_SHARE`; only the last run counts. `share` is what
-    part of a core it may expect.
+    The package limits wall time. A run that met its limit is repeated with another wall time until
+    its CPU time is the limit within a factor of `CORE_SHARE`; only the last attempt counts.
+    `share` is the expected fraction of a core.
     """
     facts: Record = {}
     for attempt in range(1, ATTEMPTS + 1):
@@ -215,7 +215,7 @@ def within_core(
 
 
 def core_share_of(work: Callable[[], object]) -> float:
-    """Do some work; return which share of a core it had, a tenth or more."""
+    """Execute `work`; return the fraction of a core that it received, at least 0.1."""
     begun, cpu_s = time.perf_counter(), time.process_time()
     work()
     share = (time.process_time() - cpu_s) / (time.perf_counter() - begun)
@@ -223,13 +223,13 @@ def core_share_of(work: Callable[[], object]) -> float:
 
 
 def peak_memory_bytes(whose: int = resource.RUSAGE_SELF) -> int:
-    """Return the peak resident memory of this process, or of those that it started [B]."""
+    """Return the peak resident memory of this process, or of its children [B]."""
     peak = resource.getrusage(whose).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def warm_up() -> None:
-    """Load solver and modelling library by a small solve, so that no measurement pays for it."""
+    """Load solver and modelling library by a small solve before measurements."""
     graph = load_model("mlp")
     costs = pm.Costs.estimate(graph, pm.Device.load("mkr1000"))
     pm.solve(pm.Problem(graph, costs, ram="70%"), time_limit=5.0)
@@ -240,46 +240,46 @@ def warm_up() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """Runs, and what measures one of them."""
+    """A series of runs and the function that measures one of them."""
 
     name: str
-    """How its files of records end: ``*-NAME.jsonl``."""
+    """Suffix of its files of records: ``*-NAME.jsonl``."""
     kind: str
     """Kind of its records."""
     runs: Callable[..., Iterable[Any]]
-    """Returns the runs; its parameters are settings with defaults."""
+    """Function that returns the runs; its parameters are settings with defaults."""
     smoke_runs: Callable[[], Iterable[Any]]
-    """Returns each kind of run at its smallest size."""
+    """Function that returns each kind of run at its smallest size."""
     measure: Callable[[dict[str, Any], Any], Record]
-    """Returns the record of a run, given its fields and what it starts from."""
+    """Function that returns the record of a run from its fields and its start."""
     start_of: Callable[[Any, RecordFile, Mapping[str, Any]], Any] = lambda *_: None
-    """Returns what a run starts from: of the records so far, or of the settings."""
+    """Function that returns a run's start from the records so far or the settings."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings beside those of `runs`, with their defaults."""
+    """Further settings with their defaults."""
     alone: bool = True
-    """Whether each run has a fresh process."""
+    """Whether each run has its own process."""
     preloaded: Sequence[str] = PRELOADED
-    """Modules that each process has loaded."""
+    """Modules loaded in each process before its run."""
     grace_s: float = GRACE_S
-    """How long a run may take beyond its limit [s]."""
+    """Time after its limit at which a run is killed [s]."""
     key_of: Callable[[Record], Any] = lambda record: run_key(record["cell"])
-    """Returns what identifies the run of a record."""
+    """Function that returns the key of a record's run."""
     summarize: Callable[[Iterable[Record]], str] | None = None
-    """Returns what is printed at the end about all records."""
+    """Function that returns the summary of all records, printed at the end."""
 
     def defaults(self) -> dict[str, Any]:
-        """Return all settings with their defaults; `REQUIRED` ones have none."""
+        """Return all settings with their defaults, `REQUIRED` if there is none."""
         of_runs = inspect.signature(self.runs).parameters
         return {name: each.default for name, each in of_runs.items()} | dict(self.settings)
 
     def chosen(self, settings: Mapping[str, Any]) -> list[Any]:
-        """Return the runs of some settings."""
+        """Return the runs that the settings select."""
         own = inspect.signature(self.runs).parameters
         return list(self.runs(**{name: settings[name] for name in own}))
 
 
 def setting(study: Study, text: str) -> tuple[str, Any]:
-    """Return name and value of ``NAME=VALUE``; where the default is a tuple, commas divide."""
+    """Parse ``NAME=VALUE`` with the type of the default; commas separate values of a tuple."""
     name, _, words = text.partition("=")
     defaults = study.defaults()
     if name not in defaults:
@@ -293,7 +293,7 @@ def setting(study: Study, text: str) -> tuple[str, Any]:
 
 
 def run_study(study: Study, arguments: Sequence[str] | None = None) -> int:
-    """Do the runs of a study that have no record; return 130 where that was interrupted, or 0."""
+    """Execute the runs of a study without a record; return 130 if interrupted, otherwise 0."""
     parser = argparse.ArgumentParser(prog=f"python -m bench {study.name}")
     parser.add_argument("--out", type=Path, required=True, help=f"records, *-{study.name}.jsonl")
     parser.add_argument("--resume", action="store_true", help="go on with a file that exists")
@@ -353,7 +353,7 @@ def run_study(study: Study, arguments: Sequence[str] | None = None) -> int:
 def opened(
     study: Study, options: argparse.Namespace
 ) -> Iterator[tuple[Executor, Callable[[], int]]]:
-    """Yield the pool of a study, and a function that counts its runs at a time."""
+    """Yield the executor of a study, and a function that returns its number of parallel runs."""
     if options.scheduler:
         from poetmodel.sweeps.cluster import connect
 
@@ -377,19 +377,21 @@ def run_all(
     settings: Mapping[str, Any],
     width: Callable[[], int],
 ) -> int:
-    """Do runs in their order, in a pool; return 130 where that was interrupted, or 0."""
+    """Execute runs in order in an executor; return 130 if interrupted, otherwise 0."""
     workers = settings["workers"]
 
     def failure(run: Any, error: BaseException) -> Record:
         known = isinstance(error, ProcessEndedError | BrokenExecutor | PoetModelError)
-        if not known and not isinstance(pool, ShippingPool):  # a cluster has errors of its own
+        if not known and not isinstance(
+            pool, ShippingPool
+        ):  # cluster executors raise other exceptions
             raise error
         seconds = getattr(error, "seconds", 0.0)
         facts = {"seconds": seconds, "status": FAILED, "reason": str(error)}
         return record(study.kind, run.name, cell=run.to_dict(), workers=workers, **facts)
 
     measure = study.measure
-    if isinstance(pool, ShippingPool):  # a worker finds the function in its own checkout
+    if isinstance(pool, ShippingPool):  # workers import the function from their own checkout
         folder = str(Path(__file__).resolve().parent)
         measure = ModuleFunction(folder, measure.__module__, measure.__qualname__)
     queue: RunQueue[Any] = RunQueue(

@@ -1,7 +1,7 @@
 """The problems of the instance library, with the best results on record.
 
-`poetmodel bench instances DIR` writes them: the published graphs of the grid, and the problems on
-which all methods are compared.
+`poetmodel bench instances DIR` writes the published graphs of the grid, and the problems on which
+all methods are compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from poetmodel.sweeps.measurement import Record
 
 PUBLISHED_GOAL: Final = 1
-"""Goal of the grid that has the published graphs."""
+"""Goal of the grid with the published graphs."""
 MOCCASIN: Final = (
     "Left out: the graphs of Moccasin, random_layered_n*.json of "
     "github.com/haoming-codes/moccasin, whose licence differs."
@@ -33,23 +33,23 @@ MOCCASIN: Final = (
     else "Contains the graphs of Moccasin, github.com/haoming-codes/moccasin, whose licence "
     "differs: do not publish this folder."
 )
-"""Sentence on the graphs under another licence; they are written where the user has them."""
+"""Note on graphs under another licence, which are written only if the user has them."""
 PROOFS: Final = {"cell": ("default", "compact"), compared.KIND: (compared.OPTIMAL,)}
-"""Methods whose bounds hold for the problem, by the kind of the record; the bound of `paper` is
-that of its own model."""
+"""Methods whose bounds are valid for the problem, by kind of record. The bound of `paper` is valid
+only for its own model."""
 NOT_SCHEDULES: Final = (compared.OWN_ORDER,)
-"""Methods whose answer is a program that no schedule describes."""
+"""Methods whose result is a program that no schedule can represent."""
 
 Key = tuple[Any, ...]
 
 
 def instances() -> Iterator[Instance]:
-    """Yield the problems that some budget allows, each once, with the best results on record."""
+    """Yield the problems with a feasible budget, each once, with the best results on record."""
     results = _results()
     named: dict[str, Key] = {}
     for kind, key, problem in _problems():
         name = file_name(*(word for word in key if word))
-        if name in named:  # a problem of both studies
+        if name in named:  # a problem of two studies
             assert named[name] == key, name
             continue
         named[name] = key
@@ -58,14 +58,14 @@ def instances() -> Iterator[Instance]:
 
 
 def _is_of(record: Record, problem: Problem) -> bool:
-    """Return whether a record is of this problem: sizes or costs may have changed since."""
+    """Return whether budget and baseline of a record are the problem's; these may have changed."""
     same_ram = record.get("ram_budget_bytes") == problem.ram_budget_bytes
     stated = record.get("baseline_energy_j") or 0.0
     return same_ram and math.isclose(stated, problem.baseline_energy_j, rel_tol=1e-9)
 
 
 def _problems() -> Iterator[tuple[str, Key, Problem]]:
-    """Yield kind, key and problem of each problem; the published ones come first."""
+    """Yield kind, key and problem of each problem, the published ones first."""
     for instance in grid.instances((PUBLISHED_GOAL,)):
         problem = instance.problem()
         if problem.usable_ram_bytes >= problem.floor.bytes:

@@ -1,4 +1,4 @@
-"""Random layered graphs, as the literature on rematerialization compares solvers on."""
+"""Random layered graphs, on which papers on rematerialization compare solvers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 WIDTHS: Final = (0.25, 0.45)
-"""Range of the width factor: that of the published graphs, about."""
+"""Range of the width factor, about that of the published graphs."""
 VARIATION: Final = 0.75
-"""How far the size of a layer is from the mean at most, as a share of it."""
+"""Maximum deviation of a layer's size from the mean, as a fraction of the mean."""
 DENSITY: Final = 0.2
-"""Probability of an edge between nodes of neighbouring layers, beyond the one that each has."""
+"""Probability of each further edge between nodes of adjacent layers; each node has one edge."""
 SKIPS: Final = 0.14
-"""Share of all edges that skip a layer or more."""
+"""Fraction of edges that skip at least one layer."""
 LONGEST: Final = 1000
-"""Largest duration, in units."""
+"""Maximum duration [units]."""
 SIZES: Final = (1900.0, 5500.0)
-"""Mean of the exponential distribution of sizes, and where it is cut off, in units."""
+"""Mean and upper limit of the exponential distribution of sizes [units]."""
 UNIT_FLOPS: Final = 1_000_000
 """FLOP of one unit of time."""
 UNIT_BYTES: Final = 1024
@@ -33,18 +33,18 @@ UNIT_BYTES: Final = 1024
 def random_layered(n: int, seed: int) -> Graph:
     """Return a random layered graph: one source, layers of random sizes, one sink.
 
-    Neighbouring layers are joined at random, and further edges skip layers. Durations are uniform,
-    sizes exponential; nothing is a backward pass, and the order of execution is random too. The
-    same numbers give the same graph on every machine.
+    Adjacent layers are connected at random, and further edges skip layers. Durations are uniform,
+    sizes exponential, the execution order is random. There is no backward pass. Equal arguments
+    give equal graphs on every machine.
 
     Notes
     -----
     The parameters are those that the files of the graphs of Moccasin have in their names (width,
-    variation of the layers, density of edges and of skip connections). What they mean was read
+    variation of the layers, density of edges and of skip connections). Their meanings were derived
     from these files: a layer has ``2 * width * sqrt(n)`` nodes in the mean; every node reads one of
-    the layer before, and each other one with a probability of a fifth; every node is on a way from
+    the layer before, and each other one with a probability of a fifth; every node is on a path from
     the source to the sink; 14 % of the edges go from a random node to a random later layer. The
-    order is like theirs: each node is drawn from those whose inputs are there. Times and memory
+    order is like theirs: each node is drawn from those whose inputs are computed. Times and memory
     have no units there. Here they are FLOP and bytes, so that the energy of a recomputation is in
     proportion to its time on a device whose energy depends on FLOP alone.
 
@@ -65,7 +65,7 @@ def random_layered(n: int, seed: int) -> Graph:
 
 
 def _layers(chance: random.Random, n: int) -> list[range]:
-    """Return the nodes of each layer: the source, layers of about the mean size, the sink."""
+    """Draw the sizes of layers; return the nodes of each layer, from the source to the sink."""
     mean = 2 * chance.uniform(*WIDTHS) * math.sqrt(n)
     sizes = [1]
     while sum(sizes) < n - 1:
@@ -78,9 +78,9 @@ def _layers(chance: random.Random, n: int) -> list[range]:
 def _join(
     chance: random.Random, before: Sequence[int], after: Sequence[int], inputs: list[set[int]]
 ) -> None:
-    """Join two layers: each node of the second reads one of the first and some of the others.
+    """Add edges between two adjacent layers to `inputs`.
 
-    Every node of the first is read.
+    Each node of the second reads at least one of the first; each node of the first is read.
     """
     read: set[int] = set()
     for k in after:
@@ -93,7 +93,7 @@ def _join(
 
 
 def _skip(chance: random.Random, layers: Sequence[range], inputs: list[set[int]]) -> None:
-    """Add edges that skip a layer, from any node to one of a random later layer."""
+    """Add edges that skip layers to `inputs`, from any node to one of a random later layer."""
     wanted = round(sum(map(len, inputs)) * SKIPS / (1 - SKIPS))
     begins = [(i, depth) for depth, layer in enumerate(layers[:-2]) for i in layer]
     for _ in range(wanted):
@@ -102,7 +102,7 @@ def _skip(chance: random.Random, layers: Sequence[range], inputs: list[set[int]]
 
 
 def _in_random_order(chance: random.Random, inputs: Sequence[set[int]]) -> list[set[int]]:
-    """Return the inputs of nodes in a random order of execution, which also numbers them."""
+    """Draw a random execution order; return the inputs of the nodes, renumbered in this order."""
     missing = [len(read) for read in inputs]
     readers: list[list[int]] = [[] for _ in inputs]
     for k, read in enumerate(inputs):

@@ -1,4 +1,4 @@
-"""Records of ``bench/results/`` as frames, and the form in which tables show their values."""
+"""Records of ``bench/results/`` as data frames, and formats of their values in tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RESULTS: Final = Path(__file__).resolve().parent / "results"
 CASES: Final = "cases"
-"""Kind of the records of ``pytest bench``, whose files are named by their day alone."""
+"""Kind of the records of ``pytest bench``, whose file names consist of the date."""
 _DAY: Final = "-".join("[0-9]" * digits for digits in (4, 2, 2))
 """Pattern of the date with which each file of records begins."""
 ONE_PERCENT: Final = 0.01
@@ -29,7 +29,7 @@ ONE_PERCENT: Final = 0.01
 
 
 def records(kind: str) -> list[Record]:
-    """Return the records of the newest file ``DATE-KIND.jsonl``, the last one of each name."""
+    """Return the last record of each name in the newest file ``DATE-KIND.jsonl``."""
     name = _DAY if kind == CASES else f"{_DAY}-{kind}"
     files = sorted(RESULTS.glob(f"{name}.jsonl"))
     return list(_read_records(files[-1])) if files else []
@@ -41,9 +41,9 @@ def _read_records(path: Path) -> tuple[Record, ...]:
 
 
 def load(kind: str) -> pd.DataFrame:
-    """Return the records of a kind with the fields of their cells as columns.
+    """Return the records of a kind as a frame, with the fields of their runs as columns.
 
-    A measured field comes before one of the cell, except for `kind`.
+    A measured field overrides the run's field of the same name, except for `kind`.
     """
     found = []
     for record in records(kind):
@@ -72,38 +72,38 @@ def _figure_group(record: Record) -> tuple[Any, ...]:
     return tuple(record["cell"][name] for name in ("model", "device", "deadline"))
 
 
-# -- words -----------------------------------------------------------------------------------------
+# -- formats ---------------------------------------------------------------------------------------
 
 
 def missing(value: object) -> bool:
-    """Return whether there is no value."""
+    """Return whether a value is None or NaN."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def seconds_text(value: float | None) -> str:
-    """Return a time with three digits, or a dash."""
+    """Format a time with three significant digits; a dash if it is missing."""
     if value is None or missing(value):
         return "-"
     return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
 
 
 def percent_text(ratio: float | None, digits: int = 3) -> str:
-    """Return a fraction as a percentage, or a dash."""
+    """Format a fraction as a percentage; a dash if it is missing."""
     return "-" if ratio is None or missing(ratio) else f"{100 * ratio:.{digits}g} %"
 
 
 def bytes_text(value: float | None) -> str:
-    """Return a size, or a dash."""
+    """Format a size with its unit; a dash if it is missing."""
     return "-" if value is None or missing(value) else format_bytes(round(value))
 
 
 def share_text(part: int, whole: int) -> str:
-    """Return how many of how many."""
+    """Format a count and its total, as in ``3 of 5``."""
     return f"{part} of {whole} ({100 * part / whole:.1f} %)" if whole else "-"
 
 
 def times_text(low: float, high: float) -> str:
-    """Return a factor, or the range in which it is."""
+    """Format a factor between `low` and `high`: one number if both are equal, else a range."""
     if missing(low):
         return "-"
     if math.isinf(high) and not math.isinf(low):
@@ -119,23 +119,23 @@ def _factor(value: float) -> str:
 
 
 def code(name: str) -> str:
-    """Return a name as code."""
+    """Format a name as inline code."""
     return f"`{name}`"
 
 
 def whole(value: float) -> str:
-    """Return a whole number with separators."""
+    """Format a number, rounded to an integer, with thousands separators."""
     return f"{round(value):,}"
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """Return the least value that at least this share of all does not exceed."""
+    """Return the smallest value that at least this fraction of all values does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 def markdown(frame: pd.DataFrame, formats: Mapping[str, Callable[[Any], str]]) -> str:
-    """Return a Markdown table of the columns that have a format; words are set to the left."""
+    """Return a Markdown table of the columns with a format; texts are left-aligned."""
     rules = ["---" if form in (str, code) else "---:" for form in formats.values()]
     lines = [list(formats), rules]
     lines += [

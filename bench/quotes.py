@@ -1,4 +1,4 @@
-"""Sentences in which hand-written pages quote numbers of the records: page, and what it must say.
+"""Sentences with numbers of the records that hand-written pages must contain, by page.
 
 A name in braces is one of `tables.claims`; spaces and line ends count alike.
 """

@@ -1,4 +1,4 @@
-"""Tables of solves: every method beside the optimum, times and gaps, constraints of one's own."""
+"""Tables of solves: all methods beside the optimum, times and gaps, user-defined constraints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TIE: Final = 1e-3
-"""Share by which an overhead may exceed the least and count as equal."""
+"""Fraction by which an overhead may exceed the lowest and still count as equal."""
 
 # -- methods ---------------------------------------------------------------------------------------
 
@@ -54,33 +54,33 @@ IN_README: Final = {
 CLOSEST: Final = ("dtr-paging", "capuchin", "checkmate")
 """Earlier methods in the table of the distribution."""
 FACTORS: Final = (1 + TIE, 1.05, 1.1, 1.25, 1.5, 2.0, 10.0)
-"""Factors of the least overhead in that table."""
+"""Multiples of the lowest overhead in that table."""
 VARIANTS: Final = ("capuchin:published", "dtr:eq", "dtr, own order")
 _PROBLEM: Final = ["kind", "model", "device", "ram"]
 
 
 def is_heuristic(name: str) -> bool:
-    """Return whether a method is one of earlier work that solves no program."""
+    """Return whether a method is an earlier heuristic, which solves no MILP."""
     base = name.partition(":")[0]
     known = METHODS.get(base)
     return name in ("selective", "dtr, own order") or (known is not None and not known.by_solver)
 
 
 def overheads(*, layered: bool = False) -> pd.DataFrame:
-    """Return each run of the comparison with its overhead relative to the least one.
+    """Return each run of the comparison with its overhead relative to the lowest one.
 
     Returns
     -------
     DataFrame
-        `value` is the overhead [J, s], `low` and `high` the interval of its ratio to the least,
-        from the best schedule known and from the proven bound; 1 where both are 0, else infinite.
-        `proved` is whether the least is proved to 1 %. `BEST` has a row for each problem. Problems
-        without a schedule are left out.
+        `value` is the overhead [J, s]. `low` and `high` are its ratios to the lowest known overhead
+        and to the proven bound; a ratio to 0 is 1 if the overhead is 0, else infinite. `proved` is
+        whether the lowest is proved to 1 %. `BEST` has a row for each problem. Problems without a
+        schedule are omitted.
     """
     runs = load("compared")
     runs = runs[(runs.kind == LAYERED) == layered]
     value = runs.overhead.fillna(runs.overhead_j).clip(lower=0)
-    # A schedule that `paper` began with is not its own.
+    # A start schedule of `paper` does not count as its result.
     value = value.mask((runs.method == PAPER) & runs.model_gap.isna())
     runs = runs.assign(value=value, cpu_s=runs.cpu_s.fillna(runs.seconds))
     heuristics = runs[runs.method.map(is_heuristic)]
@@ -107,9 +107,9 @@ def _times(value: pd.Series, least: pd.Series) -> pd.Series:
 
 
 def times_least(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return what each method makes of some problems, the optimum first, then by problems solved.
+    """Return the results of each method on some problems: the optimum, then by problems solved.
 
-    Medians and worst values are over the problems that it solves.
+    Medians and worst values are over the problems that a method solves.
     """
     solved = runs.assign(ties=runs.value <= runs.least * (1 + TIE)).groupby("method")
     table = pd.DataFrame(
@@ -152,7 +152,7 @@ def methods() -> str:
 
 
 def distribution() -> str:
-    """Return on how many problems a few methods are within some factors of the least overhead."""
+    """Return on how many problems methods are within `FACTORS` of the lowest overhead."""
     runs = overheads()
     lines = []
     for method in (OPTIMAL, GREEDY, BEST, *CLOSEST):
@@ -194,7 +194,7 @@ def kinds() -> str:
 
 
 def layered() -> pd.DataFrame:
-    """Return the runs on random layered graphs, with shares of a single pass."""
+    """Return the runs on random layered graphs, with overheads as percentages of a single pass."""
     runs = overheads(layered=True)
     columns = ["model", "ram", "graph_nodes", "method", "status", "least_bound", "overhead"]
     shares = runs.assign(
@@ -206,7 +206,7 @@ def layered() -> pd.DataFrame:
 
 
 def methods_by_kind() -> pd.DataFrame:
-    """Return what each method makes of all problems and of each kind."""
+    """Return the results of each method on all problems and on each kind."""
     runs = overheads()
     parts = [("all", runs), *runs.groupby("kind")]
     return pd.concat([times_least(part).assign(problems=name) for name, part in parts])
@@ -256,7 +256,7 @@ def _size(facts: object, name: str) -> int:
 
 
 def _time_to(run: Mapping[str, Any], gap: float) -> float:
-    """Return when a solve first had a gap [s]; NaN if never."""
+    """Return the time at which a solve reached a gap [s]; NaN if never."""
     for seconds, reached in run["gaps"] if isinstance(run["gaps"], list) else ():
         if reached <= gap:
             return float(seconds)
@@ -264,9 +264,9 @@ def _time_to(run: Mapping[str, Any], gap: float) -> float:
 
 
 def proved(runs: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Return how many instances of each group are proved, and how long they take.
+    """Return the number of proved instances of each group, and their times.
 
-    Those without a schedule and those that ran into their limit count with their time.
+    Infeasible instances, and those that met their limit, count with their time.
     """
     lines = []
     for name, group in runs.groupby(by, sort=False):
@@ -291,7 +291,7 @@ def proved(runs: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def answer(run: Mapping[str, Any]) -> str:
-    """Return how a solve ended: its time, bold at its limit, with the gap that was left."""
+    """Format the result of a solve: its time, bold at its limit, with the remaining gap."""
     if run["status"] == FAILED:
         return "too large for its licence" if "licence" in run["reason"] else "failed"
     if run["status"] == "infeasible":
@@ -304,7 +304,7 @@ def answer(run: Mapping[str, Any]) -> str:
 
 
 def grid() -> str:
-    """Return a row for each grid: how many instances are proved, and how soon."""
+    """Return a row for each grid: the number of proved instances, and their times."""
     lines = [
         (
             GOALS[r["goal"]],
@@ -323,13 +323,13 @@ def grid() -> str:
 
 
 MOMENTS_S: Final = (0.1, 1.0, 10.0, 60.0)
-"""Times at which the table of gaps over time states the mean gap [s]."""
+"""Times in the table of mean gaps [s]."""
 
 
 def gaps_over_time() -> str:
     """Return a row for each grid: the mean gap after some times, 100 % before a first schedule.
 
-    Instances that no schedule solves are left out; a gap holds until the next one on record.
+    Infeasible instances are omitted; a gap holds until the next recorded one.
     """
     runs = solves()
     runs = runs[~runs.infeasible & (runs.goal != 5)]
@@ -352,7 +352,7 @@ def _gap_at(run: Mapping[str, Any], at_s: float) -> float:
 
 
 def missed() -> str:
-    """Return the published instances that were not proved to 1 %, with one and two threads."""
+    """Return the published instances not proved to 1 %, and their solves with two threads."""
     runs = solves()
     left = runs[(runs.goal == 1) & ~runs.infeasible & ~(runs.gap <= ONE_PERCENT)]
     left = left.sort_values("gap", ascending=False)
@@ -393,7 +393,7 @@ def scale() -> str:
 
 
 def captured() -> str:
-    """Return how the solve of each captured model ended, by budget."""
+    """Return the results of the solves of captured models, by budget."""
     runs = solves()
     runs = runs[runs.goal.isin(_CAPTURED)]
     budgets = ("60%", "40%", "25%", "floor+2%")
@@ -435,12 +435,12 @@ ABLATIONS: Final = (
     ("local search", _MODELS, "ablation-captures", "no local_search"),
     ("dominated keeps", _PUBLISHED, "ablation-dominance", "no dominated keeps"),
 )  # fmt: skip
-"""Parts of ``lazy``: graphs, kind of the records, and the variant without the part."""
+"""Components of ``lazy``: graphs, kind of records, and the variant without the component."""
 _INSTANCE: Final = ["model", "device", "ram", "deadline", "limit_s"]
 
 
 def ablation() -> str:
-    """Return what proofs lose without each part, on the same instances with and without it."""
+    """Return proofs and times with and without each component, on the same instances."""
     lines = []
     for part, graphs, kind, variant in ABLATIONS:
         runs = load(kind).fillna({"deadline": "none", "gap": 1.0})
@@ -464,7 +464,7 @@ def ablation() -> str:
 
 
 def others() -> str:
-    """Return the default beside other formulations, at half of the RAM."""
+    """Return the default beside other formulations, at 50 % RAM."""
     runs = solves()
     lines = []
     names = ("default", "compact", "paper")

@@ -1,4 +1,4 @@
-"""Three solvers on two formulations; the README's comparison has a limit in processor time."""
+"""Runs of three solvers on two formulations, limited in CPU time, for the README's comparison."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from poetmodel.sweeps.measurement import Record
 
 LIMITS_S: Final = (30.0,)
-"""Processor time of a run [s]."""
+"""CPU time limits of a run [s]."""
 LARGEST: Final = ("resnet18-cifar", "rpi4b", "70%")
-"""The problem that quick runs leave out."""
+"""The problem that quick series omit."""
 _PROBLEMS: Final = (
     ("mlp", "mkr1000", "70%"),
-    # both formulations fit into the licence that comes with Gurobi
+    # both formulations fit Gurobi's bundled licence
     ("paper/transformer", "paper-m4", "90%"),
     ("paper/transformer", "paper-a72", "90%"),
     ("paper/linear", "paper-m4", "50%"),
@@ -35,7 +35,7 @@ def solver_runs(
 ) -> Iterator[Run]:
     """Yield the runs of each solver and formulation.
 
-    The formulation ``paper`` is for the published graphs, which it states as they are.
+    The formulation ``paper`` is solved only on the published graphs.
     """
     for model, device, ram in problems:
         published = model.startswith("paper/")
@@ -51,22 +51,22 @@ def solver_runs(
 
 @dataclass(frozen=True, slots=True)
 class SolverRun:
-    """A run of the figure, as the queue of runs takes it."""
+    """A solver run with the interface of a study's runs."""
 
     run: Run
 
     @property
     def name(self) -> str:
-        """What it is called in the records."""
+        """Name of the run in records."""
         return f"{self.run.name} | {self.run.settings.time_limit_s:g} s"
 
     @property
     def key(self) -> str:
-        """What identifies it in the records."""
+        """Key of the run in records."""
         return self.run.key
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its fields, its limit among them."""
+        """Return the run's fields, including its limit."""
         return {"run": self.run.to_dict(), "limit_s": self.run.settings.time_limit_s}
 
     def limited(self, limit_s: float) -> SolverRun:
@@ -76,14 +76,14 @@ class SolverRun:
 
 
 def runs() -> Iterator[SolverRun]:
-    """Yield the runs of the README's table, and the same with the shorter limit."""
+    """Yield the runs of the README's table, with the long and with the short limit."""
     for limit_s in LIMITS_S:
         for run in solver_runs(limit_s, (*_PROBLEMS, LARGEST)):
             yield SolverRun(run)
 
 
 def measure_solver(fields: dict[str, Any], _start: None = None) -> Record:
-    """Solve a run within its processor time, and return its record."""
+    """Solve a run within its CPU time limit; return its record."""
     run = Run.from_dict(fields["run"])
     prepare(run)
     share = core_share_of(warm_up)

@@ -1,4 +1,4 @@
-"""The tables with which a run of the comparison of solvers ends: one for each problem."""
+"""Tables of the solver comparison, one for each problem, printed at the end of its session."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ NOTE: Final = (
     "objective and bound: energy beyond one computation of every node; those of 'paper', and its "
     "gap, are of its own looser model"
 )
-"""Stands below the tables."""
+"""Note below the tables."""
 INSTANCE: Final = ("model", "device", "ram")
-"""What makes a problem."""
+"""Fields that identify a problem."""
 ROUNDING: Final = 1e-9
-"""A gap up to this is one of rounding."""
+"""Maximum gap that counts as rounding error."""
 
 
 def comparison(found: Sequence[Row]) -> Iterable[Summary]:
-    """Yield how each solver ended with each formulation, a table for each problem; see `NOTE`."""
+    """Yield a table for each problem, with each solver and formulation in a row; see `NOTE`."""
     for (model, device, ram), rows in grouped(found, *INSTANCE).items():
         yield Summary(
             title=f"{model} on {device}, {ram} of RAM",
@@ -44,7 +44,7 @@ def _result_row(row: Row) -> tuple[str, ...]:
     status = row["status"]
     if status in (REFUSED, NOT_INSTALLED):
         return (*words, without(row), "-", "-", "-", "-")
-    if value is None and status == Status.FEASIBLE:  # the start of a solve, not from the solver
+    if value is None and status == Status.FEASIBLE:  # the start schedule, not the solver's
         status = Status.UNKNOWN
     if row["termination"] == Termination.TIME_LIMIT:
         status = f"{status}, time limit" + (" while building" if is_never_begun(row) else "")
@@ -60,14 +60,14 @@ def _result_row(row: Row) -> tuple[str, ...]:
 
 
 def is_never_begun(row: Row) -> bool:
-    """Whether building took all of the limit, so that the solver was not called."""
+    """Return whether model construction used up the limit, so that the solver was not called."""
     return row["termination"] == Termination.TIME_LIMIT and not row["solve_s"]
 
 
 def gap_words(row: Row) -> str:
-    """Return the gap of what was solved in words: of the problem, or of the model of ``paper``.
+    """Format the gap of the solved model: the problem's, or that of the model of ``paper``.
 
-    Where building took all of the limit, the solver has none: the schedule is not its own.
+    If the solver was not called there is none, because the schedule is not its result.
     """
     gap: float | None = row["model_gap"] if row["formulation"] == "paper" else row["gap"]
     if gap is None or is_never_begun(row):
@@ -76,12 +76,12 @@ def gap_words(row: Row) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Return a time with three digits, or a dash."""
+    """Format a time with three significant digits; a dash if it is missing."""
     return "-" if value is None else f"{value:.3g} s"
 
 
 def aligned(table: Summary) -> list[str]:
-    """Return the lines of a table: words to the left, figures to the right."""
+    """Return the lines of a table with texts left-aligned and numbers right-aligned."""
     widths = [max(map(len, column)) for column in zip(table.heads, *table.rows, strict=True)]
     return [
         "  ".join(

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 # -- compiled steps --------------------------------------------------------------------------------
 
 OWN: Final = ("both", "recompute", "paging", "keep-all", "backend", "fused")
-"""Kinds of compiled steps; all others are peers."""
+"""Kinds of compiled steps; all other kinds are peers."""
 
 
 def training(kind: str) -> pd.DataFrame:
     """Return the runs of a comparison of training methods, with ratios and peaks.
 
-    `time` and `processor` are medians over the pairs of its time over that of the reference.
-    `within` is whether its peak keeps the budget.
+    `time` and `processor` are medians, over pairs, of a run's time relative to the reference's.
+    `within` is whether its peak meets the budget.
     """
     runs = load(kind)
     method = runs.method.str.partition("@")
@@ -62,7 +62,7 @@ def _ratios(pairs: object) -> tuple[float, float]:
 
 
 def equal_peak(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the quickest compiled step beside the quickest peer, at the peak of each peer."""
+    """Return the fastest compiled step beside the fastest peer, at the peak of each peer."""
     lines = []
     for network, group in runs[runs.ran].groupby("network", sort=False):
         peers = group[~group.own & (group.method != "eager") & group.peak.notna()]
@@ -108,7 +108,7 @@ def compiled() -> str:
 
 
 def kept() -> str:
-    """Return what compiled steps with room for everything take beside eager's steps."""
+    """Return times of compiled steps with keep-all budgets, relative to eager steps."""
     runs = load("training")
     lines = []
     for run in runs[runs.method == "keep-all"].to_dict("records"):
@@ -164,7 +164,7 @@ WAYS: Final = {
     "memory-budget": "`activation_memory_budget`",
     "stock": "`torch.compile`",
 }
-"""What tables call the peers of the back end."""
+"""Names of the peers of the back end in tables."""
 
 
 def beside_peers() -> list[tuple[Any, Any]]:
@@ -209,7 +209,7 @@ WRAPPERS: Final = {
     "fsdp-bf16": "FSDP2 of each block, bf16",
     "blocks": "blocks, one process",
 }
-"""What tables call the ways of `pytorch.processes`."""
+"""Names of the wrappers of `pytorch.processes` in tables."""
 
 
 def processes() -> str:
@@ -274,22 +274,22 @@ NETWORKS: Final = {
     "lenet": "",
     "bert-block": "",
 }
-"""Exported networks in the order of tables, with what their names do not say."""
+"""Exported networks in table order, with additions to their names."""
 PLACES: Final = (
     ("nrf52840", "128KiB"), ("nrf52840", None), ("nano33ble", None), ("stm32f746", "128KiB"),
     ("stm32f746", "256KiB"), ("stm32f746", None), ("rp2350", "512KiB"), ("stm32h743", None),
 )  # fmt: skip
-"""Boards and how much of their RAM may be taken; None: all of it."""
+"""Boards and the usable RAM; None for all of the board's RAM."""
 README_NETWORKS: Final = ("ds-cnn", "resnet8", "mobilenetv1-vww", "mobilenetv2-035-96")
 
 
 def named(network: str) -> str:
-    """Return a network as tables have it."""
+    """Return the name of a network in tables."""
     return f"`{network}`{NETWORKS[network]}"
 
 
 def ram_of(board: str, ram: str | None) -> int:
-    """Return the RAM of a board, or how much of it may be taken [B]."""
+    """Return the usable RAM of a board: `ram`, or all of the board's [B]."""
     return Device.load(board).ram_bytes if ram is None else parse_size(ram, field="ram")
 
 
@@ -302,7 +302,7 @@ def core_time_s(run: Mapping[str, Any], board: str) -> float:
 
 
 def fault_of_flash(run: Mapping[str, Any]) -> str:
-    """Return why the flash of its board does not run an exported step; empty where it does."""
+    """Return why an exported step cannot run from the flash of its board; empty if it can."""
     board = Device.load(run["board"])
     if run["part"] != "board" or run["status"] != "yes" or board.flash is None:
         return ""
@@ -316,7 +316,7 @@ def fault_of_flash(run: Mapping[str, Any]) -> str:
 
 
 def exported() -> list[Record]:
-    """Return the exported steps, with what is derived of them, by network and board."""
+    """Return the exported steps with derived columns, by network and board."""
     runs = [{**record, **record["cell"], "gap": record.get("gap")} for record in records("mcu")]
     for run in runs:
         run["fault"] = fault_of_flash(run)
@@ -338,7 +338,7 @@ def exported() -> list[Record]:
 
 
 def of_part(part: str) -> list[Record]:
-    """Return the exported steps on boards, or those that keep all or train the last layer."""
+    """Return the exported steps of a part: on boards, keep-all, or last layer only."""
     return [run for run in exported() if run["part"] == part]
 
 
@@ -347,7 +347,7 @@ def _keep_all(part: str = "keep-all") -> dict[str, Record]:
 
 
 def smallest() -> list[tuple[Record, Record]]:
-    """Return each network's step in the smallest RAM that it was found to fit, and keep-all's."""
+    """Return each network's step in the smallest RAM that it fits, and its keep-all step."""
     pairs, boards = [], of_part("board")
     for network, kept in _keep_all().items():
         able = [run for run in boards if run["network"] == network and run["trains"]]
@@ -358,7 +358,7 @@ def smallest() -> list[tuple[Record, Record]]:
 
 
 def verdict(run: Mapping[str, Any] | None) -> str:
-    """Return whether a network trains in a place, with its tiles if it has some."""
+    """Format whether a network trains on a board, with its tile size if it has tiles."""
     if run is None or run["status"] == FAILED:
         return "-" if run is None else FAILED
     if run["fault"]:
@@ -367,7 +367,7 @@ def verdict(run: Mapping[str, Any] | None) -> str:
 
 
 def boards() -> str:
-    """Return whether each network trains in each place."""
+    """Return whether each network trains on each board with each usable RAM."""
     runs = {(run["network"], run["board"], run["ram"]): run for run in of_part("board")}
     heads = [f"`{board}`, {format_bytes(ram_of(board, ram))}" for board, ram in PLACES]
     lines = [
@@ -379,7 +379,7 @@ def boards() -> str:
 
 
 def board_steps() -> str:
-    """Return what a step of each network takes in the smallest RAM that it fits."""
+    """Return the costs of each network's step in the smallest RAM that it fits."""
     lines = [
         (
             named(run["network"]),
@@ -415,7 +415,7 @@ def boards_readme() -> str:
 
 
 def board_ways() -> str:
-    """Return RAM and instructions of keep-all and of the last layer alone."""
+    """Return RAM and instructions of keep-all steps and of steps that train only the last layer."""
     lines, ways = [], (_keep_all(), _keep_all("last layer"))
     for network in (name for name in NETWORKS if all(name in runs for runs in ways)):
         cells = []
@@ -428,7 +428,7 @@ def board_ways() -> str:
 
 
 def refusal(run: Mapping[str, Any]) -> str:
-    """Return why a network does not train in a place; empty where it does."""
+    """Return why a network does not train on a board; empty if it does."""
     if run["trains"]:
         return ""
     if run["fault"] or run["status"] == FAILED:
@@ -445,7 +445,7 @@ def refusal(run: Mapping[str, Any]) -> str:
 
 
 def board_runs() -> pd.DataFrame:
-    """Return every exported step: its answer and reason, costs, and RAM map."""
+    """Return every exported step: its verdict and reason, costs, and RAM map."""
     names = ("part", "network", "board", "limit_bytes", "answer", "because", "instructions",
              "time_s", "energy_j", "read_bytes", "written_bytes", "recomputations",
              "steps_until_worn", "gap", "ram_bytes", "stack_bytes", "stack_limit_bytes",
@@ -456,7 +456,7 @@ def board_runs() -> pd.DataFrame:
 
 
 def kernels() -> pd.DataFrame:
-    """Return the instructions of each node that multiplies, with everything kept."""
+    """Return the instructions of each node with multiplications, in keep-all steps."""
     nodes = [
         {"network": run["network"], **node, "per_mac": node["instructions"] / node["macs"]}
         for run in _keep_all().values()
@@ -496,7 +496,7 @@ _LAYERS: Final = {
     "maximum": "max pool",
     "average": "average pool",
 }
-"""Names on pages of the kinds of layers."""
+"""Names of the kinds of layers on pages."""
 
 
 def cmsis_nn_rows() -> list[dict[str, Any]]:
@@ -531,7 +531,7 @@ def front_runs(part: str) -> list[Record]:
 
 
 def int8_steps() -> str:
-    """Return steps with a float and with an int8 front: what they take."""
+    """Return RAM, flash, instructions and energy of steps with a float and with an int8 front."""
     lines = []
     for record in front_runs("step"):
         cell, front = record["cell"], record["front_instructions"]
@@ -554,7 +554,7 @@ def int8_steps() -> str:
 
 
 def int8_agreement() -> str:
-    """Return how many values of int8 layers differ from PyTorch's, given the same operands."""
+    """Return how many values of int8 layers differ from PyTorch's for equal operands."""
     lines = []
     for record in front_runs("agreement"):
         cell, values, differ = record["cell"], record["values"], record["differ"]
@@ -574,7 +574,7 @@ def int8_agreement() -> str:
 
 
 def int8_replay() -> str:
-    """Return what a step takes on a batch and on a stored sample, behind fronts in int8."""
+    """Return costs of steps on a batch and on a stored sample, after int8 fronts."""
     lines = []
     for record in front_runs("replay"):
         cell = record["cell"]
@@ -594,14 +594,14 @@ def int8_replay() -> str:
 
 
 def int8_accuracy() -> str:
-    """Return what ends learn behind fronts in float and in int8."""
+    """Return the accuracy of trained last layers after float and int8 fronts."""
     found = {way: mean for record in front_runs("accuracy") for way, mean in record["mean"].items()}
     lines = [(way, percent_text(mean)) for way, mean in found.items()]
     return figures(lines, ("trained", "accuracy"), words=1)
 
 
 def int8_training() -> str:
-    """Return what networks learn in float and in int8: means and ranges, by data and steps."""
+    """Return accuracies of training in float and in int8: means and ranges, by data and steps."""
     kinds = ["data", "steps", "batch"]
     found = int8_training_runs().sort_values(kinds, kind="stable")
     columns = dict(iter(found.groupby(kinds, sort=False)))
@@ -617,7 +617,7 @@ def int8_training() -> str:
 
 
 def _seeds(accuracy: pd.Series) -> str:
-    """Return mean, least and largest accuracy of networks [%]; a dash if there is none."""
+    """Format mean, minimum and maximum accuracy [%]; a dash if there is none."""
     if accuracy.empty:
         return "-"
     shown = 100 * accuracy
@@ -625,7 +625,7 @@ def _seeds(accuracy: pd.Series) -> str:
 
 
 def int8_training_runs() -> pd.DataFrame:
-    """Return each network that learnt on in float or int8, with its rate and its accuracy."""
+    """Return each network trained further in float or int8, with learning rate and accuracy."""
     return pd.DataFrame(
         [
             {
@@ -650,7 +650,7 @@ def int8_training_runs() -> pd.DataFrame:
 
 
 def models() -> pd.DataFrame:
-    """Return the models of other libraries that were tried, and how each ended."""
+    """Return the tested models of other libraries with their results."""
     found = load("coverage")
     found = found[found.status.isin(["works", "differs", "refused"])]
     fits = [
@@ -666,7 +666,7 @@ def models() -> pd.DataFrame:
 
 
 def libraries() -> str:
-    """Return how many models of each library were tried, work and are refused."""
+    """Return the number of tested, working and refused models of each library."""
     lines = [
         (
             str(library),

@@ -32,7 +32,7 @@ STUDIES: Final = {
     "processes": "pytorch.processes:STUDY",
     "floors": "pytorch.floors:STUDY",
 }
-"""Where each study is. Those from ``mcu`` on need PyTorch."""
+"""Module of each study. Those from ``mcu`` on need PyTorch."""
 
 
 def study_of(name: str) -> Study:

@@ -1,8 +1,8 @@
 """Every table of results, and the numbers that pages quote, from ``bench/results/``.
 
-`TABLES` has what pages show between ``<!-- begin table NAME -->`` and ``<!-- end table -->``,
-`CSVS` the longer tables, which are files, and `claims` the quoted numbers.
-``scripts/make_pages.py`` writes and checks all of it.
+`TABLES` has the tables of pages between ``<!-- begin table NAME -->`` and ``<!-- end table -->``,
+`CSVS` the longer tables in files, and `claims` the quoted numbers. ``scripts/make_pages.py`` writes
+and checks all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def _figure(name: str, *, words: int) -> str:
-    """Return the tables of a figure as one, whose first column names the problem."""
+    """Return the tables of a paper figure as one table; its first column is the problem."""
     parts = summary(name, rows(figure_records(name)))
     if len(parts) == 1:
         return figures(parts[0].rows, parts[0].heads, words=words)
@@ -54,7 +54,7 @@ def _figure(name: str, *, words: int) -> str:
 
 
 def _solver_times() -> dict[tuple[str, str], dict[str, str]]:
-    """Return how each solver ended, by problem and formulation: its time, or the gap left."""
+    """Return the time or remaining gap of each solver, by problem and formulation."""
     table = rows(figure_records("solvers"))
     limit_s = max(row["time_limit_s"] for row in table)
     solvers = dict.fromkeys(str(row["backend"]) for row in table)
@@ -148,7 +148,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "solvers-readme": _solvers_readme,
     "models": steps.libraries,
 }
-"""What makes each table of a page, in Markdown."""
+"""Function that returns each table of a page, in Markdown."""
 
 _GRID: Final = ["goal", "model", "device", "ram", "deadline", "method", "status", "seconds",
                 "gap", "overhead_ratio", "columns_", "rows_", "first_schedule_s",
@@ -171,11 +171,11 @@ CSVS: Final[dict[str, Callable[[], pd.DataFrame]]] = {
         for name in ("figure3", "figure4", "figure5", "table3", "solvers")
     },
 }
-"""What makes each table that is a file."""
+"""Function that returns each table that is a file."""
 
 
 def csv(frame: pd.DataFrame) -> str:
-    """Return a table as CSV, with six digits of what is not whole."""
+    """Format a table as CSV, with six significant digits for numbers that are not integers."""
     text: str = frame.convert_dtypes().to_csv(index=False, float_format="%.6g", lineterminator="\n")
     return text.replace(",columns_", ",columns").replace(",rows_", ",rows")
 

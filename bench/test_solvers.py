@@ -1,6 +1,6 @@
-"""How HiGHS, SCIP and Gurobi fare on two formulations.
+"""Benchmark of HiGHS, SCIP and Gurobi on two formulations.
 
-A run ends with a table for each problem: solver, formulation, status, objective, bound, gap, time.
+Prints a table for each problem: solver, formulation, status, objective, bound, gap, time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from poetmodel.sweeps import Run
 
 SMALLEST: Final = ("mlp", "paper/transformer")
-"""Models of a smoke run; the licence that comes with Gurobi takes them in both formulations."""
+"""Models of a smoke run; both formulations fit Gurobi's bundled licence."""
 SMOKE_LIMIT_S: Final = 2.0
 """Limit of a solve in a smoke run [s]."""
 QUICK_LIMIT_S: Final = 4.0
-"""Limit of a solve in another one [s]."""
+"""Limit of a solve in any other run [s]."""
 FACTS: Final = (
     "status",
     "termination",
@@ -41,7 +41,7 @@ FACTS: Final = (
     "build_s",
     "solve_s",
 )
-"""What is kept of each run beside its time."""
+"""Fields of the result that are stored beside the time."""
 
 
 def chosen(*, smoke: bool) -> tuple[Run, ...]:
@@ -51,7 +51,7 @@ def chosen(*, smoke: bool) -> tuple[Run, ...]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give the benchmark its runs."""
+    """Parametrize the benchmark with its runs."""
     runs = chosen(smoke=metafunc.config.getoption("smoke"))
     names = [f"{run.name} | s{run.settings.seed} | {run.settings.time_limit_s:g}s" for run in runs]
     metafunc.parametrize("run", runs, ids=names)

@@ -1,4 +1,4 @@
-"""How long people wait before anything is solved, and for a whole command."""
+"""Benchmark of startup: importing the package, and whole commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL: Final = "poetmodel solve mlp --device mkr1000 --ram 70%"
 
 
 def run(line: str) -> None:
-    """Run a command to its end."""
+    """Execute a command; raise `CalledProcessError` if it fails."""
     program, *words = line.split(maxsplit=2 if line.startswith("python") else -1)
     module = () if program == "python" else ("-m", "poetmodel")
     subprocess.run((sys.executable, *module, *words), check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""Every study of ``python -m bench`` once, at its smallest size."""
+"""Executes each study of ``python -m bench`` once, at its smallest size."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_study(benchmark: Any, name: str, tmp_path: Path, *, smoke: bool) -> Non
         pytest.skip("needs what is not kept here")
     out = tmp_path / f"smoke-{name}.jsonl"
     benchmark.group = "studies"
-    # In a process of its own, as people run it: Inductor's state does not outlive other studies.
+    # In a separate process, like users, because Inductor's state would affect other studies.
     command = [sys.executable, "-m", "bench", name, "--out", str(out), "--smoke"]
     run = partial(subprocess.run, command, cwd=ROOT, check=False)
     assert benchmark.pedantic(run, rounds=1, iterations=1).returncode == 0
@@ -59,5 +59,5 @@ def _check(study: Study, out: Path, runs: int) -> None:
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert len({study.key_of(record) for record in records}) == len(records) >= runs
     failed = [record for record in records if record["status"] == FAILED]
-    # The licence that comes with Gurobi, or its absence, fails the runs that ask for it.
+    # Runs with Gurobi may fail: its bundled licence is limited, or it is not installed.
     assert not [each for each in failed if "urobi" not in each["reason"]], failed

@@ -36,7 +36,9 @@ class Function:
 
     path: str
     name: str
+    """Name, of a method with its class."""
     head: str
+    """Decorators, signature and docstring; of a constructor, before it that of the class."""
     source: str
 
 
@@ -51,6 +53,8 @@ def functions() -> Iterator[Function]:
     """Yield the functions and methods of ``src/`` that have at least ``MIN_LINES`` lines."""
     for path, text, tree in parsed_modules():
         lines = text.splitlines()
+        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        class_of = {id(node): each for each in classes for node in each.body}
         for node in ast.walk(tree):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
@@ -60,10 +64,15 @@ def functions() -> Iterator[Function]:
             first = node.body[0]
             last = (first.end_lineno or first.lineno) if has_docstring else first.lineno - 1
             start = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            owner = class_of.get(id(node))
+            head = lines[start - 1 : last]
+            if owner is not None and node.name == "__init__":
+                summary = (ast.get_docstring(owner) or "").partition("\n")[0]
+                head.insert(0, f'class {owner.name}:\n    """{summary}"""\n')
             yield Function(
                 str(path.relative_to(ROOT)),
-                node.name,
-                "\n".join(lines[start - 1 : last]),
+                node.name if owner is None else f"{owner.name}.{node.name}",
+                "\n".join(head),
                 "\n".join(lines[start - 1 : node.end_lineno]),
             )
 

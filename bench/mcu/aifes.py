@@ -1,8 +1,8 @@
-"""AIfES beside exported steps: the same networks, weights, batches and flags, on an emulated core.
+"""Comparison of AIfES with exported steps: equal networks, weights, batches and compiler flags.
 
-``--set source=FOLDER`` names the source of AIfES for Arduino, which is not kept here (AGPL-3.0);
-``git clone`` it from the address in `ADDRESS`. It is copied into a temporary folder and not
-changed. Needs PyTorch, GCC for Arm and QEMU.
+``--set source=FOLDER`` names the source of AIfES for Arduino, which is not part of this repository
+(AGPL-3.0); ``git clone`` it from the address in `ADDRESS`. It is copied to a temporary folder and
+not changed. Programs run on an emulated core. Needs PyTorch, GCC for Arm and QEMU.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ EXPORTS: Final[Mapping[str, Mapping[str, Any]]] = {
 STEPS: Final = 5
 LEARNING_RATE: Final = 0.05
 LOSS_TOLERANCE: Final = 1e-5
-"""How far losses of AIfES and ours may be apart, as a fraction."""
+"""Maximum relative difference of losses between AIfES and exported steps."""
 LIMIT_S: Final = 60.0
-"""Of each export [s]."""
+"""Time limit of each export [s]."""
 GAP: Final = 1e-4
 ROOMY_BYTES: Final = 2**20
-"""What the stack has at first, and of AIfES its parameters and its training memory too [B]."""
+"""Initial size of the stack, and of AIfES' parameter and training memory [B]."""
 STACK_ALIGNMENT: Final = 16
 LOOP: Final = Path(__file__).with_name("aifes_training.c")
-"""The training loop, in which AIfES is called."""
+"""Program with the training loop that calls AIfES."""
 SOURCES: Final = ("core", "basic/base", "basic/default", "cnn")
-"""What is compiled of AIfES."""
+"""Source files of AIfES that are compiled."""
 
 
-# -- AIfES's source, and a network in its words ----------------------------------------------------
+# -- AIfES's source, and networks in its notation --------------------------------------------------
 
 
 def version_of(source: Path) -> str:
-    """Return the version of AIfES that a folder has.
+    """Return the version of AIfES in a folder.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def version_of(source: Path) -> str:
 
 
 def digest_of(source: Path) -> str:
-    """Return a hash of all of AIfES's C: names and contents."""
+    """Return a hash of the names and contents of AIfES' C files."""
     found = hashlib.sha256()
     for path in sorted((source / "src").rglob("*.[ch]")):
         found.update(path.relative_to(source).as_posix().encode() + path.read_bytes())
@@ -89,16 +89,16 @@ def digest_of(source: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer, as AIfES has it."""
+    """A layer of AIfES."""
 
     kind: str
     sizes: tuple[int | str, ...] = ()
     order: str = ""
-    """How its function says that channels come first."""
+    """Part of its function's name for the order with channels first."""
     parameters: tuple[torch.Tensor, ...] = ()
-    """In AIfES's order and layout."""
+    """Parameters in AIfES' order and layout."""
     text: str = ""
-    """What pages say of it; "" where they leave it out."""
+    """Its name on pages; "" if they omit it."""
 
     @property
     def initial(self) -> str:
@@ -107,7 +107,7 @@ class Layer:
 
 
 def layer_of(layer: nn.Module) -> Layer:
-    """Return a layer of PyTorch in AIfES's words.
+    """Convert a layer of PyTorch to a layer of AIfES.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def _pair(size: Any) -> str:
 
 
 def network_header(made: Training, parameter_bytes: int, training_bytes: int) -> str:
-    """Return what `LOOP` includes: a network with its weights, and how much memory it is given."""
+    """Return the header of `LOOP`: a network, its weights, and the sizes of its memory [B]."""
     model, _, (x, _) = made
     layers = list(map(layer_of, model))
     values = [value.detach().numpy().ravel() for layer in layers for value in layer.parameters]
@@ -182,7 +182,7 @@ def network_header(made: Training, parameter_bytes: int, training_bytes: int) ->
 
 
 def batches(made: Training) -> bytes:
-    """Return other samples and classes for each step, as both programs read them."""
+    """Return random samples and classes for each step, in the input format of both programs."""
     model, _, (x, y) = made
     classes = model[-1].out_features
     generator = torch.Generator().manual_seed(1)
@@ -195,7 +195,7 @@ def batches(made: Training) -> bytes:
 
 
 def ran(folder: Path, data: bytes, stack_bytes: int, *settings: str) -> ProgramRun:
-    """Build a folder for a Cortex-M4F with a stack, and return what its program did."""
+    """Build a folder for a Cortex-M4F with a stack size [B]; execute it, return its run."""
     size = stack_bytes + -stack_bytes % STACK_ALIGNMENT
     program = build(folder, Target.M4, settings=(f"STACK_SIZE={size}", *settings))
     found = run(
@@ -207,14 +207,14 @@ def ran(folder: Path, data: bytes, stack_bytes: int, *settings: str) -> ProgramR
 
 
 def our_program(folder: Path, data: bytes) -> ProgramRun:
-    """Return what an exported step does with as much stack as it needs."""
+    """Execute an exported step with the smallest stack that it needs."""
     return ran(folder, data, ran(folder, data, ROOMY_BYTES).metrics["stack_bytes"])
 
 
 def aifes_program(source: Path, folder: Path, made: Training, data: bytes) -> ProgramRun:
-    """Return what AIfES does with as much memory and stack as it needs.
+    """Execute AIfES with the smallest memory and stack that it needs.
 
-    It is built in the folder of an exported step: by the same makefile, for the same board.
+    It is built in the folder of an exported step, by the same makefile for the same board.
     """
     shutil.copytree(source / "src", folder / "aifes")
     shutil.copy(LOOP, folder)
@@ -231,7 +231,7 @@ def aifes_program(source: Path, folder: Path, made: Training, data: bytes) -> Pr
 
 
 def program_facts(found: ProgramRun) -> dict[str, Any]:
-    """Return what is recorded of a program."""
+    """Return the record fields of an executed program."""
     names = ("ram_bytes", "stack_bytes", "flash_bytes")
     facts = {name: found.metrics[name] for name in names}
     losses = list(found.losses.values())
@@ -239,7 +239,7 @@ def program_facts(found: ProgramRun) -> dict[str, Any]:
 
 
 def exported_facts(deployment: Deployment, found: ProgramRun) -> dict[str, Any]:
-    """Return the same of an exported step, with what its solver proved."""
+    """Return the record fields of an exported step, with its solver's results."""
     result = deployment.result
     if result is None:
         raise ValueError(f"{deployment.step.graph.name}: expected the result of a solve")
@@ -248,12 +248,12 @@ def exported_facts(deployment: Deployment, found: ProgramRun) -> dict[str, Any]:
 
 
 def loss_difference(programs: Mapping[str, Mapping[str, Any]]) -> float:
-    """Return how far losses of AIfES and of keep-all are apart at most, as a fraction.
+    """Return the maximum relative difference of losses between AIfES and keep-all.
 
     Raises
     ------
     ToolchainError
-        If that is too much.
+        If it exceeds `LOSS_TOLERANCE`.
     """
     theirs, ours = (programs[name]["losses"] for name in ("aifes", "keep_all"))
     apart = float(max(abs(a - b) / abs(b) for a, b in zip(theirs, ours, strict=True)))
@@ -263,7 +263,7 @@ def loss_difference(programs: Mapping[str, Mapping[str, Any]]) -> float:
 
 
 def measure(fields: dict[str, Any], folder: str) -> Record:
-    """Return the record of AIfES, whose source is in a folder, and of exported steps."""
+    """Execute AIfES, whose source is in a folder, and exported steps; return the record."""
     begun, network, source = time.perf_counter(), fields["network"], Path(folder)
     made = training(network)
     model, loss_fn, inputs = made
@@ -300,7 +300,7 @@ def measure(fields: dict[str, Any], folder: str) -> Record:
 
 
 def runs(networks: tuple[str, ...] = tuple(NETWORKS), source: str = REQUIRED) -> Iterator[Cell]:
-    """Yield the networks, where AIfES's source and the programs are at hand."""
+    """Yield a run for each network if AIfES' source and the tools are available."""
     version_of(Path(source))
     require_programs(Target.M4)
     for network in networks:

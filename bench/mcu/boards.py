@@ -1,4 +1,4 @@
-"""Networks on boards: exported as C, built with all of the board's RAM, run on an emulated core.
+"""Networks on boards: exported as C, built for the board's RAM, executed on an emulated core.
 
 Needs PyTorch, a C compiler, GCC for Arm and QEMU.
 """
@@ -46,13 +46,13 @@ KIND: Final = "exported step"
 """Kind of the records."""
 
 BOARD, KEEP_ALL, LAST_LAYER = PARTS = ("board", "keep-all", "last layer")
-"""A network on a board; with room for everything; all but the last layer frozen."""
+"""Parts: a network on a board; keep-all; all but the last layer frozen."""
 
 ON_BOARDS: Final = (
     "ds-cnn", "autoencoder", "resnet8", "mobilenetv1-vww", "mobilenetv2-035", "resnet8-thin",
     "lenet", "bert-block",
 )  # fmt: skip
-"""The networks of `mcu.networks` that are held against every board."""
+"""The networks of `mcu.networks` that are tried on every board."""
 BOARDS: Final[Mapping[str, Target]] = {
     "nrf52840": Target.M4,
     "nano33ble": Target.M4,
@@ -61,13 +61,13 @@ BOARDS: Final[Mapping[str, Target]] = {
     "rp2350-psram": Target.M4,
     "stm32h743": Target.M7,
 }
-"""Boards, and the core that is built for and emulated. The Cortex-M33 of the RP2350 runs what is
-built for a Cortex-M4."""
+"""Boards, and the core for which programs are built and emulated. The Cortex-M33 of the RP2350
+executes programs for a Cortex-M4."""
 PLACES: Final = (
     ("nrf52840", None), ("nano33ble", None), ("stm32f746", "256KiB"), ("stm32f746", None),
     ("rp2350", "512KiB"), ("stm32h743", None),
 )  # fmt: skip
-"""Boards and how much of their RAM may be taken; None: all of it."""
+"""Boards and the usable RAM; None for all of the board's RAM."""
 TIGHT: Final = (
     *product(("ds-cnn", "resnet8"), (("nrf52840", "128KiB"), ("stm32f746", "128KiB"))),
     ("mobilenetv2-035-96", ("nrf52840", None)),
@@ -75,37 +75,38 @@ TIGHT: Final = (
     ("mobilenetv2-035-128", ("rp2350-psram", "512KiB")),
     ("mobilenetv1-vww-bytes", ("nrf52840", None)),
 )
-"""Networks that are held against less RAM, or against one board alone."""
+"""Networks that are tried with less RAM, or on one board only."""
 SOLVE_S: Final = 20.0
 """Limit of each solve [s]."""
 TILES: Final = ("none", "auto", "32KiB", "8KiB")
-"""Sizes of tiles that are tried, in this order, until a schedule is found."""
+"""Sizes of tiles, tried in this order until a schedule is found."""
 ROOMY: Final = "4MiB"
-"""The RAM of the emulated boards, in which everything is kept."""
+"""RAM of the emulated boards for keep-all."""
 LARGE: Final = "16MiB"
-"""The other memory of an emulated Cortex-M4, for what is kept of larger images."""
+"""The other memory of an emulated Cortex-M4, for keep-all with larger images."""
 MOVED: Final = "EXTRA=-Wl,--defsym=RAM_START=0x21000000,--defsym=EXTERNAL_START=0x20000000"
-"""What is said where a program has that memory as its RAM."""
+"""Note in records of programs whose RAM is that memory."""
 LEARNING_RATE: Final = 0.01
 STEPS: Final = 2
-"""Steps that are run: the loss of the second one depends on all updates of the first."""
+"""Number of executed steps; the loss of the second depends on all updates of the first."""
 LOSS_TOLERANCE: Final = 1e-5
-"""How far losses on the board and on the host may be apart, as a fraction."""
+"""Maximum relative difference of losses between the board and the host."""
 SECOND_TOLERANCES: Final = dict.fromkeys(
     ("mobilenetv2-035", "mobilenetv2-035-96", "mobilenetv2-035-128"), 1e-3
 )
-"""The same of the second loss, where batch norms over few values make the rounding of the first
-step's exponentials larger. PyTorch's own second loss is 1.4 % off that in double, ours 0.2 %."""
+"""Maximum relative differences of the second loss for networks whose batch norms, over few values,
+amplify the rounding of the first step's exponentials. PyTorch's second loss is 1.4 % off that in
+double, that of exported code 0.2 %."""
 YES, NO, OPEN = "yes", "no", "open"
 MULTIPLIERS: Final = ("pm_conv2d", "pm_depthwise", "pm_mm", "pm_bmm")
-"""How the names of kernels begin that multiply and accumulate."""
+"""Prefixes of kernels that multiply and accumulate."""
 MOST_PER_MAC: Final = 12
-"""Instructions for each multiply-accumulate that are wanted at most."""
+"""Target upper limit on instructions for each multiply-accumulate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardRun(RecordedRun):
-    """One network, exported and run."""
+    """One network, exported and executed."""
 
     part: str
     """One of `PARTS`."""
@@ -114,24 +115,24 @@ class BoardRun(RecordedRun):
     board: str
     """One of `BOARDS`, a shipped device."""
     ram: str | None = None
-    """All of the RAM that may be taken; None for the device's."""
+    """Usable RAM; None for all of the device's RAM."""
     solve_s: float = SOLVE_S
     """Limit of each solve [s]."""
     gap: float = 0.01
-    """Gap at which a solve is done."""
+    """Gap at which a solve stops."""
     limit_s: float = 1200.0
-    """Limit of everything: solves, builds, emulation [s]."""
+    """Limit of the whole run: solves, builds, emulation [s]."""
     seed: int = 0
     """Seed of weights and inputs."""
 
     @property
     def name(self) -> str:
-        """What it is called in the records."""
+        """Name of the run in records."""
         return f"{self.part} | {self.network} | {self.board} | {self.ram or 'its RAM'}"
 
 
 def runs(parts: tuple[str, ...] = PARTS, solve_s: float = SOLVE_S) -> Iterator[BoardRun]:
-    """Yield all runs: the references of each network first."""
+    """Yield all runs, the references of each network first."""
     more_s = 0.0 if solve_s == SOLVE_S else len(TILES) * solve_s
     for part in parts:
         larger = dict.fromkeys(name for name, _ in TIGHT if name not in ON_BOARDS)
@@ -143,7 +144,7 @@ def runs(parts: tuple[str, ...] = PARTS, solve_s: float = SOLVE_S) -> Iterator[B
 
 
 def smoke_runs() -> Iterator[BoardRun]:
-    """Yield every kind of run at its smallest size: one does not fit, one commits to flash."""
+    """Yield each kind of run at its smallest size; one does not fit, one commits to flash."""
     for part in PARTS:
         yield BoardRun(part=part, network="bert-block", board="nano33ble", ram=ROOMY, solve_s=3.0)
     yield BoardRun(part=BOARD, network="mobilenetv1-vww", board="nrf52840", solve_s=3.0)
@@ -154,7 +155,7 @@ def smoke_runs() -> Iterator[BoardRun]:
 
 
 def measure_board(fields: dict[str, Any], _start: None = None) -> Record:
-    """Export, build and run; return the record of it."""
+    """Export, build and execute a network; return the record."""
     from mcu.networks import forward_macs, parameters
 
     wanted = BoardRun(**fields)
@@ -188,7 +189,7 @@ def network(wanted: BoardRun) -> Training:
     torch.manual_seed(wanted.seed)
     model, loss_fn, inputs = (NETWORKS | LARGER)[wanted.network]()
     if wanted.part == LAST_LAYER:
-        model.eval()  # what is frozen keeps its running statistics
+        model.eval()  # frozen batch norms keep their running statistics
         last = [m for m in model.modules() if isinstance(m, torch.nn.Linear)][-1]
         model.requires_grad_(requires_grad=False)
         last.requires_grad_()
@@ -264,7 +265,7 @@ def _first_fitting_deployment(
                 deployment = None
         except FlashError as error:
             outcome["reason"] = str(error)
-            ended = not in_place  # smaller tiles take more code
+            ended = not in_place  # smaller tiles need more code
         except BudgetError as error:
             found = step if tile == "auto" else divide_step(step, tile)
             outcome |= {"reason": str(error), **_largest(found, wanted.board)}
@@ -280,7 +281,7 @@ def _first_fitting_deployment(
 
 
 def _homeless(step: LoweredStep, problem: Problem) -> str:
-    """Return that RAM and storage together are too small for all state, where they are."""
+    """Return the reason if RAM and storage together cannot hold all state; else no fields."""
     limits, state = problem.resolved(), step.graph.state_bytes
     ram, storage = limits.usable_ram_bytes, limits.aux_limit_bytes
     if storage is None or state <= ram + storage:
@@ -292,7 +293,7 @@ def _homeless(step: LoweredStep, problem: Problem) -> str:
 
 
 def _largest(step: LoweredStep, board: str) -> dict[str, Any]:
-    """Return the node that needs most, and the RAM that it asks for: no schedule is below that."""
+    """Return the node with the largest working set, and its RAM, a bound for all schedules."""
     device, graph = Device.load(board), step.graph
     mapped = device.storage is not None and device.storage.memory_mapped
     least = floor(graph, memory_mapped=mapped)
@@ -336,11 +337,11 @@ def _decision_record(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-# -- what is built and run -------------------------------------------------------------------------
+# -- builds and executions -------------------------------------------------------------------------
 
 
 def _batches(training: Training) -> bytes:
-    """Return the batch of a training as its program reads it."""
+    """Return the batch of a training in the input format of its program."""
     arrays = (
         x if x.element_size() == 1 else x.float() if x.is_floating_point() else x.int()
         for x in training[2]
@@ -351,7 +352,7 @@ def _batches(training: Training) -> bytes:
 def _ran(
     wanted: BoardRun, training: Training, deployment: Deployment, folder: Path
 ) -> dict[Target, ProgramRun]:
-    """Return what the programs for this machine and for the board did."""
+    """Build and execute the programs for this machine and for the board; return their runs."""
     settings = ["DRIVER=ram" if deployment.plan.memory_mapped else "DRIVER=file"]
     storage = None if deployment.device is None else deployment.device.storage
     if deployment.commit:
@@ -433,7 +434,7 @@ def _instruction_record(deployment: Deployment, folder: Path) -> dict[str, Any]:
 
 
 def _products(deployment: Deployment, folder: Path) -> list[dict[str, Any]]:
-    """Return instructions and multiply-accumulates of the nodes that have such."""
+    """Return instructions and multiply-accumulates of the nodes that multiply."""
     inputs = (folder / "inputs.bin").read_bytes()
     program = build(folder, Target.M4, settings=("PROFILE=1",))
     spent = run(program, Target.M4, folder, inputs=inputs, steps=1, learning_rate=LEARNING_RATE)
@@ -448,7 +449,7 @@ def _products(deployment: Deployment, folder: Path) -> list[dict[str, Any]]:
 
 
 def tools() -> dict[str, str]:
-    """Return the versions of what builds and runs."""
+    """Return the versions of compilers and emulator."""
     import torch
 
     names = ("cc", "arm-none-eabi-gcc", "qemu-system-arm")

@@ -1,8 +1,8 @@
-"""Kernels of CMSIS-NN beside those of quantized layers: the same numbers, on an emulated core.
+"""Comparison of CMSIS-NN with exported kernels of int8 layers, on equal data and an emulated core.
 
-``--set source=FOLDER`` names a clone of CMSIS-NN, which is not kept here; ``git clone`` it from the
-address in `ADDRESS`. It is copied into a temporary folder and not changed. Needs GCC for Arm and
-QEMU, and PyTorch to say its version.
+``--set source=FOLDER`` names a clone of CMSIS-NN, which is not part of this repository;
+``git clone`` it from the address in `ADDRESS`. It is copied to a temporary folder and not changed.
+Needs GCC for Arm and QEMU, and PyTorch for its version.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KIND: Final = "cmsis-nn"
 """Kind of the records."""
 ADDRESS: Final = "https://github.com/ARM-software/CMSIS-NN"
 CONVOLUTIONS: Final = ("conv2d", "depthwise", "pointwise", "linear")
-"""Kinds of layers that have weights."""
+"""Kinds of layers with weights."""
 KINDS: Final = (*CONVOLUTIONS, "add", "maximum", "average")
 """Kinds of layers, in the order of `PROGRAM`."""
 LAYERS: Final = (
@@ -61,7 +61,7 @@ Average pools have windows of odd sizes: the kernels round ties to the even byte
 them away from 0.
 """
 PROGRAM: Final = Path(__file__).with_name("cmsis_nn_layers.c")
-"""Source of the program that computes each layer by both."""
+"""Source of the program that computes each layer with both libraries."""
 SOURCES: Final = (
     "BasicMathFunctions",
     "ConvolutionFunctions",
@@ -71,7 +71,7 @@ SOURCES: Final = (
 )
 """Folders of CMSIS-NN that are compiled."""
 FLOATS: Final = ("f16.c", "f32.c")
-"""Ends of the names of its files for floats, which are not compiled."""
+"""Suffixes of its files for floats, which are not compiled."""
 SCRATCH_BYTES: Final = 2**16
 """Size of the scratch memory for CMSIS-NN [B]."""
 ADD_SHIFT: Final = 20
@@ -105,7 +105,7 @@ def commit_of(source: Path) -> str:
     return done.stdout.strip()
 
 
-# -- layers in CMSIS-NN's words --------------------------------------------------------------------
+# -- layers in CMSIS-NN's notation -----------------------------------------------------------------
 
 
 def kernel_of(kind: str) -> str:
@@ -114,14 +114,14 @@ def kernel_of(kind: str) -> str:
 
 
 def in_31_bits(factor: float) -> tuple[int, int]:
-    """Return a factor as CMSIS-NN has it: 31 bits, and a power of two."""
+    """Return a factor in CMSIS-NN's format: 31 bits, and a power of two."""
     fraction, shift = math.frexp(factor)
     multiplier = round(fraction * 2**31)
     return (multiplier // 2, shift + 1) if multiplier == 2**31 else (multiplier, shift)
 
 
 def header(layers: Layers, kinds: Sequence[str], sizes: Sequence[ConvolutionSizes]) -> str:
-    """Return the header of `PROGRAM`: layers with their numbers."""
+    """Return the header of `PROGRAM` with the data of all layers."""
     lines, rows = [], []
     for k, (call, kind, shape) in enumerate(zip(layers.calls, kinds, sizes, strict=True)):
         given = layers.given(call)
@@ -152,7 +152,7 @@ def _fields(
     """Return the numbers, and the arrays with their types, of a layer of `PROGRAM`."""
     if kind == "add":
         scales = np.array([given["a_scale"], given["b_scale"]])
-        # Those of TensorFlow Lite: elements in steps of twice the larger scale.
+        # As in TensorFlow Lite: elements in steps of twice the larger scale.
         twice = 2 * float(scales.max())
         factors = [*map(float, scales / twice), twice * given["inverse"] / 2**ADD_SHIFT]
         numbers = {"zero_x": given["a_zero"], "zero_w": given["b_zero"]}
@@ -170,7 +170,7 @@ def _fields(
         "bias": ("const float", map(float.hex, given["bias"].astype(float))),
         "rounded_bias": ("const int32_t", rounded),
     }
-    # Kernels of 1 x 1 windows take the zero of x only as a part of `start`.
+    # Kernels of 1 x 1 windows receive the zero of x only within `start`.
     zero_x = given["zero_x"] if "zero_x" in given else _zero_of(given)
     factors = [float(scale) * given["inverse"] for scale in scales]
     data = {name: given[name] for name in ("x", "w")}
@@ -238,12 +238,12 @@ def program(source: Path, folder: Path, wanted: Sequence[Layer]) -> ProgramRun:
 
 
 def checked(found: ProgramRun) -> dict[str, int]:
-    """Return numbers of elements and of different ones, the largest difference, and scratch memory.
+    """Return the numbers of elements and of differences, the largest one, and scratch memory [B].
 
     Raises
     ------
     ToolchainError
-        If CMSIS-NN and the kernels do not compute the same.
+        If results of CMSIS-NN and the kernels differ by more than one step, or too often.
     """
     names = ("elements", "apart", "most", "scratch_bytes")
     figures = {name: found.metrics[name] for name in names}
@@ -271,7 +271,7 @@ def rows(found: ProgramRun, wanted: Sequence[Layer]) -> list[dict[str, Any]]:
 
 
 def measure(fields: dict[str, Any], folder: str) -> Record:
-    """Return the record of layers by CMSIS-NN, whose clone is in a folder, and by ours."""
+    """Execute layers with CMSIS-NN, cloned in a folder, and exported kernels; return the record."""
     begun, source = time.perf_counter(), Path(folder)
     with tempfile.TemporaryDirectory() as temporary:
         found = program(source, Path(temporary), LAYERS)
@@ -289,7 +289,7 @@ def measure(fields: dict[str, Any], folder: str) -> Record:
 
 
 def runs(source: str = REQUIRED) -> Iterator[Cell]:
-    """Yield the run, where CMSIS-NN's clone and the programs are at hand."""
+    """Yield the run if CMSIS-NN's clone and the tools are available."""
     commit_of(Path(source))
     require_programs(Target.M4)
     yield Cell(NAME, {"network": NAME})

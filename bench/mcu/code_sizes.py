@@ -1,8 +1,8 @@
-"""Fill the table of code sizes that exports take: what GCC and the linker make of real steps.
+"""Measure the table of code sizes: bytes of real exported steps, compiled and linked by GCC.
 
 ``python -m mcu.code_sizes`` in ``bench`` writes ``src/poetmodel/export/code_sizes.json``, in
-minutes. Each kernel is linked alone, which says its bytes and what it needs of the C library; of
-linked steps what is neither kernel nor library nor table is fitted to what their programs repeat.
+minutes. Each kernel is linked alone, to find its bytes and its members of the C library. The bytes
+of linked steps outside kernels, library and tables are fitted to the counts of repeated code.
 Needs PyTorch and GCC for Arm, with newlib.
 """
 
@@ -54,10 +54,10 @@ FLAGS: Final = (
     *("-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-ffunction-sections"),
     *("-fdata-sections", "-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16"),
 )
-"""Those of the Makefile of an exported folder, for ``m4``."""
+"""Compiler flags of an exported folder's Makefile, for ``m4``."""
 LINK: Final = ("-nostartfiles", "--specs=nosys.specs", "-Wl,--gc-sections", "-Wl,-e,app", "-lm")
 DIGITS: Final = 4
-"""Significant digits that the table has."""
+"""Significant digits of the table."""
 
 _SECTION: Final = re.compile(
     r"^ (\.(?:text|rodata|ARM|data)\S*)\s+0x0*([0-9a-f]+)\s+0x([0-9a-f]+) (\S.*)$", re.MULTILINE
@@ -65,7 +65,7 @@ _SECTION: Final = re.compile(
 _MEMBER: Final = re.compile(r"\((\S+)\)$")
 
 APPLICATION: Final = Path(__file__).with_name("whole_step.c")
-"""What calls all that a step offers; its own bytes are not counted."""
+"""Program that calls all functions of a step; its bytes are not counted."""
 
 
 def linked(sources: Sequence[Path], folder: Path, *options: str) -> Counter[str]:
@@ -78,7 +78,7 @@ def linked(sources: Sequence[Path], folder: Path, *options: str) -> Counter[str]
     run([COMPILER, *FLAGS, *objects, *LINK, f"-Wl,-Map={folder / 'map'}", "-o", folder / "app"])
     text = (folder / "map").read_text(encoding="utf-8")
     text = text[text.index("Linker script and memory map") :]
-    # A long name has its numbers on the next line.
+    # After a long name the numbers are on the next line.
     text = re.sub(r"^( \.\S+)\n\s+(0x)", r"\1 \2", text, flags=re.MULTILINE)
     sizes: Counter[str] = Counter()
     for _, address, size, origin in _SECTION.findall(text):
@@ -90,14 +90,14 @@ def linked(sources: Sequence[Path], folder: Path, *options: str) -> Counter[str]
 
 
 def run(command: Sequence[str | Path]) -> None:
-    """Run a compiler; raise with what it said where it failed."""
+    """Execute a compiler; raise with its error output if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{command[0]}: {done.stderr[-2000:]}")
 
 
 def kernel_sizes(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return for each kernel its bytes and members of the library, and the bytes of members."""
+    """Return bytes and library members of each kernel, and the bytes of each member."""
     kernels: dict[str, Any] = {}
     library: dict[str, int] = {}
     names = sorted(our.kernel_names())
@@ -122,7 +122,7 @@ def kernel_sizes(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def steps() -> Iterator[tuple[LoweredStep, tuple[dict[str, Any], ...]]]:
-    """Yield steps, and the ways in which each is exported."""
+    """Yield steps, each with its export options."""
     entropy = functional.cross_entropy
     ways: tuple[dict[str, Any], ...] = (
         {"device": "nrf52840"},
@@ -167,7 +167,7 @@ def captured(
     frozen: int = 0,
     evaluate: bool = False,
 ) -> LoweredStep:
-    """Return a step whose updates follow a rule, with an inference where one is wanted.
+    """Return a step that is updated by an optimizer class, with an inference if requested.
 
     The first `frozen` parameters are frozen.
     """
@@ -181,9 +181,9 @@ def captured(
 
 
 def linked_step(folder: Path) -> Counter[str]:
-    """Return the bytes of each part of an exported step in a program that calls all that it offers.
+    """Return the bytes of each component of an exported step in a program that calls all functions.
 
-    The program's own and the first values of state are left out.
+    Bytes of the program itself and initial values of state are not counted.
     """
     shutil.copy(APPLICATION, folder / "app.c")
     sources = [*sorted((folder / "src").glob("*.c")), folder / "app.c"]
@@ -195,7 +195,7 @@ def linked_step(folder: Path) -> Counter[str]:
 
 
 def measured(deployment: Deployment, folder: Path) -> tuple[Counter[str], int, Counter[str]]:
-    """Return what a step repeats, the bytes that are neither kernel nor table, and the library."""
+    """Return counts of repeated code, bytes outside kernels and tables, and library members."""
     source = StepSource(deployment, Weights.of(deployment.step))
     sizes = linked_step(folder)
     library = Counter({part: size for part, size in sizes.items() if part.endswith(".o")})
@@ -206,7 +206,7 @@ def measured(deployment: Deployment, folder: Path) -> tuple[Counter[str], int, C
 
 
 def fitted(samples: Sequence[tuple[Counter[str], int]]) -> dict[str, float]:
-    """Return the bytes of what programs repeat that fit relative errors best."""
+    """Fit the bytes of each kind of repeated code by least relative errors."""
     columns = sorted({what for counts, _ in samples for what in counts})
     matrix = np.array([[counts[what] / size for what in columns] for counts, size in samples])
     values, _ = nnls(matrix, np.ones(len(samples)))

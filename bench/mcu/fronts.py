@@ -1,6 +1,7 @@
-"""Frozen fronts in int8 beside the same in float: steps, agreement with PyTorch, and accuracy.
+"""Comparison of frozen int8 fronts with float fronts: steps, agreement with PyTorch, and accuracy.
 
-The last block and the head of a network are trained, all before them is frozen. Needs PyTorch and
+The last block and the head of a network are trained, all earlier layers are
+frozen. Needs PyTorch and
 torchao; steps need a C compiler, GCC for Arm and QEMU, and accuracy scikit-learn, for its digits.
 """
 
@@ -44,34 +45,34 @@ if TYPE_CHECKING:
 KIND: Final = "int8 front"
 """Kind of the records."""
 STEP, AGREEMENT, ACCURACY, REPLAY = PARTS = ("step", "agreement", "accuracy", "replay")
-"""A step on an emulated board; a front layer by layer beside PyTorch; an end that learns; a step on
-a stored sample beside a whole one."""
+"""Parts: a step on an emulated board; layers of a front beside PyTorch's; accuracy of a trained
+end; a step on a stored sample beside a whole step."""
 NUMBERS: Final = ("float", "int8")
 ENDS: Final = {"mobilenetv2-035": 6, "mobilenetv1-vww": 9}
-"""How many of the last modules of a network are trained: its last block and its head."""
+"""Number of last modules that are trained: the last block and the head of each network."""
 SIZES: Final = (
     ("mobilenetv2-035", 96), ("mobilenetv2-035", 128), ("mobilenetv2-035", 160),
     ("mobilenetv1-vww", 96),
 )  # fmt: skip
-"""Networks, and height and width of their images."""
+"""Networks with height and width of their images."""
 BOARD: Final = "nrf52840"
 EMULATION_S: Final = 600.0
-"""Limit of each run on an emulated core: floats of a Cortex-M3 take long [s]."""
+"""Limit of each execution on an emulated core; floats are slow on a Cortex-M3 [s]."""
 CALIBRATION: Final = 4
-"""Batches by which activations are quantized, and batch norms get their statistics."""
+"""Number of batches for the ranges of activations and the statistics of batch norms."""
 SEEDS: Final = 5
-"""How often an end learns, from other weights and with other samples."""
+"""Number of trainings of an end, each with other weights and samples."""
 EPOCHS: Final = 30
 ENDINGS: Final = (
     "the end, second half, float front",
     "the end, second half, int8 front",
     "the last layer, second half, float front",
 )
-"""What learns new digits."""
+"""Trained ends that learn new digits."""
 SAMPLES: Final = 2
-"""Stored samples of which each is trained on once."""
+"""Number of stored samples; each is used for one training step."""
 CLASSES: Final = 5
-"""Number of the ten digits that the pretrained network classifies; the rest are new."""
+"""Number of digit classes of the pretrained network; the others of the ten are new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +86,15 @@ class FrontRun(RecordedRun):
     size: int
     """Height and width of images."""
     numbers: str = "int8"
-    """One of `NUMBERS`: those of the front."""
+    """Number type of the front, one of `NUMBERS`."""
     repeats: int = 1
-    """Batches that are compared, or how often an end learns."""
+    """Number of compared batches, or of trainings of an end."""
     limit_s: float = 1200.0
-    """Limit of everything [s]."""
+    """Limit of the whole run [s]."""
 
     @property
     def name(self) -> str:
-        """What it is called in the records."""
+        """Name of the run in records."""
         return f"{self.part} | {self.network} | {self.size} | {self.numbers}"
 
 
@@ -114,7 +115,7 @@ def runs(parts: tuple[str, ...] = PARTS) -> Iterator[FrontRun]:
 
 
 def smoke_runs() -> Iterator[FrontRun]:
-    """Yield every kind of run at its smallest size, of those that can be made here."""
+    """Yield each kind of run that is possible on this machine, at its smallest size."""
     yield FrontRun(part=STEP, network="mobilenetv1-vww", size=32, numbers="float")
     if find_spec("torchao"):
         yield FrontRun(part=STEP, network="mobilenetv1-vww", size=32)
@@ -125,7 +126,7 @@ def smoke_runs() -> Iterator[FrontRun]:
 
 
 def measure(fields: dict[str, Any], _start: None = None) -> Record:
-    """Return the record of a run."""
+    """Execute a run; return its record."""
     wanted = FrontRun(**fields)
     begun = time.perf_counter()
     torch.manual_seed(0)
@@ -144,12 +145,12 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
 
 
 def divided(wanted: FrontRun) -> tuple[nn.Sequential, nn.Sequential, list[torch.Tensor]]:
-    """Return the front and the end of a network that has seen some batches, and these."""
+    """Return front and end of a network after some batches in training mode, and the batches."""
     model, _, _ = networks.NETWORKS[wanted.network]()
     batches = [torch.randn(4, 3, wanted.size, wanted.size) for _ in range(CALIBRATION)]
     with torch.no_grad():
         for batch in batches:
-            model(batch)  # in training mode: batch norms get statistics
+            model(batch)  # in training mode, for the statistics of batch norms
     model.eval()
     end = ENDS[wanted.network]
     return model[:-end].requires_grad_(requires_grad=False), model[-end:], batches
@@ -191,7 +192,7 @@ def _step_record(wanted: FrontRun) -> dict[str, Any]:
 
 
 def _least(step: LoweredStep) -> dict[str, Any]:
-    """Return what a node needs at least, whole and in tiles, and what is taken beside it [B]."""
+    """Return the minimum RAM, whole and in tiles, and the reserved bytes [B]."""
     tiles = divide_step(step, "32KiB")
     return {
         "floor_bytes": floor(step.graph).bytes,
@@ -201,7 +202,7 @@ def _least(step: LoweredStep) -> dict[str, Any]:
 
 
 def _roomy() -> Device:
-    """Return the board with as much flash as any program takes."""
+    """Return the board with enough flash for any program."""
     board = Device.load(BOARD)
     if board.flash is None:
         raise ToolchainError(f"{BOARD}: expected a board whose flash is known")
@@ -209,7 +210,7 @@ def _roomy() -> Device:
 
 
 def _ran(step: LoweredStep, inputs: tuple[torch.Tensor, ...]) -> dict[str, Any]:
-    """Return what the program that keeps everything takes and does, on two cores."""
+    """Execute the keep-all program on two cores; return its sizes and counts."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options: dict[str, Any] = {"paging": False, "recompute": False, "tile": "none"}
@@ -242,13 +243,13 @@ def _ran(step: LoweredStep, inputs: tuple[torch.Tensor, ...]) -> dict[str, Any]:
 
 
 def _bytes_of(inputs: tuple[torch.Tensor, ...]) -> bytes:
-    """Return a batch as programs read it."""
+    """Return a batch in the input format of programs."""
     arrays = (x.float() if x.is_floating_point() else x.int() for x in inputs)
     return b"".join(x.contiguous().numpy().tobytes() for x in arrays)
 
 
 def _of_replay(wanted: FrontRun) -> dict[str, Any]:
-    """Return what steps on batches and on stored samples take, by the same program on a board."""
+    """Return the costs of steps on batches and on stored samples, by one program on a board."""
     step, _, inputs = _lower_with_sgd(wanted)
     batches = [_bytes_of((inputs[0] * (1 + k), inputs[1])) for k in range(SAMPLES)]
     given: dict[str, Any] = {
@@ -282,7 +283,7 @@ def _of_replay(wanted: FrontRun) -> dict[str, Any]:
 
 
 def _of_front(step: LoweredStep, folder: Path, target: Target, given: dict[str, Any]) -> int | None:
-    """Return the instructions of the nodes of a front; None where they cannot be counted.
+    """Return the instructions of the nodes of a front; None if they cannot be counted.
 
     A program that counts its nodes stops on the emulated board with more than 2 MiB of RAM.
     """
@@ -298,7 +299,7 @@ def _of_front(step: LoweredStep, folder: Path, target: Target, given: dict[str, 
 
 
 class _Values(fx.Interpreter):  # type: ignore[misc, unused-ignore]
-    """Runs a graph and keeps the value of each node."""
+    """FX interpreter that stores the value of each node."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -312,9 +313,9 @@ class _Values(fx.Interpreter):  # type: ignore[misc, unused-ignore]
 def steps_apart(
     front: pmt.QuantizedFront, module: fx.GraphModule, x: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Return how far each layer is from PyTorch's value, given PyTorch's operands [last bits].
+    """Return each layer's difference from PyTorch's, for the same operands [steps of a byte].
 
-    `module` is the converted one that `front` stands for.
+    `module` is the converted module from which `front` was made.
     """
     run_of = _Values(module)
     with torch.no_grad():
@@ -336,7 +337,7 @@ def steps_apart(
 
 
 def converted(front: nn.Module, batches: Sequence[torch.Tensor]) -> fx.GraphModule:
-    """Return what torchao's own quantizer for XNNPACK makes of a front."""
+    """Return a front converted by torchao's quantizer for XNNPACK."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     from torchao.testing.pt2e import _xnnpack_quantizer as xnnpack
 
@@ -368,7 +369,7 @@ def _of_agreement(wanted: FrontRun) -> dict[str, Any]:
 
 
 def digits_network() -> tuple[nn.Sequential, nn.Sequential]:
-    """Return front and end of a small network for images of 8 x 8."""
+    """Return front and end of a small network for images of 8 x 8 pixels."""
     front = [*networks.convolution(1, 16), nn.ReLU(), *networks.separable(16, 32, 2)]
     end = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES))
     return (
@@ -378,7 +379,7 @@ def digits_network() -> tuple[nn.Sequential, nn.Sequential]:
 
 
 def _digits(seed: int, *, new: bool) -> tuple[torch.Tensor, ...]:
-    """Return images and labels to learn, and others to be tested with, of half of the classes."""
+    """Return images and labels for training and for testing, of the old or the new classes."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
@@ -393,7 +394,7 @@ def _digits(seed: int, *, new: bool) -> tuple[torch.Tensor, ...]:
 def _learn(
     model: nn.Module, trained: nn.Module, data: tuple[torch.Tensor, ...], rate: float = 0.02
 ) -> float:
-    """Train a part of a model by plain SGD, and return how many others it then knows."""
+    """Train the module `trained` of a model by plain SGD; return the accuracy on test samples."""
     x, y, other, labels = data
     optimizer = torch.optim.SGD(trained.parameters(), lr=rate)
     for _ in range(EPOCHS):
@@ -420,7 +421,9 @@ def _of_accuracy(wanted: FrontRun) -> dict[str, Any]:
         new = _digits(seed, new=True)
         for way, first in zip(ENDINGS[:2], (front, mine), strict=True):
             torch.manual_seed(seed)
-            own = copy.deepcopy(end)  # in evaluation mode: batch norms keep their statistics
+            own = copy.deepcopy(
+                end
+            )  # in evaluation mode, so that batch norms keep their statistics
             found[way].append(_learn(nn.Sequential(first, own), own, new))
         torch.manual_seed(seed)
         own = copy.deepcopy(end)

@@ -1,4 +1,4 @@
-"""Fill the table of instructions that estimates of exported steps take: which an emulator counts.
+"""Measure the instruction table for estimates of exported steps, by counts of an emulator.
 
 ``python -m mcu.instructions`` in ``bench`` writes ``src/poetmodel/lowered/instructions.json``, in
 minutes; with ``--new`` it adds the kernels that this lacks. Needs PyTorch, GCC for Arm and QEMU.
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 DEVICE: Final = replace(Device.load("nrf52840"), flash=None)
 TOO_LARGE: Final = "mobilenetv2-035"
-"""A network whose step, all of it kept, does not run on the emulated board."""
+"""A network whose keep-all step does not fit the emulated board."""
 DIGITS: Final = 4
-"""Significant digits that the table has."""
+"""Significant digits of the table."""
 ROUNDING: Final = 100
-"""Instructions that a short call may be off, as its clock counts in steps of 40."""
+"""Error of short calls [instructions]; the clock counts in steps of 40."""
 COMMON: Final = ("call", "row", "element", "result")
-"""What is written of kernels that no step here calls: medians of the others."""
+"""Entries of kernels that no step here calls: medians of the other kernels."""
 
 FUNCTIONS: Final[Sequence[Callable[[torch.Tensor], torch.Tensor]]] = (
     torch.abs, torch.exp, torch.sin, torch.cos, torch.tanh, torch.sigmoid, torch.erf, torch.ceil,
@@ -69,7 +69,7 @@ FUNCTIONS: Final[Sequence[Callable[[torch.Tensor], torch.Tensor]]] = (
     lambda x: torch.cat((x[:, 1:], x[:, :1]), 1),
     lambda x: functional.dropout(x, 0.3, training=True),
 )  # fmt: skip
-"""Functions of a matrix, each of whose results is as large."""
+"""Functions of a matrix with results of the same size."""
 LOSSES: Final[Sequence[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = (
     functional.mse_loss, functional.smooth_l1_loss, functional.huber_loss,
     functional.binary_cross_entropy_with_logits,
@@ -78,7 +78,7 @@ LOSSES: Final[Sequence[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = 
 
 
 class Functions(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A linear layer, and the sum of all functions of what it makes."""
+    """A linear layer, and the sum of `FUNCTIONS` of its result."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def every_loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def planes(width: int, groups: int) -> nn.Module:
-    """Return layers of images: windows, strides, groups, pools, norms."""
+    """Return image layers with several windows, strides, groups, pools and norms."""
     return nn.Sequential(
         *(nn.Conv2d(3, width, 5, padding=2), nn.BatchNorm2d(width), nn.ReLU()),
         *(nn.Conv2d(width, width, 3, groups=groups), nn.GroupNorm(2, width), nn.AvgPool2d(2)),
@@ -115,14 +115,14 @@ def planes(width: int, groups: int) -> nn.Module:
 
 
 def settled(width: int) -> nn.Module:
-    """Return a batch norm in evaluation, of which the bias alone is trained."""
+    """Return a batch norm in evaluation mode of which only the bias is trained."""
     norm = nn.BatchNorm2d(width).eval()
     norm.weight.requires_grad_(requires_grad=False)
     return norm
 
 
 def optimizers(parameters: list[nn.Parameter]) -> Iterator[torch.optim.Optimizer]:
-    """Yield each rule of updates; two of SGD first."""
+    """Yield optimizers with each kind of update, first two of SGD."""
     yield torch.optim.SGD(parameters, lr=0.01, weight_decay=0.1)
     yield torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
     yield torch.optim.Adam(parameters, lr=0.01)
@@ -140,7 +140,7 @@ def perceptron(*widths: int) -> nn.Sequential:
 
 
 def steps() -> Iterator[LoweredStep]:
-    """Yield the steps whose nodes are counted."""
+    """Yield the steps whose nodes are measured."""
     entropy = functional.cross_entropy
     for (rows, width), masks in product(((3, 10), (9, 31)), (True, False)):
         inputs = (torch.randn(rows, 6), torch.rand(rows, width))
@@ -175,7 +175,7 @@ def steps() -> Iterator[LoweredStep]:
 
 
 def int8_training() -> Iterator[LoweredStep]:
-    """Yield steps whose int8 weights train, with updates and with gradients that are handed out."""
+    """Yield steps with trained int8 weights, with updates and with returned gradients."""
     for batch, size, width in ((1, 17, 8), (2, 12, 13), (4, 7, 20)):
         torch.manual_seed(0)
         given = torch.randn(batch, 3, size, size)
@@ -197,7 +197,7 @@ def int8_training() -> Iterator[LoweredStep]:
 
 
 def every_layer(width: int) -> nn.Module:
-    """Return layers that have a backward pass in int8, of many shapes."""
+    """Return int8 layers with a backward pass, of many shapes."""
     wide, narrow = 3 * width, width // 2
 
     def conv(*sizes: int, groups: int = 1, stride: int = 1) -> tuple[nn.Module, nn.Module]:
@@ -217,7 +217,7 @@ def every_layer(width: int) -> nn.Module:
 
 
 def quantized() -> Layers:
-    """Return layers of int8 of many shapes, with limits and without."""
+    """Return int8 layers of many shapes, with and without limits."""
     layers = Layers()
     for limits, (batch, channels, size) in product(
         (INT8, (-128, 99)), ((1, 8, 9), (2, 13, 6), (1, 40, 3), (3, 3, 12))
@@ -244,7 +244,7 @@ def quantized() -> Layers:
 
 
 class Normalized(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A convolution of images of bytes, whose channels are normalized."""
+    """A convolution on byte images with normalized channels."""
 
     def __init__(self, channels: int, *, alike: bool) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ class Normalized(nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 def bytes_of_images() -> Iterator[LoweredStep]:
-    """Yield steps that look bytes up."""
+    """Yield steps with lookup tables for byte inputs."""
     for alike, channels, size in product((True, False), (1, 3), (5, 12, 31)):
         images = torch.randint(0, 256, (2, channels, size, size), dtype=torch.uint8)
         model = Normalized(channels, alike=alike)
@@ -272,13 +272,13 @@ def lowered(
     *,
     masks: bool = True,
 ) -> LoweredStep:
-    """Return a step, updated by plain SGD unless another rule is given."""
+    """Return a lowered step, updated by plain SGD unless `optimizer` is given."""
     rule = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
     return lower(model, loss, inputs, optimizer=rule, masks=masks)
 
 
 def fitted(samples: Sequence[tuple[Counter[tuple[str, str]], int]]) -> dict[str, dict[str, float]]:
-    """Return for each kernel and what it repeats the instructions that fit relative errors best."""
+    """Fit the instructions of each kernel and repeated loop by least relative errors."""
     columns = sorted({column for counts, _ in samples for column in counts})
     index = {column: k for k, column in enumerate(columns)}
     matrix = np.zeros((len(samples), len(columns)))
@@ -297,7 +297,7 @@ def fitted(samples: Sequence[tuple[Counter[tuple[str, str]], int]]) -> dict[str,
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Count, fit and write; return the exit status."""
+    """Count instructions, fit the table and write it; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     default = Path(poetmodel.lowered.__file__).parent / TABLE
     parser.add_argument("--out", type=Path, default=default)

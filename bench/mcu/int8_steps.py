@@ -1,6 +1,6 @@
-"""Steps with float and with int8 weights, whole and at the end of a network, in little RAM.
+"""Steps with float and with int8 weights, of whole networks and their last layers, in little RAM.
 
-Each row is one solve, whose schedule the verifier has checked; nothing is built or run. Needs
+Each row is one solve with a verified schedule; no program is built or executed. Needs
 PyTorch and torchao.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -34,9 +35,9 @@ FLOAT, INT8 = KINDS = ("float", "int8")
 NETWORKS: Final = ("mobilenetv1-vww", "resnet8", "mobilenetv2-035-96")
 """Networks of `mcu.networks`."""
 TRAINED: Final = ("all", "last-4")
-"""Layers that train, as `poetmodel.torch.quantized` takes them."""
+"""Trained layers in the notation of `poetmodel.torch.quantized`."""
 BUDGETS: Final = ("64KiB", "128KiB", "256KiB")
-"""RAM of the board that may be taken."""
+"""Usable RAM of the board."""
 BOARD: Final = "nrf52840"
 SOLVE_S: Final = 300.0
 """Limit of each solve [s]."""
@@ -80,8 +81,8 @@ def runs(
 
 
 def smoke_runs() -> Iterator[Int8StepRun]:
-    """Yield a run with each type of weights, of a small network."""
-    for kind in KINDS:
+    """Yield a run with each type of weights, of a small network; int8 only with torchao."""
+    for kind in KINDS if find_spec("torchao") else (FLOAT,):
         yield Int8StepRun(
             network="resnet8-thin", trained="last-4", weights=kind, ram="64KiB", solve_s=2.0
         )

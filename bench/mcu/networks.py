@@ -1,7 +1,7 @@
 """Networks that train on microcontrollers, each with its loss and inputs.
 
 Each function returns model, loss and inputs, as ``poetmodel trace bench/mcu/networks.py:resnet8``
-wants it; `NETWORKS` has them by name. Nothing drops out: a step is compared with another.
+expects; `NETWORKS` has them by name. No network has dropout, so that steps can be compared.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ class Residual(nn.Module):  # type: ignore[misc, unused-ignore]
         self.body, self.shortcut = body, shortcut or nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of both ways."""
+        """Return the sum of body and shortcut."""
         return self.body(x) + self.shortcut(x)
 
 
 class Joined(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A body whose output is put beside its input."""
+    """A body whose output is concatenated with its input."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self.body = body
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return input and output, channel by channel."""
+        """Return input and output, concatenated along channels."""
         return torch.cat((x, self.body(x)), 1)
 
 
 class Reconstruction(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A network that makes its input again; the loss is how far it misses."""
+    """A network that reconstructs its input, and the mean squared error as its loss."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class PackedAttention(nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 class Embedded(nn.Module):  # type: ignore[misc, unused-ignore]
-    """Tokens, their places and their segment as vectors."""
+    """Embeddings of tokens, positions and segments."""
 
     def __init__(self, tokens: int, length: int, width: int) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class First(nn.Module):  # type: ignore[misc, unused-ignore]
     """The first vector of a sequence."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return it."""
+        """Return the first vector."""
         return x[:, 0]
 
 
@@ -149,7 +149,7 @@ def convolution(
 
 
 def separable(into: int, out: int, stride: int = 1) -> tuple[nn.Module, ...]:
-    """Return a convolution of each channel, one that mixes them, and what follows each."""
+    """Return a depthwise and a pointwise convolution, each with batch norm and ReLU."""
     return (
         *convolution(into, into, stride, groups=into, bias=True), nn.ReLU(),
         *convolution(into, out, size=1, bias=True), nn.ReLU(),
@@ -236,15 +236,15 @@ def mobilenetv1_vww(batch: int = 1) -> Training:
 
 
 class Pixels(nn.Module):  # type: ignore[misc, unused-ignore]
-    """Numbers from -1 to 1 for bytes."""
+    """Conversion of bytes to numbers from -1 to 1."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return them."""
+        """Return the numbers."""
         return x.to(torch.float32) / 127.5 - 1
 
 
 def mobilenetv1_bytes(batch: int = 1) -> Training:
-    """Return the same on images of bytes."""
+    """Return MobileNet of width 0.25 on byte images."""
     model, loss_fn, (x, target) = mobilenetv1_vww(batch)
     x = torch.randint_like(x, 256).to(torch.uint8)
     return nn.Sequential(Pixels(), model), loss_fn, (x, target)
@@ -315,7 +315,7 @@ def bert(batch: int = 1) -> Training:
 
 
 def encoder_layer(batch: int = 1) -> Training:
-    """Return the same with PyTorch's encoder layer, without dropout."""
+    """Return a BERT with PyTorch's encoder layer, without dropout."""
     block = nn.TransformerEncoderLayer(32, 2, 128, 0.0, activation="gelu", batch_first=True)
     return _language(32, batch, block)
 
@@ -337,7 +337,7 @@ def vit(batch: int = 1) -> Training:
 def unet(batch: int = 1) -> Training:
     """Return a U-Net of three levels for images of 32 x 32 (after Ronneberger et al., 2015).
 
-    One level comes back by a transposed convolution, the other by nearest neighbours; the loss is
+    One level is upsampled by a transposed convolution, the other by nearest neighbours; the loss is
     that of two classes at each pixel.
     """
 
@@ -387,14 +387,14 @@ LARGER: Final[dict[str, Callable[..., Training]]] = {
     "mobilenetv2-035-128": partial(mobilenetv2, size=128),
     "mobilenetv1-vww-bytes": mobilenetv1_bytes,
 }
-"""The same for larger images or images of bytes, which only boards are held against."""
+"""Networks for larger images or byte images, tried on boards only."""
 
 
-# -- what is said of a network ---------------------------------------------------------------------
+# -- sizes of networks -----------------------------------------------------------------------------
 
 
 def parameters(training: Training) -> int:
-    """Return how many numbers are trained."""
+    """Return the number of trained parameters."""
     return sum(p.numel() for p in training[0].parameters())
 
 

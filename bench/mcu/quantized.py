@@ -1,6 +1,6 @@
-"""Calls of kernels of quantized layers on random numbers, and steps that are made of them.
+"""Kernel calls of int8 layers on random data, and steps that consist of them.
 
-They stand for layers of int8 networks where tests and measurements need no network.
+Tests and measurements use them in place of layers of int8 networks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from poetmodel.lowered.calls import Argument
 
 INT8: Final = (-128, 127)
-"""The limits of int8."""
+"""Limits of int8."""
 WAYS: Final = ("spread", "ties", "huge")
-"""How results are: over all of int8 and somewhat beyond; many between two; most past all floats."""
+"""Ranges of results: slightly beyond int8; many between two bytes; most beyond floats."""
 MOBILENET_BLOCKS: Final = (
     *((1, 8, 1, 1), (6, 8, 2, 2), (6, 16, 3, 2), (6, 24, 4, 2)),
     *((6, 32, 3, 1), (6, 56, 3, 2), (6, 112, 1, 1)),
@@ -71,7 +71,7 @@ def mobilenet_layers(size: int = 96) -> Iterator[tuple[str, ConvolutionSizes]]:
 
 
 class Layers:
-    """Calls of kernels on constants, whose results become real numbers that a step hands out."""
+    """Kernel calls on constants; the step returns their results as reals."""
 
     def __init__(self, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)
@@ -80,7 +80,7 @@ class Layers:
         self.calls: list[Call] = []
 
     def given(self, call: Call) -> dict[str, Any]:
-        """Return what a call takes by the names of its kernel, constants as arrays."""
+        """Return the arguments of a call by parameter name, with constants as arrays."""
         taken = (self.values.get(a.buffer, a) if isinstance(a, Ref) else a for a in call.arguments)
         return dict(zip(parameter_names(call.kernel), taken, strict=True))
 
@@ -107,7 +107,7 @@ class Layers:
         return (INT8, (zero, 127), (low, high))[self.random.integers(3)]
 
     def _numbers(self, way: str, spread: float, count: int) -> tuple[np.ndarray, np.ndarray, float]:
-        """Return scales and biases of results whose sums spread so far, and the inverse."""
+        """Return scales and biases for sums of a given spread, and the inverse output scale."""
         inverse = np.float32(self.random.uniform(0.1, 40))
         scales = self.random.uniform(0.3, 2, count) * 60 / (spread * inverse)
         biases = self.random.normal(0, 20, count) / inverse
@@ -179,7 +179,7 @@ class Layers:
         *,
         same_scale: bool = False,
     ) -> Call:
-        """Add the largest elements or the means of windows.
+        """Add a maximum or average pool.
 
         With `same_scale` means have scale and zero of the input, and windows must not be padded.
         """
@@ -205,7 +205,7 @@ class Layers:
         return self.call(kernel, batch * sizes.channels * sizes.out_plane, x, *lists, *shape, *last)
 
     def quantize(self, batch: int, channels: int, plane: int, way: str = WAYS[0]) -> Call:
-        """Add a conversion from real numbers; where these are huge, infinite and no numbers too."""
+        """Add a quantization of reals; also of infinities and NaN if these are huge."""
         (scale,), _, inverse = self._numbers(way, 1, 1)
         count = batch * channels * plane
         values = self.random.normal(0, 1, count) * scale
@@ -236,7 +236,7 @@ class Layers:
     # -- steps -------------------------------------------------------------------------------------
 
     def step(self, *, handed: bool = True) -> LoweredStep:
-        """Return a step that computes all, and hands out every result as real numbers, or one.
+        """Return a step that executes all calls and returns all results as reals, or only one.
 
         It has an input that nothing reads, and one of its constants as a state tensor.
         """

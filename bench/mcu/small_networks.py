@@ -46,11 +46,11 @@ NETWORKS: Final[dict[str, Callable[[], Any]]] = {
     "lenet": lenet,
     "batch norms": normalized,
 }
-"""Each returns a sequence of layers that ends in ten classes, and the shape of a batch."""
+"""Functions that return a sequence of layers with ten classes, and the shape of a batch."""
 
 
 def training(name: str) -> Training:
-    """Return a network, cross entropy and a batch, all made from the same seed."""
+    """Return a network, cross entropy and a batch, with fixed seeds."""
     import torch
 
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
-"""Compare ways to train inside a budget: memory peak, step time, bytes written, equal bits.
+"""Comparison of methods to train within a budget: peak, step time, bytes written, equal bits.
 
-Three studies: compiled steps with PyTorch's own kernels, the back end with Inductor's, and both
-back ends on networks of libraries.
+Three studies: compiled steps with PyTorch's kernels, the back end with Inductor's kernels, and
+both on networks of libraries.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def measure(fields: dict[str, Any], start: tuple[int | None, str]) -> Record:
-    """Do a run and return its record.
+    """Execute a run; return its record.
 
     Parameters
     ----------
     fields : dict
-        The run, as `TrainingRun.to_dict` gives it.
+        The run, as `TrainingRun.to_dict` returns it.
     start : tuple
-        The budget of compiled steps at the peak of a peer, without which such a run has failed [B];
-        and where pages lie.
+        The budget of compiled steps at the peak of a peer [B], without which such a run fails, and
+        the folder of pages.
     """
     run, (ram_bytes, folder) = TrainingRun(**fields), start
     if ram_bytes is None and (run.peer is not None or run.method == FUSED_METHOD):
@@ -48,9 +48,9 @@ def measure(fields: dict[str, Any], start: tuple[int | None, str]) -> Record:
 
 
 def budget_bytes(run: TrainingRun, store: RecordFile) -> int | None:
-    """Return the measured peak of the peer that a run is compared with, and its slack if any [B].
+    """Return the budget from the peak of a run's peer: a share of it, or the peak with slack [B].
 
-    None where it has no peer, or the peer has no peak on record.
+    None if the run has no peer, or the peer has no peak on record.
     """
     peaks = {
         (cell["network"], cell["method"], cell["share"]): each.get("heap_peak_bytes")

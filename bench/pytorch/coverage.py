@@ -1,6 +1,6 @@
-"""Try which models of other libraries can be compiled, in which budget, and whether bits are equal.
+"""Compilation of models of other libraries: the smallest budgets, and whether bits are equal.
 
-All of `pytorch.models.TRIALS` are tried. Libraries that are not installed fail.
+All `pytorch.models.TRIALS` are tried. Libraries that are not installed fail.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ if TYPE_CHECKING:
 KIND: Final = "coverage"
 """Kind of the records."""
 WORKS, DIFFERS, REFUSED = "works", "differs", "refused"
-"""Bits equal eager's; they do not; a sentence says why not."""
+"""Results: bits equal eager's; bits differ; refused with a message."""
 AS_CAPTURED: Final = "as captured"
-"""Bits equal those of ``aot_eager``: what differs from eager mode is what PyTorch captures."""
+"""Result: bits equal those of ``aot_eager``; the capture by PyTorch differs from eager mode."""
 SHARES: Final = (0.6, 0.8)
-"""Budgets as shares of the peak when everything is kept; the first that a schedule keeps counts."""
+"""Budgets as fractions of the keep-all peak, tried in order until a schedule fits."""
 LIMIT_S: Final = 5.0
-"""Most time for the solver [s]."""
+"""Time limit of the solver [s]."""
 SEED: Final = 0
-"""Of weights and inputs."""
+"""Seed of weights and inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRun(RecordedRun):
-    """One model, tried."""
+    """A trial of one model."""
 
     model: str
     limit_s: float = LIMIT_S
 
     @property
     def name(self) -> str:
-        """What it is called in the records."""
+        """Name of the run in records."""
         return self.model
 
 
 def tried(run: ModelRun, *, folder: str) -> dict[str, Any]:
-    """Compile a model for all of its peak and for less, by both ways, and compare two batches."""
+    """Compile a model at its keep-all peak and below, with both compilers; compare two batches."""
     import torch
 
     from poetmodel.torch import CaptureError
@@ -100,7 +100,7 @@ def _compile_and_verify(trial: Any, limit_s: float) -> dict[str, Any]:
 
 
 def _in_less(trial: Any, limit_s: float, folder: str) -> dict[str, Any] | None:
-    """Compile for the smallest budget of `SHARES` that is kept; None where none is."""
+    """Compile for the smallest budget of `SHARES` with a schedule; None if there is none."""
     from poetmodel.errors import BudgetError, NoScheduleError
 
     for share in SHARES:
@@ -124,7 +124,7 @@ def _step(trial: Any, limit_s: float, **options: Any) -> Any:
 
 
 def _in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:
-    """Run both batches with the back end of ``torch.compile`` in the smallest budget it keeps."""
+    """Execute both batches with the ``torch.compile`` back end in the smallest feasible budget."""
     import logging
 
     import torch
@@ -158,7 +158,7 @@ def _in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:
 
 
 def _bits(trial: Any, batch: Any, back: Any) -> str:
-    """Return whose loss, gradients and buffers a step has: eager's, those of what is captured."""
+    """Return whether loss, gradients and buffers of a step equal eager's or ``aot_eager``'s."""
     import copy
 
     import torch
@@ -194,7 +194,7 @@ def _bits(trial: Any, batch: Any, back: Any) -> str:
 
 
 def _plain(text: object) -> str:
-    """Return a message without the folders that libraries lie in, on one line."""
+    """Return a message on one line, without the folders of libraries."""
     shown = " ".join(str(text).split())
     for folder in sys.path:
         shown = shown.replace(f"{folder}/", "") if folder else shown
@@ -202,7 +202,7 @@ def _plain(text: object) -> str:
 
 
 def _version(model: str) -> str:
-    """Return name and version of the library that a model comes from."""
+    """Return name and version of a model's library."""
     library = model.split(maxsplit=1)[0].lower()
     try:
         return f"{library} {version(library)}"
@@ -218,7 +218,7 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
 
 
 def runs(models: tuple[str, ...] = ()) -> Iterator[ModelRun]:
-    """Yield the models that are asked for; by default all."""
+    """Yield the named models; by default all."""
     from pytorch.models import TRIALS
 
     for model in models or TRIALS:
@@ -226,7 +226,7 @@ def runs(models: tuple[str, ...] = ()) -> Iterator[ModelRun]:
 
 
 def smoke_runs() -> Iterator[ModelRun]:
-    """Yield one model, where its library is installed."""
+    """Yield one model if its library is installed."""
     if find_spec("transformers"):
         yield ModelRun(model="transformers BERT")
 

@@ -1,4 +1,4 @@
-"""Least budgets of the back end, with gradients that are returned and with gradients it adds."""
+"""Minimum budgets of the back end, with returned gradients and with gradients that it adds."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ NETWORKS: Final = ("mlp", "gpt", "vit", "resnet18", "res2net50")
 BATCHES: Final = {"mlp": 16, "gpt": 2, "vit": 4, "resnet18": 4, "res2net50": 2}
 """Samples of each network."""
 RATIOS: Final = (1.0, 1.01, 1.03, 1.1, 1.3, 2.0)
-"""Budgets that are tried, over the least peak that was found; the first that works counts."""
+"""Budgets relative to the lowest peak found, tried in order until one is feasible."""
 WALL_RATIO: Final = 30.0
-"""Longest wall time of the search, as a multiple of its processor time."""
+"""Wall time limit of the search, as a multiple of its CPU time."""
 SEED: Final = 0
-"""Of weights, inputs and dropout."""
+"""Seed of weights, inputs and dropout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class FloorRun(RecordedRun):
     network: str
     is_added: bool
     limit_s: float = 5.0
-    """Processor time to search for the least peak [s]."""
+    """CPU time limit of the search for the lowest peak [s]."""
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ def floor_runs(networks: tuple[str, ...] = NETWORKS) -> Iterator[FloorRun]:
 
 
 def measure(fields: dict[str, Any], _: Any) -> Record:
-    """Search for the least budget in which a network trains; return the record."""
+    """Search for the smallest budget in which a network trains; return the record."""
     import torch
 
     warnings.simplefilter("ignore")  # of PyTorch
@@ -96,7 +96,7 @@ def _floor(run: FloorRun) -> dict[str, Any]:
             continue
         pairs = zip(trained.parameters(), expected.parameters(), strict=True)
         equal = all(torch.equal(ours.grad, other.grad) for ours, other in pairs)
-        peak_bytes = heap_peak_bytes(step)  # ``.grad`` is there, and grows
+        peak_bytes = heap_peak_bytes(step)  # ``.grad`` exists and is added to
         status = DONE if equal and peak_bytes <= budget_bytes else FAILED
         reason = "" if status == DONE else f"equal: {equal}, peak: {peak_bytes:,} B"
         return {
@@ -112,7 +112,7 @@ def _floor(run: FloorRun) -> dict[str, Any]:
 
 
 def _network(name: str) -> tuple[Any, Callable[[Any], Any]]:
-    """Return a network, and what returns its loss for one batch."""
+    """Return a network, and a function that returns its loss for one batch."""
     import torch
 
     from pytorch import networks
@@ -146,7 +146,7 @@ def _compile_passes(
 
 
 def _least(back: Any, limit_s: float) -> tuple[int, int, int]:
-    """Return the peak with everything kept, the least that was found, and its bound [B]."""
+    """Return the keep-all peak, the lowest peak found, and its lower bound [B]."""
     from poetmodel.clock import processor_clock
     from poetmodel.solver import solve
 

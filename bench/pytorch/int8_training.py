@@ -1,9 +1,9 @@
-"""Networks in int8 that go on learning, beside float: accuracy by ways to keep small changes.
+"""Continued training of networks in int8 and in float: accuracy by storage of small changes.
 
 A network learns half of a data set in float. Then the data change: digits are rotated by 90
-degrees, signals of MNIST-1D are flipped in time and sign, and it goes on with plain SGD and a
-constant rate on samples that it has not seen. Needs PyTorch, torchao, scikit-learn for its digits,
-and mnist1d, which makes signals.
+degrees, signals of MNIST-1D are flipped in time and sign, and training continues with plain SGD
+and a constant rate on new samples. Needs PyTorch, torchao, scikit-learn for its digits,
+and mnist1d, which generates signals.
 """
 
 from __future__ import annotations
@@ -32,47 +32,47 @@ if TYPE_CHECKING:
 KIND: Final = "int8 training"
 """Kind of the records."""
 DATA: Final = {"digits": "sklearn", "signals": "mnist1d"}
-"""Data sets, and the packages that have them."""
+"""Data sets, and the packages that contain them."""
 LENGTHS: Final = (
     (1, 400, (0.003, 0.01, 0.03)),
     (8, 300, (0.03, 0.1, 0.3)),
     (8, 900, (0.03, 0.1)),
 )
-"""Samples of each step, how many steps there are, and the learning rates that are tried."""
+"""Batch sizes, the number of steps of each, and the learning rates that are tried."""
 LONG: Final = 900
-"""Steps of runs that only ways to train all of a network have, on digits."""
+"""Steps of long runs on digits, only for options that train all of a network."""
 SEEDS: Final = 3
-"""Networks of each way, from other weights and with other samples."""
+"""Number of networks for each option, with other weights and samples."""
 PRETRAINED: Final = 500
-"""Steps of the first half, in float, of 32 samples with momentum."""
+"""Steps of pretraining in float, with 32 samples and momentum."""
 END: Final = 4
-"""Weighted layers of an end."""
+"""Number of layers with weights in a trained end."""
 
 
 class _Nearest(pmt.QuantizedSGD):
-    """Rounds int8 weights to the nearest: the random number of stochastic rounding is a half."""
+    """Optimizer that rounds int8 weights to nearest: its random numbers are one half."""
 
     def draws(self, group: int, site: int) -> Any:
-        """Return halves, whatever the update and the layer."""
+        """Return halves for every update and layer."""
         del group, site
         return _Halves()
 
 
 class _Halves:
     def uniform(self, weight: Tensor, *, first: int = 0) -> Tensor:
-        """Return a half for each weight, whatever the place of the first one."""
+        """Return one half for each weight."""
         del first
         return torch.full(weight.shape, 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """How a network trains."""
+    """An option to train a network."""
 
     make: Callable[[nn.Sequential, Sequence[Tensor]], nn.Module]
-    """Given the folded float network and batches of the new data."""
+    """Creates the network from the folded float network and batches of new data."""
     optimizer: Callable[..., torch.optim.Optimizer] = pmt.QuantizedSGD
-    """Given the network and the rate."""
+    """Creates the optimizer from the network and the learning rate."""
 
 
 def _int8(
@@ -82,14 +82,14 @@ def _int8(
 
 
 def _float_end(network: nn.Sequential, batches: Sequence[Tensor]) -> nn.Module:
-    """Return the network with a frozen int8 front, and an end in float."""
+    """Return the network with a frozen int8 front and a trained float end."""
     weighted = [k for k, layer in enumerate(network) if hasattr(layer, "weight")]
     cut = weighted[-END]
     return nn.Sequential(pmt.quantized(network[:cut], batches), network[cut:])
 
 
 def _frozen(network: nn.Sequential, batches: Sequence[Tensor]) -> nn.Module:
-    """Return the network in int8 with its last layer alone to train, in float."""
+    """Return the network with a frozen int8 front and a trained last layer in float."""
     return nn.Sequential(pmt.quantized(network[:-1], batches), network[-1])
 
 
@@ -104,36 +104,36 @@ WAYS: Final = {
     "4 layers, int8, 16 bits": _Way(make=partial(_int8, train=f"last-{END}")),
     "last layer, float": _Way(make=_frozen),
 }
-"""What trains, and in which numbers; all that does not is frozen, in int8."""
+"""Trained layers and their number types; all other layers are frozen int8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun(RecordedRun):
-    """A way to train on a data set."""
+    """One training option on one data set."""
 
     data: str
     """One of `DATA`."""
     batch: int
-    """Samples of a step."""
+    """Batch size."""
     way: str
     """One of `WAYS`."""
     steps: int
     rates: tuple[float, ...]
-    """Of these the best for the validation samples of the first network is taken for all."""
+    """Learning rates; the best on the validation samples of the first network is used for all."""
     seeds: int = SEEDS
     pretrained: int = PRETRAINED
-    """Steps before, in float."""
+    """Steps of pretraining in float."""
     limit_s: float = 3600.0
-    """Limit of everything [s]."""
+    """Limit of the whole run [s]."""
 
     @property
     def name(self) -> str:
-        """What it is called in the records."""
+        """Name of the run in records."""
         return f"{self.data} | batch {self.batch} | {self.steps} steps | {self.way}"
 
 
 def runs(data: tuple[str, ...] = tuple(DATA)) -> Iterator[TrainingRun]:
-    """Yield every way on some data sets."""
+    """Yield each option on some data sets."""
     for name in data:
         for batch, steps, rates in LENGTHS:
             given: dict[str, Any] = {"batch": batch, "steps": steps, "rates": rates}
@@ -143,7 +143,7 @@ def runs(data: tuple[str, ...] = tuple(DATA)) -> Iterator[TrainingRun]:
 
 
 def smoke_runs() -> Iterator[TrainingRun]:
-    """Yield each way for few steps, on the data that can be loaded here."""
+    """Yield each option with few steps, on the installed data sets."""
     for name, package in DATA.items():
         if find_spec(package) and find_spec("torchao"):
             few: dict[str, Any] = {"steps": 2, "seeds": 1, "rates": (0.1,), "pretrained": 2}
@@ -151,7 +151,7 @@ def smoke_runs() -> Iterator[TrainingRun]:
 
 
 def measure(fields: dict[str, Any], _start: None = None) -> Record:
-    """Return the record of a run."""
+    """Execute a run; return its record."""
     wanted = TrainingRun(**{**fields, "rates": tuple(fields["rates"])})
     begun, begun_cpu_s = time.perf_counter(), time.process_time()
     tried = {rate: _train_and_test(wanted, 0, rate) for rate in wanted.rates}
@@ -173,7 +173,7 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
 
 
 def _train_and_test(wanted: TrainingRun, seed: int, rate: float) -> tuple[float, float]:
-    """Return the accuracy of a network on validation and on test samples, once trained."""
+    """Train a network; return its accuracies on validation and test samples."""
     first, parts = _pretrain(wanted.data, seed, wanted.pretrained)
     (x, y), validation, test = parts
     way = WAYS[wanted.way]
@@ -191,7 +191,7 @@ def _train_and_test(wanted: TrainingRun, seed: int, rate: float) -> tuple[float,
 
 
 def _pretrained_accuracy(wanted: TrainingRun, seed: int) -> float:
-    """Return the accuracy of the float network on the test samples before it trains on."""
+    """Return the pretrained float network's accuracy on the test samples."""
     first, (_, _, test) = _pretrain(wanted.data, seed, wanted.pretrained)
     return _accuracy(first, test)
 
@@ -258,7 +258,7 @@ def _fold_batch_norms(network: nn.Sequential) -> nn.Sequential:
 
 
 def _samples(data: str, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Return old samples, and new ones to train with, for validation and to test."""
+    """Return old samples, and new ones for training, validation and test."""
     x, y = _digits() if data == "digits" else _signals()
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(100 + seed))
     x, y = x[order], y[order]

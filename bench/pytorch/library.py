@@ -1,4 +1,4 @@
-"""Networks of transformers, with random weights, that training methods are compared on."""
+"""Networks of transformers with random weights, on which training methods are compared."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TOKENS: Final = 8192
-"""How many there are."""
+"""Size of the vocabulary."""
 _CLASSES: Final = 10
 BLOCKS: Final = ("BertLayer", "ConvNextLayer", "GPT2Block", "LlamaDecoderLayer", "ViTLayer")
-"""Names of the modules that checkpointing recomputes as one."""
+"""Class names of the modules that checkpointing recomputes as units."""
 
 
 class Logits(nn.Module):  # type: ignore[misc, unused-ignore]
-    """What a model of transformers says of its input, and nothing else; a row for each label."""
+    """A model of transformers that returns only its logits, one row for each label."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -37,21 +37,21 @@ class Logits(nn.Module):  # type: ignore[misc, unused-ignore]
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How large networks and batches are."""
+    """Sizes of networks and batches."""
 
     depth: int = 12
     """Blocks; three quarters of them in the third stage of ConvNeXt."""
     width: int = 768
-    """Of vectors; that of the last stage of ConvNeXt."""
+    """Width of vectors; in ConvNeXt that of the last stage."""
     batch: int = 8
     length: int = 256
     """Tokens of a text."""
     side: int = 224
-    """Of images."""
+    """Height and width of images."""
 
 
 REDUCED: Final = Size(width=256, batch=4, length=128, side=128)
-"""For a machine that others use: a third of the width."""
+"""A third of the width, for shared machines."""
 
 
 def of_transformers(kind: str, size: Size) -> Any:

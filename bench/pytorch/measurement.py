@@ -1,4 +1,4 @@
-"""Measuring one run: heap peak, step time beside eager's, bytes written, equality with eager."""
+"""Measurement of one run: heap peak, step time, bytes written, and equality with eager."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from pytorch.networks import Training
 
 RAN: Final = "ran"
-"""Status of a method that solves nothing."""
+"""Status of methods without a solve."""
 
 
 def measured(run: TrainingRun, *, folder: str, ram_bytes: int | None = None) -> dict[str, Any]:
-    """Run one method on one network; return what a record says of it.
+    """Execute one method on one network; return the record's fields.
 
-    Pages lie in `folder`; `ram_bytes` is the budget of compiled steps at the peak of a peer [B].
-    Whatever stops a method is its result: ``status`` is `FAILED` then, and ``reason`` says why.
+    Pages are stored in `folder`; `ram_bytes` is the budget of compiled steps at the peak of a peer
+    [B]. If the method raises, ``status`` is `FAILED` and ``reason`` has the message.
     """
     return facts_of(partial(_comparison_record, run, folder, ram_bytes))
 
 
 def facts_of(compared: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what a comparison finds, or why it ended, and the time that it took."""
+    """Execute a comparison; return its record fields, or its failure, and its time."""
     torch.set_num_threads(1)
     begun = time.perf_counter()
     facts: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
@@ -69,9 +69,8 @@ def _comparison_record(run: TrainingRun, folder: str, ram_bytes: int | None) -> 
 
     Notes
     -----
-    Results are those of the second step after the same first one, so that buffers have a history.
-    The peak is measured with gradients that are there already, and that compiled steps add to at
-    once, as the other methods do; or with new ones.
+    Results are those of the second step after an equal first one, so that buffers have changed. The
+    peak is measured with existing gradients, to which all methods add; or with new gradients.
     """
     torch.manual_seed(run.seed)
     training = (NETWORKS.get(run.network) or network(run.network))()
@@ -85,7 +84,7 @@ def _comparison_record(run: TrainingRun, folder: str, ram_bytes: int | None) -> 
     results = _results(model, method, inputs)
     two_steps_s = time.perf_counter() - begun[0]
     two_steps_processor_s = time.process_time() - begun[1]
-    # Only now: the reference would compile what the method is to compile.
+    # Only now, because compiling the reference would affect what the method compiles.
     reference = (stock if run.reference == STOCK else eager)((twin, loss_fn, inputs))
     torch.manual_seed(run.seed + 1)
     with functorch.patch(activation_memory_budget=1.0):
@@ -93,7 +92,7 @@ def _comparison_record(run: TrainingRun, folder: str, ram_bytes: int | None) -> 
         expected = _results(twin, reference, inputs)
     unequal = _unequal(expected, results)
     captured: dict[str, Any] = {}
-    if unequal and run.kind in (BACKEND, "memory-budget"):  # captured, it may take another way
+    if unequal and run.kind in (BACKEND, "memory-budget"):  # captured, it may branch differently
         plain = whole_loss((third, loss_fn, inputs), "eager")
         torch.manual_seed(run.seed + 1)
         plain.run(*inputs)
@@ -156,7 +155,7 @@ def _unequal(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) 
 def _results(
     model: torch.nn.Module, method: TrainingMethod, inputs: Any
 ) -> dict[str, torch.Tensor]:
-    """Run a step after the first one; return copies of what it leaves."""
+    """Execute a step after the first one; return copies of its loss, gradients and buffers."""
     model.zero_grad()
     found = {"loss": method.run(*inputs)}
     for name, parameter in model.named_parameters():
@@ -169,12 +168,12 @@ def _results(
 def pairs_of(
     method: TrainingMethod, reference: TrainingMethod, inputs: Any, count: int
 ) -> list[list[float]]:
-    """Time steps, each beside one of eager, which comes first and second in turn.
+    """Time steps of a method, each beside one of the reference, in alternating order.
 
     Returns
     -------
     list of list of float
-        Time by the clock, time of the processor, and both of eager's step [s].
+        Wall time and CPU time, and both of the reference's step [s].
     """
     pairs = []
     for place in range(count):
@@ -197,7 +196,7 @@ def _times_s(method: TrainingMethod, inputs: Any) -> tuple[float, float]:
 
 
 class NoPlanError(Exception):
-    """There is no plan within the budget, or none was found in time; a record has its facts."""
+    """There is no plan within the budget, or none was found in time; has the record's fields."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         super().__init__(facts["reason"])
@@ -207,7 +206,7 @@ class NoPlanError(Exception):
 def compiled(
     training: Training, run: TrainingRun, *, folder: str, ram_bytes: int | None
 ) -> TrainingMethod:
-    """Compile a step that keeps a budget: in bytes, or the share of the run.
+    """Compile a step within a budget: in bytes, or the run's fraction of keep-all.
 
     Raises
     ------
@@ -238,7 +237,7 @@ def compiled(
 
 
 def details_of(step: pmt.Step) -> dict[str, Any]:
-    """Return what a record says of every compiled step."""
+    """Return the record fields of a compiled step."""
     found, result = step.compiled, step.result
     return {
         "status": str(result.status),
@@ -263,7 +262,7 @@ def within_backend(
     Raises
     ------
     NoPlanError
-        If the budget cannot be kept.
+        If there is no plan within the budget.
     """
     model, _, inputs = training
     kernels = "inductor" if run.own == FUSED else "eager"
@@ -298,7 +297,7 @@ def within_backend(
 
 
 def share_of(run: TrainingRun) -> float:
-    """Return the budget of a run, as a share of keeping everything."""
+    """Return the budget of a run as a fraction of keep-all."""
     return 1.0 if run.own == KEEP_ALL else run.share or 1.0
 
 

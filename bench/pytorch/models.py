@@ -1,6 +1,6 @@
 """Small models of other libraries, with random weights.
 
-Those of transformers are rows of ``models.toml``. Libraries are imported when a model is made.
+Models of transformers are rows of ``models.toml``. Libraries are imported when a model is created.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ TABLE: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A model with what it is trained on."""
+    """A model with its loss and inputs."""
 
     model: nn.Module
     loss_fn: Callable[..., torch.Tensor] | None = None
     inputs: tuple[Any, ...]
     other: tuple[Any, ...] = ()
-    """Inputs of the same form: other values, and another mask where there is one."""
+    """Inputs of the same shapes with other values, and another mask if there is one."""
 
 
 # -- transformers ----------------------------------------------------------------------------------
 
 
 def _texts(row: dict[str, Any], lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """Return random tokens, a mask that keeps as many as each text has, and targets."""
+    """Return random tokens of texts of some lengths, their mask, and targets."""
     shape = (len(lengths), max(row.get("length", 16), *lengths))
     tokens = torch.randint(5, row["sizes"]["vocab_size"], shape)
     mask = (torch.arange(shape[1]) < torch.tensor(lengths)[:, None]).long()
@@ -52,7 +52,7 @@ def _texts(row: dict[str, Any], lengths: tuple[int, ...]) -> dict[str, torch.Ten
 
 
 def _batch(row: dict[str, Any], lengths: tuple[int, ...]) -> dict[str, Any]:
-    """Return a batch of a model, as many samples as there are lengths."""
+    """Return a batch of a model with one sample for each length."""
     kind, sizes, count = row["batch"], row["sizes"], len(lengths)
     if kind in ("tokens", "classes"):
         return _texts(row, lengths)
@@ -126,7 +126,7 @@ def autocast(name: str) -> Trial:
 
 
 def detector(name: str, *, own_loss: bool) -> Trial:
-    """Return a detector with a loss on boxes and classes, or its own, which matches boxes."""
+    """Return a detector with a loss on boxes and classes, or with the library's matching loss."""
     more: dict[str, Any] = {}
     if name == "DETR":
         more["backbone"] = None
@@ -170,7 +170,7 @@ def classifier(library: str, name: str, size: int = 64, **options: Any) -> Trial
 
 
 class Losses(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A detector of torchvision whose result is the sum of its losses."""
+    """A detector of torchvision that returns the sum of its losses."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -193,20 +193,20 @@ def faster_rcnn() -> Trial:
 
 
 class Denoiser(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A network of diffusers whose only result is what it finds."""
+    """A network of diffusers that returns only the predicted noise."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.unet = network
 
     def forward(self, noisy: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
-        """Return the noise that is found in images."""
+        """Return the predicted noise in images."""
         found: torch.Tensor = self.unet(noisy, times).sample
         return found
 
 
 def unet2d(samples: int, size: int, **sizes: Any) -> Trial:
-    """Return diffusers' UNet2D, which learns to find the noise in an image."""
+    """Return diffusers' UNet2D, which learns to predict the noise in images."""
     make = import_module("diffusers").UNet2DModel
     network = make(sample_size=size, in_channels=3, out_channels=3, norm_num_groups=8, **sizes)
 
@@ -240,10 +240,11 @@ def volumes() -> Trial:
 
 
 def _declare_torchvision() -> list[Any]:
-    """Let torchvision be imported where its operators do not load; return what keeps them.
+    """Declare torchvision's operators if they do not load, so that it can be imported.
 
     Its wheels fit one build of PyTorch, which not every package index has. Most of its models, and
-    what other libraries use of it, run none of these operators.
+    the functions that other libraries use, call none of these operators. Returns the library object
+    that keeps the declarations alive.
     """
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
@@ -256,7 +257,7 @@ _KEPT: Final = [] if "torchvision" in sys.modules else _declare_torchvision()
 
 
 _WITHOUT_LABELS: Final = ("DETR", "YOLOS", "HuBERT")
-"""Rows that are tried as variants alone."""
+"""Rows of which only variants are tried."""
 _MAKE: Final[dict[str, Callable[..., Trial]]] = {
     "tried": tried,
     "checkpointed": checkpointed,
@@ -268,7 +269,7 @@ _MAKE: Final[dict[str, Callable[..., Trial]]] = {
 
 
 def _transformers() -> dict[str, Make]:
-    """Return the trials of transformers: each row, and its variants right behind it."""
+    """Return the trials of transformers: each row, followed by its variants."""
     found: dict[str, Make] = {}
     for name in TABLE["tried"]:
         if name not in _WITHOUT_LABELS:
@@ -293,4 +294,4 @@ TRIALS: Final[dict[str, Make]] = {
     **{f"segmentation-models-pytorch {x}": partial(segmentation, k) for x, k in _KINDS.items()},
     "MONAI UNet": volumes,
 }
-"""What is tried, by library and name."""
+"""All trials by library and name."""

@@ -1,4 +1,4 @@
-"""The networks that training methods are compared on, each with its loss and inputs."""
+"""The networks on which training methods are compared, each with its loss and inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Block(nn.Sequential):  # type: ignore[misc, unused-ignore]
 
 
 class Embedded(nn.Module):  # type: ignore[misc, unused-ignore]
-    """Tokens and their places as vectors."""
+    """Embeddings of tokens and positions."""
 
     def __init__(self, tokens: int, length: int, width: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Embedded(nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 class Transposed(nn.Module):  # type: ignore[misc, unused-ignore]
-    """Channels last, for patches."""
+    """Transposition of patches to channels last."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return a vector for each patch."""
@@ -54,7 +54,7 @@ class Gated(nn.Module):  # type: ignore[misc, unused-ignore]
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what passes the gate."""
+        """Return the gated product, projected to the input width."""
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 

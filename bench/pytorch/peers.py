@@ -1,4 +1,4 @@
-"""Ways to train: eager PyTorch and what it offers to save memory."""
+"""Peers of compiled steps: eager PyTorch and its methods to save memory."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ _ALIGNMENT_BYTES: Final = 4096
 
 @dataclass(kw_only=True)
 class TrainingMethod:
-    """One way to run a training step."""
+    """A method to execute a training step."""
 
     run: Step
-    """Fills the gradients; returns the loss."""
+    """Function that computes the gradients and returns the loss."""
     prepare: Callable[[], object] = lambda: None
-    """What follows each step."""
+    """Function to call after each step."""
     written_bytes: Callable[[], int] = lambda: 0
-    """Returns how much it has written so far [B]."""
+    """Function that returns the bytes written so far [B]."""
     details: dict[str, Any] = field(default_factory=dict)
-    """What else there is to say: the solve, for compiled steps."""
+    """Function that returns further record fields, such as those of the solve."""
 
 
 def eager(training: Training) -> TrainingMethod:
-    """Run as PyTorch does."""
+    """Return the training method of eager PyTorch."""
     model, loss_fn, _ = training
     return _training_method(model, loss_fn)
 
@@ -58,7 +58,7 @@ def eager(training: Training) -> TrainingMethod:
 
 @dataclass(slots=True, kw_only=True)
 class _Page:
-    """A saved tensor in the file: where its memory lies there, and how the tensor lies in it."""
+    """A saved tensor in the file: the offset of its storage, and its layout."""
 
     offset: int
     bytes: int
@@ -66,11 +66,11 @@ class _Page:
 
 
 class FileHooks:
-    """Writes what autograd saves to a file, once, and reads it back when it is used.
+    """Hooks that write the tensors saved by autograd to a file, and read them at their use.
 
     A tensor that is saved by two operations is written once. Parameters, buffers, inputs and small
-    tensors stay where they are. As in compiled steps, a write ends when the medium has the bytes,
-    and the copy in the file cache is dropped.
+    tensors stay in memory. As in compiled steps, a write ends when the medium has the bytes, and
+    the copy in the file cache is dropped.
     """
 
     def __init__(self, training: Training, folder: str) -> None:
@@ -84,12 +84,12 @@ class FileHooks:
         self.written_bytes = 0
 
     def begin(self) -> None:
-        """Begin a step, at the beginning of the file."""
+        """Begin a step: write from the beginning of the file again."""
         self._end = 0
         self._offsets.clear()
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """Write a tensor; return what it is made of again."""
+        """Write a tensor unless it was written; return its page, or the tensor if not paged."""
         small = tensor.numel() * tensor.element_size() < SMALL_BYTES
         if small or storage_key(tensor) in self._there:
             return tensor
@@ -107,7 +107,7 @@ class FileHooks:
         return _Page(offset=self._offsets[key], bytes=size, layout=layout)
 
     def unpack(self, saved: Any) -> torch.Tensor:
-        """Return a saved tensor."""
+        """Return a saved tensor, read from the file if it is a page."""
         if isinstance(saved, torch.Tensor):
             return saved
         storage = torch.UntypedStorage(saved.bytes)
@@ -142,7 +142,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def hooks_to_file(training: Training, folder: str) -> TrainingMethod:
-    """Write every saved tensor to a file when it is saved, and read it back when it is used."""
+    """Return the method that writes each saved tensor to a file and reads it at its use."""
     model, loss_fn, _ = training
     hooks = FileHooks(training, folder)
 
@@ -165,11 +165,11 @@ SAVED: Final = (
     torch.ops.aten.bmm.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001 - its name
 )
-"""What selective checkpointing keeps: convolutions, matrix products and attention."""
+"""Operators whose results selective checkpointing saves."""
 
 
 def checkpoint_per_block(training: Training, **options: Any) -> TrainingMethod:
-    """Keep what goes into and out of each block; recompute the block in the backward pass."""
+    """Return the method that saves the inputs of blocks and recomputes blocks in backward."""
     model, loss_fn, _ = training
     blocks = [
         module
@@ -184,7 +184,7 @@ def checkpoint_per_block(training: Training, **options: Any) -> TrainingMethod:
 
 
 def selective_checkpoint(training: Training) -> TrainingMethod:
-    """Keep convolutions, matrix products and attention too; recompute all else of a block."""
+    """Return the method that also saves the results of `SAVED` and recomputes all others."""
 
     def policy(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
         return CheckpointPolicy.MUST_SAVE if op in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
@@ -194,7 +194,7 @@ def selective_checkpoint(training: Training) -> TrainingMethod:
 
 
 def memory_budget(training: Training, share: float) -> TrainingMethod:
-    """Let ``torch.compile`` choose what to save by its ``activation_memory_budget``."""
+    """Return the method of ``aot_eager`` with an ``activation_memory_budget``."""
     from torch._functorch import config
 
     model, loss_fn, _ = training
@@ -203,7 +203,7 @@ def memory_budget(training: Training, share: float) -> TrainingMethod:
 
 
 def stock(training: Training, share: float | None = None) -> TrainingMethod:
-    """Let Inductor write the kernels, within a share of the memory that it estimates."""
+    """Return the method with Inductor's kernels, within a fraction of its estimated memory."""
     from torch._functorch import config
 
     if share is not None:
@@ -212,9 +212,9 @@ def stock(training: Training, share: float | None = None) -> TrainingMethod:
 
 
 def whole_loss(training: Training, backend: Any) -> TrainingMethod:
-    """Compile the function that returns the loss, model and all.
+    """Compile a function that calls model and loss.
 
-    Each is a program of its own: PyTorch would run what it compiled of the same code before.
+    The function is new for each call, because PyTorch reuses compiled code of equal functions.
     """
     model, loss_fn, _ = training
 

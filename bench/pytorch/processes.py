@@ -24,37 +24,37 @@ KIND: Final = "processes"
 """Kind of the records."""
 CAPS_MB: Final = {"ddp": (1.0, 25.0), "ddp-whole": (1.0, 25.0), "ddp-static": (1.0,),
                   "ddp-no-sync": (1.0,)}  # fmt: skip
-"""Sizes of buckets of the ways by DDP [MB]; ``ddp-whole`` is without ``optimize_ddp``."""
+"""Bucket sizes of wrappers with DDP [MB]; ``ddp-whole`` is without ``optimize_ddp``."""
 WAYS: Final = (*CAPS_MB, "fsdp", "fsdp-root", "fsdp-bf16", "blocks")
 """Wrappers: FSDP2 of each block, of the model alone, with bf16; and one process without any."""
 SHARES: Final = (0.8, 0.6, 0.45)
-"""Budgets as shares of the peak of the same wrapper in eager PyTorch."""
+"""Budgets as fractions of the peak of the same wrapper in eager PyTorch."""
 _RANKS: Final = Path(__file__).with_name("ranks.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrapperRun(RecordedRun):
-    """One wrapper, in which all methods train one after the other."""
+    """One wrapper, in which all methods train in sequence."""
 
     way: str
     """One of `WAYS`."""
     cap_mb: float = 25.0
-    """Size of buckets of DDP [MB]."""
+    """Bucket size of DDP [MB]."""
     shares: tuple[float, ...] = SHARES
-    """Budgets as shares of the peak of eager PyTorch."""
+    """Budgets as fractions of the peak of eager PyTorch."""
     limit_s: float = 1200.0
-    """Longest time of the run [s]."""
+    """Limit of the whole run [s]."""
 
     @property
     def name(self) -> str:
-        """What it is called in the records."""
+        """Name of the run in records."""
         return f"{self.way} | {self.cap_mb:g} MB" if self.way in CAPS_MB else self.way
 
 
 def wrapper_runs(
     ways: tuple[str, ...] = WAYS, shares: tuple[float, ...] = SHARES
 ) -> Iterator[WrapperRun]:
-    """Yield one run for each wrapper, and each size of its buckets."""
+    """Yield one run for each wrapper and bucket size."""
     for way in ways:
         for cap_mb in CAPS_MB.get(way, (25.0,)):
             yield WrapperRun(way=way, cap_mb=cap_mb, shares=shares)

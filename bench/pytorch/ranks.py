@@ -1,4 +1,4 @@
-"""Train one network within one wrapper by several methods; what each process of a run does.
+"""Program of each process of a run: train one network within one wrapper by several methods.
 
 ``python -m torch.distributed.run --standalone --nproc-per-node 2 ranks.py WAY CAP SHARES FILE``
 """
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 WORDS, WIDTH, HEADS, BLOCKS, TEXTS, LENGTH = 256, 128, 4, 6, 8, 128
 STEPS: Final = 3
-"""Steps that are timed, each beside one of eager; three come before, two are measured after."""
+"""Number of timed steps, each beside one of eager; three are before them, two measured after."""
 OUTSIDE_BYTES: Final = 3 * TEXTS * LENGTH * WORDS * 4 + 2 * TEXTS * LENGTH * WIDTH * 4
-"""Embeddings, logits and loss where blocks alone are compiled [B]."""
+"""Bytes of embeddings, logits and loss if only blocks are compiled [B]."""
 _OPTIONS: Final = {"fullgraph": True, "dynamic": False}
 
 
@@ -56,7 +56,7 @@ class Block(nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 class Transformer(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A small language model, which may checkpoint its blocks."""
+    """A small language model with optional checkpointing of its blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def wrapped(way: str, model: Transformer, cap_mb: float, back: pmt.Backend | Non
 
 
 class Training:
-    """One method in one wrapper, and what its steps leave."""
+    """One method in one wrapper, and its state after its steps."""
 
     def __init__(self, way: str, cap_mb: float, *, ram: int | None, checkpointed: bool) -> None:
         torch._dynamo.reset()  # noqa: SLF001 - no other way
@@ -115,7 +115,7 @@ class Training:
         self._random = torch.Generator().manual_seed(distributed.get_rank())
         self.losses: list[float] = []
         self.beside_bytes = 0
-        """What counts beside the peak of a step: buckets of DDP, less the input of blocks, and less
+        """Bytes to add to the peak of a step: buckets of DDP, minus the input of blocks, minus
         gradients that wait for those of a second batch [B]."""
         if outside is not None:
             self.beside_bytes = -TEXTS * LENGTH * WIDTH * 4
@@ -123,7 +123,7 @@ class Training:
             self.beside_bytes = sum(p.nbytes for p in self._model.parameters())
 
     def step(self, around: Callable[[Callable[[], None]], Any] = lambda work: work()) -> Any:
-        """Do a step, its passes inside of something, whose result is returned."""
+        """Execute a step within the function `around`; return the function's result."""
         self._optimizer.zero_grad()
         gc.collect()
         batches = [self._batch() for _ in range(1 + self._is_accumulated)]
@@ -188,7 +188,7 @@ def _processor_s(training: Training) -> float:
 
 
 def main(way: str, cap_mb: float, shares: list[float], file: str) -> None:
-    """Run eager, checkpointing, and the back end at each budget; write what was found."""
+    """Execute eager, checkpointing, and the back end at each budget; write their records."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     make = partial(Training, way, cap_mb)
@@ -222,7 +222,7 @@ def main(way: str, cap_mb: float, shares: list[float], file: str) -> None:
 
 
 def _highest(number: int) -> int:
-    """Return the highest number of all processes."""
+    """Return the maximum of a number over all processes."""
     gathered: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(gathered, number)
     return int(max(gathered))

@@ -1,4 +1,4 @@
-"""The runs of the comparison of training methods: which network is trained how, in which budget.
+"""The runs of the comparison of training methods: networks, methods and budgets.
 
 Nothing here needs PyTorch.
 """
@@ -25,17 +25,17 @@ NETWORKS: Final = (
 )
 """Names of the networks; ``b8`` is a batch of eight."""
 SHARES: Final = (0.75, 0.5, 0.35, 0.25)
-"""Budgets as shares of the peak when everything is kept."""
+"""Budgets as fractions of the keep-all peak."""
 OURS: Final = {"both": (True, True), "recompute": (False, True), "paging": (True, False)}
 """Compiled steps, and whether they may page and recompute."""
 KEEP_ALL: Final = "keep-all"
-"""The compiled step with room for everything: what it costs to run one at all."""
+"""The compiled step with a keep-all budget, which measures the cost of compiled execution."""
 BUDGETED: Final = (*OURS, "memory-budget")
-"""Methods that take a budget."""
+"""Methods with a budget."""
 FILE_HOOKS: Final = "file-hooks"
-"""The peer that writes what it saves to a file."""
+"""The peer that writes saved tensors to a file."""
 PEERS: Final = (FILE_HOOKS, "checkpoint", "selective")
-"""Methods that have one peak each."""
+"""Methods without a budget, each with one peak."""
 AT_PEERS: Final = (
     ("both", FILE_HOOKS),
     ("paging", FILE_HOOKS),
@@ -54,9 +54,9 @@ METHODS: Final = (
 """Names of all methods, in the order in which they run: peers before those that need their peak."""
 
 STOCK: Final = "stock"
-"""Inductor as ``torch.compile`` runs it; a share is its ``activation_memory_budget``."""
+"""Inductor as in ``torch.compile``; its share is the ``activation_memory_budget``."""
 FUSED: Final = "fused"
-"""The back end with Inductor's kernels; a share is one of the peak of `STOCK`."""
+"""The back end with Inductor's kernels; its share is a fraction of the peak of `STOCK`."""
 FUSED_NETWORKS: Final = ("gpt4-b8", "bert4-b8", "vit4-b8", "unet-b8", "decoder4-b8")
 """Networks of the comparison of Inductor's kernels."""
 BACKEND: Final = "backend"
@@ -66,14 +66,14 @@ LIBRARY: Final = ("gpt2-small", "bert-base", "vit-base", "convnext-tiny", "unet"
 KNOBS: Final = (0.8, 0.6, 0.4, 0.2, 0.05)
 """Settings of ``activation_memory_budget``; its default is 1."""
 FUSED_SHARES: Final = (0.7, 0.55, 0.45)
-"""Budgets of the back end as shares of the peak of `STOCK`."""
+"""Budgets of the back end as fractions of the peak of `STOCK`."""
 
 LIMIT_S: Final = 30.0
 """Most time for the solver [s]."""
 PAIRS: Final = 9
-"""Steps that are timed, each beside one of eager."""
+"""Number of timed steps, each beside one of eager."""
 SEED: Final = 0
-"""Of weights and inputs; random operations of a step begin from the next."""
+"""Seed of weights and inputs; the next number seeds random operations of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,34 +94,34 @@ class TrainingRun(RecordedRun):
     seed: int = SEED
     """Of weights and inputs."""
     slack: float = 0.0
-    """By how much a peak may exceed that of a peer and count as the same, as a share.
+    """Fraction by which a peak may exceed that of a peer and still count as equal.
 
-    The budget of a compiled step is larger by as much.
+    The budget of a compiled step is larger by this fraction.
     """
     reference: str = "eager"
-    """What it is timed beside and held against: ``eager``, or `STOCK`."""
+    """The method with which times and results are compared: ``eager``, or `STOCK`."""
     fresh: bool = False
-    """Whether each step begins without gradients, which then are part of the peak."""
+    """Whether each step begins without gradients, so that they are part of the peak."""
 
     @property
     def name(self) -> str:
-        """What it is called in the records."""
+        """Name of the run in records."""
         budget = () if self.share is None else (f"{self.share:.0%}",)
         return " | ".join((self.network, self.method, *budget))
 
     @property
     def kind(self) -> str:
-        """Its method, without where its budget comes from."""
+        """Method without the source of its budget."""
         return self.method.partition("@")[0]
 
     @property
     def own(self) -> str | None:
-        """Which kind of compiled step it runs; None for peers."""
+        """Kind of compiled step; None for peers."""
         return self.kind if self.kind in (*OURS, KEEP_ALL, BACKEND, FUSED) else None
 
     @property
     def peer(self) -> str | None:
-        """The peer whose peak is its budget; None if there is none."""
+        """The peer whose peak is the budget; None if there is none."""
         return self.method.partition("@")[2] or None
 
 

@@ -297,7 +297,7 @@ def test_nothing_can_be_trained(told):
     done = invoke(*choose("--ram", "512B", *NORMS, "--out", "no.schedule.json"), status=3)
     told(done.err)
     assert not Path("no.schedule.json").exists()
-    least = int(done.err.split("needs is ")[1].split(" B")[0].replace(",", ""))
+    least = int(done.err.split("one layer is ")[1].split(" B")[0].replace(",", ""))
     assert invoke(*choose("--ram", f"{least - 1}B", *NORMS)).status == 3
     assert invoke(*choose("--ram", f"{least}B", *NORMS)).status == 0
 

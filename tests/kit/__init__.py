@@ -1,1 +1,1 @@
-"""What tests are made of: problems, graphs, steps, processes, pages."""
+"""Shared code of the tests: problems, graphs, steps, processes, pages."""

@@ -1,13 +1,13 @@
-"""What every method must keep: valid within its limits, or refused."""
+"""Check that every method must pass: a valid schedule within the limits, or a refusal."""
 
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import simulate
 
 
 def valid_or_refused(method, problem):
-    """Run a method and assert that its schedule is valid, within RAM, and does what is allowed.
+    """Execute a method; assert that its schedule is valid, within RAM, and makes allowed decisions.
 
-    None where the method refuses, which it must do with a reason.
+    Returns None if the method refuses, which needs a reason.
     """
     try:
         schedule = method(problem)

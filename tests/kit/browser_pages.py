@@ -1,4 +1,4 @@
-"""Pages in a real browser: Chromium without a screen."""
+"""Pages in a real browser: headless Chromium."""
 
 import shutil
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ PHONE = {
     "is_mobile": True,
 }
 PATIENCE_MS = 120_000
-"""How long a page may take on a busy machine; no promise of speed."""
+"""Timeout of a page on a busy machine [ms]."""
 
 
 @dataclass(slots=True)
 class OpenPage:
-    """A page, and all that it said and asked for."""
+    """A page with its console messages and requests."""
 
     page: object
     messages: list[str] = field(default_factory=list)
@@ -27,7 +27,7 @@ class OpenPage:
 
     @classmethod
     def at(cls, browser, how, *addresses):
-        """Open one address after the other, and wait until plotly is unpacked."""
+        """Open addresses in sequence, and wait until plotly is unpacked."""
         found = cls(browser.new_context(**how).new_page())
         page = found.page
         page.on("console", lambda message: found.messages.append(message.text))
@@ -49,7 +49,7 @@ class Report(OpenPage):
         self.page.wait_for_selector(f"#{chart}[data-ready]", timeout=PATIENCE_MS)
 
     def assert_quiet_and_fits(self, how, *files):
-        """Check that the page said nothing, asked for no more than files, and is no wider."""
+        """Assert that the page logged nothing, requested only files, and fits the window."""
         assert self.messages == []
         assert self.requests == [file.as_uri() for file in files]
         width = self.page.evaluate("() => document.documentElement.scrollWidth")
@@ -58,13 +58,13 @@ class Report(OpenPage):
         assert theme == how["color_scheme"]
 
     def assert_accessible(self):
-        """Check that axe finds nothing on the page."""
+        """Assert that axe finds no accessibility error on the page."""
         axe = pytest.importorskip("axe_playwright_python.sync_playwright")
         found = axe.Axe().run(self.page).response["violations"]
         assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
 
     def readout(self, chart):
-        """Return what is read out above a chart."""
+        """Return the text of the readout above a chart."""
         return self.page.locator(f"#{chart}-readout").inner_text()
 
 

@@ -1,7 +1,7 @@
-"""What solves claim about small problems, and what of it does not hold.
+"""Checks of the claims of solves on small problems: values, bounds and statuses.
 
-Every way to solve a problem is tried against exhaustive search, or, where that takes too long,
-against the best schedule that any way has found. `tests/refute.py` looks for faults in thousands.
+Each solving method is compared with exhaustive search or, if that takes too long, with the best
+schedule of any method. `tests/refute.py` checks thousands of problems.
 """
 
 import secrets
@@ -45,23 +45,24 @@ from poetmodel.solver.outcome import as_candidate, make_result, verified_candida
 from poetmodel.solver.request import Request
 
 EQUAL = 1e-9
-"""What a bound may be above an optimum by rounding, relative to everything that counts."""
+"""Tolerance of bounds above the optimum by rounding, relative to all summed costs."""
 RESOLVED = 1e-6
-"""What the value of an optimum may be off by, relative to what can be decided."""
+"""Tolerance of optimal values, relative to the costs of decisions."""
 LIMIT_S = 60.0
-"""Time limit of every solve [s]: no tiny problem may need it."""
+"""Time limit of every solve [s], which no tiny problem may meet."""
 MOST_LABELS = 30_000
-"""Labels of an exhaustive search; with rewards and own rows a few problems need millions."""
+"""Maximum labels of an exhaustive search; few problems with rewards or user constraints need
+millions."""
 GAPS = (0.0, 1e-6, 1e-4, 0.05)
 BACKENDS = tuple(
     name for name in ("highs", "scip", "gurobi") if name == "highs" or back_end(name).available()
 )
-"""Solvers that are installed; HiGHS has to be."""
+"""Installed solvers; HiGHS is required."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A claim that does not hold."""
+    """A false claim of a solve."""
 
     seed: str
     way: str
@@ -70,7 +71,7 @@ class Fault:
 
 # -- problems ------------------------------------------------------------------------------------
 def with_extremes(problem, rng):
-    """Return a problem some of whose costs are powers of two away from the others."""
+    """Return a problem with some costs multiplied by powers of two."""
     graph, table = problem.graph, problem.table
 
     def column(values):
@@ -101,7 +102,7 @@ def with_extremes(problem, rng):
 
 
 def ordinary_problem(rng):
-    """Make a problem of five to eight nodes with tensors of ordinary sizes, bytes apart."""
+    """Return a problem of five to eight nodes whose tensors have sizes that differ by bytes."""
     unit = rng.choice((64, 256, 1024)) * 2**20
     minimize = rng.choice(("ram", "ram", "energy", "time", "writes"))
     nodes = []
@@ -150,14 +151,14 @@ KINDS = {
     "stage rows": stage_rows_problem,
     "scaled state": scaled_state_problem,
 }
-"""What makes a problem of each kind from a seed."""
+"""Function that returns a problem of each kind from a seed."""
 UNSEARCHED = frozenset({"ordinary", "larger"})
 """Kinds of problems that are too large for exhaustive search."""
 
 
-# -- ways ----------------------------------------------------------------------------------------
+# -- solving methods -----------------------------------------------------------------------------
 def random_params(rng):
-    """Draw parameters of a lazy solve, sensible or not: none may change what is true."""
+    """Draw parameters of a lazy solve, sensible or not; none may invalidate a claim."""
     return LazyParams(
         cuts=frozenset(family for family in sorted(CUT_FAMILIES) if rng.random() < 0.8),
         heuristics=frozenset(name for name in sorted(HEURISTICS) if rng.random() < 0.35),
@@ -183,7 +184,7 @@ def random_params(rng):
 
 
 def random_grouping(rng, n):
-    """Draw rows that a lazy solve enforces from the beginning; None for its own choice."""
+    """Draw rows that a lazy solve enforces from the beginning; None for the default rows."""
     if rng.random() < 0.3:
         return None
     rows, steps = rng.choice((0.0, 0.2, 0.5, 1.0)), rng.choice((0.0, 0.0, 0.1, 0.3))
@@ -194,11 +195,11 @@ def random_grouping(rng, n):
 
 
 WAYS = ("lazy", "compact", "built", "unreduced")
-"""Ways of `answer` that solve any problem with any solver."""
+"""Methods of `answer` that solve any problem with any solver."""
 
 
 def _lazily(problem, *, rng, backend, gap):
-    """Solve lazily with random parameters, from a poor schedule or none."""
+    """Solve by row generation with random parameters, from a poor schedule or none."""
     request = Request(backend=backend, time_limit_s=LIMIT_S, gap=gap, seed=rng.randint(0, 3))
     start = None
     if rng.random() < 0.4:
@@ -211,9 +212,9 @@ def _lazily(problem, *, rng, backend, gap):
 
 
 def answers(problem, rng, most):
-    """Return what several ways answer: what they are, the gap that each may leave, the answer.
+    """Solve by several methods; return the name, the gap tolerance and the result of each.
 
-    An exception is given in words.
+    An exception is returned as text.
     """
     ways = dict.fromkeys(WAYS, answer)
     if infeasibility_reason(problem) is None and not problem.is_overlapping:
@@ -235,11 +236,10 @@ def answers(problem, rng, most):
 
 # -- claims --------------------------------------------------------------------------------------
 def wrong_claims(problem, result, least, gap, *, sharp=False, settled=True):
-    """Return what of a result does not hold, `least` being the best value; None if infeasible.
+    """Return an error in a result, or an empty text; `least` is the optimum, None if infeasible.
 
-    What is `sharp` is held to what can be decided alone: rounding of what every schedule pays
-    excuses no value, there is a bound, and nothing is better than `least`. Without `settled` the
-    solve may have ended before it could say much.
+    With `sharp` tolerances are relative to the costs of decisions only, a bound is required, and no
+    value may be below `least`. Without `settled` the solve may have ended early, without a claim.
     """
     value = None
     if result.schedule is not None:
@@ -269,7 +269,7 @@ def wrong_claims(problem, result, least, gap, *, sharp=False, settled=True):
 
 
 def _wrong_value(problem, result, value, least, allowed, *, sharp):
-    """Return what does not hold of a value and what is said of it."""
+    """Return an error in the value, the bound or the gap of a result, or an empty text."""
     energy = problem.minimize == Quantity.ENERGY
     if sharp and energy and result.overhead_bound_j > least * (1 + RESOLVED):
         return f"bound of the overhead {result.overhead_bound_j!r}, least {least!r}"
@@ -280,10 +280,10 @@ def _wrong_value(problem, result, value, least, allowed, *, sharp):
 
 
 def wrongly_ended(problem, best, result, gap, *, settled=True, proved=True):
-    """Return what of a solve is wrong against the best schedule, or nothing.
+    """Return an error in a result relative to the best schedule, or an empty text.
 
-    Without `settled` the solve may have ended before it could say much, and what need not be
-    `proved` may have the best value without a proof.
+    Without `settled` the solve may have ended early, without a claim. Without `proved` the best
+    value needs no proof.
     """
     least = None if best is None else as_candidate(problem, best.schedule).value
     said = wrong_claims(problem, result, least, gap, sharp=settled, settled=settled)
@@ -306,12 +306,12 @@ def wrongly_ended(problem, best, result, gap, *, settled=True, proved=True):
 
 
 def off(value):
-    """Return what a figure may be off by."""
+    """Return the tolerance of a value."""
     return RESOLVED * max(1.0, abs(value))
 
 
 class Watch:
-    """Follows a solve, and notes bounds above the optimum, and values below, on the way."""
+    """Progress callback that records reported bounds above the optimum and values below it."""
 
     def __init__(self, problem, best):
         baseline = problem.objective.baseline if problem.minimize != "ram" else 0.0
@@ -319,7 +319,7 @@ class Watch:
         self.fault = ""
 
     def __call__(self, progress):
-        """Note what is reported."""
+        """Check one progress report."""
         bound, value = progress.overhead_bound, progress.overhead
         if self.most is None:
             if value is not None:
@@ -331,9 +331,9 @@ class Watch:
 
 
 def by_compact(problem):
-    """Return the best schedule of a problem that is too large to be searched, or None.
+    """Solve a problem that is too large for exhaustive search; None if infeasible.
 
-    A solver whose tolerance leaves a gap says so; then the next one is asked.
+    If a solver's tolerance leaves a gap, the next solver is used.
     """
     for backend in BACKENDS[:2]:
         options = {"formulation": "compact", "backend": backend, "gap": 0.0}
@@ -348,11 +348,11 @@ def by_compact(problem):
 
 
 def fault(problem, way, *, seed="", reference=optimum, gap=0.0, watched=True, **options):
-    """Return what is wrong with the answer of one way to a problem, or nothing.
+    """Solve a problem by one method; return an error in its result, or an empty text.
 
-    Unless `watched`, what is reported on the way is left aside: values there are the solver's own,
-    to its tolerances. Bytes of a user's model are bounded to a tolerance only, and `solve` goes on
-    by stage where the driver leaves state without a proof.
+    Unless `watched`, progress reports are not checked, because their values have the solver's
+    tolerances. Bytes of a user's model are bounded to a tolerance only, and `solve` continues with
+    stages if the driver leaves state without a proof.
     """
     if way not in EVERY_PROBLEM and infeasibility_reason(problem) is not None:
         return ""  # known before anything is solved
@@ -376,7 +376,7 @@ def fault(problem, way, *, seed="", reference=optimum, gap=0.0, watched=True, **
 
 
 def _wrong_rounds(problem, best, first):
-    """Return what is wrong with what bare rounds come to, or nothing."""
+    """Return an error in the result of row generation without heuristics, or an empty text."""
     wanted = None if best is None else best.value - problem.objective.baseline
     try:
         value = run_rounds(problem, first).value
@@ -388,7 +388,7 @@ def _wrong_rounds(problem, best, first):
 
 
 def _wrong_model_value(problem, result):
-    """Hold the model's own value against the verifier's; its peak may be above, never below."""
+    """Compare the model's value with the verifier's; its peak may be higher, never lower."""
     value = result.value
     said = problem.objective.baseline + result.statistics["model_value"]
     wrong = said < value - off(value) or (problem.minimize != "ram" and said > value + off(value))
@@ -396,13 +396,13 @@ def _wrong_model_value(problem, result):
 
 
 def faults(seeds, make, way, **options):
-    """Return the problems on which the best schedule and a way differ, by seed."""
+    """Return the errors of a method on problems, by seed."""
     found = {seed: fault(make(seed), way, seed=seed, **options) for seed in seeds}
     return {seed: what for seed, what in found.items() if what}
 
 
 def examine(seed, *, ways=4):
-    """Solve the problem of a seed, ``kind/number``, in several ways; return faults and counts."""
+    """Solve the problem of a seed, ``kind/number``, by several methods; return errors, counts."""
     kind = seed.partition("/")[0]
     problem = KINDS[kind](seed)
     rng = seeded(f"ways of {seed}")
@@ -432,23 +432,23 @@ def examine(seed, *, ways=4):
 
 
 def new_seeds(count, *, begin=None):
-    """Return seeds of all kinds in turn that no run has had, or those from a number on."""
+    """Return new seeds of all kinds in turn, or those from number `begin` on."""
     first = secrets.randbelow(2**40) if begin is None else begin
     kinds = list(KINDS)
     return [f"{kinds[k % len(kinds)]}/{first + k}" for k in range(count)]
 
 
-# -- ways to an answer ---------------------------------------------------------------------------
+# -- methods ------------------------------------------------------------------------------------
 EVERY_PROBLEM = (*WAYS, "by hand", "bare", "bare unreduced")
-"""Ways that take what is known to be infeasible, too; the others begin behind that."""
+"""Methods that also check infeasible problems themselves; the others begin after that check."""
 
 
 def answer(problem, way, *, seed="", **options):
-    """Solve a problem one of the ways.
+    """Solve a problem by one of the methods.
 
-    ``built`` and ``unreduced`` solve a model that `build` makes; for ``by hand`` a user states the
-    own constraints and objective on it. ``bare`` models have no start, no tidying afterwards. The
-    ``driver`` of ``lazy`` has neither a start nor, but for random ones, rows to begin with.
+    ``built`` and ``unreduced`` solve a model that `build` returns; for ``by hand`` user-defined
+    constraints and objective are added to it. ``bare`` models have no start and no
+    postprocessing. The ``driver`` of ``lazy`` has no start, and initial rows only if random.
     """
     models = {
         "unreduced": lambda: build(problem, reductions=False),
@@ -470,13 +470,13 @@ def answer(problem, way, *, seed="", **options):
 
 
 def rows_to_begin_with(problem, way, seed):
-    """Return the rows that are enforced at first: none, or random ones."""
+    """Return the rows that are enforced at the start: none, or random ones."""
     at_random = way.endswith("from random rows")
     return random_rows(seeded(f"rows of {seed}"), problem) if at_random else no_rows(problem)
 
 
 def built_by_hand(problem):
-    """Return a model whose own constraints a user states over the relations."""
+    """Return a model with the user-defined constraints stated over its relations."""
     plain = problem.minimize if problem.minimize != USER_OBJECTIVE else "energy"
     model = build(
         replace(problem, constraints=(), own_objective=(), minimize=plain), reductions=False

@@ -1,13 +1,13 @@
-"""What a schedule breaks and takes, stated without executing it.
+"""Violations and RAM of a schedule in closed form, without executing it.
 
-The simulator executes a schedule with a state. Here each rule is one condition over the relations,
-and the RAM of each step one sum over them, so that the two can be held against each other. With
+The simulator executes a schedule with a state. Here each rule is one condition on the relations,
+and the RAM of each step one sum over them, so that both can be compared. With
 
     have(t, i) = S_RAM[t,i] or M_in[t,i] or R[t,node(i)]
 
 the RAM in use at step ``(t, k)`` is the sum of
 
-- ``m_i * S_RAM[t,i]`` over the tensors whose step lies ahead, ``node(i) > k``;
+- ``m_i * S_RAM[t,i]`` over the tensors whose step is later, ``node(i) > k``;
 - ``m_i * (S_RAM[t,i] + M_in[t,i] + R[t,k])`` over ``i in out(k)``: an old copy counts as well;
 - ``m_i`` over tensors with ``node(i) < k`` and ``have(t, i)`` that are read at ``k`` or later in
   the stage, or that stage ``t + 1`` begins with;
@@ -25,7 +25,7 @@ Entry = tuple[str, int, int]
 
 
 class Blunt(NamedTuple):
-    """What is wrong with a schedule and, where nothing is, its figures."""
+    """Violations of a schedule or, without violations, its RAM."""
 
     broken: set[Entry]
     """Entries that break a rule; one of ``resident`` has -1 for its stage."""
@@ -33,14 +33,14 @@ class Blunt(NamedTuple):
     held: dict[tuple[int, int], tuple[int, ...]]
     """The tensors in RAM at each step."""
     kinds: dict[tuple[int, int], dict[str, int]]
-    """What each step takes of RAM, for state, activations, gradients and workspace."""
+    """RAM of each step for state, activations, gradients and workspace [B]."""
     storage_bytes: int
     reads: dict[int, int]
     writes: dict[int, int]
 
 
 def simulated_bluntly(graph, schedule, *, mapped=False):
-    """Return what a schedule breaks and takes."""
+    """Return violations and RAM of a schedule."""
     return _Judge(graph, schedule, mapped=mapped).verdict()
 
 
@@ -161,7 +161,7 @@ class _Judge:
         return tuple(i for i, maker in made if self.copies(t, k, i, maker))
 
     def kinds(self, t, k):
-        """Return what step `(t, k)` takes for each kind: a saving is the output's."""
+        """Return the RAM of step `(t, k)` by kind; savings in place reduce the output's kind."""
         node, runs = self.nodes[k], (t, k) in self.R
         found = dict.fromkeys(("state", "activations", "gradients"), 0)
         for i, made in enumerate(self.maker):
@@ -175,7 +175,7 @@ class _Judge:
         return found | {"workspace": node.workspace_bytes if runs else 0}
 
     def copies(self, t, k, i, made):
-        """Return how often tensor `i` counts at step `(t, k)`."""
+        """Return the number of copies of tensor `i` at step `(t, k)`."""
         if i in self.home_ram:
             return 1
         if i in self.is_read_there or self.old[i] is not None:

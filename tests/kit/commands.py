@@ -1,4 +1,4 @@
-"""The command line in one process, and a small graph, board and profile for it."""
+"""Execution of commands in this process, with a small graph, board and profile."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ from poetmodel.cli.application import app
 CHAIN = Path("chain.graph.json")
 """File of `chain`, in the folder of each test of the command line."""
 BOARD_FILE = Path("board.toml")
-"""File of a blocking board: 1 s and 1 J a node, 2 ms a transfer of 100 B."""
+"""File of a blocking board: 1 s and 1 J per node, 2 ms per transfer of 100 B."""
 PROFILE = Path("chain.csv")
 """File of `profile_rows`."""
 BOARD = """\
@@ -40,7 +40,7 @@ power_w = 1.0
 """
 
 COMMAND = get_command(app)
-"""The parser of all commands, which takes typer as long to make as a command takes."""
+"""The parser of all commands, built once because typer takes as long as a command for it."""
 
 COLUMNS = (
     "name",
@@ -75,20 +75,20 @@ class Terminal(io.StringIO):
     """A stderr that is a terminal."""
 
     def isatty(self):
-        """Say so."""
+        """Return True."""
         return True
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a command left behind."""
+    """Exit status and output of a command."""
 
     status: int
     """Exit status."""
     out: str
-    """What it wrote to stdout."""
+    """Text on stdout."""
     err: str
-    """What it wrote to stderr."""
+    """Text on stderr."""
 
     @property
     def json(self):
@@ -97,7 +97,7 @@ class Outcome:
 
     @property
     def verdict(self):
-        """What stands above the first table on stdout."""
+        """Text above the first table on stdout."""
         return self.out.split("\n\n")[0]
 
     def lines_from(self, label):
@@ -106,7 +106,7 @@ class Outcome:
 
 
 def invoke(*arguments, status=None):
-    """Run a command in this process, which must end with a status; other ends are raised."""
+    """Execute a command in this process; raise if it ends with another status."""
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2)]
     out, err = streams
     ended = None
@@ -126,7 +126,7 @@ def invoke(*arguments, status=None):
 
 
 def refused(*arguments, status=2):
-    """Return what stderr says of a command that ends with a status and prints nothing."""
+    """Return stderr of a command that must end with a status and print nothing to stdout."""
     outcome = invoke(*arguments, status=status)
     assert outcome.out == ""
     return outcome.err

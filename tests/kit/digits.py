@@ -1,4 +1,4 @@
-"""Steps that need no PyTorch, exported, built and run: the one of the tutorial, and two by hand."""
+"""Exported steps without PyTorch, built and executed: the tutorial's, and two written by hand."""
 
 import ctypes
 import shutil
@@ -24,7 +24,7 @@ STEP = Path(__file__).parents[2] / "docs" / "digits.step.json"
 
 
 def exporter(tmp_path_factory, plans):
-    """Return what exports the step to a folder by the name of a plan, once each."""
+    """Return a function that exports the step with a named plan, once, and returns the folder."""
 
     @cache
     def folder(name):
@@ -77,7 +77,7 @@ def with_frozen_front(step):
 
 
 def digit_batches(count, *, seed):
-    """Return random batches as its exported program reads them: pictures, then labels."""
+    """Return random batches in the input format of the program: images, then labels."""
     random = np.random.default_rng(seed)
     return b"".join(
         random.normal(size=576).astype("<f4").tobytes()
@@ -87,14 +87,14 @@ def digit_batches(count, *, seed):
 
 
 def ran(folder, target=Target.HOST, *, settings=(), inputs, steps, rate=0.1, words=()):
-    """Build an exported folder and train some steps; return what the program left."""
+    """Build an exported folder and train some steps; return the run of the program."""
     program = build(folder, target, settings=settings)
     given = {"inputs": inputs, "steps": steps, "learning_rate": rate, "words": words}
     return run(program, target, folder, **given).require_success()
 
 
 def state_after(step, folder, inputs, steps, options=None, settings=(), rate=0.05):
-    """Return the state after steps of an exported step, by default one that keeps all in RAM."""
+    """Return the state after steps of an exported step, by default keep-all."""
     export_step(step, folder, gap=0.5, **options or {"ram": "100%", "paging": False})
     return ran(folder, settings=settings, inputs=inputs, steps=steps, rate=rate).state
 
@@ -139,7 +139,7 @@ def linear_step():
 SOURCES = Path(board.__file__).with_name("c")
 TOY = Path(__file__).parents[1] / "export" / "toy"
 GENERATED = {"pm_state.c", "pm_state.h", "pm_slices.c", "kernels"}
-"""What a toy does without."""
+"""Generated files that the toy does not need."""
 LEARNING_RATE = 0.05
 BATCHES = 3
 
@@ -152,7 +152,7 @@ class Toys:
         self._built = {}
 
     def sources(self):
-        """Return a new folder of what the toy is built from."""
+        """Return a new folder with the sources of the toy."""
         folder = self.folder / str(len(list(self.folder.iterdir())))
         shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns(*GENERATED))
         shutil.copytree(TOY, folder, dirs_exist_ok=True)
@@ -167,7 +167,7 @@ class Toys:
         return self._built[key]
 
     def run(self, target, settings, folder, *, steps, words=()):
-        """Run the toy on its batches, in a folder."""
+        """Execute the toy on its batches, in a folder."""
         return run(
             self.program(target, *settings),
             target,
@@ -194,7 +194,7 @@ def batches(target):
 
 
 def library(folder, *sources, flags=()):
-    """Build a library of some C files of the runtime, and load it with variables of its own."""
+    """Build a library of C files of the runtime, and load it with separate variables."""
     needs(Target.HOST)
     paths = (TOY / "include", SOURCES, *(SOURCES / part for part in ("src", "port", "host")))
     options = ["-std=c11", "-O2", "-shared", "-fPIC", *(f"-I{path}" for path in paths), *flags]

@@ -11,19 +11,19 @@ from poetmodel.torch.runtime.runner import Runner
 
 
 def keep_all(*step, **options):
-    """Return a step compiled to keep everything, by the figures of a board: nothing is measured."""
+    """Return a step compiled with a keep-all budget and a board's costs, without measurement."""
     return compile(*step, **{"ram": "100%", "device": "rpi4b"} | options)
 
 
 def eager_step(model, loss_fn, inputs):
-    """Run forward pass, loss and backward pass as PyTorch does."""
+    """Execute forward pass, loss and backward pass in eager PyTorch."""
     loss = model(*inputs) if loss_fn is None else loss_fn(model(*inputs[:-1]), inputs[-1])
     loss.backward()
     return loss.detach()
 
 
 def outcome(model, loss):
-    """Return copies of all that a step leaves: loss, gradients, buffers, random state."""
+    """Return copies of the results of a step: loss, gradients, buffers, random state."""
     found = {"loss": loss.clone(), "random": torch.get_rng_state()}
     for name, parameter in model.named_parameters():
         found[f"parameter {name}"] = parameter.detach().clone()
@@ -35,7 +35,7 @@ def outcome(model, loss):
 
 
 def unequal(one, other):
-    """Return the names of the results that are not equal bit for bit."""
+    """Return the names of the results that differ in any bit."""
     return [
         name
         for name in sorted(one.keys() | other.keys())
@@ -44,7 +44,7 @@ def unequal(one, other):
 
 
 def differing(step, model, loss_fn, inputs):
-    """Run eager on a copy and a step on the model itself; return which results differ."""
+    """Execute eager on a copy and a step on the model; return the names of different results."""
     twin, own_inputs = copy.deepcopy(model), copy.deepcopy(inputs)
     for mine, its in zip(twin.parameters(), model.parameters(), strict=True):
         mine.grad = None if its.grad is None else its.grad.clone()
@@ -55,9 +55,9 @@ def differing(step, model, loss_fn, inputs):
 
 
 def check_random_plans(step, folder, seeds, mode="blocking", page=0.3):
-    """Run random plans, which recompute and page, and compare each with eager, gradients added.
+    """Execute random plans with recomputation and paging; assert that each equals eager.
 
-    Return the traced step.
+    Gradients are accumulated. Returns the traced step.
     """
     traced = trace(*step, measure_workspace=False)
     flat = traced.joint.flat_inputs

@@ -1,4 +1,4 @@
-"""Explorers to test: one inside this process, real ones that can be killed, and their page."""
+"""Explorers for tests: one in this process, servers in other processes, and their page."""
 
 import json
 import os
@@ -19,13 +19,13 @@ from kit.patience import PATIENCE_S, until
 
 MLP = {"model": "mlp", "device": "mkr1000"}
 STEP = Path(__file__).resolve().parents[2] / "docs" / "digits.step.json"
-"""A captured step, of which C can be made."""
+"""A captured step that can be exported."""
 LONG = {"model": "resnet50", "device": "rpi4b"}
-"""A problem whose solve goes on for as long as it may."""
+"""A problem whose solve always meets its time limit."""
 
 
 class Visitor:
-    """What a page does: it opens problems, wants points and listens."""
+    """A client with the requests of a page: opens problems, requests points, receives events."""
 
     def __init__(self, client, session="one"):
         self.client = client
@@ -82,7 +82,7 @@ class Visitor:
         return reply.json()
 
     def want(self, problem, share, **more):
-        """Want the point at a share of the way from the minimum RAM to the keep-all peak."""
+        """Request the point at a fraction of the way from the minimum RAM to the keep-all peak."""
         floor, top = problem["floor_bytes"], problem["keep_all_bytes"]
         ram_bytes = round(floor + share * (top - floor))
         given = {"problem": problem["problem"], "ram_bytes": ram_bytes, "session": self.session}
@@ -91,13 +91,13 @@ class Visitor:
         return reply.json()
 
     def point(self, name):
-        """Return a point as it is now."""
+        """Return the current state of a point."""
         reply = self.client.get(f"/api/points/{name}")
         assert reply.status_code == 200, reply.text
         return reply.json()
 
     def ended(self, name):
-        """Return a point once it is over."""
+        """Wait until a point has ended; return it."""
         return until(lambda: self._final_point(name))
 
     def _final_point(self, name):
@@ -105,7 +105,7 @@ class Visitor:
         return None if found["state"] in ("waiting", "solving") else found
 
     def pictured(self, name):
-        """Return a point once it has a schedule."""
+        """Wait until a point has a schedule; return it."""
         return until(lambda: found if (found := self.point(name))["revision"] else None)
 
     def answer(self, name):
@@ -118,11 +118,11 @@ class Visitor:
 
 
 class Explorer:
-    """A real server in a process of its own."""
+    """A server in a separate process."""
 
     def __init__(self, folder, *options, errors=None):
         self.errors = errors  # where stderr goes, as for `subprocess.Popen`
-        self.port = 0  # any free one, which it keeps
+        self.port = 0  # any free port; a restart uses the same one
         self.folder = folder
         self.options = options
         self.process = None
@@ -130,9 +130,9 @@ class Explorer:
         self.visitors = []
 
     def start(self):
-        """Start it, and wait for its address."""
+        """Start the server, and wait for its address."""
         given = ("--no-browser", "--port", str(self.port), "--store", str(self.store))
-        # A pipe is buffered, as it is for everybody who has not asked Python for anything else.
+        # Stdout to a pipe is buffered, Python's default.
         buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "poetmodel", "explore", *given, *self.options],
@@ -148,11 +148,11 @@ class Explorer:
 
     @property
     def store(self):
-        """Where it keeps its answers."""
+        """File of the server's answers."""
         return self.folder / "store.sqlite"
 
     def end(self, how=signal.SIGINT):
-        """End it by a signal; return its exit status."""
+        """Send the server a signal, and wait for its end; return its exit status."""
         assert self.process is not None
         self.process.send_signal(how)
         if self.process.stdout is not None:
@@ -169,7 +169,7 @@ class Explorer:
 
 @contextmanager
 def running(folder, *options, errors=None):
-    """Give a real server, which ends with the test."""
+    """Context manager of a server, which ends with the test."""
     explorer = Explorer(folder, *options, errors=errors)
     explorer.start()
     try:
@@ -190,7 +190,7 @@ class Visit(OpenPage):
 
     @property
     def state(self):
-        """What the page says of itself: the point, its state, and which answer is drawn."""
+        """State attributes of the page: the point, its state, and the drawn answer."""
         return self.page.evaluate("() => ({...document.documentElement.dataset})")
 
     def until(self, **wanted):
@@ -200,7 +200,7 @@ class Visit(OpenPage):
         return self.state
 
     def settled(self):
-        """Wait until the answer of what is wished is complete and drawn."""
+        """Wait until the answer to the requested point is complete and drawn."""
         self.page.wait_for_function(
             """() => { const {state, point, answer} = document.documentElement.dataset;
             return state === 'done' && point && answer && answer.startsWith(point + ':'); }""",
@@ -214,20 +214,20 @@ class Visit(OpenPage):
         self.page.locator(f"#{limit}-text").press("Enter")
 
     def json(self, path):
-        """Ask the server for something as the page does."""
+        """Request JSON from the server with the page's session."""
         return self.page.evaluate("(path) => fetch(path).then((reply) => reply.json())", path)
 
     def answer(self):
-        """Return the answer that is drawn, as the server has it."""
+        """Return the drawn answer from the server."""
         point, _, revision = self.state["answer"].partition(":")
         return self.json(f"/api/points/{point}/answer?revision={revision}")
 
     def figure(self, name):
-        """Return a figure of the page."""
+        """Return a number on the page."""
         return float(self.page.locator(f"#{name}").get_attribute("data-value") or "nan")
 
     def close(self):
-        """Close the page; nothing was loaded from elsewhere, and the console stayed silent."""
+        """Close the page; assert that it loaded only from the server and logged nothing."""
         hosts = {urlsplit(url).hostname for url in self.requests if not url.startswith("blob:")}
         self.page.context.close()
         assert hosts == {"127.0.0.1"}

@@ -1,4 +1,4 @@
-"""Exported C and PyTorch side by side; needs PyTorch, and a C compiler."""
+"""Comparison of exported C with PyTorch; needs PyTorch and a C compiler."""
 
 import copy
 import json
@@ -77,22 +77,22 @@ SCHEDULES = {
     "mapped": {"share": 0.1, "device": "nano33ble"},
     "tiles": {"ram": "60%", "tile": "4KiB"},
 }
-"""Ways to keep a budget: options of `Exported`."""
+"""Options of `Exported` for each kind of schedule."""
 
 BATCH = {"autoencoder": (8,)}
-"""Samples of a step: batch norm over two values makes rounding errors large."""
+"""Batch size; batch norm over only two values would amplify rounding errors."""
 
 QUICK_BUILD = "EXTRA=-O0"
-"""For builds with sanitizers, which take longer to compile than to run a few steps."""
+"""Settings of builds with sanitizers, whose compilation takes longer than a few steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What some training steps leave."""
+    """Results of some training steps."""
 
     losses: list[float]
     tensors: dict[str, np.ndarray]
-    """State by name, or gradients where nothing updates."""
+    """State by name, or gradients without an optimizer."""
 
     def differences(self, expected):
         """Return the largest difference of each kind, over the largest magnitude of the kind.
@@ -154,7 +154,7 @@ def torch_steps(training, batches, steps, optimizer="gradients", *, dtype=None):
 
 
 def torch_steps_from(training, batches, held, optimizer="gradients", *, rounded=False):
-    """Return what each step leaves in PyTorch if it begins where another program's begins.
+    """Return the result of each step in PyTorch, begun with the state of another program.
 
     The first begins with the model, the others with what is `held` after the one before; each
     outcome has the loss of one step. With `rounded` every parameter begins each step one rounding
@@ -220,7 +220,7 @@ class _Twin:
             parameter.data.mul_(1 + torch.finfo(dtype).eps * part)
 
     def hold(self, held):
-        """Set parameters, buffers and moments, all that a step has left, to those held."""
+        """Set parameters, buffers and moments to the values in `held`."""
         if self._updates is None:
             return
         state = self._state()
@@ -229,7 +229,7 @@ class _Twin:
             mine.detach().copy_(torch.tensor(held.tensors[name]))
 
     def tensors(self):
-        """Return the state by name, or gradients where nothing updates."""
+        """Return the state by name, or gradients without an optimizer."""
         if self._updates is None:
             return {name: _array(p.grad) for name, p in self._model.named_parameters()}
         return {name: _array(x) for name, x in self._state().items()}
@@ -275,7 +275,7 @@ def _with_enough_flash(device):
 
 
 class Exported:
-    """A training step as a folder of C, and what its programs print and write.
+    """A training step exported as C, and its built programs.
 
     Parameters
     ----------
@@ -311,7 +311,7 @@ class Exported:
 
     @property
     def ops(self):
-        """How often the program does what: computing again is ``again``."""
+        """Number of instructions of the program by kind; ``again`` counts recomputations."""
         plan = self.deployment.plan
         found = Counter(str(op) for op, _ in plan.program)
         found["again"] = found[str(Op.COMPUTE)] - len(self.deployment.step.graph.nodes)
@@ -339,7 +339,7 @@ class Exported:
         return self._built[target][1]
 
     def outcome(self, batches, steps, *, target=Target.HOST_DOUBLE, **options):
-        """Run steps, and return what they leave."""
+        """Execute steps; return their results."""
         found = self.run(batches, steps, target=target, **options).require_success()
         values = self.manifest["states" if self.manifest["updates"] else "gradients"]
         tensors, place = {}, 0

@@ -1,7 +1,7 @@
-"""Small random graphs, with state too, and problems and schedules of them, reproducible by seed.
+"""Small random graphs, also with state, their problems and schedules, reproducible by seed.
 
-All bytes, times and energies are small integers, so that sums are exact and ties are common; but
-for the *scaled* ones.
+All bytes, times and energies are small integers, so that sums are exact and ties are common, except
+in *scaled* instances.
 """
 
 import random
@@ -163,8 +163,8 @@ _COST_KEYS = frozenset(("zero_cost", "storage", "idle", "mode"))
 def random_instance(rng, n=(3, 6), **choices):
     """Make a random problem of `n` nodes: graph, costs and limits; not always feasible.
 
-    Choices go to `random_graph`, `random_costs` and `random_problem`, each to its own; what none of
-    them knows goes to `Problem` as it is (``minimize="ram"``, ``paging=False``).
+    Options are passed to the function that has them, `random_graph`, `random_costs` or
+    `random_problem`; all others to `Problem` (``minimize="ram"``, ``paging=False``).
     """
     of_graph = {key: value for key, value in choices.items() if key in _GRAPH_KEYS}
     of_costs = {key: value for key, value in choices.items() if key in _COST_KEYS}
@@ -178,8 +178,8 @@ def random_instance(rng, n=(3, 6), **choices):
 def random_instances(count, n=(3, 6), *, seed=0, **choices):
     """Yield `count` random problems; the one of each seed is always the same.
 
-    Problem number `c` comes from ``seeded(f"{seed}/{c}")``, so that a failure can be looked
-    at alone; see `random_instance` for the rest.
+    Problem number `c` comes from ``seeded(f"{seed}/{c}")``, so that a failure can be
+    reproduced alone; see `random_instance` for the options.
     """
     for number in range(count):
         yield random_instance(seeded(f"{seed}/{number}"), n, **choices)
@@ -256,7 +256,7 @@ def scaled_instance(rng, n=(3, 5)):
     or one byte more or less. It is not always feasible.
     """
     graph = _with_sizes(random_graph(rng, n), rng)
-    while floor(graph).bytes == checkpoint_all_peak_bytes(graph):  # nothing to decide
+    while floor(graph).bytes == checkpoint_all_peak_bytes(graph):  # no decision is possible
         graph = _with_sizes(random_graph(rng, n), rng)
     costs = _with_scales(random_costs(rng, graph), rng)
     schedules = [random_schedule(rng, graph, thrift=rng.random()) for _ in range(30)]
@@ -311,7 +311,7 @@ def _with_sizes(graph, rng, bits=(8, 31, 40, 52)):
 
 
 def _with_scales(costs, rng):
-    """Multiply costs by powers of ten: all by one, each by its own, or a few by a large one."""
+    """Multiply costs by powers of ten: all by the same, each by another, or few by a large one."""
     style = rng.choice(("plain", "all", "each", "few"))
     whole = {"time": 10 ** rng.uniform(-15, 15), "energy": 10 ** rng.uniform(-15, 15)}
 
@@ -379,7 +379,7 @@ def random_training_graph(rng, layers, *, reads=0.7):
 
 
 def varied_graph(rng, n):
-    """Make a graph that is, at random, rich in workspaces, outputs, zero bytes, or nothing."""
+    """Make a random graph with many workspaces, many outputs, many zero sizes, or none of these."""
     several, empty = rng.choice((0, 0, 0.3)), rng.choice((0, 0.2))
     spaces, once = rng.choice((0, 0.4, 1)), rng.choice((0, 0.3))
     density, most = rng.choice((0.15, 0.25, 0.4)), rng.choice((2, 4, 9))
@@ -464,7 +464,7 @@ def random_step(rng, n=(3, 7), *, max_bytes=9, flops=0):
     """
     nodes = []
     plain = []
-    held = {}  # state that nothing has replaced yet, with its bytes
+    held = {}  # state that is not replaced yet, with its bytes
     chance = rng.choice((0.3, 0.5, 0.7))
 
     def size():
@@ -571,7 +571,7 @@ def _replaces_two(graph):
 
 
 def _reads_before(graph):
-    """Return whether what a recomputable reader of state makes is read after the replacement."""
+    """Return whether an output of a recomputable reader of state is read after the replacement."""
     return any(
         graph.nodes[k].recomputable
         and any(max(graph.users_of[i], default=0) > graph.node_of[new] for i in graph.outputs_of[k])
@@ -609,7 +609,7 @@ def state_problem(seed, n=(3, 5), **fixed):
 
 
 def scaled_state_problem(seed, n=(3, 5)):
-    """Make such a problem of bytes between 1 and 2**50, at the floor or above; often of writes."""
+    """Make a state problem with bytes from 1 to 2**50, at or above the floor; often of writes."""
     problem, rng = state_problem(seed, n), seeded(f"scaled state/{seed}")
     graph = _with_sizes(problem.graph, rng, (31, 40, 49))
     low = max(1, floor(graph, memory_mapped=problem.reads_in_place).bytes)

@@ -1,4 +1,4 @@
-"""Jobs for processes of their own, which import this module."""
+"""Jobs of separate processes, which import this module."""
 
 import os
 import sys
@@ -13,14 +13,14 @@ def number(_):
 
 
 def echo(job, *arguments):
-    """Tell each argument, and return all."""
+    """Send each argument as a message, and return all."""
     for argument in arguments:
         job.tell(argument)
     return arguments
 
 
 def noisy(_):
-    """Print where only pickles may come from, and read what is not for it."""
+    """Write to stdout and stderr, which must not disturb messages."""
     os.write(1, b"noise")
     for stream in (sys.stdout, sys.stderr):
         stream.write("noise")
@@ -29,7 +29,7 @@ def noisy(_):
 
 
 def answering(job):
-    """Tell what each message says, until that is "end"."""
+    """Send back each message until one is "end"."""
     while True:
         for message in job.messages():
             if message == "end":
@@ -39,7 +39,7 @@ def answering(job):
 
 
 def endless(*_):
-    """Do nothing, and look at nothing."""
+    """Sleep forever without reading messages."""
     while True:
         time.sleep(0.01)
 
@@ -59,12 +59,12 @@ def failing(*_):
 
 
 def refusing(_):
-    """Raise an error with several faults."""
+    """Raise an error with several messages."""
     raise InputError(["one", "two"])
 
 
 def rejecting(_):
-    """Raise an error that another process cannot make again."""
+    """Raise an error that cannot be unpickled."""
     raise VerificationError(["one", "two"])
 
 
@@ -76,17 +76,17 @@ def ending(_, *arguments):
 
 
 def leaving(_):
-    """Leave Python."""
+    """Raise `SystemExit`."""
     sys.exit("left")
 
 
 class Unreadable:
-    """Something that can be written and not read."""
+    """An object that can be pickled but not unpickled."""
 
     def __reduce__(self):
         return (int, ("no number",))
 
 
 def unreadable(_):
-    """Return what cannot be read."""
+    """Return an object that cannot be unpickled."""
     return Unreadable()

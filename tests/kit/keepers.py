@@ -1,4 +1,4 @@
-"""The file of a model whose functions keep a table."""
+"""A model file whose functions store a table in several kinds of objects."""
 
 import functools
 
@@ -18,7 +18,7 @@ NAME = None
 
 
 class Holder:
-    """Holds a table for all its instances, and one for itself."""
+    """Holds a table for all instances, and one for each."""
 
     table = None
 
@@ -27,28 +27,28 @@ OBJECT = Holder()
 
 
 def in_a_dictionary(size):
-    """Keep the table under its size."""
+    """Store the table in a dictionary under its size."""
     if size not in TABLES:
         TABLES[size] = made(size)
     return TABLES[size]
 
 
 def in_a_tuple(size):
-    """Keep two tables under one key."""
+    """Store a tuple of two tables under one key."""
     if "both" not in TABLES:
         TABLES["both"] = (made(size), made(size) + 1)
     return TABLES["both"][1]
 
 
 def in_a_list(size):
-    """Keep the table in a list."""
+    """Store the table in a list."""
     if not LISTED:
         LISTED.append(made(size))
     return LISTED[0]
 
 
 def in_a_name(size):
-    """Keep the table under a name of the file."""
+    """Store the table in a global variable."""
     global NAME  # noqa: PLW0603 - it is what some models do
     if NAME is None:
         NAME = made(size)
@@ -56,14 +56,14 @@ def in_a_name(size):
 
 
 def in_an_object(size):
-    """Keep the table in an object that no module reaches."""
+    """Store the table in an object that no module refers to."""
     if OBJECT.table is None:
         OBJECT.table = made(size)
     return OBJECT.table
 
 
 def in_a_class(size):
-    """Keep the table in a class."""
+    """Store the table in a class."""
     if Holder.table is None:
         Holder.table = made(size)
     return Holder.table

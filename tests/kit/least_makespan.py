@@ -1,4 +1,4 @@
-"""The least makespan of all programs with the same events, by trying them; for small graphs."""
+"""The minimum makespan of all programs with equal events, by enumeration; for small graphs."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,13 +8,13 @@ from poetmodel.planner.sequence import unread_page_ins
 
 
 def least_makespan_s(homes, table, moves, ram_budget_bytes):
-    """Return the least makespan [s] of a core and a DMA channel; None if nothing keeps the budget.
+    """Return the minimum makespan [s] of a core and a DMA channel; None if no program fits.
 
-    Every place of every transfer and every wait is tried. Moves are computations, in an order that
-    stays, and transfers, each of one copy of a tensor (see `computations_and_transfers`); every
+    Every position of every transfer and every wait is tried. `moves` are computations, in fixed
+    order, and transfers, each of one copy of a tensor (see `computations_and_transfers`); every
     page-in must have a reader. The work grows with the number of computations times ``2`` to the
-    page-ins times ``3`` to the page-outs. It shares nothing with the search but the events, so
-    that each can test the other.
+    page-ins times ``3`` to the page-outs. It shares only the events with the search, so that each
+    can test the other.
     """
     if unread_page_ins(homes, moves):
         msg = "expected every page-in to have a reader"
@@ -24,22 +24,22 @@ def least_makespan_s(homes, table, moves, ram_budget_bytes):
 
 @dataclass(slots=True, kw_only=True)
 class _Event:
-    """One transfer, and what it has to come after and before."""
+    """One transfer with its precedence constraints."""
 
     op: Op
     tensor: int
     after: int
-    """Computations that must be done before it."""
+    """Number of computations that must precede it."""
     before: int
-    """The computation that must not be done before it."""
+    """The computation that must follow it."""
     last_read: int
-    """The last computation that reads the copy; its own maker where none does."""
+    """The last computation that reads the copy; the one that made it if none does."""
     needs: int | None = None
-    """The page-out that must be waited for before it."""
+    """The page-out whose end it must await."""
 
 
 class _Progress(NamedTuple):
-    """What is done: computations, and sets of transfers as bits."""
+    """Executed moves: number of computations, and sets of transfers as bit masks."""
 
     computed: int
     begun: int
@@ -47,7 +47,7 @@ class _Progress(NamedTuple):
 
 
 class _Clock(NamedTuple):
-    """When core and bus are free, and when the transfers begun end; 0 for others."""
+    """Times at which core, bus and pending transfers end; 0 for other transfers."""
 
     core: float
     bus: float
@@ -55,7 +55,7 @@ class _Clock(NamedTuple):
 
 
 class _Programs:
-    """All programs, as paths through states with the clocks that no other is ahead of."""
+    """All programs, as paths through states, with the nondominated clocks of each state."""
 
     def __init__(self, homes, table, moves, budget):
         self.homes, self.table, self.budget = homes, table, budget
@@ -66,11 +66,11 @@ class _Programs:
         self.arrivals = [[] for _ in self.nodes]
         """Page-ins that each computation reads from."""
         self.remade = [[] for _ in self.nodes]
-        """Page-outs of older copies of what each computation makes."""
+        """Page-outs of older copies of the outputs of each computation."""
         self._parse_moves(moves)
 
     def _parse_moves(self, moves):
-        """Turn moves into events and the copies that they belong to."""
+        """Convert moves to events and their copies."""
         maker = {}
         reader = {}
         arrived = {}
@@ -114,7 +114,7 @@ class _Programs:
             self._close(i, maker, reader, arrived, stored)
 
     def _close(self, i, maker, reader, arrived, stored):
-        """Note a computed copy at its end."""
+        """Record a computed copy after its last use."""
         if i not in maker or arrived[i] is not None:
             return
         out = stored.get(i)
@@ -125,7 +125,7 @@ class _Programs:
         self.copies.append((i, maker[i], reader[i], out))
 
     def least(self):
-        """Walk the states in the order of how much is done."""
+        """Visit states by their number of executed moves; return the minimum makespan, or None."""
         start = _Progress(0, 0, 0)
         layer = {start: [_Clock(0.0, 0.0, (0.0,) * len(self.events))]}
         best = None
@@ -143,7 +143,7 @@ class _Programs:
         return best
 
     def _steps(self, state):
-        """Yield the states that can come next; the step is an event's number, or -1."""
+        """Yield each possible next state with the event's number, or -1 for a computation."""
         computed, begun, waited = state
         ram = self._ram(state)
         if computed < len(self.nodes):
@@ -180,7 +180,7 @@ class _Programs:
         return _Clock(core, bus, (*ends[:step], bus, *ends[step + 1 :]))
 
     def _shared_bytes(self, state):
-        """Add up what the next computation writes over inputs that it is the last to use."""
+        """Return the bytes of inputs that the next computation overwrites in place."""
         place = state.computed
         dying = {e.tensor for e in self.events if e.op == Op.PAGE_IN and e.last_read == place}
         for tensor, _, reader, out in self.copies:
@@ -189,7 +189,7 @@ class _Programs:
         return sum(self.homes.overwritten_bytes(self.nodes[place], dying).values())
 
     def _ram(self, state):
-        """Add up the copies that are in RAM."""
+        """Return the bytes of the copies in RAM."""
         computed, begun, waited = state
         sizes = self.homes.sizes
         ram = self.homes.ram_bytes
@@ -205,7 +205,7 @@ class _Programs:
 
 
 def _keep(group, clock):
-    """Note a clock unless another is as early in everything; drop those that it beats."""
+    """Add a clock unless another dominates it; remove the clocks that it dominates."""
     if any(_no_later(other, clock) for other in group):
         return
     group[:] = [other for other in group if not _no_later(clock, other)]
@@ -215,5 +215,5 @@ def _keep(group, clock):
 def _no_later(a, b):
     if a.core > b.core or a.bus > b.bus:
         return False
-    # An end that the core has passed is like none.
+    # A transfer that ended before the core's time counts as none.
     return all(x <= y or x <= b.core for x, y in zip(a.ends, b.ends, strict=True))

@@ -1,7 +1,7 @@
-"""Messages for users, in catalogues: one text file beside the tests of a subject.
+"""Catalogues of user-facing messages: one text file beside the tests of a subject.
 
-An entry is the name of a test and, indented below it, what people read there, case by case where
-the test has parameters. A test fails where they read anything else, and shows the difference;
+An entry is the name of a test and, indented below it, the message, for each case if the test
+has parameters. A test fails if its message differs, and shows the difference;
 ``pytest --update-messages`` writes the entries that differ. Entries of tests that are gone fail in
 ``tests/test_kit.py``.
 """
@@ -16,11 +16,11 @@ import pytest
 
 _INDENT = "    "
 _IS = " => "
-"""Between the case of a test and what people read there, if that is one line."""
+"""Separator of the case of a test and its message, if that is one line."""
 
 
 def read(path):
-    """Return the entries of a catalogue; none where there is no file yet."""
+    """Return the entries of a catalogue; empty if there is no file."""
     entries = {}
     test = ""
     lines = []
@@ -33,12 +33,12 @@ def read(path):
         else:
             test, lines = line, entries.setdefault(line, [])
     texts = {name: "\n".join(lines).rstrip("\n") for name, lines in entries.items()}
-    # A test that tells cases apart seldom says anything beside them.
+    # Tests with cases seldom have other messages.
     return {name: text for name, text in texts.items() if text or not name.isidentifier()}
 
 
 def write(path, entries):
-    """Write a catalogue: tests by name, and below each the cases that it tells apart."""
+    """Write a catalogue: tests by name, and below each its cases."""
     path.parent.mkdir(exist_ok=True)
     lines = []
     tests = {name: re.match(r"\w*", name)[0] for name in entries}
@@ -56,26 +56,26 @@ def write(path, entries):
 
 @dataclass(frozen=True, slots=True)
 class MessageCatalogue:
-    """Compares what a test reads with its entry."""
+    """Compares the messages of a test with its entry."""
 
     path: Path
     """File of the catalogue."""
     name: str
     """Name of the test."""
     folder: Path
-    """Folder whose subfolders are written ``<tmp>``."""
+    """Folder whose subfolders are replaced by ``<tmp>``."""
     update: bool
-    """Whether entries that differ are written."""
+    """Whether entries that differ are rewritten instead of failing."""
 
     @contextmanager
     def raises(self, kind, about=""):
-        """Fail if no such exception is raised, or one that says something else."""
+        """Fail if no such exception is raised, or its message differs from the entry."""
         with pytest.raises(kind) as caught:
             yield
         self(str(caught.value), about)
 
     def __call__(self, text, about=""):
-        """Fail if the entry is another text; `about` tells apart what one test compares."""
+        """Fail if the entry differs from `text`; `about` names the comparison within the test."""
         name = f"{self.name}: {about}" if about else self.name
         text = re.sub(rf"{re.escape(str(self.folder))}/[\w-]+", "<tmp>", text.rstrip("\n"))
         entries = read(self.path)

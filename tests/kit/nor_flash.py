@@ -1,4 +1,4 @@
-"""Exported programs over NOR flash of a test, which holds drivers to the rules of flash."""
+"""Exported programs on simulated NOR flash, which checks that drivers follow the rules of flash."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from kit.programs import done
 FLASH = Path(__file__).parents[1] / "export" / "library" / "flash"
 DRIVERS = {"flash_area": "zephyr.c", "esp_partition": "esp.c"}
 PARTS = {name: (part, "nor.c") for name, part in DRIVERS.items()} | {"spi_flash": ("spi.c",)}
-"""Drivers, each with what stands for its SDK."""
+"""Drivers, each with the stub of its SDK."""
 C = ("cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-ffp-contract=off")
 
 
@@ -40,7 +40,7 @@ def power_cuts(folder, program, unit, operation, block, generations):
 
 
 def step_writes(made, *, commits=True):
-    """Return the least and the most bytes that a step writes to flash, and its erases."""
+    """Return the minimum and maximum bytes that a step writes to flash, and its erases."""
     writes = () if made.copies_to_flash else made.page_writes
     pages = [size for size, times in writes for _ in range(times)]
     most = sum(pages) + made.commit_bytes * commits

@@ -1,4 +1,4 @@
-"""Random own constraints and objectives, reproducible by seed, that bind or just cannot be kept."""
+"""Random user-defined constraints and objectives, by seed, that bind or are slightly infeasible."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ _FIGURES = ("energy_j", "compute_s", "transfer_s")
 
 
 def own_rows_problem(seed, n=(3, 5), **fixed):
-    """Make a problem with own constraints; two of three have too little RAM for everything."""
+    """Make a problem with user constraints; two of three have less RAM than keep-all needs."""
     rng = seeded(f"rows of {seed}")
     if rng.random() < 0.7:
         return constrained(rng, scarce_problem(seed, n, **fixed))
@@ -74,7 +74,7 @@ def alike(rng, problem):
 
 
 def twins(rng):
-    """Make a problem of two to four equal branches, of one or two nodes each, that are joined."""
+    """Make a problem of two to four equal branches of one or two nodes, and a node to join them."""
     branches, depth = rng.randint(2, 4), rng.randint(1, 2)
     sizes, costs = ([rng.randint(1, 5) for _ in range(depth)] for _ in range(2))
     nodes = [operation("x", output_bytes=rng.randint(1, 5))]
@@ -180,7 +180,7 @@ def _random_rule(rng, problem, schedule, number):
 
 
 def _counts(problem):
-    """Return what is counted for each node or tensor of a problem."""
+    """Return the kinds of counts that a problem permits for nodes or tensors."""
     return _COUNTS_OF_STATE if problem.graph.state_tensors else _COUNTS
 
 
@@ -194,7 +194,7 @@ def _keys(problem, count):
 
 
 def _random_terms(rng, problem, kind, used):
-    """Draw the sum of one row, more often of what a schedule uses."""
+    """Draw the terms of one row, preferably decisions that a schedule makes."""
     counts = [key for count in _counts(problem) for key in _keys(problem, count)]
     if kind == "named":
         return ((rng.choice(used if used and rng.random() < 0.6 else counts), 1),)
@@ -296,7 +296,7 @@ def stage_rows_problem(seed, n=(4, 5), *, searched=True, **fixed):
 
 
 def _stage_row(rng, problem, schedule, name):
-    """Draw a limit that a schedule is just above; None where it does nothing in stages."""
+    """Draw a per-stage limit that a schedule slightly exceeds; None without such decisions."""
     graph = problem.graph
     again = [("recomputations", t, graph.nodes[k].name) for t, k in schedule.R if k < t]
     paged = [("page_ins", t, graph.tensors[i].name) for t, i in schedule.M_in]

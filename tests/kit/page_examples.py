@@ -1,11 +1,11 @@
-"""The code blocks of a page, and how they are run: in order, in one folder, with one namespace.
+"""Execution of the code blocks of a page: in order, in one folder, with one namespace.
 
-A comment right before a block says what is special about it:
+A comment directly before a block marks it:
 
-- ``<!-- not run: REASON -->``: it cannot run here;
+- ``<!-- not run: REASON -->``: it is not executed;
 - ``<!-- needs: NAME, ... -->``: it runs where these can be imported, or are programs;
 - ``<!-- exits with N -->``: its last command ends with this status, not with 0;
-- ``<!-- prints -->``: every line of it is in what the block before it printed.
+- ``<!-- prints -->``: the previous block printed every line of it.
 
 A block with ``title="FILE"`` is written to that file, and not run.
 """
@@ -37,19 +37,19 @@ class Block:
     """A code block of a page."""
 
     language: str
-    """What it says after its fence."""
+    """Language after the fence."""
     code: str
-    """Its text."""
+    """Text of the block."""
     title: str
-    """File that it is, or empty."""
+    """Name of the file with this content, or empty."""
     mark: str
     """The comment before it, or empty."""
     line: int
-    """Line of the page that it begins at."""
+    """First line in the page."""
 
     @property
     def is_run(self):
-        """Whether it is Python or shell that can be run here."""
+        """Whether the block is Python or shell to execute."""
         code = self.language in {"python", "sh"} and not self.title
         return code and not self.mark.startswith("not run:")
 
@@ -82,15 +82,15 @@ def blocks_of(text):
 
 
 def run_page(blocks, folder):
-    """Run the blocks of a page in the current folder; return what is missing for some of them.
+    """Execute the blocks of a page in the current folder; return missing packages and programs.
 
-    Blocks that need them are left out. A command with another status, or another output than the
-    page says, is an AssertionError.
+    Blocks that need these are skipped. Raises `AssertionError` if a status or an output differs
+    from the page.
     """
     names = {"__name__": "__main__"}
     missing = set()
     printed = ""
-    """By the last block; None where that was left out."""
+    """Output of the last block; None if it was skipped."""
     for block in blocks:
         absent = {name for name in block.needs if not _is_here(name)}
         missing |= absent

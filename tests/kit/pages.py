@@ -1,4 +1,4 @@
-"""Reads the HTML of a report without a browser."""
+"""Parser of the HTML of reports, without a browser."""
 
 import json
 from dataclasses import dataclass, field
@@ -11,16 +11,16 @@ LOADING = {"src", "href", "srcset", "data", "poster", "action", "formaction", "b
 
 @dataclass
 class Page(HTMLParser):
-    """What a test wants to know of a page."""
+    """Contents of a page for tests."""
 
     ids: list[str] = field(default_factory=list)
     """All ids."""
     targets: list[str] = field(default_factory=list)
-    """Whatever an attribute of `LOADING` names."""
+    """Values of the attributes `LOADING`."""
     policy: str = ""
     """The content security policy."""
     values: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """Figures by schedule and key."""
+    """Metrics by schedule and key."""
     tags: list[str] = field(default_factory=list)
     """All start tags."""
     text: str = ""
@@ -33,7 +33,7 @@ class Page(HTMLParser):
         super().__init__(convert_charrefs=True)
 
     def handle_starttag(self, tag, attrs):
-        """Take down what a tag says."""
+        """Record the attributes of a tag."""
         found = {key: value or "" for key, value in attrs}
         self.tags.append(tag)
         if "id" in found:
@@ -48,12 +48,12 @@ class Page(HTMLParser):
             self._inside = found.get("id", tag)
 
     def handle_endtag(self, tag):
-        """Leave scripts and styles."""
+        """End a script or style."""
         if tag in ("script", "style"):
             self._inside = ""
 
     def handle_data(self, data):
-        """Take down text."""
+        """Record text, or the content of a script."""
         if self._inside:
             self.scripts[self._inside] = self.scripts.get(self._inside, "") + data
         else:

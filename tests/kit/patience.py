@@ -1,14 +1,14 @@
-"""Waiting for other processes on a machine that may be busy, and a system that fails."""
+"""Waiting for other processes on busy machines, and simulated failures of system calls."""
 
 import os
 import time
 
 PATIENCE_S = 120.0
-"""How long anything may take on a machine that is busy [s]."""
+"""Timeout of any wait on a busy machine [s]."""
 
 
 def until(condition):
-    """Return what a function finds, as soon as it is something; AssertionError if it never is."""
+    """Call a function until its result is true; return that. Raise `AssertionError` on timeout."""
     end = time.monotonic() + PATIENCE_S
     while not (found := condition()):
         assert time.monotonic() < end, "it did not come"
@@ -17,7 +17,7 @@ def until(condition):
 
 
 def gone(pid):
-    """Return whether there is no such process, not even one that waits to be heard of."""
+    """Return whether a process has ended and was reaped."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -26,7 +26,7 @@ def gone(pid):
 
 
 def system_fault(number):
-    """Return a call that fails with an error of the system."""
+    """Return a function that raises `OSError` with an error number."""
 
     def fail(*_):
         raise OSError(number, os.strerror(number))
@@ -35,7 +35,7 @@ def system_fault(number):
 
 
 def in_a_fork(work):
-    """Run something in a forked process; return its exit code, that of what it returns."""
+    """Call a function in a forked process; return the exit code, which is the function's result."""
     process = os.fork()
     if process == 0:
         code = 1

@@ -1,4 +1,4 @@
-"""Programs spelled in short words, and random plans, of training steps with state too."""
+"""Plans in a short notation, and random plans, also of training steps with state."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,11 +17,11 @@ WORDS = {"c": Op.COMPUTE, "i": Op.PAGE_IN, "o": Op.PAGE_OUT, "w": Op.WAIT, "f": 
 PAGED = "c0 o0 c1 w0 f0 c2 f1 i0 w0 c3 f0 f2"
 """`worked.skip_graph` with `a` paged; without both ``w0`` it is a blocking program."""
 FOLLOWS = f"{PAGED} f3"
-"""The same, and the unread tensor is freed too, as in derived frees."""
+"""`PAGED` with the unread tensor freed too, as derived frees do."""
 
 
 def plan(text, mode="dma", **keys):
-    """Return the plan that words such as ``c0 o0 w0 f0`` spell."""
+    """Parse a plan in short notation, such as ``c0 o0 w0 f0``."""
     words = text.split()
     program = tuple(Instruction(WORDS[word[0]], int(word[1:])) for word in words)
     return Plan(program=program, mode=StorageMode(mode), **keys)
@@ -36,7 +36,7 @@ def random_plan(rng, mode, n=(3, 10)):
 
 
 def altered(rng, graph, plan):
-    """Return a plan with one instruction taken out, doubled, moved or pointed elsewhere."""
+    """Return a plan with one instruction removed, repeated, moved or changed in its operand."""
     lines = list(plan.program)
     k = rng.randrange(len(lines))
     how = rng.randrange(4)
@@ -54,7 +54,7 @@ def altered(rng, graph, plan):
 
 
 def random_program(graph, random, mode, *, page=0.4, drop=0.2):
-    """Return a valid plan in which inputs are at random paged in, computed anew, or still there."""
+    """Return a valid plan whose inputs are kept, paged in or recomputed at random."""
     made = _Program(graph, random, page, drop)
     for k in range(len(graph.nodes)):
         made.compute(k)
@@ -73,7 +73,7 @@ class _Program:
         self.stored = set()
 
     def compute(self, k, depth=0):
-        """Compute a node, after its inputs were fetched at random."""
+        """Append the computation of a node, after random instructions that provide its inputs."""
         recomputed = set()
         for i in self.graph.inputs_of[k]:
             maker = self.graph.node_of[i]
@@ -94,7 +94,7 @@ class _Program:
 STORED = "c0 c1 c2 f0 f1 i1 c3 c4 f2 f3 c5 f4 o5 f5"
 """A blocking program of `state_step` with all state on storage; w is read twice."""
 HELD = "c0 c1 c2 f0 c3 c4 f2 c5 f4"
-"""One with all state in RAM, or memory-mapped but for the page-out of w+."""
+"""A program of `state_step` with all state in RAM; memory-mapped, only w+ is paged out besides."""
 
 
 def state_step():
@@ -141,7 +141,7 @@ def random_state_plan(rng, mode):
 
 
 class PlanCase(NamedTuple):
-    """A schedule, and a budget that it keeps."""
+    """A schedule, and a budget that it meets."""
 
     graph: Graph
     costs: Costs
@@ -161,7 +161,7 @@ class PlanCase(NamedTuple):
 
 
 def plan_cases(count, *, with_state=False):
-    """Yield random schedules, wasteful ones too, with tight and loose budgets.
+    """Yield random schedules, also wasteful ones, with tight and loose budgets.
 
     With state, a quarter of the steps are memory-mapped.
     """
@@ -178,7 +178,7 @@ def plan_cases(count, *, with_state=False):
 
 
 def lower_bound_s(table, moves):
-    """Return the longer of compute and bus time: no program of the moves takes less [s]."""
+    """Return the larger of compute and bus time, a lower bound on the makespan of the moves [s]."""
     times = {
         Op.COMPUTE: table.compute_time_s,
         Op.PAGE_IN: table.page_in_time_s,
@@ -189,7 +189,7 @@ def lower_bound_s(table, moves):
 
 
 def bus_costs(graph, compute_s, page_in_s, page_out_s):
-    """Return costs on a device with DMA; nodes take as many joules as seconds, transfers 1 J."""
+    """Return costs on a device with DMA: 1 J per second of compute, 1 J per transfer."""
     n = len(graph.tensors)
     return Costs.from_arrays(
         graph,

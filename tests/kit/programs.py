@@ -1,4 +1,4 @@
-"""Programs beside Python that tests run: where a machine lacks one, its tests are skipped."""
+"""External programs of tests; tests are skipped if a program is missing."""
 
 import re
 import shutil

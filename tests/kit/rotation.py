@@ -1,8 +1,8 @@
-"""What of a test is quick, and which of the tests marked ``seeds`` a run takes.
+"""Selection of quick parameters, and of the tests marked ``seeds`` that a test run executes.
 
-Those state a property of quick tests again, on more random problems. A run takes a share that
-rotates, and what failed before. The share is that of the commit, or of the day where there is no
-git; ``POETMODEL_SEEDS=all`` takes all, a number one share.
+Tests marked ``seeds`` check properties of quick tests on more random problems. A test run executes
+a rotating share of them, and tests that failed before. The commit selects the share, or the day
+without git; ``POETMODEL_SEEDS=all`` selects all, a number one share.
 """
 
 import os
@@ -17,13 +17,13 @@ from zlib import crc32
 import pytest
 
 SHARES = 16
-"""Into how many shares the tests are divided."""
+"""Number of shares into which the tests are divided."""
 KEPT = Path(__file__).parents[1] / "kept_seeds.txt"
-"""The tests that failed once and always run, a name a line."""
+"""File with the tests that failed before and always run, one name per line."""
 
 
 def this_share():
-    """Return which share it is the turn of; None for all."""
+    """Return the number of the share to execute; None for all."""
     asked = os.environ.get("POETMODEL_SEEDS", "")
     if asked:
         return None if asked == "all" else int(asked) % SHARES
@@ -42,7 +42,7 @@ def kept_tests(file=KEPT):
 
 
 def keep(names, file=KEPT):
-    """Add tests that failed to those that always run; return those that are new."""
+    """Add failed tests to those that always run; return the new ones."""
     before = kept_tests(file)
     added = sorted(set(names).difference(before))
     with file.open("a", encoding="utf-8") as out:
@@ -51,7 +51,7 @@ def keep(names, file=KEPT):
 
 
 def chosen(names, share, kept=()):
-    """Return what runs of these tests, where each function gives every share its part."""
+    """Return the tests to execute; each test function is divided evenly among the shares."""
     always, places, taken = set(kept), Counter[str](), set[str]()
     for name in names:
         function = name.partition("[")[0]
@@ -69,16 +69,16 @@ class Part(NamedTuple):
     parts: int
 
     def of(self, instances):
-        """Return the instances of this part: one, as many left out as there are other parts."""
+        """Return every n-th instance, n being the number of parts."""
         return islice(instances, self.number, None, self.parts)
 
     def share(self, least):
-        """Return what of a number that all instances together have this part must have."""
+        """Return this part's share of a minimum that all instances must reach together."""
         return least // self.parts
 
 
 def parts(count):
-    """Return what runs a test for each `Part` of its instances: the first is quick."""
+    """Return the decorator that parametrizes a test by each `Part`; only the first is quick."""
     return pytest.mark.parametrize(
         "part",
         [
@@ -93,14 +93,14 @@ def parts(count):
 
 
 def quick(values, chosen):
-    """Return parameters, or tuples of them, marked slow but for those that are chosen."""
+    """Return parameters, or tuples of them, marked slow except the chosen ones."""
     return _mark_unchosen(values, chosen, pytest.mark.slow)
 
 
 def rotating(values, always):
-    """Return parameters, or tuples of them, of a slow test: those that run always, and the rest.
+    """Return parameters, or tuples of them, of a slow test, marked ``seeds`` except `always`.
 
-    The rest are the same property once more, of which each run takes a share.
+    Each test run executes a share of those marked.
     """
     return _mark_unchosen(values, always, pytest.mark.seeds)
 

@@ -1,4 +1,4 @@
-"""What a run of the tests has compiled of C, shared by all of its tests and workers."""
+"""Compiled C objects of a test run, shared by its tests and workers."""
 
 import atexit
 import hashlib
@@ -16,13 +16,13 @@ _INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 
 
 class Store:
-    """A folder of compiled files; each is written under another name first."""
+    """A folder of compiled files; each is written under a temporary name first."""
 
     folder = None
-    """The folder of the run; else there is one until the process ends."""
+    """The folder of the test run; by default a temporary one of the process."""
 
     def path(self, name):
-        """Return where a file is kept, or would be."""
+        """Return the path of a file, whether it exists or not."""
         if self.folder is None:
             own = TemporaryDirectory(prefix="pm_objects_")
             atexit.register(own.cleanup)
@@ -30,7 +30,7 @@ class Store:
         return self.folder / name
 
     def keep(self, name, make):
-        """Return a file, which is made if it is not there."""
+        """Return the path of a file; create the file with `make` if it is missing."""
         path = self.path(name)
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
@@ -45,18 +45,18 @@ STORE = Store()
 
 @pytest.fixture(scope="session", autouse=True)
 def share_compiled_files(tmp_path_factory, request):
-    """Let all workers of a run take what one of them has compiled."""
+    """Fixture: share compiled files among all workers of a test run."""
     base = tmp_path_factory.getbasetemp()
     STORE.folder = (base.parent if hasattr(request.config, "workerinput") else base) / "compiled"
 
 
 def digest(*parts):
-    """Return a name for what was compiled from some parts."""
+    """Return a file name from the hash of all inputs of a compilation."""
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
 def flags_of(folder, target, settings=()):
-    """Return what the Makefile of an exported folder gives a compiler; none where it has none."""
+    """Return the compiler flags of an exported folder's Makefile; none without Makefile."""
     flags = folder / "build" / target / "flags"
     command = ["make", "--silent", str(flags.relative_to(folder)), *settings]
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS")}
@@ -65,7 +65,7 @@ def flags_of(folder, target, settings=()):
 
 
 def build(folder, target, *, settings=()):
-    """Build an exported folder with the objects that there are of the same text and flags."""
+    """Build an exported folder; reuse stored objects of equal text and flags."""
     objects = folder / "build" / target
     shutil.rmtree(objects, ignore_errors=True)
     flags = flags_of(folder, target, settings)

@@ -1,4 +1,4 @@
-"""The highest total of tensors that are alive: what a plan's simulator counts."""
+"""Peak bytes of live tensors in PyTorch, as the simulator of plans counts them."""
 
 import weakref
 
@@ -8,14 +8,14 @@ from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 
 def storage_peak_bytes(work, known):
-    """Return the highest total of tensors alive while something runs, but for `known` [B]."""
+    """Call `work`; return the peak bytes of live tensors, without the storages `known` [B]."""
     with _StorageWatch(known) as watch:
         work()
     return watch.highest
 
 
 class _StorageWatch(TorchDispatchMode):
-    """Sees each new storage, and when it goes."""
+    """Dispatch mode that records each new storage and its release."""
 
     def __init__(self, known):
         super().__init__()
@@ -23,7 +23,7 @@ class _StorageWatch(TorchDispatchMode):
         self.total = self.highest = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        """Count what an operator makes."""
+        """Call an operator; count the storages of its results."""
         value = function(*args, **(kwargs or {}))
         for tensor in tensors_in(value):
             storage, key = tensor.untyped_storage(), storage_key(tensor)

@@ -11,7 +11,7 @@ from poetmodel.torch import trace
 
 
 class Through(nn.Module):
-    """Applies a function to its modules, or to itself where they have names, and to its inputs."""
+    """Applies a function to its modules, or to itself if they are named, and its inputs."""
 
     def __init__(self, function, *parts, **named):
         super().__init__()
@@ -20,12 +20,12 @@ class Through(nn.Module):
             setattr(self, name, part)
 
     def forward(self, *inputs):
-        """Return what the function makes of them."""
+        """Return the function's result."""
         return self.function(self if self.named else self.parts, *inputs)
 
 
 class Square(torch.autograd.Function):
-    """A square with a backward of its own."""
+    """A square with a user-defined backward pass."""
 
     @staticmethod
     def forward(ctx, x):
@@ -35,7 +35,7 @@ class Square(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        """Return its gradient."""
+        """Return the gradient of x."""
         (x,) = ctx.saved_tensors
         return 2 * x * grad
 
@@ -104,7 +104,7 @@ def attention(dropout_p):
 
 
 def checkpointed():
-    """Return a step with a part that the user's own checkpoint computes twice."""
+    """Return a step with modules that the user checkpoints."""
     inner = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 4))
     return rows(
         inner, nn.Linear(4, 4), by=lambda p, x: p[1](checkpoint(p[0], x, use_reentrant=False))
@@ -112,7 +112,7 @@ def checkpointed():
 
 
 def chunks():
-    """Return a step whose output is cut up and put together."""
+    """Return a step whose output is split and concatenated."""
 
     def cut(parts, x):
         pieces = parts[0](x).chunk(2, -1)
@@ -173,7 +173,7 @@ def shared_gradient():
 
 
 def transposed_gradient():
-    """Return a step in which the gradient of a weight lies otherwise than the weight."""
+    """Return a step in which the layout of a weight's gradient differs from the weight's."""
     return rows(nn.Linear(3, 4, bias=False), by=lambda p, x: x + p[0].weight.t())
 
 
@@ -240,11 +240,11 @@ STEPS = {
         nn.Linear(4, 4), by=lambda p, x: p[0](x) * torch.tensor([1.0, 2.0, 3.0, 4.0])
     ),
 }
-"""Steps by name; each must run by units exactly as PyTorch runs it."""
+"""Steps by name; each must have equal bits when executed by units and by PyTorch."""
 
 QUICK_STEPS = (
     "residual", "frozen", "hooks", "encoder layer", "custom function", "attention with dropout",
     "autocast", "nested inputs", "one gradient for two", "unread dropout", "unread rrelu",
     "margin loss", "margin loss of labels",
 )  # fmt: skip
-"""Those that the quick tests try."""
+"""Names of the steps of quick tests."""
