@@ -75,7 +75,7 @@ class ForwardPass:
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """A step to export, and all decisions about it."""
+    """A step to export, with its plan, offsets, limits and options."""
 
     step: LoweredStep
     identity: str
@@ -180,7 +180,7 @@ class Deployment:
 
     @cached_property
     def generation(self) -> tuple[str, ...]:
-        """Names of the state in each generation: first that on storage, in order of its writes."""
+        """Names of the state in each generation: first state on storage, in the order of writes."""
         if not self.commit:
             return ()
         graph = self.step.graph
@@ -342,7 +342,7 @@ class Deployment:
 
     @property
     def commit_erases(self) -> int:
-        """Max. number of blocks that a commit erases: those of one generation, or a shared one."""
+        """Max. number of blocks that a commit erases: those of a generation, or a shared block."""
         return self.layout.blocks(self.generation_bytes) if self.generation else 0
 
     @property

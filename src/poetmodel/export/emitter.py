@@ -50,7 +50,7 @@ _CONSTANT: Final = {
 _PIECE: Final = 32
 """Number of elements of memory-mapped state that one iteration updates and writes."""
 _MAX_LONG_PIECES: Final = 4
-"""Max. number of pieces on the stack with this length; more pieces have half of it."""
+"""Max. number of pieces of `_PIECE` elements on the stack; more pieces have half as many each."""
 _OTHER_STACK_BYTES: Final = 1024
 """Stack of the rest of a program while the windows of a weight are on the stack [B]. The measured
 use on a Cortex-M4 is 676."""
@@ -66,6 +66,10 @@ class ProgramSource:
     def __init__(
         self, deployment: Deployment, weights: Weights, forward_pass: ForwardPass | None = None
     ) -> None:
+        """Prepare the generation of `lines`: pointers, offsets, and slots of all buffers.
+
+        Without a `forward_pass`, the lines are those of the training step.
+        """
         self.deployment = deployment
         self.forward_pass = forward_pass
         program = deployment if forward_pass is None else forward_pass
@@ -109,7 +113,7 @@ class ProgramSource:
         self.state_offsets = dict(self._current_offsets)
         """Offset at which a state tensor is, or may be loaded between two steps [B]."""
         self._overwritten: set[str] = set()
-        """Inputs of the last node that its outputs overwrite in place."""
+        """Inputs of the current node that its outputs overwrite in place."""
         self._written_state: set[str] = set()
         """Memory-mapped state of which the new value is already written."""
         self._workspace: int | None = None
@@ -118,7 +122,7 @@ class ProgramSource:
         self._transfers: dict[str, None] = {}
         """The slots of transfers in progress, in the order of their start."""
         self.writes_early = False
-        """Whether a step writes state of a generation before its end."""
+        """Whether a step writes state of the next generation before the end of the step."""
         self._slice_count = 0
         """Number of slice labels so far: a sliced step can pause before each computation."""
         self._replay = deployment.replay if forward_pass is None else None
@@ -242,7 +246,7 @@ class ProgramSource:
     # -- indices -----------------------------------------------------------------------------------
 
     def _caller_index_checks(self) -> Iterator[str]:
-        """Yield the range checks of indices in inputs, also if the step copies them first."""
+        """Yield the range checks of indices in inputs, also of those that the step copies."""
         writers = {
             tensor.name: [call for call in calls if tensor.name in call.buffers]
             for node, calls in zip(self.graph.nodes, self.step.calls, strict=True)

@@ -37,7 +37,7 @@ _CALL: Final = re.compile(r"\bpm_\w+\(")
 _REGISTERS: Final = 4
 """Number of arguments, reals excluded, that are passed in registers."""
 _SHORT: Final = 256
-"""Integers below this are immediate operands of an instruction."""
+"""Integers below this number are immediate operands of an instruction."""
 _KINDS: Final = (
     (re.compile(r"PM_(REALS|INTS|BYTES|INT8S|ADDRESS)\("), "address"),
     (re.compile(r"PM_CONSTANT_|pm_list_"), "constant"),

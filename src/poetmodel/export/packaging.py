@@ -94,6 +94,7 @@ def _storage_words(deployment: Deployment) -> Words:
 
 
 def _inference_words(inference: LoweredStep | None) -> Words:
+    """Return the template words for ``pm_infer``, which are false or empty without an inference."""
     if inference is None or inference.output is None:
         return {"INFERENCE": False, "INFERENCE_INPUTS": "", "INFERENCE_SHAPE": ""}
     count = len(inference.inputs)

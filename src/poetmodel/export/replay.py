@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from poetmodel.plan.arena import Arena
 
 MAX_SAMPLES: Final = 65_535
-"""Max. number of stored samples: their groups have 16-bit numbers."""
+"""Max. number of stored samples: groups of samples have 16-bit numbers."""
 HEADER_BYTES: Final = 32
 """Size of the header of a group [B], see ``src/pm_replay.c``."""
 CHECKSUM_BYTES: Final = 4

@@ -51,6 +51,7 @@ class StepSource:
     """The generated C of a deployment, as words for the templates."""
 
     def __init__(self, deployment: Deployment, weights: Weights) -> None:
+        """Generate the C lines of step and forward passes, with common lists and kernels."""
         self.deployment = deployment
         self.step = deployment.step
         self.weights = weights

@@ -151,6 +151,7 @@ class _Division:
     """The tensors of a step to divide into pieces, and the divided calls of nodes that use them."""
 
     def __init__(self, step: LoweredStep) -> None:
+        """Find the tensors to divide, and divide the calls of the nodes that use them."""
         self.step = step
         self.graph = step.graph
         self._handed_out = step.returned_buffers
@@ -174,7 +175,7 @@ class _Division:
             pass
 
     def is_copy(self, k: int) -> bool:
-        """Return whether a node only copies, so that its pieces exist before it."""
+        """Return whether a node only copies, so that the pieces of its result exist before it."""
         return all(call.kernel == "pm_copy" for call in self.step.calls[k])
 
     # -- which tensors ---------------------------------------------------------------------------
@@ -462,6 +463,7 @@ class _Rewriter:
     """Builder of the step with divided tensors, and nodes in a new order."""
 
     def __init__(self, division: _Division) -> None:
+        """Prepare an empty step; `step` adds the nodes."""
         self.division = division
         self.whole = division.step
         self.graph = division.graph
@@ -471,13 +473,13 @@ class _Rewriter:
             if name not in division.pieces or name in division.whole
         }
         self.aliases: dict[str, tuple[str, np.ndarray]] = {}
-        """Pieces that equal elements of another buffer: (buffer, its elements), by piece."""
+        """(buffer, indices of elements) of each piece that equals elements of another buffer."""
         self.early: list[_Operation] = []
-        """Nodes to place as soon as their inputs are computed, in this order."""
+        """Nodes to place as soon as their inputs are computed, in the order of this list."""
         self.late: dict[str, _Operation] = {}
         """Nodes to place before the first reader of their result, by result."""
         self.fixed: dict[int, _Operation] = {}
-        """Nodes that stay at their old position, by that."""
+        """Nodes that stay at their old position, by position."""
         self.ready: dict[str, int] = {}
         """For each tensor, the index of the old node after which it can be computed."""
 
@@ -541,7 +543,7 @@ class _Rewriter:
     def _find_alias(
         self, piece_calls: Sequence[_PieceCall], pieces: _Pieces
     ) -> tuple[str, np.ndarray] | None:
-        """Return (buffer, elements) that a piece copies, if a single copy makes it, else None.
+        """Return (buffer, elements) of which a piece is a copy; None unless one copy computes it.
 
         Inputs of the step stay in memory until its end, so any elements of them can be aliases.
         """
@@ -566,7 +568,7 @@ class _Rewriter:
     def _rename_pieces(
         self, piece_calls: Sequence[_PieceCall]
     ) -> tuple[tuple[Call, ...], dict[str, None]]:
-        """Return the calls with pieces under their new names, and the buffers that they access."""
+        """Return (calls with the new names of pieces, names of the buffers that these access)."""
         calls = []
         for part in piece_calls:
             loops = self._resolved_loops(part)
@@ -616,7 +618,7 @@ class _Rewriter:
         return ()
 
     def _add_consumer(self, k: int) -> None:
-        """Replace node `k` by one that reads pieces, or by a chain of nodes that sum them."""
+        """Replace node `k` by a node that reads pieces, or by a chain of nodes that sum pieces."""
         node, piece_calls = self.graph.nodes[k], self.division.consumers[k]
         if any(len(call.piece_calls) > 1 and call.is_sum for call in piece_calls):
             self._add_sum_chain(k, piece_calls[0].piece_calls)
@@ -746,7 +748,7 @@ def _rename_buffer(loops: Loops | None, name: str, new: str) -> Loops | None:
 
 
 def _resolve_alias(loops: Loops | None, name: str, source: tuple[str, np.ndarray]) -> Loops | None:
-    """Return loops with a piece resolved to its alias; None if the kernel cannot access that."""
+    """Return loops that access a piece in the buffer of its alias; None if the kernel cannot."""
     for number, ref in enumerate(loops.refs if loops else ()):
         if loops is not None and ref.buffer == name:
             loops = loops.with_elements(number, source[0], source[1][loops.elements(number)])
@@ -769,7 +771,7 @@ def _write_to(call: Call, out: str) -> Call:
 
 
 def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
-    """Fuse products with their addition to the gradient of the same weight, in its memory.
+    """Fuse products with their addition to the gradient of the same weight, in place.
 
     An example are the gradients of two time steps. The fused node is at the position of the
     product, where the other gradient is already computed. Returns `step` itself if unchanged.

@@ -159,6 +159,7 @@ class Step:
         inputs: Inputs,
         options: CompileOptions,
     ) -> None:
+        """Store the arguments of `compile`, and compile the step for the example inputs."""
         self._model = model
         self._loss_fn = loss_fn
         self._options = options

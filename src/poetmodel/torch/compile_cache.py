@@ -128,6 +128,7 @@ class CachedStep(CachedSchedules):
     """
 
     def __init__(self, cache: Cache, joint: Joint) -> None:
+        """Compute the key of the step; without a key, use a cache in memory."""
         super().__init__(cache)
         self._joint = joint
         self._key: str | None = None

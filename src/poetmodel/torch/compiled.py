@@ -116,6 +116,7 @@ class Compiled:
         first: Compiled | None = None,
         show_stage: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """Capture, measure, solve and plan the step, and compare its results with eager PyTorch."""
         start_s = perf_counter()
         show_stage("capturing the step")
         _check_host(model)

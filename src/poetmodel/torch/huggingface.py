@@ -53,6 +53,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, *args: Any, ram: str | int, whole_step: bool = False, **options: Any
     ) -> None:
+        """Split the options into those of `compile` and of the trainer, and check `whole_step`."""
         refuse_processes("poetmodel's Trainer", _REMEDY)
         compile_options = {key: options.pop(key) for key in OPTIONS.intersection(options)}
         self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **compile_options}

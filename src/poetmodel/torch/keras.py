@@ -164,6 +164,7 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(self, model: Any, ending: Any = None) -> None:
+        """Register the tensors of the model's variables as parameters and buffers."""
         super().__init__()
         # The model is no submodule: its layers read variables, which a capture cannot replace.
         self._call = _stateless_call(model, ending)

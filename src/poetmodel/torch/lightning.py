@@ -72,6 +72,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         precision_plugin: Any = None,
         **options: Unpack[LoopKeywords],
     ) -> None:
+        """Check and store the options; the first batch compiles the step."""
         if unknown := options.keys() - OPTIONS:
             raise TypeError(f"Strategy: unknown parameters: {listed(sorted(unknown))}")
         refuse_processes("Strategy", _REMEDY)

@@ -36,6 +36,7 @@ class EdgeGraph(StepGraph):
     """
 
     def __init__(self, program: ExportedProgram, *, name: str) -> None:
+        """Profile the operations of `program`, and find its inputs and resident tensors."""
         self._inputs, resident_nodes = _split_arguments(program)
         nodes = list(program.graph.nodes)
         self._forward = set(nodes[: nodes.index(_loss_node(program)) + 1])

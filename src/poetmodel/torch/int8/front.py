@@ -47,6 +47,7 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
         weight_scale: torch.Tensor | None = None,
         input_levels: Levels | None = None,
     ) -> None:
+        """Store the arguments of the operator, and register its constants as buffers."""
         super().__init__()
         self.weight_scale = weight_scale
         self.input_levels = input_levels
@@ -102,6 +103,7 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, layers: Mapping[str, QuantizedLayer], wires: Sequence[Wire], *, flat: bool = False
     ) -> None:
+        """Register the layers. `flat`: whether the result has one row per sample."""
         super().__init__()
         for name, layer in layers.items():
             self.add_module(name, layer)

@@ -62,6 +62,7 @@ class TrainedLayer(QuantizedLayer):
     """
 
     def __init__(self, layer: QuantizedLayer, *, rounding: str, headroom: float) -> None:
+        """Copy the weights of `layer` to coarser scales, and register an optimizer check."""
         if layer.weight_scale is None or layer.input_levels is None:
             raise InputError(f"{layer.operator}: it has no weights to train")
         # The same real weights, on coarser scales.
@@ -266,6 +267,7 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, model: nn.Module, lr: float = 1e-3, *, weight_decay: float = 0.0, seed: int = 0
     ) -> None:
+        """Check the options, and collect the trained layers and parameters of `model`."""
         for name, number in (("lr", lr), ("weight_decay", weight_decay)):
             if not (math.isfinite(number) and number >= 0):
                 raise InputError(f"{name}: expected a number from 0, got {number}")

@@ -156,6 +156,7 @@ class Lowering:
         *,
         rates: Mapping[fx.Node, float] | None = None,
     ) -> None:
+        """Prepare a lowering without calls."""
         self.node = node
         self.args: tuple[Any, ...] = _with_defaults(node)
         """The arguments in the order of the schema, with defaults."""

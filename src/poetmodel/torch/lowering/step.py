@@ -109,6 +109,7 @@ class StepLowering:
     """
 
     def __init__(self, joint: Joint) -> None:
+        """Replay the captured graph on fake tensors, to find the views of all results."""
         self.joint = joint
         self.training_graph = TrainingGraph(
             joint, measured=False

@@ -134,6 +134,7 @@ class _Conversions:
     """The operations of a step that convert each byte of an input elementwise."""
 
     def __init__(self, joint: Joint) -> None:
+        """Find the byte inputs of a step, and the operations that convert their elements."""
         self._joint = joint
         self.root_of: dict[fx.Node, fx.Node] = {}
         """The byte input, or view of one, that each operation converts."""

@@ -132,6 +132,10 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, record: FileRecord, *, logits: bool = False, front: FrontRecord | None = None
     ) -> None:
+        """Register the constants and nodes of `record`.
+
+        Raises `InputError` if `logits` is set and the network does not end in one of `ENDINGS`.
+        """
         super().__init__()
         self.file = str(record.path)
         """Path of the ONNX file, for messages."""
@@ -143,7 +147,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         self.tensor_paths: dict[str, tuple[str, ...]] = {}
         """Attribute path in this module of each parameter and buffer, by its name in the file."""
         self.plain_numbers: dict[str, Any] = {}
-        """Constants as to_numbers Python numbers instead of tensors, by name."""
+        """Constants as plain Python numbers instead of tensors, by name."""
         self.front = None if front is None else front.front
         """The quantized first nodes of the file as one int8 module, or None."""
         self.front_values = ("", "") if front is None else (front.source, front.result)

@@ -85,6 +85,7 @@ class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
     """A node of a file: an operator with its attributes. Captures take its name from the file."""
 
     def __init__(self, record: NodeRecord, *, opset: int) -> None:
+        """Store name, operator and attributes, and the node as a model for ONNX's reference."""
         super().__init__()
         self.name = record.name
         self.operator = record.operator

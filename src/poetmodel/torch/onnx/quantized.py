@@ -170,6 +170,7 @@ class _Front(nn.Module):  # type: ignore[misc, unused-ignore]
         source: str,
         result: str,
     ) -> None:
+        """Register the nodes except quantizing ones as modules, the constants as buffers."""
         super().__init__()
         self.source, self.result = source, result
         self.constants = constants

@@ -31,6 +31,7 @@ class _Weights:
     def __init__(
         self, input_weight: torch.Tensor, recurrent_weight: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
+        """Store the weights, and split the bias into those of inputs and of state."""
         self.inputs, self.state, self.hidden = (
             input_weight,
             recurrent_weight,

@@ -35,6 +35,7 @@ class _Window:
     """The window of a convolution or pool: size, strides, dilations, and padding."""
 
     def __init__(self, node: OnnxNode, x: torch.Tensor, size: tuple[int, ...]) -> None:
+        """Read the window of `node` from its attributes, and its padding for input `x`."""
         self.size = size
         self.strides: tuple[int, ...] = tuple(node.get("strides", (1,) * len(size)))
         self.dilations: tuple[int, ...] = tuple(node.get("dilations", (1,) * len(size)))
@@ -289,6 +290,7 @@ class _ResizedAxis:
     """
 
     def __init__(self, node: OnnxNode, size: int) -> None:
+        """Read the attributes of the Resize; `length` is initially that of the input."""
         self.size = self.length = size
         """Number of elements of the input; `length` is that of the output."""
         self.factor = 1.0

@@ -133,6 +133,10 @@ class _Output:
     """
 
     def __init__(self, path: str, loss: str, output: torch.Tensor, ending: OnnxNode | None) -> None:
+        """Find the dimension of classes of `output` if `loss` needs it.
+
+        `ending` is the final operator that the loss replaces, or None.
+        """
         self.output = output
         self.classes_last = False
         """Whether classes are in the last of three or more dimensions."""

@@ -300,6 +300,10 @@ class StateFile:
         generations: int = 2,
         steps: int = 0,
     ) -> None:
+        """Create, lock and allocate the file in `folder`; raise `InputError` if that fails.
+
+        All `tensors` are absent until they are written. `steps` is the number of earlier steps.
+        """
         self.format = Format.of(tensors, name=name, generations=generations)
         self.record = Record.empty(len(self.format.tensors), steps=steps)
         """The record of the current generation."""

@@ -104,6 +104,7 @@ class PageFile(ScratchFile):
     """
 
     def __init__(self, folder: str | Path, storages: Iterable[TensorStorage]) -> None:
+        """Create the file in `folder`, with space for the pages of all `storages`."""
         self.storages = {storage.index: storage for storage in storages}
         self.offsets: dict[int, int] = {}
         """Offset of the page of each storage in the file [B]."""
@@ -263,6 +264,7 @@ class Pages:
         state: Pageable | None = None,
         homes: Mapping[int, int] | None = None,
     ) -> None:
+        """Store the files for pages and for state, which may be None if no page needs them."""
         self._file = file
         self._state = state
         self._homes = homes or {}
@@ -387,6 +389,7 @@ class Memory:
     """A block of memory at a fixed address, initially zeros in RAM."""
 
     def __init__(self, size_bytes: int) -> None:
+        """Map `size_bytes` of zeros in RAM, and create a storage of PyTorch in them."""
         self._span = round_up(size_bytes, PAGE_BYTES)
         self._address = _map(None, self._span, mmap.MAP_ANONYMOUS)
         array = (ctypes.c_char * size_bytes).from_address(self._address)

@@ -113,6 +113,7 @@ class _RecoveryTargets:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         loss_fn: torch.nn.Module | None,
     ) -> None:
+        """Collect the parameters, buffers and keys of moments to which a file may belong."""
         self.optimizer = optimizer = Optimizers.combine(optimizer)
         modules = {BODY: model} | ({LOSS: loss_fn} if loss_fn is not None else {})
         self._tensors: dict[tuple[str, str], torch.Tensor] = {}

@@ -99,6 +99,10 @@ class StateStore:
     def __init__(
         self, trace: Trace, on_storage: Collection[int], *, folder: str | Path, rollback: bool
     ) -> None:
+        """Create the state file, write the current state, and map tensors on storage.
+
+        Removes the file from which the model was recovered, if any.
+        """
         self._states = {state.index: state for state in _all_states(trace)}
         self._memories: dict[int, Memory] = {}
         self._on_storage: frozenset[int] = frozenset()
