@@ -26,7 +26,7 @@ _FORWARD_KERNELS: Final = {
     "pm_hardtanh_backward": "pm_clamp",
     "pm_leaky_relu_backward": "pm_leaky_relu",
 }
-"""The kernel of an activation, by gradient kernel that may read the output in place of the input."""
+"""The kernel of an activation, by gradient kernel that may read its output instead."""
 _HARDSIGMOID: Final = (-3.0, 3.0)
 """Interval in which the slope of hardsigmoid is not 0."""
 _HARDSIGMOID_SLOPE: Final = 0.1666666716337204
@@ -212,7 +212,7 @@ def _slopes_by_reader(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
 
 
 def _read_outputs(step: LoweredStep) -> LoweredStep:
-    """Make gradients read an activation's output in place of its input, if both select the same slopes.
+    """Make gradients read an activation's output instead of its input, if both select equal slopes.
 
     The next layer often saves the output for its weights; the input then need not be saved.
     """

@@ -71,7 +71,7 @@ class Choice:
     selection: LayerSet
     """The selected layers with score and bound."""
     parameters: tuple[str, ...]
-    """The parameters of these layers; all others are frozen."""
+    """Names of the parameters of the selected layers; all other parameters are frozen."""
     scores: Mapping[str, float]
     """Score of each layer."""
     result: SolveResult

@@ -135,7 +135,7 @@ class Compiled:
         self.trace = self.cached_step.trace()
         self.guards = Guards(joint)
         self.trace_s = perf_counter() - start_s
-        """Time to capture the step, and to execute it for tensors and workspaces [s]."""
+        """Time to capture the step, and to execute it once to find tensors and workspaces [s]."""
         self.keep_all_bytes = keep_all_bytes(self.trace)
         """The peak of tensors and workspaces when everything is kept [B]."""
         self.budget_bytes = self._budget_bytes(options, first)
@@ -145,7 +145,7 @@ class Compiled:
         self.scheduled = scheduled_graph(
             self.trace, budget_bytes=self.budget_bytes, homes=options.can_page
         )
-        """The graph to schedule; with `costs` it is the solved problem."""
+        """The graph of the solved problem; `costs` has its costs."""
         costs_start_s = perf_counter()
         show_stage("finding the costs of operations")
         costs, self.profile, self.notes = _find_costs(self.trace, options, self.cached_step)
@@ -175,7 +175,7 @@ class Compiled:
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the plan plus the reserved bytes; executions stay within it [B]."""
+        """The peak of the plan plus the reserved bytes; executions do not exceed this sum [B]."""
         return self.check.peak_ram_bytes + self.scheduled.reserved_bytes
 
     @property

@@ -123,10 +123,11 @@ def subtract_gradient(
     maximize: bool = False,
     draws: RoundingDraws | None = None,
 ) -> None:
-    """Take a gradient descent step with int8 weights, in place.
+    """Subtract a multiple of the gradient from int8 weights, in place.
 
     ``change = (gradient + weight_decay * real weight) * lr / scale``, in int8 steps; see
-    `update_16_bits` and, for a state without a residual, `update_stochastic`, which needs `draws`.
+    `update_16_bits` and, for a state without a residual, `update_stochastic`. Raises `InputError` if
+    the latter has no `draws`.
     """
     if len(state) == 1 and draws is None:
         raise InputError("draws: stochastic rounding needs the random numbers of an update")
@@ -202,7 +203,7 @@ class QuantizedNetwork(QuantizedFront):
 def _call_with_proxy(
     layer: nn.Module, pairs: list[tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the int8 result of a layer, and its proxy if a layer up to this one trains."""
+    """Return (int8 result, proxy) of a layer; the proxy is None before the first trained layer."""
     bytes_, reals = zip(*pairs, strict=True)
     if not isinstance(layer, TrainedLayer) and all(real is None for real in reals):
         return layer(*bytes_), None

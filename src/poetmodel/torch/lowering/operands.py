@@ -108,7 +108,7 @@ class StridedView:
         )
 
     def broadcast(self, shape: tuple[int, ...]) -> StridedView:
-        """Return the view broadcast to a shape, with strides of 0 where it repeats."""
+        """Return the view broadcast to a shape, with strides of 0 in repeated dimensions."""
         extra = len(shape) - len(self.shape)
         dimensions = zip(shape[extra:], self.shape, self.strides, strict=True)
         strides = (

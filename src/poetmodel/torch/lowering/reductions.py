@@ -31,7 +31,7 @@ aten: Final = torch.ops.aten
 
 
 def _reduced_dimensions(view: StridedView, dimensions: int | Sequence[int] | None) -> list[int]:
-    """Return the dimensions to reduce: all, if none is given."""
+    """Return the dimensions to reduce, counted from 0; all if `dimensions` is None or empty."""
     rank = len(view.shape)
     if dimensions is None or (not isinstance(dimensions, int) and not dimensions):
         return list(range(rank))

@@ -375,7 +375,7 @@ def _lower_index_select(op: Lowering) -> None:
 def _lower_indexing(
     op: Lowering, x: StridedView, indices: Sequence[Any], *, allow_negative: bool = True
 ) -> None:
-    """Gather the elements at indices of some dimensions."""
+    """Lower indexing: gather elements of `x`. `indices` has an index, or None, per dimension."""
     source, index, step, size = _combine_indices(op, x, indices, op.output().shape)
     _gather(op, source, index, step, size, allow_negative=allow_negative)
 

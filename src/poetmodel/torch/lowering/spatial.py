@@ -403,7 +403,7 @@ def _height_and_width(view: StridedView, spatial_rank: int) -> tuple[int, int]:
 def _call_pick(
     op: Lowering, out: StridedView, x: StridedView, sources: Sequence[tuple[int, ...]]
 ) -> None:
-    """Copy elements from the given rows and columns of `x`."""
+    """Lower a copy of the elements of `x` in the rows and columns `sources`."""
     steps, sizes = planes(out, x, plane_dimensions=_spatial_rank(op))
     op.call("pm_pick2d", out, x, *sources, steps, *sizes)
 
@@ -411,7 +411,7 @@ def _call_pick(
 def _call_pick_backward(
     op: Lowering, dx: StridedView, dy: StridedView, sources: Sequence[tuple[int, ...]]
 ) -> None:
-    """Add gradients at the given rows and columns of `dx`."""
+    """Lower the addition of gradients to `dx` in the rows and columns `sources`."""
     steps, sizes = planes(dx, dy, plane_dimensions=_spatial_rank(op))
     of_y = _height_and_width(dy, _spatial_rank(op))
     op.call("pm_pick2d_backward", dx, dy, *sources, steps, *sizes, *of_y)

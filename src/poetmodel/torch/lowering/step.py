@@ -217,7 +217,7 @@ class StepLowering:
         return value
 
     def _view_of(self, node: fx.Node, value: torch.Tensor, description: str) -> StridedView:
-        """Return the view of a value in the captured graph; `description` names it in messages."""
+        """Return the view of a value of the captured graph, called `description` in messages."""
         storage_indices = self.training_graph.find_reads((node,)).storages
         buffer = self.names[storage_indices[0]] if storage_indices else _LOSS_GRADIENT
         return StridedView(
@@ -477,7 +477,7 @@ def _unguarded_faults(joint: Joint) -> Iterator[str]:
 
 
 def _missing_kernels(operations: Sequence[Operation]) -> Iterator[str]:
-    """Yield a message for each operator without a kernel, with its first module."""
+    """Yield a message for each operator without a kernel, with the module of its first use."""
     seen_operators: set[Any] = set()
     for operation in operations:
         if (
