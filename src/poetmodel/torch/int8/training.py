@@ -126,8 +126,8 @@ def subtract_gradient(
     """Subtract a multiple of the gradient from int8 weights, in place.
 
     ``change = (gradient + weight_decay * real weight) * lr / scale``, in int8 steps; see
-    `update_16_bits` and, for a state without a residual, `update_stochastic`. Raises `InputError` if
-    the latter has no `draws`.
+    `update_16_bits` and, for a state without a residual, `update_stochastic`. Raises `InputError`
+    if the latter has no `draws`.
     """
     if len(state) == 1 and draws is None:
         raise InputError("draws: stochastic rounding needs the random numbers of an update")
