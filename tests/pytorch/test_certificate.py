@@ -188,7 +188,7 @@ def test_other_files_are_refused(step, tmp_path, monkeypatch):
 
     Pages need an extra, which is told; figures need nothing.
     """
-    with pytest.raises(InputError, match=r"step.txt: expected a file \*.html, .* or \*.json"):
+    with pytest.raises(InputError, match=r"step.txt: expected a file \*.html for a page, or \*.json for values"):
         step.report(tmp_path / "step.txt")
     with pytest.raises(InputError, match="does not exist"):
         step.report(tmp_path / "none" / "step.json")

@@ -107,7 +107,7 @@ def changed(step, monkeypatch):
         return got
 
     at_call(monkeypatch, "preadv", reads(step), flipped)
-    return "not what was"
+    return "does not match its checksum"
 
 
 FAULTS = (full, short, changed)

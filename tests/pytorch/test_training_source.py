@@ -669,7 +669,7 @@ def test_state_moves_where_another_plan_has_other_homes(tmp_path, rollback):
         now, before = step.compiled, on_storage(step)
         paged = page_everything(now._problem())
         assert paged is not None
-        now.plan, now.check = now._planned(replace(now.result, schedule=paged))
+        now.plan, now.check = now._make_plan(replace(now.result, schedule=paged))
         old, now.runner = now.runner, now._runner(now.plan)
         assert on_storage(step) > before
         assert step.verify().equal
