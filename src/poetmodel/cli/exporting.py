@@ -489,7 +489,7 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
         yield wear_fact(deployment.steps_until_worn, deployment.written_bytes)
     yield from _replay_facts(deployment)
     if deployment.migration is not None:
-        migrated, reset = deployment.migration.taken, deployment.migration.anew
+        migrated, reset = deployment.migration.migrated, deployment.migration.reset
         note = f"{plural(len(reset), 'tensor')} anew{': ' * bool(reset)}{listed(reset)}"
         yield text_fact("state taken over", plural(len(migrated), "tensor"), note)
     slots = len(deployment.slots)

@@ -128,9 +128,9 @@ def min_weight_bytes(step: LoweredStep) -> int:
     """
     steps = (step, *step.evaluation_steps)
     return sum(
-        part.buffers[name].type.itemsize * int(np.count_nonzero(array))
-        for part in steps
-        for name, array in part.values.items()
+        each_step.buffers[name].type.itemsize * int(np.count_nonzero(array))
+        for each_step in steps
+        for name, array in each_step.values.items()
     )
 
 
@@ -168,10 +168,10 @@ def ram_error(
         more = "" if paging else "without paging "
         options.insert(0, f"{more}give at least {total_bytes:,} B")
         remark = missing_unit_hint(ram_bytes, total_bytes)
-        known = ""
+        limit = ""
     else:
         remark = ""
-        known = (
+        limit = (
             f", {total_bytes:,} B in all, and device {device.short_name} has {available_bytes:,} B"
         )
         if step.gradients:
@@ -180,5 +180,5 @@ def ram_error(
     return BudgetError(
         f"ram: {format_bytes(ram_bytes)} less {format_bytes(reserved_bytes)} for inputs, stack and "
         f"runtime leave {max(0, ram_bytes - reserved_bytes):,} B for tensors, and one node alone "
-        f"of the step, {tiles}, needs {needed_bytes:,} B{known}; {', or '.join(options)}{remark}"
+        f"of the step, {tiles}, needs {needed_bytes:,} B{limit}; {', or '.join(options)}{remark}"
     )

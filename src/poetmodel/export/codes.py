@@ -40,7 +40,7 @@ def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
 
 
 def _fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yield each fusible pair: (lookup node, quantization node, numbers of the fused kernel)."""
+    """Yield each fusible pair: (lookup node, quantization node, `_fused_arguments`)."""
     graph = step.graph
     for k, calls in enumerate(step.calls):
         if len(calls) != 1 or calls[0].kernel != LOOKUP:
@@ -57,16 +57,16 @@ def _fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int, ...
             or call_refs(reader_calls[0])[1] != Ref(out)
         ):
             continue
-        numbers = _kernel_numbers(calls[0], reader_calls[0])
-        if numbers is not None:
-            yield k, reader, numbers
+        fused_arguments = _fused_arguments(calls[0], reader_calls[0])
+        if fused_arguments is not None:
+            yield k, reader, fused_arguments
 
 
 def _arguments_by_name(call: Call) -> dict[str, Any]:
     return dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
 
 
-def _kernel_numbers(lookup: Call, quantize: Call) -> tuple[int, ...] | None:
+def _fused_arguments(lookup: Call, quantize: Call) -> tuple[int, ...] | None:
     """Return the numeric arguments of the fused kernel, None if the strides are irregular.
 
     They are the numbers of images, channels and elements of a plane, the three strides of the
@@ -111,32 +111,40 @@ def _kernel_numbers(lookup: Call, quantize: Call) -> tuple[int, ...] | None:
     )
 
 
-def _fuse_pair(step: LoweredStep, k: int, reader: int, numbers: tuple[int, ...]) -> LoweredStep:
+def _fuse_pair(
+    step: LoweredStep, k: int, reader: int, fused_arguments: tuple[int, ...]
+) -> LoweredStep:
     """Return a step in which one node replaces lookup node `k` and its quantization `reader`."""
     graph = step.graph
     (lookup,), (quantize,) = step.calls[k], step.calls[reader]
-    real, x, table = call_refs(lookup)
-    out, *_ = call_refs(quantize)
+    real_ref, byte_ref, table_ref = call_refs(lookup)
+    int8_ref, *_ = call_refs(quantize)
     arguments = _arguments_by_name(quantize)
     inverse, zero = arguments["inverse"], arguments["zero"]
-    rows = np.float32(step.values[table.buffer]) * np.float32(inverse)
-    rounded = np.nan_to_num(np.rint(rows), nan=0.0, posinf=1024.0, neginf=-1024.0)
-    codes = np.clip(np.clip(rounded, -1024, 1024) + zero, _LOWEST, _HIGHEST).astype("i1")
-    name = f"{table.buffer} as int8"
+    rows = np.float32(step.values[table_ref.buffer]) * np.float32(inverse)
+    rounded_rows = np.nan_to_num(np.rint(rows), nan=0.0, posinf=1024.0, neginf=-1024.0)
+    codes = np.clip(np.clip(rounded_rows, -1024, 1024) + zero, _LOWEST, _HIGHEST).astype("i1")
+    name = f"{table_ref.buffer} as int8"
     while name in step.buffers:
         name += "'"
-    call = Call(CODES, (out, x, Ref(name), *numbers))
-    old, node = graph.nodes[k], graph.nodes[reader]
-    other_inputs = tuple(i for i in node.inputs if i != real.buffer)
-    output = Tensor(name=out.buffer, bytes=step.buffers[out.buffer].bytes)
-    merged = replace(
-        node, inputs=(*old.inputs, *other_inputs), outputs=(output,), flops=old.flops, in_place=()
+    call = Call(CODES, (int8_ref, byte_ref, Ref(name), *fused_arguments))
+    lookup_node, quantize_node = graph.nodes[k], graph.nodes[reader]
+    other_inputs = tuple(i for i in quantize_node.inputs if i != real_ref.buffer)
+    output = Tensor(name=int8_ref.buffer, bytes=step.buffers[int8_ref.buffer].bytes)
+    fused_node = replace(
+        quantize_node,
+        inputs=(*lookup_node.inputs, *other_inputs),
+        outputs=(output,),
+        flops=lookup_node.flops,
+        in_place=(),
     )
-    nodes = [merged if n == reader else other for n, other in enumerate(graph.nodes) if n != k]
+    nodes = [fused_node if n == reader else other for n, other in enumerate(graph.nodes) if n != k]
     calls = [(call,) if n == reader else other for n, other in enumerate(step.calls) if n != k]
-    read = {name for node_calls in calls for other in node_calls for name in other.buffers}
-    removed = {real.buffer} | ({table.buffer} - read)
-    buffers = {n: buffer for n, buffer in step.buffers.items() if n not in removed}
+    read_names = {name for node_calls in calls for other in node_calls for name in other.buffers}
+    removed_names = {real_ref.buffer} | ({table_ref.buffer} - read_names)
+    buffers = {n: buffer for n, buffer in step.buffers.items() if n not in removed_names}
     buffers[name] = Buffer(elements=codes.size, type=DataType.INT8)
-    values = {n: array for n, array in step.values.items() if n not in removed} | {name: codes}
+    values = {n: array for n, array in step.values.items() if n not in removed_names} | {
+        name: codes
+    }
     return step.with_nodes(nodes, calls, buffers=buffers, values=values)

@@ -75,7 +75,7 @@ class ForwardPass:
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """A step to export, and all decisions about it."""
+    """A step to export, with its plan, offsets, limits and options."""
 
     step: LoweredStep
     identity: str
@@ -160,6 +160,7 @@ class Deployment:
 
     @cached_property
     def _state(self) -> tuple[str, ...]:
+        """Names of all state tensors, in the order of the graph."""
         graph = self.step.graph
         return tuple(graph.tensors[i].name for i in graph.state_tensors)
 
@@ -179,7 +180,7 @@ class Deployment:
 
     @cached_property
     def generation(self) -> tuple[str, ...]:
-        """Names of the state in each generation: first that on storage, in order of its writes."""
+        """Names of the state in each generation: first state on storage, in the order of writes."""
         if not self.commit:
             return ()
         graph = self.step.graph
@@ -219,8 +220,8 @@ class Deployment:
             if op == Op.PAGE_OUT and i in graph.state_of and not self.plan.memory_mapped:
                 yield graph.tensors[graph.state_of[i]].name
             if op == Op.COMPUTE and self.plan.memory_mapped:
-                named = (ref.buffer for call in self.step.calls[i] for ref in written_refs(call))
-                yield from (name for name in named if name not in self.resident_names)
+                written = (ref.buffer for call in self.step.calls[i] for ref in written_refs(call))
+                yield from (name for name in written if name not in self.resident_names)
 
     @property
     def layout(self) -> GenerationLayout:
@@ -236,6 +237,7 @@ class Deployment:
 
     @property
     def _paged_bytes(self) -> int:
+        """Erase blocks of the slots outside of generations [B]."""
         block = self.page_layout.erase_block_bytes
         return sum(round_up(size, block) for size in self.page_bytes)
 
@@ -340,18 +342,18 @@ class Deployment:
 
     @property
     def commit_erases(self) -> int:
-        """Max. number of blocks that a commit erases: those of one generation, or a shared one."""
+        """Max. number of blocks that a commit erases: those of a generation, or a shared block."""
         return self.layout.blocks(self.generation_bytes) if self.generation else 0
 
     @property
     def page_writes(self) -> tuple[tuple[int, int], ...]:
         """Writes of one step outside of commits: (size of a page [B], number of writes)."""
         graph, sizes = self.step.graph, self.step.graph.tensor_bytes
-        paged = Counter(i for op, i in self.plan.program if op == Op.PAGE_OUT)
+        page_outs = Counter(i for op, i in self.plan.program if op == Op.PAGE_OUT)
         homes = {graph.tensor_index[name] for name in self.rotating_state}
         buffers = (self.step.buffers[value.pieces[0].buffer] for value in self.step.gradients)
         return (
-            *((sizes[i], n) for i, n in paged.items() if graph.state_of.get(i) not in homes),
+            *((sizes[i], n) for i, n in page_outs.items() if graph.state_of.get(i) not in homes),
             *((b.bytes, 1) for b in buffers),
         )
 
@@ -395,22 +397,26 @@ class Deployment:
         """Size of the arena, which the step and forward passes use at different times [B]."""
         return max(self.arena.bytes, 0, *map(self.pass_bytes, self.forward_passes))
 
-    def pass_bytes(self, each: ForwardPass) -> int:
+    def pass_bytes(self, forward_pass: ForwardPass) -> int:
         """Return the arena size for the state in RAM and a forward pass [B]."""
-        return self.resident_bytes + each.arena.bytes
+        return self.resident_bytes + forward_pass.arena.bytes
 
     @property
     def forward_passes(self) -> tuple[ForwardPass, ...]:
         """The exported forward passes in evaluation mode."""
-        return tuple(each for each in (self.inference, self.evaluation) if each is not None)
+        return tuple(
+            forward_pass
+            for forward_pass in (self.inference, self.evaluation)
+            if forward_pass is not None
+        )
 
     def flash_map(self) -> dict[str, int]:
         """Return the flash usage by use, free bytes included [B]; empty without flash."""
         if self.device is None or self.device.flash is None:
             return {}
         in_flash = self.device.stores_in_flash
-        stored = self.stored_bytes if in_flash else self.saved_bytes
-        sizes = {**self.program_bytes, "storage": stored}
+        storage_bytes = self.stored_bytes if in_flash else self.saved_bytes
+        sizes = {**self.program_bytes, "storage": storage_bytes}
         return sizes | {"free": self.device.flash.size_bytes - sum(sizes.values())}
 
     def ram_map(self) -> dict[str, int]:
@@ -436,8 +442,8 @@ class Deployment:
 def _paged_out_names(step: LoweredStep, plan: Plan) -> list[str]:
     """Return the names of the tensors that a plan pages out, except new state."""
     graph = step.graph
-    out = {i for (op, i) in plan.program if op == Op.PAGE_OUT and i not in graph.state_of}
-    return [graph.tensors[i].name for i in sorted(out)]
+    paged_out = {i for (op, i) in plan.program if op == Op.PAGE_OUT and i not in graph.state_of}
+    return [graph.tensors[i].name for i in sorted(paged_out)]
 
 
 def pass_slot_name(kind: str, name: str) -> str:
@@ -476,5 +482,5 @@ def stack_bytes(stack: str | int | None, *, commit: bool) -> int:
 
 def reserved_bytes(step: LoweredStep, stack_bytes: int, replay: Replay | None = None) -> int:
     """Return the RAM outside of the arena: inputs, outputs, samples, stack, runtime [B]."""
-    stored = 0 if replay is None else replay.ram_bytes
-    return input_bytes(step) + output_bytes(step) + stored + stack_bytes + RUNTIME_BYTES
+    sample_bytes = 0 if replay is None else replay.ram_bytes
+    return input_bytes(step) + output_bytes(step) + sample_bytes + stack_bytes + RUNTIME_BYTES

@@ -50,7 +50,7 @@ _CONSTANT: Final = {
 _PIECE: Final = 32
 """Number of elements of memory-mapped state that one iteration updates and writes."""
 _MAX_LONG_PIECES: Final = 4
-"""Max. number of pieces on the stack with this length; more pieces have half of it."""
+"""Max. number of pieces of `_PIECE` elements on the stack; more pieces have half as many each."""
 _OTHER_STACK_BYTES: Final = 1024
 """Stack of the rest of a program while the windows of a weight are on the stack [B]. The measured
 use on a Cortex-M4 is 676."""
@@ -66,6 +66,10 @@ class ProgramSource:
     def __init__(
         self, deployment: Deployment, weights: Weights, forward_pass: ForwardPass | None = None
     ) -> None:
+        """Prepare the generation of `lines`: pointers, offsets, and slots of all buffers.
+
+        Without a `forward_pass`, the lines are those of the training step.
+        """
         self.deployment = deployment
         self.forward_pass = forward_pass
         program = deployment if forward_pass is None else forward_pass
@@ -109,7 +113,7 @@ class ProgramSource:
         self.state_offsets = dict(self._current_offsets)
         """Offset at which a state tensor is, or may be loaded between two steps [B]."""
         self._overwritten: set[str] = set()
-        """Inputs of the last node that its outputs overwrite in place."""
+        """Inputs of the current node that its outputs overwrite in place."""
         self._written_state: set[str] = set()
         """Memory-mapped state of which the new value is already written."""
         self._workspace: int | None = None
@@ -118,7 +122,7 @@ class ProgramSource:
         self._transfers: dict[str, None] = {}
         """The slots of transfers in progress, in the order of their start."""
         self.writes_early = False
-        """Whether a step writes state of a generation before its end."""
+        """Whether a step writes state of the next generation before the end of the step."""
         self._slice_count = 0
         """Number of slice labels so far: a sliced step can pause before each computation."""
         self._replay = deployment.replay if forward_pass is None else None
@@ -126,8 +130,8 @@ class ProgramSource:
         """Whether all outputs of the front are stored, so that only later nodes follow."""
         self._missing_outputs = set(self._replay.front.outputs) if self._replay else set()
         """Outputs of the front that are not computed yet."""
-        numbers = self._replay.front.inputs if self._replay else ()
-        self._stored_inputs = {self.step.inputs[k].pieces[0].buffer for k in numbers}
+        input_indices = self._replay.front.inputs if self._replay else ()
+        self._stored_inputs = {self.step.inputs[k].pieces[0].buffer for k in input_indices}
         """Buffers of the inputs that a stored sample contains."""
         self._computation_counts: Counter[int] = Counter()
         """Number of computations of each node so far."""
@@ -137,8 +141,8 @@ class ProgramSource:
         offsets: dict[int, dict[int, int]] = {}
         self._workspaces: dict[int, int] = {}
         base = 0 if self.forward_pass is None else self.deployment.resident_bytes
-        for position, content, index, at in self.arena.offsets:
-            offset = base + at
+        for position, content, index, arena_offset in self.arena.offsets:
+            offset = base + arena_offset
             if content == Content.WORKSPACE:
                 self._workspaces[position] = offset
             else:
@@ -227,45 +231,47 @@ class ProgramSource:
         """Return the C arguments for an output of the front in a sample: number, address, size."""
         if self._replay is None:
             raise ValueError(name)
-        number = self._replay.front.outputs.index(name)
+        output_index = self._replay.front.outputs.index(name)
         size = self.step.buffers[name].bytes
-        return f"{number}, PM_ADDRESS({self._address_of(name)}), {size} * PM_SCALE"
+        return f"{output_index}, PM_ADDRESS({self._address_of(name)}), {size} * PM_SCALE"
 
     def _overwritten_inputs(self, position: int, k: int) -> Iterator[str]:
         """Yield the names of the inputs of a node that its outputs overwrite in place."""
-        placed = self._offsets.get(position, {})
+        output_offsets = self._offsets.get(position, {})
         for y, x in self.graph.in_place_of[k]:
             name = self.graph.tensors[x].name
-            if y in placed and placed[y] == self._current_offsets.get(name):
+            if y in output_offsets and output_offsets[y] == self._current_offsets.get(name):
                 yield name
 
     # -- indices -----------------------------------------------------------------------------------
 
     def _caller_index_checks(self) -> Iterator[str]:
-        """Yield the range checks of indices in inputs, also if the step copies them first."""
-        makers = {
+        """Yield the range checks of indices in inputs, also of those that the step copies."""
+        writers = {
             tensor.name: [call for call in calls if tensor.name in call.buffers]
             for node, calls in zip(self.graph.nodes, self.step.calls, strict=True)
             for tensor in node.outputs
         }
         for calls in self.step.calls:
             for indices in (indices for call in calls for indices in index_operands(call)):
-                given = trace_copies(indices, makers)
-                if given.ref.buffer in self._caller_pointers:
-                    checks = list(self._index_check(given))
-                    stored = self._replay is None or given.ref.buffer in self._stored_inputs
-                    yield from checks if stored else _if_block("!PM_STORED", checks)
+                source_indices = trace_copies(indices, writers)
+                if source_indices.ref.buffer in self._caller_pointers:
+                    checks = list(self._index_check(source_indices))
+                    is_stored = (
+                        self._replay is None or source_indices.ref.buffer in self._stored_inputs
+                    )
+                    yield from checks if is_stored else _if_block("!PM_STORED", checks)
                     self._checked_indices.append(indices)
 
     def _index_check(self, indices: Indices) -> Iterator[str]:
         """Yield the range check of indices, unless they are constant or already checked."""
-        known = any(checked.implies(indices) for checked in self._checked_indices)
-        if known or indices.ref.buffer in self._constants:
+        is_checked = any(checked.implies(indices) for checked in self._checked_indices)
+        if is_checked or indices.ref.buffer in self._constants:
             return
         self._checked_indices.append(indices)
         self.kernels.setdefault("pm_within")
-        numbers = f"{indices.low}, {indices.high}, {indices.ignored}"
-        arguments = f"{self._pointer(indices.ref)}, {self._argument(indices.shape)}, {numbers}"
+        bounds = f"{indices.low}, {indices.high}, {indices.ignored}"
+        arguments = f"{self._pointer(indices.ref)}, {self._argument(indices.shape)}, {bounds}"
         yield self._return_if(f"!pm_within({arguments})", "PM_ERROR_INPUT")
 
     def _return_if(self, condition: str, error: str) -> str:
@@ -335,35 +341,41 @@ class ProgramSource:
             yield from self._update_in_pieces((call,), written & self._mapped)
 
     def _call_in_ram(
-        self, before: Sequence[Call], call: Call, replaced: AbstractSet[str | None]
+        self, earlier_calls: Sequence[Call], call: Call, replaced: AbstractSet[str | None]
     ) -> Iterator[str]:
         """Yield the lines of a call that writes no mapped state.
 
-        `before` are the earlier calls of its node. If they change a sum of gradients on mapped
-        storage, the call cannot read the new sum before the commit. An update of state in RAM then
+        `earlier_calls` are those of the same node. If they change a sum of gradients on mapped
+        storage, `call` cannot read the new sum before the commit. An update of state in RAM then
         recomputes the sum in pieces, and a copy of the sum adds the gradient itself.
         """
-        sums = [r.buffer for r in call.arguments if isinstance(r, Ref) and r.buffer in replaced]
-        additions = [c for c in before if any(ref.buffer in sums for ref in written_refs(c))]
+        sum_names = [
+            r.buffer for r in call.arguments if isinstance(r, Ref) and r.buffer in replaced
+        ]
+        additions = [
+            c for c in earlier_calls if any(ref.buffer in sum_names for ref in written_refs(c))
+        ]
         if not (
-            self.deployment.rotating_state and additions and self._written_state.intersection(sums)
+            self.deployment.rotating_state
+            and additions
+            and self._written_state.intersection(sum_names)
         ):
             yield self._call_line(call)
         elif call.kernel.startswith("pm_copy"):
             (add,) = additions
-            yield from self._copy_new_sum(call, add, sums)
+            yield from self._copy_new_sum(call, add, sum_names)
         else:
             yield from self._update_in_pieces((*additions, call), set())
 
-    def _copy_new_sum(self, copy: Call, add: Call, sums: Sequence[str]) -> Iterator[str]:
+    def _copy_new_sum(self, copy: Call, add: Call, sum_names: Sequence[str]) -> Iterator[str]:
         """Yield a copy of the old sum of gradients, and the call that adds the gradient to it."""
-        (to, old), (_, gradient), count = call_refs(copy), call_refs(add), add.arguments[-1]
-        self._written_state.difference_update(sums)
+        (target, source), (_, gradient), count = call_refs(copy), call_refs(add), add.arguments[-1]
+        self._written_state.difference_update(sum_names)
         if gradient.buffer != WORKSPACE:
             yield self._call_line(copy)
-            old = gradient
-        yield self._call_line(replace(copy, kernel=add.kernel, arguments=(to, old, count)))
-        self._written_state.update(sums)
+            source = gradient
+        yield self._call_line(replace(copy, kernel=add.kernel, arguments=(target, source, count)))
+        self._written_state.update(sum_names)
 
     def _node_heading(self, k: int) -> Iterator[str]:
         """Yield the comment before the calls of a node; in a step, also slice label and hook."""
@@ -378,23 +390,23 @@ class ProgramSource:
     def _is_self_copy(self, call: Call) -> bool:
         """Return whether a call copies a tensor onto itself."""
         match call:
-            case Call(kernel, (Ref() as to, Ref() as of, tuple() as shape)) if kernel.startswith(
-                "pm_copy"
+            case Call(kernel, (Ref() as target, Ref() as source, tuple() as shape)) if (
+                kernel.startswith("pm_copy")
             ):
-                return shape[2::3] == shape[3::3] and self._pointer(to) == self._pointer(of)
+                return shape[2::3] == shape[3::3] and self._pointer(target) == self._pointer(source)
         return False
 
     def _call_line(self, call: Call) -> str:
-        words = map(self._cast_argument, parameters(call.kernel), call.arguments)
-        return self._conditional_line(call, f"{call.kernel}({', '.join(words)});")
+        expressions = map(self._cast_argument, parameters(call.kernel), call.arguments)
+        return self._conditional_line(call, f"{call.kernel}({', '.join(expressions)});")
 
-    def _cast_argument(self, wanted: str, argument: Argument) -> str:
-        """Return the C of an argument, with a cast if the parameter is `wanted` unsigned."""
-        word = self._argument(argument)
-        if wanted != "const uint8_t *" or not isinstance(argument, Ref):
-            return word
-        signed = self.step.buffers[argument.buffer].type is DataType.INT8
-        return f"({wanted})({word})" if signed else word
+    def _cast_argument(self, parameter_type: str, argument: Argument) -> str:
+        """Return the C expression of an argument, cast if int8 data is passed as unsigned bytes."""
+        text = self._argument(argument)
+        if parameter_type != "const uint8_t *" or not isinstance(argument, Ref):
+            return text
+        is_signed = self.step.buffers[argument.buffer].type is DataType.INT8
+        return f"({parameter_type})({text})" if is_signed else text
 
     def _conditional_line(self, call: Call, line: str) -> str:
         """Return a line of C, under the condition of its call if it has one."""
@@ -412,8 +424,11 @@ class ProgramSource:
                 1,
                 1,
             ]:
-                kind = self.step.buffers[new.buffer].type.c_name
-                first, size = f"{new.offset} * sizeof({kind})", f"{count} * sizeof({kind})"
+                type_name = self.step.buffers[new.buffer].type.c_name
+                first, size = (
+                    f"{new.offset} * sizeof({type_name})",
+                    f"{count} * sizeof({type_name})",
+                )
                 write_arguments = f"(uint32_t)({first}), {self._pointer(value)}, (uint32_t)({size})"
                 line = self._checked_call(
                     f"pm_page_write({self._new_slot(new.buffer)}, {write_arguments})"
@@ -437,18 +452,22 @@ class ProgramSource:
         targets = [
             name for name in dict.fromkeys(names) if name in self._mapped - self._written_state
         ]
-        in_ram = written - self._mapped
+        ram_names = written - self._mapped
         for target in targets:
-            live = {target}
+            pending_names = {target}
             needed_calls: list[Call] = []
             for k, call in reversed([*enumerate(calls)]):
-                changes = {ref.buffer for ref in written_refs(call)}
-                if changes & live and (k <= call_number or changes == {target}):
+                changed_names = {ref.buffer for ref in written_refs(call)}
+                if changed_names & pending_names and (
+                    k <= call_number or changed_names == {target}
+                ):
                     needed_calls.insert(0, call)
                     read = {a.buffer for a in call.arguments if isinstance(a, Ref)}
-                    live |= read & self._mapped
-            last = target == targets[-1]
-            yield from self._update_in_pieces(needed_calls, {target}, set() if last else in_ram)
+                    pending_names |= read & self._mapped
+            is_last = target == targets[-1]
+            yield from self._update_in_pieces(
+                needed_calls, {target}, set() if is_last else ram_names
+            )
 
     def _update_in_pieces(
         self, calls: Sequence[Call], targets: set[str], preserved: AbstractSet[str] = frozenset()
@@ -470,13 +489,13 @@ class ProgramSource:
         pieces = {name: f"piece{k}" for k, name in enumerate(refs)}
         count = max(buffers[name].elements for name in targets or pieces)
         max_elements = _PIECE if len(pieces) <= _MAX_LONG_PIECES else _PIECE // 2
-        begin = "{"
+        opening = "{"
         if not self.deployment.rotating_state and targets <= self._written_state:
             # Skip the whole block if the condition is false: targets are already written, and
             # writing unchanged values would erase them.
             (call,) = calls
-            begin, calls = self._conditional_line(call, begin), (replace(call, where=None),)
-        yield begin
+            opening, calls = self._conditional_line(call, opening), (replace(call, where=None),)
+        yield opening
         for name, piece in pieces.items():
             kind = buffers[name].type.c_name
             yield f"    {kind} {piece}[{min(max_elements, buffers[name].elements)}];"
@@ -501,30 +520,30 @@ class ProgramSource:
         self._written_state.update(targets)
 
     def _call_on_piece(self, call: Call, count: int, pieces: Mapping[str, str]) -> str:
-        """Return the C of an update call for the piece from element `first` on."""
-        words: list[str] = []
+        """Return the C of an update call for one piece: elements ``first`` to ``first + n``."""
+        expressions: list[str] = []
         if call.kernel in (*QUANTIZED_FUSED.values(), *QUANTIZED_UPDATES):
             names = parameter_names(call.kernel)
             for name, argument in zip(names, call.arguments, strict=True):
-                words.append(self._int8_argument(call.kernel, name, argument, pieces))
-            return f"{call.kernel}({', '.join(words)});"
+                expressions.append(self._int8_argument(call.kernel, name, argument, pieces))
+            return f"{call.kernel}({', '.join(expressions)});"
         for argument in call.arguments:
             if not isinstance(argument, Ref):
-                whole = argument == count and len(words) == len(call_refs(call))
-                words.append("n" if whole else self._argument(argument))
+                is_element_count = argument == count and len(expressions) == len(call_refs(call))
+                expressions.append("n" if is_element_count else self._argument(argument))
             elif argument.buffer == WORKSPACE:  # the summed or clipped gradient
-                words.append(f"(const pm_real *){self._pointer(argument)} + first")
+                expressions.append(f"(const pm_real *){self._pointer(argument)} + first")
             elif argument.buffer in pieces:
-                words.append(pieces[argument.buffer])
+                expressions.append(pieces[argument.buffer])
             else:
-                one = self.step.buffers[argument.buffer].elements == 1
-                words.append(self._pointer(argument) + ("" if one else " + first"))
-        return f"{call.kernel}({', '.join(words)});"
+                is_scalar = self.step.buffers[argument.buffer].elements == 1
+                expressions.append(self._pointer(argument) + ("" if is_scalar else " + first"))
+        return f"{call.kernel}({', '.join(expressions)});"
 
     def _int8_argument(
         self, kernel: str, name: str, argument: Argument, pieces: Mapping[str, str]
     ) -> str:
-        """Return an argument of an update of int8 weights for a piece, from `first` on."""
+        """Return the C of an argument of an int8 update call for a piece; see `_call_on_piece`."""
         if name in ("first", "count"):
             return "first" if name == "first" else "n"
         if not isinstance(argument, Ref):
@@ -538,7 +557,7 @@ class ProgramSource:
 
     def _update_by_row(self, call: Call) -> Iterator[str]:
         """Yield the update of pieces of rows of a mapped matrix, by a kernel with its gradient."""
-        weight, a, b, m, k, n, _, a_row, a_column, b_row, b_column, *numbers = call.arguments
+        weight, a, b, m, k, n, _, a_row, a_column, b_row, b_column, *update_numbers = call.arguments
         loops = (
             f"for (int32_t row = 0; row < {m}; row++) {{",
             f"for (int32_t first = 0; first < {n}; first += {_PIECE}) {{",
@@ -546,15 +565,15 @@ class ProgramSource:
         count = f"PM_MIN({n} - first, {_PIECE})"
         factors = f"{self._argument(a)} + row * {a_row}, {self._argument(b)} + first * {b_column}"
         sizes = f"1, {k}, n, n, {a_row}, {a_column}, {b_row}, {b_column}"
-        words = ", ".join((factors, sizes, *map(self._argument, numbers)))
-        yield from self._update_windows(call.kernel, weight, loops, _PIECE, count, words)
+        arguments_text = ", ".join((factors, sizes, *map(self._argument, update_numbers)))
+        yield from self._update_windows(call.kernel, weight, loops, _PIECE, count, arguments_text)
 
     def _update_by_filter(self, call: Call) -> Iterator[str]:
         """Yield the update of a mapped convolution weight by a kernel that computes its gradient.
 
         Each call updates some input channels of one output channel.
         """
-        weight, x, dy, shape, batch, first, count, dy_step, x_step, *numbers = call.arguments
+        weight, x, dy, shape, batch, first, count, dy_step, x_step, *update_numbers = call.arguments
         if not isinstance(shape, tuple):
             raise TypeError(shape)
         sizes = ConvolutionSizes(*shape)
@@ -565,14 +584,16 @@ class ProgramSource:
             f"for (int32_t o = 0; o < {count}; o++) {{",
             f"for (int32_t i = 0; i < {channels}; i += {size}) {{",
         )
-        part = tuple(sizes._replace(channels=size, results=1, groups=1))
-        given = (part, batch, 0, 1, dy_step, x_step, *numbers)
+        piece_sizes = tuple(sizes._replace(channels=size, results=1, groups=1))
+        number_arguments = (piece_sizes, batch, 0, 1, dy_step, x_step, *update_numbers)
         channel = f"(o + {first}) / {sizes.group_results} * {channels} + i"
         inputs = f"{self._argument(x)} + ({channel}) * {sizes.plane}"
         factors = f"{inputs}, {self._argument(dy)} + o * {sizes.out_plane}"
-        words = ", ".join((factors, *map(self._argument, given)))
+        arguments_text = ", ".join((factors, *map(self._argument, number_arguments)))
         elements = size * sizes.window
-        yield from self._update_windows(call.kernel, weight, loops, elements, str(elements), words)
+        yield from self._update_windows(
+            call.kernel, weight, loops, elements, str(elements), arguments_text
+        )
 
     def _update_windows(
         self,
@@ -581,12 +602,13 @@ class ProgramSource:
         loops: Sequence[str],
         max_elements: int,
         count: str,
-        words: str,
+        arguments_text: str,
     ) -> Iterator[str]:
         """Yield loops that update a mapped weight, at most `max_elements` per kernel call.
 
-        All writes have one size, so that each begins at a write unit of flash. Raises `BudgetError`
-        if the stack is too small for the windows.
+        `count` is the C expression for the elements of one call, `arguments_text` the C arguments
+        after the pointer to the weight. All writes have one size, so that each begins at a write
+        unit of flash. Raises `BudgetError` if the stack is too small for the windows.
         """
         if not isinstance(weight, Ref):
             raise TypeError(weight)
@@ -598,7 +620,7 @@ class ProgramSource:
             )
         slot = self._new_slot(weight.buffer)
         size = "(uint32_t)sizeof piece[0]"
-        whole, rest = (
+        write_piece, write_rest = (
             self._checked_call(
                 f"pm_page_write({slot}, (uint32_t)at * {size}, piece, (uint32_t){n} * {size})"
             )
@@ -612,10 +634,10 @@ class ProgramSource:
         yield f"        {loops[1]}"
         yield f"            const int32_t n = {count};"
         yield "            memcpy(piece + held, old + at + held, (size_t)n * sizeof piece[0]);"
-        yield f"            {kernel}(piece + held, {words});"
+        yield f"            {kernel}(piece + held, {arguments_text});"
         yield "            held += n;"
         yield f"            while (held >= {_PIECE}) {{"
-        yield f"                {whole}"
+        yield f"                {write_piece}"
         yield f"                at += {_PIECE};"
         yield f"                held -= {_PIECE};"
         yield f"                memmove(piece, piece + {_PIECE}, (size_t)held * sizeof piece[0]);"
@@ -623,7 +645,7 @@ class ProgramSource:
         yield "        }"
         yield "    }"
         yield "    if (held > 0) {"
-        yield f"        {rest}"
+        yield f"        {write_rest}"
         yield "    }"
         yield "}"
         self._written_state.add(weight.buffer)
@@ -759,5 +781,5 @@ def _real_literal(value: float) -> str:
 
 def comment_text(text: str) -> str:
     """Return a text as ASCII without comment marks, for a comment in C."""
-    shown = text.replace("*/", "* /").replace("/*", "/ *")
-    return shown.encode("ascii", "backslashreplace").decode()
+    unmarked = text.replace("*/", "* /").replace("/*", "/ *")
+    return unmarked.encode("ascii", "backslashreplace").decode()

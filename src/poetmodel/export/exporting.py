@@ -226,11 +226,11 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         shared_kernels=shared_kernels,
         replay=replay,
     )
-    for option, is_requested, part in (
+    for option, is_requested, captured_pass in (
         ("infer", infer, step.inference),
         ("evaluate", evaluate, step.evaluation),
     ):
-        if is_requested and part is None:
+        if is_requested and captured_pass is None:
             raise InputError(
                 f"{option}: {step.graph.name} was captured without its forward pass in evaluation "
                 f"mode; capture it again, with {option}"
@@ -245,15 +245,15 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     commit = commit or commit_every > 1
     source = _load_migration_source(migrate_from, board, commit=commit)
     make_replay = partial(_make_replay, samples=replay, device=board, commit=commit)
-    stored = make_replay(step)
+    sample_storage = make_replay(step)
     identity = step_identity(step)
     stack = stack_bytes(stack, commit=commit)
-    reserved = reserved_bytes(step, stack, stored)
-    ram_bytes = _total_ram_bytes(step, board, ram, reserved)
+    fixed_bytes = reserved_bytes(step, stack, sample_storage)
+    ram_bytes = _total_ram_bytes(step, board, ram, fixed_bytes)
     choice = parse_tile(tile)
     may_page = paging and _load_costs(step, board, profile).pages is not None
-    budget_bytes = ram_bytes - reserved
-    whole, first_weights = step, Weights.of(step)
+    budget_bytes = ram_bytes - fixed_bytes
+    undivided_step, first_weights = step, Weights.of(step)
     smallest_plan, zero_offsets = smallest_program(step)
     deployment = Deployment(
         step=step,
@@ -266,7 +266,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         commit=commit and bool(step.graph.replacement_of),
         commit_every=commit_every,
         checksum=checksum,
-        replay=stored,
+        replay=sample_storage,
         prefix=prefix,
         weights=WeightsFormat(weights),
         shared_kernels=None
@@ -290,7 +290,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         )
 
     deploy_tiles = partial(_tiled_deployment, deployment, make_replay=make_replay)
-    fitting = candidate_tiles(
+    candidates = candidate_tiles(
         step,
         choice,
         board,
@@ -298,29 +298,31 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         paging=may_page,
         names_nodes=profile is not None,
     )
-    chosen = find_cheapest_tiles(_drop_oversized(fitting, deploy_tiles), make_problem, request)
-    tile_bytes, step = chosen.tile_bytes, chosen.step
+    chosen_tiles = find_cheapest_tiles(
+        _drop_oversized(candidates, deploy_tiles), make_problem, request
+    )
+    tile_bytes, step = chosen_tiles.tile_bytes, chosen_tiles.step
     if tile_bytes is not None:
         first_weights = Weights.of(step)
-        deployment = replace(deploy_tiles(tile_bytes, step), tile_trials=chosen.trials)
-        stored = deployment.replay
+        deployment = replace(deploy_tiles(tile_bytes, step), tile_trials=chosen_tiles.trials)
+        sample_storage = deployment.replay
     check_flash(_with_program_bytes(deployment, first_weights), at_least=True)
     min_bytes = needed_bytes(step, board, paging=may_page)
     if min_bytes > budget_bytes:
         hints = _ram_hints(
-            whole,
+            undivided_step,
             choice,
             board,
             min_bytes=min_bytes,
             ram_bytes=ram_bytes,
-            reserved=reserved,
+            fixed_bytes=fixed_bytes,
             paging=paging,
         )
         raise ram_error(
             step,
             board,
             ram_bytes=ram_bytes,
-            reserved_bytes=reserved,
+            reserved_bytes=fixed_bytes,
             needed_bytes=min_bytes,
             tile_bytes=tile_bytes,
             paging=may_page,
@@ -329,19 +331,24 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     problem = make_problem(step)
     if problem.table.commit is not None:
         _check_storage(2 * problem.table.commit.generation_bytes, board, commit=True)
-    available_bytes = board.ram_bytes - reserved
+    available_bytes = board.ram_bytes - fixed_bytes
     result, plan, arena = _solve_and_place(
         problem,
         board,
         request,
-        INTERRUPTED_RATIO if chosen.interrupted else STEP_RATIO,
+        INTERRUPTED_RATIO if chosen_tiles.interrupted else STEP_RATIO,
         available_bytes=available_bytes,
-        start=None if chosen.result is None else chosen.result.schedule,
+        start=None if chosen_tiles.result is None else chosen_tiles.result.schedule,
     )
-    stored = stored and order_outputs(stored, step, plan)
+    sample_storage = sample_storage and order_outputs(sample_storage, step, plan)
     migration = None if source is None else match_state(step, source)
     deployment = replace(
-        deployment, plan=plan, arena=arena, result=result, replay=stored, migration=migration
+        deployment,
+        plan=plan,
+        arena=arena,
+        result=result,
+        replay=sample_storage,
+        migration=migration,
     )
     _check_migration(deployment)
     if step.inference is not None:
@@ -435,19 +442,19 @@ def _tiled_deployment(
     `make_replay` returns the storage for samples of that step.
     """
     plan, arena = smallest_program(step)
-    tiled = replace(deployment, step=step, tile_bytes=tile_bytes, replay=make_replay(step))
-    return replace(tiled, plan=plan, arena=arena)
+    new_deployment = replace(deployment, step=step, tile_bytes=tile_bytes, replay=make_replay(step))
+    return replace(new_deployment, plan=plan, arena=arena)
 
 
 def _drop_oversized(
-    fitting: list[tuple[int | None, LoweredStep]],
+    candidates: list[tuple[int | None, LoweredStep]],
     deploy_tiles: Callable[[int | None, LoweredStep], Deployment],
 ) -> list[tuple[int | None, LoweredStep]]:
     """Return the first (size, step), and each later one whose weights and code may fit flash."""
-    first_candidate, *others = fitting
+    first_candidate, *later_candidates = candidates
     return [
         first_candidate,
-        *(candidate for candidate in others if _fits_flash(deploy_tiles(*candidate))),
+        *(candidate for candidate in later_candidates if _fits_flash(deploy_tiles(*candidate))),
     ]
 
 
@@ -507,7 +514,7 @@ def _solve_and_place(
 def _plan_forward_pass(
     kind: str,
     deployment: Deployment,
-    captured: LoweredStep,
+    captured_step: LoweredStep,
     problem: Problem,
     device: Device,
     request: Request,
@@ -517,16 +524,16 @@ def _plan_forward_pass(
     Raises `BudgetError` if one node of it does not fit there.
     """
     resident_bytes = deployment.resident_bytes
-    mapped = deployment.plan.memory_mapped
+    is_mapped = deployment.plan.memory_mapped
     graph, resident = deployment.step.graph, deployment.plan.resident or ()
-    stored = {graph.tensors[i].name for i in graph.state_tensors if i not in resident}
-    step = with_stored_state(captured, () if mapped else stored)
+    stored_names = {graph.tensors[i].name for i in graph.state_tensors if i not in resident}
+    step = with_stored_state(captured_step, () if is_mapped else stored_names)
     min_bytes = floor(align_sizes(step.graph, device_alignment(device))).bytes
     free_bytes = problem.usable_ram_bytes - resident_bytes
     if free_bytes < min_bytes:
-        missing = min_bytes - free_bytes
-        has_more = deployment.ram_bytes + missing <= device.ram_bytes
-        more = f"give {missing:,} B more, or " if has_more else ""
+        missing_bytes = min_bytes - free_bytes
+        has_more = deployment.ram_bytes + missing_bytes <= device.ram_bytes
+        more = f"give {missing_bytes:,} B more, or " if has_more else ""
         raise BudgetError(
             f"ram: state in RAM leaves {max(0, free_bytes):,} B for an {kind}, and one node of it "
             f"needs {min_bytes:,} B; {more}leave {_OPTIONS[kind]} out"
@@ -582,33 +589,33 @@ def _load_costs(step: LoweredStep, device: Device, profile: str | Path | Costs |
 
 
 def _total_ram_bytes(
-    step: LoweredStep, device: Device, ram: str | int | Budget | None, reserved: int
+    step: LoweredStep, device: Device, ram: str | int | Budget | None, fixed_bytes: int
 ) -> int:
     """Return the RAM limit of a step without tiles, from the option `ram` [B].
 
-    `reserved` is the RAM of inputs, stack and runtime [B]. A budget of 100 % is sufficient for
+    `fixed_bytes` is the RAM of inputs, stack and runtime [B]. A budget of 100 % is sufficient for
     keep-all, even with aligned tensors.
     """
     if ram is None:
         return device.ram_bytes
     budget = Budget.parse(ram)
     tensor_bytes = budget.tensor_bytes(
-        checkpoint_all_peak_bytes(step.graph), reserved_bytes=reserved
+        checkpoint_all_peak_bytes(step.graph), reserved_bytes=fixed_bytes
     )
     if budget.keeps_all:
-        aligned = align_sizes(step.graph, device_alignment(device))
-        tensor_bytes = max(tensor_bytes, checkpoint_all_peak_bytes(aligned))
-    return tensor_bytes + reserved
+        aligned_graph = align_sizes(step.graph, device_alignment(device))
+        tensor_bytes = max(tensor_bytes, checkpoint_all_peak_bytes(aligned_graph))
+    return tensor_bytes + fixed_bytes
 
 
 def _ram_hints(
-    whole: LoweredStep,
+    undivided_step: LoweredStep,
     choice: TileChoice,
     device: Device,
     *,
     min_bytes: int,
     ram_bytes: int,
-    reserved: int,
+    fixed_bytes: int,
     paging: bool,
 ) -> Iterator[str]:
     """Yield hints for options of `export_step` that reduce the minimum RAM to that of the device.
@@ -617,17 +624,19 @@ def _ram_hints(
     """
 
     def choose_tile(choice: TileChoice, *, paging: bool) -> tuple[int | None, int]:
-        budget_bytes = ram_bytes - reserved
-        size, step = choose_tiles(whole, choice, device, ram_bytes=budget_bytes, paging=paging)
+        budget_bytes = ram_bytes - fixed_bytes
+        size, step = choose_tiles(
+            undivided_step, choice, device, ram_bytes=budget_bytes, paging=paging
+        )
         return size, needed_bytes(step, device, paging=paging)
 
-    device_bytes = device.ram_bytes - reserved
+    device_bytes = device.ram_bytes - fixed_bytes
     if not choice.is_auto:
-        size, tiled_min_bytes = choose_tile(TileChoice.AUTO, paging=paging)
-        if tiled_min_bytes < min_bytes and tiled_min_bytes <= device_bytes:
+        size, tiled_bytes = choose_tile(TileChoice.AUTO, paging=paging)
+        if tiled_bytes < min_bytes and tiled_bytes <= device_bytes:
             named = TileChoice(size_bytes=size)
-            yield f"take tile {named}, with which it needs {tiled_min_bytes + reserved:,} B in all"
+            yield f"take tile {named}, with which it needs {tiled_bytes + fixed_bytes:,} B in all"
     if not paging and device.storage is not None:
-        _, paged_min_bytes = choose_tile(choice, paging=True)
-        if paged_min_bytes < min_bytes and paged_min_bytes <= device_bytes:
-            yield f"allow paging, with which it needs {paged_min_bytes + reserved:,} B in all"
+        _, paged_bytes = choose_tile(choice, paging=True)
+        if paged_bytes < min_bytes and paged_bytes <= device_bytes:
+            yield f"allow paging, with which it needs {paged_bytes + fixed_bytes:,} B in all"

@@ -37,7 +37,7 @@ _CALL: Final = re.compile(r"\bpm_\w+\(")
 _REGISTERS: Final = 4
 """Number of arguments, reals excluded, that are passed in registers."""
 _SHORT: Final = 256
-"""Integers below this are immediate operands of an instruction."""
+"""Integers below this number are immediate operands of an instruction."""
 _KINDS: Final = (
     (re.compile(r"PM_(REALS|INTS|BYTES|INT8S|ADDRESS)\("), "address"),
     (re.compile(r"PM_CONSTANT_|pm_list_"), "constant"),
@@ -92,21 +92,21 @@ def check_flash(deployment: Deployment, *, at_least: bool = False) -> None:
     sizes, device = deployment.flash_map(), deployment.device
     if device is None or device.flash is None or sizes["free"] >= 0:
         return
-    missing, size = -sizes.pop("free"), device.flash.size_bytes
+    missing_bytes, flash_bytes = -sizes.pop("free"), device.flash.size_bytes
     uses = [f"{use} {amount:,} B" for use, amount in sizes.items() if amount]
     raise FlashError(
-        f"flash: {', '.join(uses[:-1])} and {uses[-1]} are {size + missing:,} B"
-        f"{' at least' if at_least else ''}, and device {device.name} has {size:,} B; "
-        f"{_advice(deployment, sizes, missing)}"
+        f"flash: {', '.join(uses[:-1])} and {uses[-1]} are {flash_bytes + missing_bytes:,} B"
+        f"{' at least' if at_least else ''}, and device {device.name} has {flash_bytes:,} B; "
+        f"{_advice(deployment, sizes, missing_bytes)}"
     )
 
 
-def _advice(deployment: Deployment, sizes: Mapping[str, int], missing: int) -> str:
-    """Return the advice of the error for a step that exceeds the flash by `missing` bytes."""
+def _advice(deployment: Deployment, sizes: Mapping[str, int], missing_bytes: int) -> str:
+    """Return the advice of the error for a step that exceeds the flash by `missing_bytes` bytes."""
     updates = (node for node in deployment.step.graph.nodes if node.phase == Phase.UPDATE)
     moments = any(len(node.outputs) > 1 for node in updates)
     smaller_optimizer = ["take an optimizer with fewer bytes of state"] if moments else []
-    if sizes["storage"] < missing:
+    if sizes["storage"] < missing_bytes:
         return " or ".join([*smaller_optimizer, "take a smaller network"])
     first_options = []
     if deployment.commit:
@@ -182,7 +182,7 @@ def count_elements(deployment: Deployment, statements: Iterable[str]) -> Counter
             counts["call"] += 1
             stack_arguments = -_REGISTERS
             for argument in _arguments(line, call.end()):
-                kind = next((kind for begin, kind in _KINDS if begin.match(argument)), "other")
+                kind = next((kind for pattern, kind in _KINDS if pattern.match(argument)), "other")
                 is_long = kind == "number" and abs(int(argument)) >= _SHORT
                 counts["long number" if is_long else kind] += 1
                 stack_arguments += kind != "real"

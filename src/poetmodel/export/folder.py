@@ -134,8 +134,8 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
     if deployment.prefix == "pm":
         code["include/pm_step.h"] = FORWARDING.format(path="pm.h")
     words = {**folder_words(deployment), **source.words(), "COMMAND": "@COMMAND@"}
-    needed = (each for each in _templates() if _is_needed(each[0], deployment))
-    code |= {name: fill_template(text, words) for name, text in needed}
+    templates = (each for each in _templates() if _is_needed(each[0], deployment))
+    code |= {name: fill_template(text, words) for name, text in templates}
     texts = {
         apply_prefix(name, deployment.prefix): add_licence(
             name, apply_prefix(text, deployment.prefix)
@@ -202,15 +202,18 @@ def _template_files(folder: Traversable, parent: str = "") -> Iterator[tuple[str
 
 
 def _is_needed(name: str, deployment: Deployment) -> bool:
-    """Return whether a deployment needs a file; `pm_driver.h` is inserted into its header."""
-    needed = {
+    """Return whether an exported folder needs a template as a file of its own.
+
+    False for `pm_driver.h`, whose text is inserted into the header ``pm.h`` instead.
+    """
+    conditions = {
         "src/pm_commit.c": deployment.commit,
         "src/pm_replay.c": deployment.replay,
         "src/pm_migrate.c": deployment.migration,
         "examples/Train/storage.c": deployment.uses_storage,
         "examples/Train/flash.c": deployment.copies_to_flash,
     }
-    return name != "pm_driver.h" and bool(needed.get(name, True))
+    return name != "pm_driver.h" and bool(conditions.get(name, True))
 
 
 def manifest_text(
@@ -353,9 +356,9 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
     if replay is None:
         return {}
     plan, front = deployment.plan, replay.front
-    reserved = reserved_bytes(step, deployment.stack_bytes, replay)
+    fixed_bytes = reserved_bytes(step, deployment.stack_bytes, replay)
     other_input_bytes = input_bytes(step) - replay.input_bytes
-    stored = stored_arena_bytes(replay, step, plan, deployment.arena)
+    stored_step_bytes = stored_arena_bytes(replay, step, plan, deployment.arena)
     return {
         "replay": {
             "samples": replay.samples,
@@ -366,12 +369,12 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
             "group_samples": replay.group_samples,
             "group_bytes": replay.group_bytes,
             "step": {
-                "ram_bytes": deployment.arena_bytes + reserved,
+                "ram_bytes": deployment.arena_bytes + fixed_bytes,
                 "instructions": program_instructions(step, plan),
                 "nodes": len(step.graph.nodes),
             },
             "stored_step": {
-                "ram_bytes": stored + reserved - other_input_bytes,
+                "ram_bytes": stored_step_bytes + fixed_bytes - other_input_bytes,
                 "instructions": program_instructions(step, plan, front.nodes),
                 "nodes": len(step.graph.nodes) - len(front.nodes),
             },
@@ -389,9 +392,9 @@ def _generation_keys(deployment: Deployment, source: StepSource) -> dict[str, An
     if migration is not None:
         keys["migrates"] = {
             "step_id": migration.source["step_id"],
-            "taken": list(migration.taken),
-            "anew": list(migration.anew),
-            "left": list(migration.left),
+            "taken": list(migration.migrated),
+            "anew": list(migration.reset),
+            "left": list(migration.dropped),
         }
     return keys
 

@@ -16,6 +16,7 @@ SHARED: Final = "poetmodel"
 """Prefix of the names of shared kernels, in place of a step's prefix."""
 LICENCE: Final = "SPDX-License-Identifier: Apache-2.0. Copyright The poetmodel authors."
 FORWARDING: Final = '#include "{path}"\n'
+"""Text of a header that only includes another one."""
 
 _INCLUDE: Final = re.compile(r'^#include "(\w+\.h)"', re.MULTILINE)
 _OUR_NAME: Final = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=-D))(pm|PM)(?=_(?!run\b)|\.[ch]\b)")
@@ -27,8 +28,8 @@ def kernel_header(kernels: Mapping[str, str], shared: Iterable[str] = ()) -> str
 
     Names of `shared` kernels become macros for their names in the header of the shared folder.
     """
-    declared = [match for text in kernels.values() for match in defined_functions(text)]
-    lines = [f"{' '.join(prototype.split())};" for prototype in declared]
+    prototypes = [match for text in kernels.values() for match in defined_functions(text)]
+    lines = [f"{' '.join(prototype.split())};" for prototype in prototypes]
     macros = [f"#define {name} {apply_prefix(name, SHARED)}" for name in sorted(shared)]
     include = [f'#include "{SHARED}_kernels.h"', *macros, ""] if macros else []
     return "\n".join(
@@ -51,12 +52,12 @@ def kernel_header(kernels: Mapping[str, str], shared: Iterable[str] = ()) -> str
 def included_headers(kernels: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield (path, text) of each header below ``kernels`` that sources include, also indirectly."""
     pending = list(kernels)
-    seen: set[str] = set()
+    visited: set[str] = set()
     while pending:
         for name in _INCLUDE.findall(pending.pop()):
             path = SOURCES / "kernels" / name
-            if name not in seen and path.is_file():
-                seen.add(name)
+            if name not in visited and path.is_file():
+                visited.add(name)
                 text = path.read_text(encoding="utf-8")
                 pending.append(text)
                 yield f"src/{name}", text

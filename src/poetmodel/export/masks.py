@@ -26,7 +26,7 @@ _FORWARD_KERNELS: Final = {
     "pm_hardtanh_backward": "pm_clamp",
     "pm_leaky_relu_backward": "pm_leaky_relu",
 }
-"""Gradient kernels that read the input of an activation, and may read the output of this kernel."""
+"""The kernel of an activation, by gradient kernel that may read its output instead."""
 _HARDSIGMOID: Final = (-3.0, 3.0)
 """Interval in which the slope of hardsigmoid is not 0."""
 _HARDSIGMOID_SLOPE: Final = 0.1666666716337204
@@ -52,11 +52,11 @@ class _Changes:
 
     step: LoweredStep
     replaced: dict[int, tuple[Node, Call]] = field(default_factory=dict)
-    """By index of a node, its replacement with the only call of that."""
+    """By index of a node, its replacement with the only call of this replacement."""
     added: dict[int, tuple[Node, Call]] = field(default_factory=dict)
     """By index of a node, a new node next to it with its only call."""
     buffers: dict[str, Buffer] = field(default_factory=dict)
-    """New buffers, and new types of others."""
+    """New buffers, and buffers with a new type."""
 
     def apply(self, *, before: bool = False) -> LoweredStep:
         """Return the changed step. New nodes follow the nodes of their indices, or precede them."""
@@ -66,8 +66,8 @@ class _Changes:
             node, call = self.replaced.get(k, (None, None))
             entries = [entry if node is None or call is None else (node, (call,))]
             if k in self.added:
-                new, mask_call = self.added[k]
-                entries.insert(0 if before else 1, (new, (mask_call,)))
+                new_node, mask_call = self.added[k]
+                entries.insert(0 if before else 1, (new_node, (mask_call,)))
             nodes += [node for node, _ in entries]
             calls += [calls for _, calls in entries]
         return self.step.with_nodes(nodes, calls, buffers={**self.step.buffers, **self.buffers})
@@ -104,7 +104,7 @@ class _Loop:
         return all(size == 1 or step == length for size, step, length in dimensions)
 
 
-def _bits(elements: int) -> Buffer:
+def _bit_buffer(elements: int) -> Buffer:
     return Buffer(elements=-(-elements // 8), type=DataType.UINT8)
 
 
@@ -116,7 +116,7 @@ def _is_smaller(new: Buffer, old: Tensor) -> bool:
 def _has_mask(step: LoweredStep, tensor: str, shape: Argument) -> bool:
     """Return whether one bit per element of a tensor uses less memory than the tensor."""
     old = step.graph.tensors[step.graph.tensor_index[tensor]]
-    return _is_smaller(_bits(_Loop.of(shape).elements), old)
+    return _is_smaller(_bit_buffer(_Loop.of(shape).elements), old)
 
 
 def _only_call(step: LoweredStep, k: int) -> Call:
@@ -190,9 +190,9 @@ def _parse_slope(call: Call) -> _Slope | None:
 
 
 def _slopes_by_reader(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
-    """Return the slope of each backward node that reads a forward tensor.
+    """Return the slope of each backward node that reads a forward tensor, by index of the node.
 
-    Empty if the tensor is not of the forward pass, or one of its gradients needs the values.
+    Empty if the tensor is not of the forward pass, or one of its readers needs the values.
     """
     graph = step.graph
     i = graph.tensor_index.get(tensor)
@@ -212,7 +212,7 @@ def _slopes_by_reader(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
 
 
 def _read_outputs(step: LoweredStep) -> LoweredStep:
-    """Make gradients read the output of an activation in place of its input, if both compare alike.
+    """Make gradients read an activation's output instead of its input, if both select equal slopes.
 
     The next layer often saves the output for its weights; the input then need not be saved.
     """
@@ -240,7 +240,7 @@ def _find_output(
 ) -> tuple[Ref, _Loop] | None:
     """Return the output of a kernel for x in the forward pass, and `loop` with that in place of x.
 
-    None if the kernel has no such call, or its output does not have the sign of x.
+    None if no node calls the kernel with x, or the output does not have the sign of x.
     """
     graph = step.graph
     for k in graph.users_of[graph.tensor_index[x.buffer]]:
@@ -274,9 +274,9 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
         if len(mask_calls) != 1:
             continue
         elements = next(iter(slopes.values())).loop.elements
-        bits = _bits(elements)
-        is_taken = name in graph.tensor_index or maker in changes.added
-        if is_taken or elements == 0 or not _is_smaller(bits, tensor):
+        bits = _bit_buffer(elements)
+        has_name = name in graph.tensor_index or maker in changes.added
+        if has_name or elements == 0 or not _is_smaller(bits, tensor):
             continue
         mask = Node(
             name=name,
@@ -313,12 +313,12 @@ def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
             case _:
                 continue
         users = graph.users_of[graph.tensor_index[name]]
-        applied = {user: _mask_loop(_only_call(step, user), name) for user in users}
-        loops = [other for other in applied.values() if other is not None]
-        sizes = {other.elements for other in loops} | {loop.elements}
+        loop_of_user = {user: _mask_loop(_only_call(step, user), name) for user in users}
+        loops = [user_loop for user_loop in loop_of_user.values() if user_loop is not None]
+        sizes = {user_loop.elements for user_loop in loops} | {loop.elements}
         if len(loops) != len(users) or len(sizes) != 1 or not loop.is_in_order(1):
             continue
-        bits = _bits(loop.elements)
+        bits = _bit_buffer(loop.elements)
         tensor = Tensor(name=name, bytes=bits.bytes)
         mask = Node(
             name=f"{node.name}.mask",
@@ -338,9 +338,11 @@ def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
         )
         call = Call("pm_bits_scale", (out, x, Ref(name), loop.table_for(0, 2), factor))
         changes.replaced[k] = (applying_node, call)
-        for user, other in zip(users, loops, strict=True):
+        for user, user_loop in zip(users, loops, strict=True):
             out, incoming, _, _, factor = _only_call(step, user).arguments
-            call = Call("pm_bits_scale", (out, incoming, Ref(name), other.table_for(0, 1), factor))
+            call = Call(
+                "pm_bits_scale", (out, incoming, Ref(name), user_loop.table_for(0, 1), factor)
+            )
             changes.replaced[user] = (replace(graph.nodes[user], bytes_moved=None), call)
     return changes.apply(before=True)
 

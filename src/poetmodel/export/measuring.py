@@ -92,9 +92,9 @@ def emulated_profile(
         name: Cost(count / instructions_per_s, count / instructions_per_s * power_w)
         for name, count in instructions.items()
     }
-    estimated = Costs.estimate(step.graph, board)
+    estimated_costs = Costs.estimate(step.graph, board)
     return EmulatedProfile(
-        costs=replace(estimated, compute=compute, source="", cycles=model),
+        costs=replace(estimated_costs, compute=compute, source="", cycles=model),
         instructions=instructions,
         notes=(
             f"compute times: instructions of the exported code for a Cortex-{target.upper()}, "
@@ -126,11 +126,11 @@ def emulated_board(
         )
     if core is not None and core not in tuple(map(str, MACHINES)):
         raise InputError(f"core: expected one of {', '.join(MACHINES)}, got {core!r}")
-    known = find_core(board.core)
-    target = Target(core or (Target.M4 if known is None else known.emulated_as))
-    if core is not None and (known is None or known.emulated_as != core):
-        known = core_for_target(core)
-    model = CycleModel(known, hertz, board.compute.memory_factor, instructions_per_cycle)
+    core_data = find_core(board.core)
+    target = Target(core or (Target.M4 if core_data is None else core_data.emulated_as))
+    if core is not None and (core_data is None or core_data.emulated_as != core):
+        core_data = core_for_target(core)
+    model = CycleModel(core_data, hertz, board.compute.memory_factor, instructions_per_cycle)
     return board, target, model, power_w
 
 

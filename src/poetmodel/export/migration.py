@@ -44,11 +44,11 @@ class Migration:
     source: Mapping[str, Any]
     """Layout of the other step's generations: the key ``generation`` of its manifest."""
     pieces: tuple[CarriedPiece, ...]
-    taken: tuple[str, ...]
+    migrated: tuple[str, ...]
     """State tensors with the same name, shape and type in the other step."""
-    anew: tuple[str, ...]
-    """Replaced state that starts from its first values."""
-    left: tuple[str, ...]
+    reset: tuple[str, ...]
+    """State that this step updates and the other step lacks: it starts from its initial values."""
+    dropped: tuple[str, ...]
     """State of the other step that this step lacks."""
 
 
@@ -95,20 +95,23 @@ def match_state(step: LoweredStep, source: Mapping[str, Any]) -> Migration:
     """
     graph, states = step.graph, source["states"]
     replaced = {graph.tensors[old].name for old in graph.replacement_of}
-    own = [v for v in step.states if all(ref.buffer in replaced for ref in v.pieces)]
-    taken = [value for value in own if _matches(value, states.get(value.name))]
-    if not taken:
+    # Only updated state is in generations; other state is in the exported code.
+    updated_states = [v for v in step.states if all(ref.buffer in replaced for ref in v.pieces)]
+    migrated_states = [value for value in updated_states if _matches(value, states.get(value.name))]
+    if not migrated_states:
         raise InputError(
             f"migrate_from: {step.graph.name} has no state of the same name, shape and type as "
             f"{listed(sorted(states))} of the other folder"
         )
-    names = {value.name for value in taken}
+    names = {value.name for value in migrated_states}
     return Migration(
         source=source,
-        pieces=tuple(piece for v in taken for piece in _overlaps(step, v, states[v.name])),
-        taken=tuple(v.name for v in own if v.name in names),
-        anew=tuple(v.name for v in own if v.name not in names),
-        left=tuple(name for name in states if name not in names),
+        pieces=tuple(
+            piece for v in migrated_states for piece in _piece_copies(step, v, states[v.name])
+        ),
+        migrated=tuple(v.name for v in updated_states if v.name in names),
+        reset=tuple(v.name for v in updated_states if v.name not in names),
+        dropped=tuple(name for name in states if name not in names),
     )
 
 
@@ -119,14 +122,14 @@ def _matches(value: NamedTensor, other: Mapping[str, Any] | None) -> bool:
     )
 
 
-def _overlaps(
+def _piece_copies(
     step: LoweredStep, value: NamedTensor, other: Mapping[str, Any]
 ) -> Iterator[CarriedPiece]:
-    """Yield the copies for a tensor in pieces: one for each overlapping pair of both steps."""
-    own = _with_starts([(name, offset, n) for name, offset, n in state_pieces(step, value)])
-    earlier = _with_starts([(tensor, offset, n) for tensor, offset, n in other["pieces"]])
-    for begin, name, offset, count in own:
-        for start, tensor, at, size in earlier:
+    """Yield the copies for a tensor: one for each pair of overlapping pieces of the two steps."""
+    own_pieces = _with_starts([(name, offset, n) for name, offset, n in state_pieces(step, value)])
+    earlier_pieces = _with_starts([(tensor, offset, n) for tensor, offset, n in other["pieces"]])
+    for begin, name, offset, count in own_pieces:
+        for start, tensor, source_offset, size in earlier_pieces:
             low, high = max(begin, start), min(begin + count, start + size)
             if low < high:
                 yield CarriedPiece(
@@ -134,7 +137,7 @@ def _overlaps(
                     first=offset + low - begin,
                     count=high - low,
                     tensor=tensor,
-                    offset=at + low - start,
+                    offset=source_offset + low - start,
                 )
 
 

@@ -24,7 +24,7 @@ def folder_words(deployment: Deployment) -> Words:
     """Return the template words of README, build files and sketches, except ``COMMAND``."""
     step, plan = deployment.step, deployment.plan
     trains = step.learning_rate is not None
-    shared = deployment.shared_kernels or ""
+    shared_folder = deployment.shared_kernels or ""
     return {
         "NAME": step.graph.name,
         "TITLE": re.sub(r"[^\w .,+-]", " ", step.graph.name.encode("ascii", "replace").decode()),
@@ -41,8 +41,8 @@ def folder_words(deployment: Deployment) -> Words:
         "TRAINS": trains,
         "RATE": str(step.learning_rate if trains else 0),
         "BINARY": deployment.weights is WeightsFormat.BINARY,
-        "SHARED": shared,
-        "COMPONENT": shared.rpartition("/")[2],
+        "SHARED": shared_folder,
+        "COMPONENT": shared_folder.rpartition("/")[2],
         **_inference_words(step.inference),
         **_storage_words(deployment),
         **dict(_sketch_words(deployment)),
@@ -57,9 +57,13 @@ def _storage_words(deployment: Deployment) -> Words:
     """Return the template words for pages and generations on storage, and an example partition."""
     layout, pages = deployment.layout, deployment.page_layout
     in_place = deployment.plan.memory_mapped and not deployment.copies_to_flash
-    size, device, at = deployment.saved_bytes or deployment.stored_bytes, deployment.device, None
+    size, device, address = (
+        deployment.saved_bytes or deployment.stored_bytes,
+        deployment.device,
+        None,
+    )
     if device is not None and device.flash is not None and device.commits_to_flash:
-        at = device.flash.size_bytes - size
+        address = device.flash.size_bytes - size
     return {
         "SLOTS": len(deployment.slots),
         "STORAGE": deployment.uses_storage,
@@ -85,11 +89,12 @@ def _storage_words(deployment: Deployment) -> Words:
         "STORED_SIZE": f"{deployment.stored_bytes:,}",
         "SAVED_SIZE": f"{deployment.saved_bytes:,}",
         "PARTITION_SIZE": f"{size:#x}",
-        "EXAMPLE_ADDRESS": f"{_EXAMPLE_ADDRESS if at is None else at:x}",
+        "EXAMPLE_ADDRESS": f"{_EXAMPLE_ADDRESS if address is None else address:x}",
     }
 
 
 def _inference_words(inference: LoweredStep | None) -> Words:
+    """Return the template words for ``pm_infer``, which are false or empty without an inference."""
     if inference is None or inference.output is None:
         return {"INFERENCE": False, "INFERENCE_INPUTS": "", "INFERENCE_SHAPE": ""}
     count = len(inference.inputs)

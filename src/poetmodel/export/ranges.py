@@ -24,6 +24,7 @@ class Indices:
     shape: tuple[int, ...]
     """Canonical shape table (``pm_each.h``): the same elements always have the same table."""
     low: int
+    """Smallest permitted index."""
     high: int
     """Exclusive upper bound of the indices."""
     ignored: int
@@ -38,29 +39,34 @@ class Indices:
 
 
 def index_operands(call: Call) -> Iterator[Indices]:
-    """Yield the index operands of a call."""
+    """Yield the index operands of a call; none if the call has no range of indices."""
     if call.within is None:
         return
     arguments = dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
     index = arguments.get("index", arguments.get("target"))
     low, high = call.within
     match arguments:
-        case {"count": int(count), "offset": offset, "offsets": int(offsets)}:  # bags
+        case {"count": int(count), "offset": bag_start, "offsets": int(bag_count)}:
+            # Embedding bags: indices, and the start offset of each bag.
             yield from _canonical_indices(index, (count,), (1,), (low, high, low))
-            yield from _canonical_indices(offset, (offsets,), (1,), (0, count + 1, 0))
+            yield from _canonical_indices(bag_start, (bag_count,), (1,), (0, count + 1, 0))
         case {"shape": shape}:
             sizes, *steps = table_columns(shape)
             ignored = arguments.get("ignored")
-            numbers = (low, high, ignored if isinstance(ignored, int) else low)
-            yield from _canonical_indices(index, sizes, steps[-1], numbers)
+            index_range = (low, high, ignored if isinstance(ignored, int) else low)
+            yield from _canonical_indices(index, sizes, steps[-1], index_range)
 
 
 def _canonical_indices(
-    ref: Argument | None, sizes: Numbers, steps: Numbers, numbers: tuple[int, int, int]
+    ref: Argument | None, sizes: Numbers, steps: Numbers, index_range: tuple[int, int, int]
 ) -> Iterator[Indices]:
+    """Yield the indices that loops access; none without elements, or without a pointer.
+
+    `index_range` has the fields low, high and ignored of `Indices`.
+    """
     if isinstance(ref, Ref) and 0 not in sizes:
         first, shape = _canonical_elements(ref.offset, sizes, steps)
-        low, high, ignored = numbers
+        low, high, ignored = index_range
         yield Indices(ref=Ref(ref.buffer, first), shape=shape, low=low, high=high, ignored=ignored)
 
 
@@ -74,21 +80,25 @@ def _canonical_elements(offset: int, sizes: Numbers, steps: Numbers) -> tuple[in
     return first, (len(rows), *(number for row in rows for number in row))
 
 
-def trace_copies(indices: Indices, makers: Mapping[str, Iterable[Call]]) -> Indices:
-    """Return the original of indices, through nodes that only copy all of them."""
-    calls = list(makers.get(indices.ref.buffer, ()))
+def trace_copies(indices: Indices, writers: Mapping[str, Iterable[Call]]) -> Indices:
+    """Return the indices of which `indices` are a copy, following ``pm_copy_int`` calls.
+
+    Returns `indices` itself if it is no copy. `writers` are the calls of the node that computes a
+    buffer, by buffer.
+    """
+    calls = list(writers.get(indices.ref.buffer, ()))
     match calls:
         case [
             Call(
                 kernel="pm_copy_int", arguments=(Ref() as target, Ref() as source, tuple() as shape)
             )
         ]:
-            sizes, new, old = table_columns(shape)
-            if _canonical_elements(target.offset, sizes, new) == (
+            sizes, target_strides, source_strides = table_columns(shape)
+            if _canonical_elements(target.offset, sizes, target_strides) == (
                 indices.ref.offset,
                 indices.shape,
             ):
-                first, table = _canonical_elements(source.offset, sizes, old)
+                first, table = _canonical_elements(source.offset, sizes, source_strides)
                 original = replace(indices, ref=Ref(source.buffer, first), shape=table)
-                return trace_copies(original, makers)
+                return trace_copies(original, writers)
     return indices

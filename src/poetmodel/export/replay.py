@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from poetmodel.plan.arena import Arena
 
 MAX_SAMPLES: Final = 65_535
-"""Max. number of stored samples: their groups have 16-bit numbers."""
+"""Max. number of stored samples: groups of samples have 16-bit numbers."""
 HEADER_BYTES: Final = 32
 """Size of the header of a group [B], see ``src/pm_replay.c``."""
 CHECKSUM_BYTES: Final = 4
@@ -135,13 +135,13 @@ def create_replay(step: LoweredStep, samples: int, layout: GenerationLayout) -> 
 
 def order_outputs(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
     """Return `replay` with the outputs of its front in the order in which a plan computes them."""
-    first: dict[int, int] = {}
+    first_computation: dict[int, int] = {}
     for position, (op, k) in enumerate(plan.program):
         if op == Op.COMPUTE:
-            first.setdefault(k, position)
+            first_computation.setdefault(k, position)
     graph, front = step.graph, replay.front
     first_position = {
-        name: (first[graph.node_of[graph.tensor_index[name]]], number)
+        name: (first_computation[graph.node_of[graph.tensor_index[name]]], number)
         for number, name in enumerate(front.outputs)
     }
     outputs = tuple(sorted(front.outputs, key=first_position.__getitem__))
@@ -213,30 +213,30 @@ def _make_front(
     )
 
 
-def program_instructions(step: LoweredStep, plan: Plan, without: Collection[int] = ()) -> int:
-    """Return the estimated instructions of a program, `without` some nodes."""
-    computed = (k for op, k in plan.program if op == Op.COMPUTE and k not in without)
-    return sum(step.graph.nodes[k].instructions or 0 for k in computed)
+def program_instructions(step: LoweredStep, plan: Plan, skipped_nodes: Collection[int] = ()) -> int:
+    """Return the estimated instructions of a program without the computations of some nodes."""
+    executed_nodes = (k for op, k in plan.program if op == Op.COMPUTE and k not in skipped_nodes)
+    return sum(step.graph.nodes[k].instructions or 0 for k in executed_nodes)
 
 
 def stored_arena_bytes(replay: Replay, step: LoweredStep, plan: Plan, arena: Arena) -> int:
     """Return the end of the arena that a step on a stored sample uses [B]."""
     graph, front = step.graph, replay.front
-    left_out = {
+    skipped_tensors = {
         graph.tensor_index[tensor.name]
         for k in front.nodes
         for tensor in graph.nodes[k].outputs
         if tensor.name not in front.outputs
     }
-    used = 0
+    end_bytes = 0
     for block in check_arena(graph, plan, arena).rectangles:
         if block.content == Content.WORKSPACE:
             is_used = block.index not in front.nodes
         else:
-            is_used = block.index not in left_out
+            is_used = block.index not in skipped_tensors
         if is_used and block.offset is not None:
-            used = max(used, block.offset + block.bytes)
-    return used
+            end_bytes = max(end_bytes, block.offset + block.bytes)
+    return end_bytes
 
 
 def sample_tensor_names(step: LoweredStep, front: Front) -> tuple[str, ...]:

@@ -51,6 +51,7 @@ class StepSource:
     """The generated C of a deployment, as words for the templates."""
 
     def __init__(self, deployment: Deployment, weights: Weights) -> None:
+        """Generate the C lines of step and forward passes, with common lists and kernels."""
         self.deployment = deployment
         self.step = deployment.step
         self.weights = weights
@@ -168,10 +169,10 @@ class StepSource:
         """Identity of the layout of a generation: a hash of the names of its state."""
         return sha256(json.dumps(self.deployment.generation).encode()).hexdigest()[:8]
 
-    def _tensor_macros(self, taken: set[str]) -> Iterator[str]:
+    def _tensor_macros(self, used_names: set[str]) -> Iterator[str]:
         """Yield a macro for the index of each input, state tensor and gradient, with its shape.
 
-        Adds the names of the macros to `taken`.
+        Adds the names of the macros to `used_names`.
         """
         step = self.step
         homes = [self.home(value.pieces[0].buffer) for value in step.states]
@@ -182,7 +183,7 @@ class StepSource:
         )
         for kind, values, kind_homes in kinds:
             for k, value in enumerate(values):
-                name = _macro_name(kind, value.name, taken)
+                name = _macro_name(kind, value.name, used_names)
                 shape = "".join(f"[{size}]" for size in value.shape)
                 home = f", {kind_homes[k]}" if kind_homes else ""
                 size = value.elements * value.type.itemsize
@@ -250,7 +251,7 @@ class StepSource:
     # -- tables ------------------------------------------------------------------------------------
 
     def _tables(self) -> Iterator[str]:
-        """Yield the C tables of slots, buffers, state, samples, migration and gradients."""
+        """Yield the C tables of slots, buffers, state, samples, migrated state and gradients."""
         slots = self.deployment.page_bytes
         if self.deployment.generation:
             slots = (*slots, RECORD_BYTES, *self.deployment.generation_bytes, SEAL_BYTES)
@@ -286,6 +287,7 @@ class StepSource:
         yield from self._gradient_table()
 
     def _migrated_row(self, piece: CarriedPiece) -> str:
+        """Return the row of a piece of state that is copied from the earlier step."""
         buffer = self._buffers.index(piece.buffer)
         numbers = (buffer, piece.first, piece.count, piece.tensor, piece.offset)
         return f"{{{', '.join(map(str, numbers))}}}"
@@ -327,7 +329,7 @@ class StepSource:
         rows = []
         for value in self.step.gradients:
             (piece,) = value.pieces
-            whole = self.step.buffers[piece.buffer].elements
+            tensor_elements = self.step.buffers[piece.buffer].elements
             slot = slots.index(gradient_slot_name(value))
             order = "0, 0, 0"
             if value.strides is not None:
@@ -338,7 +340,7 @@ class StepSource:
                     value.strides, f"pm_list_{len(self.program.lists)}"
                 )
                 order = f"{len(value.shape)}, {shape}, {strides}"
-            rows.append(f"{{{slot}, {whole}, {piece.offset}, {order}}}")
+            rows.append(f"{{{slot}, {tensor_elements}, {piece.offset}, {order}}}")
         if rows:
             yield _table_definition("const pm_gradient_t pm_gradients[]", rows)
 
@@ -349,9 +351,9 @@ def _macro_names() -> set[str]:
     return {name for text in texts for name in _DEFINED.findall(text)}
 
 
-def _storage_terms(wrapped: str, sizes: Sequence[int]) -> str:
-    """Return a C expression for the storage of slots in the units and blocks of a build."""
-    terms = (f"{n}u*PM_{wrapped}_BYTES({size}u)" for size, n in Counter(sizes).items())
+def _storage_terms(unit: str, sizes: Sequence[int]) -> str:
+    """Return a C expression for the storage of slots: one macro ``PM_<unit>_BYTES`` per size."""
+    terms = (f"{n}u*PM_{unit}_BYTES({size}u)" for size, n in Counter(sizes).items())
     return fill(" + ".join(terms) or "0u", 88).replace("\n", " \\\n    ")
 
 
@@ -387,17 +389,17 @@ def _last_nonempty(earlier: str, node: str) -> str:
     return node or earlier
 
 
-def _macro_name(kind: str, name: str, taken: set[str]) -> str:
-    """Return a unique macro name for a tensor, and add it to `taken`."""
+def _macro_name(kind: str, name: str, used_names: set[str]) -> str:
+    """Return a unique macro name for a tensor, and add it to `used_names`."""
     words = re.sub(r"\W+|_+", " ", name.encode("ascii", "replace").decode()).split()
     if kind == "INPUT" and len(words) > 1 and words[0] == "inputs":
         del words[0]
-    first = constant = "_".join([kind, *words]).upper()
-    number = 1
-    while constant in taken:
-        number += 1
-        constant = f"{first}_{number}"
-    taken.add(constant)
+    base_name = constant = "_".join([kind, *words]).upper()
+    suffix = 1
+    while constant in used_names:
+        suffix += 1
+        constant = f"{base_name}_{suffix}"
+    used_names.add(constant)
     return constant
 
 

@@ -75,6 +75,7 @@ def state_tensors(folder: str | Path, *, is_trained: bool = False) -> tuple[Expo
 
 
 def _parse_tensor(entry: Mapping[str, Any]) -> ExportedTensor:
+    """Parse a state tensor of a manifest; raise `ValueError` for an invalid type or shape."""
     if entry["dtype"] not in _STORED:
         raise ValueError(entry["dtype"])
     shape = tuple(entry["shape"])

@@ -68,15 +68,19 @@ class _Pieces:
         if (rows % self.count != piece).any():
             return None
         inside = rows // self.count * self.inner + elements % self.inner
-        moved = loops.with_elements(number, loops.refs[number].buffer, inside)
-        return None if moved is None else (piece, moved)
+        piece_loops = loops.with_elements(number, loops.refs[number].buffer, inside)
+        return None if piece_loops is None else (piece, piece_loops)
 
     def split_loops(self, loops: Loops, number: int) -> Iterator[tuple[int, list[Loops]]]:
         """Yield (dimension, loops per piece) for each dimension that separates its pieces."""
         for d, (size, step) in enumerate(zip(loops.sizes, loops.steps[number], strict=True)):
-            rows, rest = divmod(self.inner, step) if step > 0 else (0, 1)
+            rows, remainder = divmod(self.inner, step) if step > 0 else (0, 1)
             rows = min(rows, size // self.count)
-            if rows and not rest and size in (rows * self.count, rows * self.count * self.outer):
+            if (
+                rows
+                and not remainder
+                and size in (rows * self.count, rows * self.count * self.outer)
+            ):
                 yield (
                     d,
                     [loops.subset(d, t, rows=rows, count=self.count) for t in range(self.count)],
@@ -147,6 +151,7 @@ class _Division:
     """The tensors of a step to divide into pieces, and the divided calls of nodes that use them."""
 
     def __init__(self, step: LoweredStep) -> None:
+        """Find the tensors to divide, and divide the calls of the nodes that use them."""
         self.step = step
         self.graph = step.graph
         self._handed_out = step.returned_buffers
@@ -170,7 +175,7 @@ class _Division:
             pass
 
     def is_copy(self, k: int) -> bool:
-        """Return whether a node only copies, so that its pieces exist before it."""
+        """Return whether a node only copies, so that the pieces of its result exist before it."""
         return all(call.kernel == "pm_copy" for call in self.step.calls[k])
 
     # -- which tensors ---------------------------------------------------------------------------
@@ -201,9 +206,9 @@ class _Division:
         if len(calls) <= 1 or len(node.outputs) != 1 or not self.is_copy(k):
             return "", None
         name = node.outputs[0].name
-        inner, rest = divmod(self.step.buffers[name].elements, len(calls))
+        inner, remainder = divmod(self.step.buffers[name].elements, len(calls))
         pieces = _Pieces(1, len(calls), inner)
-        if rest or not inner or not self._is_divisible(name):
+        if remainder or not inner or not self._is_divisible(name):
             return "", None
         copies = [_divide_call(call, {name: pieces}) for call in calls]
         order = [copy.piece_calls[0].piece_of.get(name) if copy else None for copy in copies]
@@ -223,12 +228,12 @@ class _Division:
     def _sums_pieces(self, call: Call, name: str, pieces: _Pieces) -> bool:
         """Return whether a call sums pieces, or products of pieces with another activation."""
         piece_calls = _divide_call(call, {name: pieces})
-        others = {ref.buffer for ref in call_refs(call)[1:]} - {name}
+        other_inputs = {ref.buffer for ref in call_refs(call)[1:]} - {name}
         return (
             piece_calls is not None
             and piece_calls.is_sum
             and call.kernel in _SUMS
-            and not others & self.state
+            and not other_inputs & self.state
         )
 
     def _propose_tensor(self, name: str, pieces: _Pieces) -> None:
@@ -272,7 +277,7 @@ class _Division:
         Otherwise some tensors are removed from `pieces`, and the caller tries again.
         """
         self.whole, self.consumers, self.producers = set(), {}, {}
-        used: set[str] = set()
+        accessed_names: set[str] = set()
         for k in sorted({k for name in self.pieces for k in self._users[name]}, reverse=True):
             outputs = {tensor.name for tensor in self.graph.nodes[k].outputs}
             divided_outputs = outputs & self.pieces.keys()
@@ -282,24 +287,31 @@ class _Division:
                 k, self.consumers, set()
             ):
                 return self._undivide(set(self._divided_buffers(k)) - outputs)
-            used |= self._accessed_tensors(k) - outputs
-        return used >= self.pieces.keys() or self._undivide(self.pieces.keys() - used)
+            accessed_names |= self._accessed_tensors(k) - outputs
+        return accessed_names >= self.pieces.keys() or self._undivide(
+            self.pieces.keys() - accessed_names
+        )
 
-    def _divide_node(self, k: int, to: dict[int, list[_DividedCall]], outputs: set[str]) -> bool:
-        """Add the divided calls of node `k` to `to`; return whether they can be divided.
+    def _divide_node(
+        self, k: int, divided_calls: dict[int, list[_DividedCall]], outputs: set[str]
+    ) -> bool:
+        """Add the divided calls of node `k` to `divided_calls`; return whether they can be divided.
 
         `outputs` are its divided results. Stacks of copies may remain undivided inputs; they are
         then added to `whole`.
         """
-        others = {tensor.name for tensor in self.graph.nodes[k].outputs} - outputs
-        accessed = [name for name in self._divided_buffers(k) if name not in others]
-        for names in (accessed, [n for n in accessed if n in outputs or not self._is_stack(n)]):
+        other_outputs = {tensor.name for tensor in self.graph.nodes[k].outputs} - outputs
+        accessed_names = [name for name in self._divided_buffers(k) if name not in other_outputs]
+        for names in (
+            accessed_names,
+            [n for n in accessed_names if n in outputs or not self._is_stack(n)],
+        ):
             piece_calls = self._divide_calls(k, names)
             if piece_calls is not None and (
                 _covers(piece_calls, self.pieces, outputs) or self._can_divide(k, piece_calls)
             ):
-                to[k] = piece_calls
-                self.whole |= set(accessed) - set(names)
+                divided_calls[k] = piece_calls
+                self.whole |= set(accessed_names) - set(names)
                 return True
         return False
 
@@ -313,11 +325,11 @@ class _Division:
         readers: list[list[_PieceCall]] = [[] for _ in range(self.pieces[name].count)]
         maker = self._maker(name)
         for k in self._users[name]:
-            produced = self.producers.get(k, []) if k != maker else []
-            for call in (*produced, *self.consumers.get(k, [])):
-                for part in call.piece_calls:
-                    if name in part.piece_of:
-                        readers[part.piece_of[name]].append(part)
+            producer_calls = self.producers.get(k, []) if k != maker else []
+            for call in (*producer_calls, *self.consumers.get(k, [])):
+                for piece_call in call.piece_calls:
+                    if name in piece_call.piece_of:
+                        readers[piece_call.piece_of[name]].append(piece_call)
         return readers
 
     def _undivide(self, names: Iterable[str]) -> bool:
@@ -327,8 +339,8 @@ class _Division:
         return False
 
     def _divided_buffers(self, k: int) -> list[str]:
-        named = {name for call in self.step.calls[k] for name in call.buffers}
-        return [name for name in self.pieces if name in named]
+        buffer_names = {name for call in self.step.calls[k] for name in call.buffers}
+        return [name for name in self.pieces if name in buffer_names]
 
     def _is_stack(self, name: str) -> bool:
         return self.is_copy(self._maker(name))
@@ -405,12 +417,14 @@ def _tensors_in_same_loop(
                 for part in (piece_loops[0], piece_loops[-1])
             ):
                 continue
-            for other in loops.refs:
-                distance = _piece_distance(piece_loops, other.buffer)
-                if other.buffer != name and distance > 0:
-                    outer, rest = divmod(buffers[other.buffer].elements, distance * pieces.count)
-                    if not rest and outer:
-                        yield other.buffer, _Pieces(outer, pieces.count, distance)
+            for other_ref in loops.refs:
+                distance = _piece_distance(piece_loops, other_ref.buffer)
+                if other_ref.buffer != name and distance > 0:
+                    outer, remainder = divmod(
+                        buffers[other_ref.buffer].elements, distance * pieces.count
+                    )
+                    if not remainder and outer:
+                        yield other_ref.buffer, _Pieces(outer, pieces.count, distance)
             return
 
 
@@ -449,6 +463,7 @@ class _Rewriter:
     """Builder of the step with divided tensors, and nodes in a new order."""
 
     def __init__(self, division: _Division) -> None:
+        """Prepare an empty step; `step` adds the nodes."""
         self.division = division
         self.whole = division.step
         self.graph = division.graph
@@ -458,13 +473,13 @@ class _Rewriter:
             if name not in division.pieces or name in division.whole
         }
         self.aliases: dict[str, tuple[str, np.ndarray]] = {}
-        """Pieces that equal elements of another buffer: (buffer, its elements), by piece."""
+        """(buffer, indices of elements) of each piece that equals elements of another buffer."""
         self.early: list[_Operation] = []
-        """Nodes to place as soon as their inputs are computed, in this order."""
+        """Nodes to place as soon as their inputs are computed, in the order of this list."""
         self.late: dict[str, _Operation] = {}
         """Nodes to place before the first reader of their result, by result."""
         self.fixed: dict[int, _Operation] = {}
-        """Nodes that stay at their old position, by that."""
+        """Nodes that stay at their old position, by position."""
         self.ready: dict[str, int] = {}
         """For each tensor, the index of the old node after which it can be computed."""
 
@@ -528,7 +543,7 @@ class _Rewriter:
     def _find_alias(
         self, piece_calls: Sequence[_PieceCall], pieces: _Pieces
     ) -> tuple[str, np.ndarray] | None:
-        """Return (buffer, elements) that a piece copies, if a single copy makes it, else None.
+        """Return (buffer, elements) of which a piece is a copy; None unless one copy computes it.
 
         Inputs of the step stay in memory until its end, so any elements of them can be aliases.
         """
@@ -553,7 +568,7 @@ class _Rewriter:
     def _rename_pieces(
         self, piece_calls: Sequence[_PieceCall]
     ) -> tuple[tuple[Call, ...], dict[str, None]]:
-        """Return the calls with pieces under their new names, and the buffers that they access."""
+        """Return (calls with the new names of pieces, names of the buffers that these access)."""
         calls = []
         for part in piece_calls:
             loops = self._resolved_loops(part)
@@ -563,15 +578,19 @@ class _Rewriter:
             calls.append(call)
         return tuple(calls), dict.fromkeys(name for call in calls for name in call.buffers)
 
-    def _resolved_loops(self, part: _PieceCall) -> Loops | None:
-        """Return the loops of a divided call, with pieces under new names or resolved aliases."""
-        loops = part.loops
-        for name, t in part.piece_of.items():
-            source = self.aliases.get(_piece_name(name, t))
+    def _resolved_loops(self, piece_call: _PieceCall) -> Loops | None:
+        """Return the loops of a call on pieces, with the new buffer of each piece.
+
+        A piece that is an alias is accessed in the buffer that it aliases. None if the call has no
+        loops, or its kernel cannot access the aliased elements.
+        """
+        loops = piece_call.loops
+        for name, t in piece_call.piece_of.items():
+            alias = self.aliases.get(_piece_name(name, t))
             loops = (
                 _rename_buffer(loops, name, _piece_name(name, t))
-                if source is None
-                else _resolve_alias(loops, name, source)
+                if alias is None
+                else _resolve_alias(loops, name, alias)
             )
         return loops
 
@@ -584,13 +603,13 @@ class _Rewriter:
         if loops is None or loops.refs[0] != Ref(out):
             return ()
         for ref, steps in zip(loops.refs[1:], loops.steps[1:], strict=True):
-            others = [
+            buffer_steps = [
                 s for r, s in zip(loops.refs, loops.steps, strict=True) if r.buffer == ref.buffer
             ]
             if (
                 steps == loops.steps[0]
                 and ref.offset == 0
-                and others == [steps]
+                and buffer_steps == [steps]
                 and ref.buffer in self.ready
                 and ref.buffer not in self.division.state
                 and self.buffers[ref.buffer] == self.buffers[out]
@@ -599,7 +618,7 @@ class _Rewriter:
         return ()
 
     def _add_consumer(self, k: int) -> None:
-        """Replace node `k` by one that reads pieces, or by a chain of nodes that sum them."""
+        """Replace node `k` by a node that reads pieces, or by a chain of nodes that sum pieces."""
         node, piece_calls = self.graph.nodes[k], self.division.consumers[k]
         if any(len(call.piece_calls) > 1 and call.is_sum for call in piece_calls):
             self._add_sum_chain(k, piece_calls[0].piece_calls)
@@ -694,7 +713,7 @@ class _Rewriter:
     def _execution_order(self) -> Iterator[_Operation]:
         """Yield all nodes, each after the nodes of its inputs, and before an input is replaced."""
         computed: set[str] = set()
-        waiting = list(self.early)
+        early_operations = list(self.early)
 
         def is_ready(operation: _Operation) -> bool:
             return all(
@@ -716,8 +735,8 @@ class _Rewriter:
                 if name in self.late:
                     yield from with_inputs(self.late.pop(name))
             yield from with_inputs(operation)
-            while (ready := next(filter(is_ready, waiting), None)) is not None:
-                waiting.remove(ready)
+            while (ready := next(filter(is_ready, early_operations), None)) is not None:
+                early_operations.remove(ready)
                 yield from with_inputs(ready)
 
 
@@ -729,7 +748,7 @@ def _rename_buffer(loops: Loops | None, name: str, new: str) -> Loops | None:
 
 
 def _resolve_alias(loops: Loops | None, name: str, source: tuple[str, np.ndarray]) -> Loops | None:
-    """Return loops with a piece resolved to its alias; None if the kernel cannot access that."""
+    """Return loops that access a piece in the buffer of its alias; None if the kernel cannot."""
     for number, ref in enumerate(loops.refs if loops else ()):
         if loops is not None and ref.buffer == name:
             loops = loops.with_elements(number, source[0], source[1][loops.elements(number)])
@@ -740,8 +759,8 @@ def _piece_name(name: str, t: int) -> str:
     return f"{name}[{t}]"
 
 
-def _piece_flops(whole: int, number: int, count: int) -> int:
-    return whole * (number + 1) // count - whole * number // count
+def _piece_flops(total_flops: int, number: int, count: int) -> int:
+    return total_flops * (number + 1) // count - total_flops * number // count
 
 
 def _write_to(call: Call, out: str) -> Call:
@@ -752,13 +771,13 @@ def _write_to(call: Call, out: str) -> Call:
 
 
 def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
-    """Fuse products with their addition to the gradient of the same weight, in its memory.
+    """Fuse products with their addition to the gradient of the same weight, in place.
 
     An example are the gradients of two time steps. The fused node is at the position of the
     product, where the other gradient is already computed. Returns `step` itself if unchanged.
     """
     graph = step.graph
-    kept = step.returned_buffers
+    returned = step.returned_buffers
     nodes: list[tuple[Node, tuple[Call, ...]]] = []
     position_of: dict[str, int] = {}
     removed: set[str] = set()
@@ -773,7 +792,7 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
                 n = 0
         maker, product_calls = nodes[position_of[product]] if product else (node, calls)
         if (
-            product not in kept
+            product not in returned
             and product
             and graph.users_of[graph.tensor_index[product]] == (k,)
             and _is_weight_gradient(product_calls, product, n)

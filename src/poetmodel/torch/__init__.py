@@ -99,6 +99,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Import a name when it is first used.
+
+    Raises `AttributeError` for an unknown name, and `BackendUnavailableError` without the PyTorch
+    or ExecuTorch that the name needs.
+    """
     if name in _MODULES:
         require_torch()
         if _MODULES[name].startswith("executorch."):

@@ -32,7 +32,7 @@ MAX_FILE_BYTES: Final = 2**28
 _NAME_DIGITS: Final = 40
 """Digits of a key in the name of its file."""
 _NAME_PATTERN: Final = "*-" + "[0-9a-f]" * _NAME_DIGITS + ".json"
-"""Pattern of these names, because a folder may contain other files."""
+"""Pattern of the names of the cache's files; a folder may contain other files."""
 FOLDER_VARIABLE: Final = "POETMODEL_CACHE"
 """Environment variable with the default folder; empty for no cache."""
 
@@ -50,15 +50,15 @@ def default_folder() -> Path | None:
 
     Without the variable, it is ``poetmodel`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
     """
-    given = os.environ.get(FOLDER_VARIABLE)
-    if given is not None:
-        return Path(given) if given else None
+    folder_setting = os.environ.get(FOLDER_VARIABLE)
+    if folder_setting is not None:
+        return Path(folder_setting) if folder_setting else None
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "poetmodel"
 
 
 class Cache:
-    """Plain values by kind and key. Without a folder they are in memory, as long as the object."""
+    """Plain values by kind and key, as files in a folder; without a folder, in the object only."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -81,7 +81,7 @@ class Cache:
     def read(self, kind: str, key: str) -> Any:
         """Return the stored value; None if it is missing or its file is damaged.
 
-        Marks the file as used.
+        Sets the modification time of the file, for `_prune`.
         """
         if self.folder is None:
             text = self._texts.get((kind, key))
@@ -90,8 +90,8 @@ class Cache:
         try:
             with path.open("rb") as stream:
                 size = min(os.fstat(stream.fileno()).st_size, MAX_FILE_BYTES)
-                first, _, text = stream.read(size).partition(b"\n")
-            header = json.loads(first)
+                header_line, _, text = stream.read(size).partition(b"\n")
+            header = json.loads(header_line)
             if header != _header(kind, key, text):
                 raise ValueError("different or damaged file")  # noqa: TRY301 - like json.loads
             content = json.loads(text)
@@ -101,7 +101,7 @@ class Cache:
             _LOG.info("%s: ignored (%s)", path, error)
             return None
         with suppress(OSError):
-            os.utime(path)  # for _prune
+            os.utime(path)  # the last use
         return content
 
     def write(self, kind: str, key: str, content: Any) -> None:
@@ -127,11 +127,11 @@ class Cache:
         files = list((self.folder or Path()).glob(_NAME_PATTERN))
         if len(files) <= MAX_FILES:
             return
-        used: list[tuple[float, Path]] = []
+        dated_files: list[tuple[float, Path]] = []
         for path in files:
             with suppress(OSError):  # another process has removed it
-                used.append((path.stat().st_mtime, path))
-        for _, path in sorted(used)[: len(used) - MAX_FILES]:
+                dated_files.append((path.stat().st_mtime, path))
+        for _, path in sorted(dated_files)[: len(dated_files) - MAX_FILES]:
             path.unlink(missing_ok=True)
 
 
@@ -144,7 +144,7 @@ def _header(kind: str, key: str, content: bytes) -> dict[str, Any]:
 
 
 class NoKeyError(Exception):
-    """A graph contains a value that has no representation to compare."""
+    """A graph contains a value without a plain representation, so that it has no key."""
 
 
 @cache
@@ -157,7 +157,7 @@ def _code_digest() -> str:
 
 
 def host_key() -> list[Any]:
-    """Return all values besides the graph on which costs, workspaces and kernels depend."""
+    """Return the values, except the graph, on which costs, workspaces and kernels depend."""
     return [
         _code_digest(),
         str(torch.__version__),
@@ -178,7 +178,7 @@ def plain_operations(graph: torch.fx.Graph) -> list[Any]:
 
     Raises
     ------
-    UnknownError
+    NoKeyError
         If an argument has no plain representation.
     """
     positions = {node: k for k, node in enumerate(graph.nodes)}
@@ -213,7 +213,7 @@ def plain_value(value: Any, positions: dict[Any, int]) -> Any:
 
     Raises
     ------
-    UnknownError
+    NoKeyError
         If a value has no plain representation.
     """
     if isinstance(value, torch.fx.Node):

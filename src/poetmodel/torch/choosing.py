@@ -71,7 +71,7 @@ class Choice:
     selection: LayerSet
     """The selected layers with score and bound."""
     parameters: tuple[str, ...]
-    """The parameters of these layers; all others are frozen."""
+    """Names of the parameters of the selected layers; all other parameters are frozen."""
     scores: Mapping[str, float]
     """Score of each layer."""
     result: SolveResult
@@ -339,8 +339,8 @@ def _choose_tiles(
 ) -> tuple[ChosenTiles, dict[str, Any]]:
     """Choose the tile size of a step.
 
-    Returns the step in tiles, and the limits with the RAM in bytes, because its percentage refers
-    to the step without tiles.
+    Returns the step in tiles, and the limits with the RAM in bytes, because a percentage of RAM
+    refers to the step without tiles.
     """
     if choice.is_whole:
         return ChosenTiles(tile_bytes=None, step=step), dict(limits)
@@ -445,11 +445,13 @@ def _stated_scores(scores: Mapping[str, float] | str | Path) -> tuple[dict[str, 
 
 def _check_not_quantized(scores: Mapping[str, float], model: torch.nn.Module, source: str) -> None:
     """Raise `InputError` if a score belongs to a frozen int8 layer."""
-    prepared = with_fronts(model)
+    converted_model = with_fronts(model)
     fronts = [
-        path for path, module in prepared.named_modules() if isinstance(module, QuantizedFront)
+        path
+        for path, module in converted_model.named_modules()
+        if isinstance(module, QuantizedFront)
     ]
-    trainable = [name for name, _ in prepared.named_parameters()]
+    trainable = [name for name, _ in converted_model.named_parameters()]
     for name in scores:
         if any(f"{parameter}.".startswith(f"{name}.") for parameter in trainable):
             continue
@@ -485,13 +487,13 @@ def _captured_parameters(model: torch.nn.Module, loss_fn: Loss) -> dict[str, tor
 
 @contextmanager
 def _train_only(
-    parameters: Mapping[str, torch.nn.Parameter], chosen: Collection[str]
+    parameters: Mapping[str, torch.nn.Parameter], chosen_names: Collection[str]
 ) -> Iterator[None]:
     """Set ``requires_grad`` of only the chosen parameters inside; restores all at the end."""
     old_flags = {name: p.requires_grad for name, p in parameters.items()}
     try:
         for name, parameter in parameters.items():
-            parameter.requires_grad_(name in chosen)
+            parameter.requires_grad_(name in chosen_names)
         yield
     finally:
         for name, parameter in parameters.items():
@@ -499,7 +501,7 @@ def _train_only(
 
 
 def _no_set_result(problem: Problem, selection: LayerSet, request: Request) -> SolveResult:
-    """Return the result if no set of layers was found."""
+    """Return a result without a schedule, with the reason why no set of layers was found."""
     is_proved = selection.status == Status.INFEASIBLE
     return SolveResult(
         problem=problem,
@@ -515,19 +517,21 @@ def _no_set_result(problem: Problem, selection: LayerSet, request: Request) -> S
 
 def _solve_chosen_step(
     step: LoweredStep,
-    derived: Graph,
+    derived_graph: Graph,
     problem: Problem,
     request: Request,
     start_schedule: Schedule | None,
 ) -> SolveResult:
     """Solve for the schedule of the chosen step.
 
-    `derived` is the graph of the same nodes under other names that the selection used.
+    `derived_graph` is the graph from the selection: the same nodes under other names.
     """
-    costs = costs_for(derived, problem)
-    stated = replace(problem, graph=step.graph, costs=rename_costs(costs, derived, step.graph))
+    costs = costs_for(derived_graph, problem)
+    chosen_problem = replace(
+        problem, graph=step.graph, costs=rename_costs(costs, derived_graph, step.graph)
+    )
     result = solve(
-        stated,
+        chosen_problem,
         backend=request.backend,
         time_limit=max(request.remaining_s(), 1e-2),
         gap=request.gap,
@@ -548,8 +552,8 @@ def _unproved_choice(
 ) -> Choice:
     """Solve the chosen step, and return a choice without a bound on other sets.
 
-    Its nodes differ from those of the graphs that the sets were compared on. Raises `CaptureError`
-    if the costs are a profile, because they have no costs of these nodes.
+    The nodes of `step` differ from those of the graphs on which the sets were compared. Raises
+    `CaptureError` if the costs are a profile, which has no costs of the nodes of `step`.
     """
     costs = problem.costs
     if costs.device is None or costs != Costs.estimate(problem.graph, costs.device):
@@ -557,9 +561,11 @@ def _unproved_choice(
             f"{step.graph.name}: the profile has no costs for nodes of the step that trains only "
             f"{listed(selection.layers)}; leave the profile out"
         )
-    unproved = replace(selection, bound=float(sum(scores.values())), status=Status.FEASIBLE)
+    unproved_selection = replace(
+        selection, bound=float(sum(scores.values())), status=Status.FEASIBLE
+    )
     return Choice(
-        selection=unproved,
+        selection=unproved_selection,
         parameters=parameters,
         scores=scores,
         result=_solve_chosen_step(step, step.graph, problem, request, None),

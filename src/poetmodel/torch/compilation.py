@@ -112,7 +112,7 @@ def compile(  # noqa: PLR0913 - one entry point; all parameters except three hav
         If these do not fit and tensors may be paged, the solver chooses which of them have their
         home in `storage`; steps read and write these.
     clip_grad_norm : float, optional
-        Clip the common norm of all gradients, as ``torch.nn.utils.clip_grad_norm_`` does with
+        Clip the total norm of all gradients, as ``torch.nn.utils.clip_grad_norm_`` does with
         ``model.parameters()``. Needs an `optimizer`.
     cache : str, Path or bool
         Folder for results of compilation, which later compilations of the same step reuse. Default:
@@ -147,8 +147,9 @@ def compile(  # noqa: PLR0913 - one entry point; all parameters except three hav
 class Step:
     """A compiled training step: ``loss = step(x, y)``, then ``optimizer.step()``.
 
-    Use it in a ``with`` block, or call `close`, to remove its page file at a definite time;
-    otherwise it is removed with the object.
+    Creating the object compiles the step for the example inputs. Use a step in a ``with`` block, or
+    call `close`, to remove its page file at a definite time; otherwise the file is removed when the
+    object is deleted.
     """
 
     def __init__(
@@ -158,6 +159,7 @@ class Step:
         inputs: Inputs,
         options: CompileOptions,
     ) -> None:
+        """Store the arguments of `compile`, and compile the step for the example inputs."""
         self._model = model
         self._loss_fn = loss_fn
         self._options = options
@@ -209,10 +211,10 @@ class Step:
         return compiled.runner(flat)
 
     def select(self, *inputs: Any, **named: Any) -> tuple[Compiled, tuple[Any, ...]]:
-        """Return the compiled step for such inputs, and the flat inputs.
+        """Return (compiled step for inputs like these, flat inputs).
 
-        Compiles a new one if none matches and `dynamic` is ``retrace``; otherwise raises
-        `CaptureError`.
+        If no compiled step matches, compiles a new one if `dynamic` is ``retrace``, and otherwise
+        raises `CaptureError`.
         """
         name = self._current.trace.joint.name
         batch = self._structure_inputs(inputs, named)
@@ -235,7 +237,8 @@ class Step:
     def _structure_inputs(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Inputs:
         """Return the inputs of a call as a sequence or mapping, as in `compile`.
 
-        Raises `CaptureError` if they are passed the other way.
+        Raises `CaptureError` for inputs by position if the step was compiled with names, and for
+        inputs by name if it was compiled without.
         """
         joint = self._current.trace.joint
         if joint.output is None and not named:
@@ -259,7 +262,7 @@ class Step:
     def result(self) -> SolveResult:
         """Result of the solver, with the schedule.
 
-        Its RAM and its budget do not count reserved bytes; `budget_bytes` does.
+        RAM and budget of the result do not count reserved bytes; `budget_bytes` does.
         """
         return self._current.result
 
@@ -300,8 +303,8 @@ class Step:
             As for a step.
         """
         joint = self._current.trace.joint
-        given = inputs if inputs or named else unflatten(joint.inputs, joint.input_spec)
-        compiled, flat = self.select(*given, **named)
+        step_inputs = inputs if inputs or named else unflatten(joint.inputs, joint.input_spec)
+        compiled, flat = self.select(*step_inputs, **named)
         certificate = self._certificates[compiled.runner] = certify(compiled, flat)
         return certificate
 
@@ -354,15 +357,15 @@ class Step:
         )
 
     def _compile(self, inputs: Inputs) -> Compiled:
-        """Compile for these inputs, showing progress, and append the result to `_compiled`."""
-        first = self._compiled[0] if self._compiled else None
+        """Compile for these inputs, show progress, append the compiled step to `_compiled`."""
+        first_compiled = self._compiled[0] if self._compiled else None
         with CAPTURE_LOCK, infrequent_gc(), show_stages() as show_stage:
             compiled = Compiled(
                 self._model,
                 self._loss_fn,
                 inputs,
                 self._options,
-                first=first,
+                first=first_compiled,
                 show_stage=show_stage,
             )
         self._compiled.append(compiled)

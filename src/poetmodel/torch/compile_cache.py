@@ -61,7 +61,7 @@ def is_final_result(result: SolveResult, *, time_limit_s: float) -> bool:
 
 
 class CachedSchedules:
-    """The schedules of problems in a cache."""
+    """Reads and stores schedules of problems in a cache."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -69,18 +69,19 @@ class CachedSchedules:
     def result(self, problem: Problem, *, gap: float) -> SolveResult | None:
         """Return the cached schedule of a problem, verified now, with its bound.
 
-        None if the cache has none, or the schedule is invalid.
+        Returns None if the cache has none, or the schedule is invalid. If its solve stopped at a
+        wider gap than `gap`, the termination is ``interrupted``, so that the result is not final.
         """
         content = self._cache.read("schedule", _problem_key(problem))
         if content is None:
             return None
         try:
-            known: dict[str, Any] = {
+            decisions: dict[str, Any] = {
                 name: [tuple(map(int, numbers)) for numbers in content["schedule"][name]]
                 for name in _SPANS
             }
             schedule = Schedule.from_spans(
-                **known,
+                **decisions,
                 resident=map(int, content["schedule"]["resident"]),
                 identity=GraphIdentity.of(problem.graph),
             )
@@ -98,7 +99,7 @@ class CachedSchedules:
             return None
         result = make_result(problem, request, outcome, formulation=DEFAULT)
         if result.termination == Termination.STALLED != outcome.termination:
-            # It stopped at a wider gap: solve again for this one.
+            # The solve stopped at a wider gap: the caller solves again.
             return replace(result, termination=Termination.INTERRUPTED)
         return result
 
@@ -107,8 +108,8 @@ class CachedSchedules:
         problem, schedule = result.problem, result.schedule
         if schedule is None or result.time_limit_s is None:
             return
-        before = self.result(problem, gap=result.requested_gap)
-        if before is not None and _rank(before) < _rank(result):
+        cached_result = self.result(problem, gap=result.requested_gap)
+        if cached_result is not None and _rank(cached_result) < _rank(result):
             return
         content = {
             "schedule": {name: getattr(schedule, name) for name in (*_SPANS, "resident")},
@@ -123,10 +124,11 @@ class CachedSchedules:
 class CachedStep(CachedSchedules):
     """A captured step with its profiles and costs in a cache.
 
-    Without a folder, or a key for the step, the cache is in memory.
+    If the cache has no folder, or `joint` contains a value without a key, the cache is in memory.
     """
 
     def __init__(self, cache: Cache, joint: Joint) -> None:
+        """Compute the key of the step; without a key, use a cache in memory."""
         super().__init__(cache)
         self._joint = joint
         self._key: str | None = None
@@ -148,7 +150,7 @@ class CachedStep(CachedSchedules):
                 cached_profiles = {int(k): OpProfile.from_list(values) for k, values in content}
                 return build_trace(joint, build_captured_graph(joint, known=cached_profiles))
         captured = build_captured_graph(joint)
-        entries = [[k, observed.to_list()] for k, observed in captured.profiles.items()]
+        entries = [[k, profile.to_list()] for k, profile in captured.profiles.items()]
         self._cache.write("step", key, entries)
         return build_trace(joint, captured)
 
@@ -188,7 +190,7 @@ class CachedStep(CachedSchedules):
 
 
 def _rank(result: SolveResult) -> tuple[float, float]:
-    """Return value and gap of a result, to compare results; smaller is better."""
+    """Return (value, gap) of a result for comparisons; smaller is better."""
     value, gap = result.value, result.gap
     return (float("inf") if value is None else value, 1.0 if gap is None else gap)
 

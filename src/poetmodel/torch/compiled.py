@@ -72,7 +72,7 @@ class CompileOptions:
     cache: str | Path | bool
 
     def __post_init__(self) -> None:
-        """Check options that need no graph; raise one `InputError` for all."""
+        """Check the options that need no graph; raise one `InputError` for all invalid options."""
         faults = []
         storage: Any = self.storage
         if self.dynamic not in ("error", "retrace"):
@@ -100,9 +100,10 @@ class CompileOptions:
 class Compiled:
     """A step compiled for one set of input shapes: trace, costs, schedule, plan and program.
 
+    Creating the object captures, measures and solves the step, and compares it with eager PyTorch.
     Parameters and errors are those of `poetmodel.torch.compile`. `first` is the same step for the
-    first input shapes, whose budget all share. `show_stage` is called with the name of each stage
-    of compilation.
+    first input shapes, whose budget all share; None for these shapes. `show_stage` is called with
+    the name of each stage of compilation.
     """
 
     def __init__(
@@ -115,7 +116,8 @@ class Compiled:
         first: Compiled | None = None,
         show_stage: Callable[[str], None] = lambda _: None,
     ) -> None:
-        begin = perf_counter()
+        """Capture, measure, solve and plan the step, and compare its results with eager PyTorch."""
+        start_s = perf_counter()
         show_stage("capturing the step")
         _check_host(model)
         refuse(type(model).__name__, input_errors(inputs))
@@ -132,26 +134,26 @@ class Compiled:
         """Cached results of earlier compilations of the step."""
         self.trace = self.cached_step.trace()
         self.guards = Guards(joint)
-        self.trace_s = perf_counter() - begin
-        """Time to capture the step, and to execute it for tensors and workspaces [s]."""
+        self.trace_s = perf_counter() - start_s
+        """Time to capture the step, and to execute it once to find tensors and workspaces [s]."""
         self.keep_all_bytes = keep_all_bytes(self.trace)
         """The peak of tensors and workspaces when everything is kept [B]."""
         self.budget_bytes = self._budget_bytes(options, first)
         """The budget for tensors and workspaces [B]."""
-        divided = choose_divisions(self.trace, budget_bytes=self.budget_bytes)
-        self.trace = divide_convolutions(self.trace, divided)
+        divisions = choose_divisions(self.trace, budget_bytes=self.budget_bytes)
+        self.trace = divide_convolutions(self.trace, divisions)
         self.scheduled = scheduled_graph(
             self.trace, budget_bytes=self.budget_bytes, homes=options.can_page
         )
-        """The graph to schedule; with `costs` it is the solved problem."""
-        before = perf_counter()
+        """The graph of the solved problem; `costs` has its costs."""
+        costs_start_s = perf_counter()
         show_stage("finding the costs of operations")
         costs, self.profile, self.notes = _find_costs(self.trace, options, self.cached_step)
-        """How the costs were found, for display."""
-        if divided:
-            note = f"{len(divided)} operations are executed in pieces, with the same bits"
+        """`notes` describe the origin of the costs, for display."""
+        if divisions:
+            note = f"{len(divisions)} operations are executed in pieces, with the same bits"
             self.notes = (*self.notes, note)
-        self.profile_s = perf_counter() - before
+        self.profile_s = perf_counter() - costs_start_s
         """Time to measure or estimate costs [s]."""
         self.costs = scheduled_costs(costs, self.scheduled.graph)
         self.options = options
@@ -169,11 +171,11 @@ class Compiled:
             self.close()
             raise
         release_memory()
-        self.compile_s = perf_counter() - begin
+        self.compile_s = perf_counter() - start_s
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the plan plus the reserved bytes; executions stay within it [B]."""
+        """The peak of the plan plus the reserved bytes; executions do not exceed this sum [B]."""
         return self.check.peak_ram_bytes + self.scheduled.reserved_bytes
 
     @property
@@ -196,13 +198,13 @@ class Compiled:
         return max(first.budget_bytes, keep_all_bytes) if first_keeps_all else first.budget_bytes
 
     def _problem(self) -> Problem:
-        """Return the problem to solve, with the budget minus the reserved bytes.
+        """Return the problem to solve; its RAM is the budget minus the reserved bytes.
 
-        Raises `BudgetError` if no bytes remain.
+        Raises `BudgetError` if no bytes remain for it.
         """
         scheduled, costs, options = self.scheduled, self.costs, self.options
-        usable = self.budget_bytes - scheduled.reserved_bytes
-        if usable <= 0:
+        usable_bytes = self.budget_bytes - scheduled.reserved_bytes
+        if usable_bytes <= 0:
             raise BudgetError(self._budget_message())
         minimize = options.minimize
         if minimize is None:
@@ -210,7 +212,7 @@ class Compiled:
         return Problem(
             scheduled.graph,
             costs,
-            ram=usable,
+            ram=usable_bytes,
             deadline=options.deadline,
             recompute=options.recompute,
             paging=options.can_page,
@@ -220,18 +222,18 @@ class Compiled:
     def _solve(self, on_progress: Callable[[SolveProgress], None]) -> SolveResult:
         """Solve the problem, or return the cached result if it is final. Stores new results.
 
-        The solver may use PyTorch's threads, because PyTorch computes nothing meanwhile. If there
-        is no schedule, the reason explains the reserved bytes.
+        The solver uses as many threads as PyTorch, which is idle meanwhile. Without a schedule, the
+        `reason` of the result explains the reserved bytes.
         """
         problem, options = self._problem(), self.options
-        result = known = self.cached_step.result(problem, gap=options.gap)
+        result = cached_result = self.cached_step.result(problem, gap=options.gap)
         if result is None or not is_final_result(result, time_limit_s=options.time_limit):
             result = solve(
                 problem,
                 threads=torch.get_num_threads(),
                 time_limit=options.time_limit,
                 gap=options.gap,
-                start=None if known is None else known.schedule,
+                start=None if cached_result is None else cached_result.schedule,
                 on_progress=on_progress,
             )
             self.cached_step.store(result)
@@ -250,10 +252,10 @@ class Compiled:
     def _make_plan(self, result: SolveResult) -> tuple[Plan, PlanCheck]:
         """Return the plan of a result's schedule, with its check."""
         graph, costs = self.scheduled.graph, self.costs
-        usable = self.budget_bytes - self.scheduled.reserved_bytes
+        usable_bytes = self.budget_bytes - self.scheduled.reserved_bytes
         schedule = _with_free_state(graph, result.require_schedule())
         mode = StorageMode.BLOCKING
-        return checked_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=usable)
+        return checked_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=usable_bytes)
 
     def _make_runner(self, plan: Plan) -> Runner:
         """Return the runner of a plan.
@@ -285,13 +287,13 @@ class Compiled:
         def with_percentage(size_bytes: int, round_number: Callable[[float], int]) -> str:
             return f"{size_bytes:,} B ({round_number(1000 * size_bytes / keep_all_bytes) / 10:g}%)"
 
-        needed = floor_bytes(scheduled) - scheduled.reserved_bytes
+        op_bytes = floor_bytes(scheduled) - scheduled.reserved_bytes
         smallest_bytes = min_budget_bytes(self.trace, homes=self.options.can_page)
         reserves = "; ".join(f"{name} {size:,} B" for name, size in scheduled.reserves if size)
         return (
             f"ram: {with_percentage(self.budget_bytes, round)} is too small: "
             f"{scheduled.reserved_bytes:,} B are reserved ({reserves}), and operations need "
-            f"another {needed:,} B; set at least ram={with_percentage(smallest_bytes, math.ceil)}"
+            f"another {op_bytes:,} B; set at least ram={with_percentage(smallest_bytes, math.ceil)}"
         )
 
 
@@ -335,7 +337,7 @@ def _check_host(model: torch.nn.Module) -> None:
 def _find_costs(
     trace: Trace, options: CompileOptions, cached_step: CachedStep
 ) -> tuple[Costs, Profile | None, tuple[str, ...]]:
-    """Return the costs of the step, the profile if they are measured, and notes about them."""
+    """Return (costs of the step, profile or None if they are estimates, notes on their origin)."""
     if options.device is not None:
         device = options.device
         if not isinstance(device, Device):
@@ -367,17 +369,17 @@ def show_stages(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    shown = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = shown.add_task("compiling")
-    timer = Timer(after_s, shown.start)
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = progress.add_task("compiling")
+    timer = Timer(after_s, progress.start)
     timer.daemon = True
     timer.start()
     try:
-        yield lambda stage: shown.update(task, description=f"compiling: {stage}")
+        yield lambda stage: progress.update(task, description=f"compiling: {stage}")
     finally:
         timer.cancel()
         timer.join()
-        shown.stop()
+        progress.stop()
 
 
 def solve_progress_callback(show_stage: Callable[[str], None]) -> Callable[[SolveProgress], None]:

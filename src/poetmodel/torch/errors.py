@@ -47,13 +47,13 @@ class ForbiddenError(RuntimeError):
     """An operation that no step may execute. Its message has ``{where}`` for the source line."""
 
 
-def foreign_tensor_error(how: str) -> ForbiddenError:
-    """Return the error for a tensor that is changed or needs a gradient, but belongs to no module.
+def foreign_tensor_error(predicate: str) -> ForbiddenError:
+    """Return the error for a tensor that belongs to no module, but is changed or needs a gradient.
 
-    `how` is the predicate of the message, such as "is changed".
+    `predicate` is the verb of the message, such as "is changed".
     """
     return ForbiddenError(
-        f"a tensor that is no parameter, buffer or input {how}{{where}}, but can only be a "
+        f"a tensor that is no parameter, buffer or input {predicate}{{where}}, but can only be a "
         "constant of a compiled step; make it a parameter or a buffer of the module "
         "(register_buffer), or one of the inputs"
     )
@@ -71,17 +71,17 @@ def require_torch() -> str:
     from packaging.version import Version
 
     try:
-        installed = version("torch")
+        release = version("torch")
     except PackageNotFoundError:
         raise BackendUnavailableError(
             "PyTorch is not installed, and tracing needs it: pip install 'poetmodel[torch]' "
             f"(torch {MIN_TORCH} or newer)"
         ) from None
-    if Version(installed).release < Version(MIN_TORCH).release:
+    if Version(release).release < Version(MIN_TORCH).release:
         raise BackendUnavailableError(
-            f"PyTorch {installed} is too old: tracing needs torch {MIN_TORCH} or newer"
+            f"PyTorch {release} is too old: tracing needs torch {MIN_TORCH} or newer"
         )
-    return installed
+    return release
 
 
 def require_package(package: str, purpose: str, *, extra: str | None = None) -> None:
@@ -100,14 +100,14 @@ def require_executorch() -> None:
     """Raise `BackendUnavailableError` unless the supported release of ExecuTorch is installed."""
     advice = "pip install 'poetmodel[executorch]'"
     try:
-        installed = version("executorch")
+        release = version("executorch")
     except PackageNotFoundError:
         raise BackendUnavailableError(
             f"ExecuTorch is not installed, and writing its programs needs it: {advice}"
         ) from None
-    if not installed.startswith(f"{EXECUTORCH}."):
+    if not release.startswith(f"{EXECUTORCH}."):
         raise BackendUnavailableError(
-            f"ExecuTorch {installed} is installed, and programs need release {EXECUTORCH}: {advice}"
+            f"ExecuTorch {release} is installed, and programs need release {EXECUTORCH}: {advice}"
         )
 
 
@@ -135,13 +135,13 @@ def explained(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Suppress warnings and log messages of other libraries inside."""
-    before = logging.root.manager.disable
+    old_level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        logging.disable(before)
+        logging.disable(old_level)
 
 
 _MEMORY_MARKS: Final = ("can't allocate memory", "not enough memory", "out of memory")
@@ -218,9 +218,9 @@ def _capture_message(error: BaseException, where: str) -> str:
 def exception_chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an exception and its causes or contexts."""
     link: BaseException | None = error
-    seen: set[int] = set()
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
+    seen_ids: set[int] = set()
+    while link is not None and id(link) not in seen_ids:
+        seen_ids.add(id(link))
         yield link
         link = link.__cause__ or link.__context__
 

@@ -48,7 +48,7 @@ def export(
         Include the updates of this optimizer, with all its parameter groups and settings; one that
         `trace` supports. Without an optimizer, the step returns gradients.
     clip_grad_norm : float, optional
-        Clip the common norm of all gradients. Needs an `optimizer`.
+        Clip the total norm of all gradients. Needs an `optimizer`.
     accumulate : int
         Number of batches whose gradients are summed before an update, as by ``(loss /
         n).backward()`` for each: ``pm_step`` computes one batch, and each n-th call updates. The
@@ -97,14 +97,18 @@ def export(
         step = with_inference(step, model, loss_fn, inputs)
     if evaluate:
         step = with_evaluation(step, model, loss_fn, inputs)
-    stated_accumulate = accumulate if accumulate > 1 else None
-    stated = {"name": name, "clip_grad_norm": clip_grad_norm, "accumulate": stated_accumulate}
-    stated_options: dict[str, Any] = {
-        key: value for key, value in stated.items() if value is not None
+    explicit_accumulate = accumulate if accumulate > 1 else None
+    explicit_values = {
+        "name": name,
+        "clip_grad_norm": clip_grad_norm,
+        "accumulate": explicit_accumulate,
     }
-    stated_options |= {**options, **({"infer": True} if infer else {})}
-    stated_options |= {"evaluate": True} if evaluate else {}
-    options.setdefault("command", _export_command(optimizer, stated_options, folder))
+    explicit_options: dict[str, Any] = {
+        key: value for key, value in explicit_values.items() if value is not None
+    }
+    explicit_options |= {**options, **({"infer": True} if infer else {})}
+    explicit_options |= {"evaluate": True} if evaluate else {}
+    options.setdefault("command", _export_command(optimizer, explicit_options, folder))
     return export_step(step, Path(folder), infer=infer, evaluate=evaluate, **options)
 
 
@@ -113,7 +117,8 @@ def _export_command(
 ) -> str:
     """Return Python code that repeats the export.
 
-    It refers to model, loss, inputs and optimizer by name.
+    The code names model, loss, inputs and optimizer ``model``, ``loss_fn``, ``inputs`` and
+    ``optimizer``.
     """
     arguments = "" if optimizer is None else ", optimizer=optimizer"
     arguments += "".join(f", {key}={' '.join(repr(x).split())}" for key, x in options.items())

@@ -53,6 +53,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, *args: Any, ram: str | int, whole_step: bool = False, **options: Any
     ) -> None:
+        """Split the options into those of `compile` and of the trainer, and check `whole_step`."""
         refuse_processes("poetmodel's Trainer", _REMEDY)
         compile_options = {key: options.pop(key) for key in OPTIONS.intersection(options)}
         self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **compile_options}
@@ -68,7 +69,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
             )
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train; afterwards all state on storage is moved to RAM."""
+        """Train as ``transformers.Trainer`` does, then move all state on storage to RAM."""
         try:
             return super().train(*args, **kwargs)
         finally:
@@ -89,7 +90,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         model.train()
         if num_items_in_batch is not None:
             num_items_in_batch = torch.as_tensor(num_items_in_batch)
-        # As tensors, these are inputs: other values do not need another compilation.
+        # Counts as tensors are inputs: other values need no new compilation.
         accumulated = torch.tensor(self.current_gradient_accumulation_steps)
         batch = (dict(self._prepare_inputs(inputs)), num_items_in_batch, accumulated)
         if self.step is None or self._compiled_model is not model:
@@ -129,7 +130,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     ) -> torch.Tensor:
         """Return the tensor that ``transformers.Trainer.training_step`` differentiates.
 
-        Intercepts its backward pass. Raises `CaptureError` if a ``compute_loss`` reads counters.
+        Intercepts the backward pass of that method, so that no gradients are computed.
+        `accumulated` is the number of accumulated batches. Raises `CaptureError` if
+        ``compute_loss`` reads the epoch or the step count.
         """
         losses: list[torch.Tensor] = []
 

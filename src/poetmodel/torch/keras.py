@@ -77,9 +77,9 @@ def from_keras(model: Any, *, logits: bool = False) -> KerasModule:
 
 
 def _final_activation(model: Any) -> Any:
-    """Return the layer whose softmax, log_softmax or sigmoid computes the only output, or None.
+    """Return the layer whose softmax, log_softmax or sigmoid computes the only output.
 
-    Searches nested models, too.
+    Searches nested models, too. Returns None if there are several outputs, or no such layer.
     """
     from keras import activations, layers
 
@@ -87,7 +87,7 @@ def _final_activation(model: Any) -> Any:
     if len(getattr(functional, "outputs", None) or ()) != 1:
         return None
     layer = functional.outputs[0]._keras_history.operation  # noqa: SLF001
-    # A layer that is used twice needs its activation at the other use.
+    # A layer that is called twice needs its activation in the other call.
     nodes = [n for level in functional._nodes_by_depth.values() for n in level]  # noqa: SLF001
     if sum(node.operation is layer for node in nodes) != 1:
         return None
@@ -105,7 +105,7 @@ def _final_activation(model: Any) -> Any:
 
 @contextmanager
 def _skip_activation(layer: Any) -> Iterator[None]:
-    """Replace the activation of a layer by the identity inside."""
+    """Replace the activation of a layer by the identity inside, and restore it at the end."""
     from keras import activations
 
     if not hasattr(layer, "activation"):
@@ -158,11 +158,15 @@ def _is_seeded(layer: Any) -> bool:
 
 
 class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A Keras model whose variables are parameters and buffers. Create it with `from_keras`."""
+    """A Keras model whose variables are parameters and buffers. Create it with `from_keras`.
+
+    `ending` is the layer whose activation is skipped in training mode; None for no layer.
+    """
 
     def __init__(self, model: Any, ending: Any = None) -> None:
+        """Register the tensors of the model's variables as parameters and buffers."""
         super().__init__()
-        # Not a submodule: its layers read variables, which a capture cannot replace.
+        # The model is no submodule: its layers read variables, which a capture cannot replace.
         self._call = _stateless_call(model, ending)
         self._trained = [
             self._register(variable, trained=True) for variable in model.trainable_variables
@@ -195,9 +199,9 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
         untrained = [getattr(self, x) if isinstance(x, str) else x for x in self._untrained]
         output, new_values = self._call(trained, untrained, inputs, self.training)
         if self.training:
-            for old, new in zip(untrained, new_values, strict=True):
-                if new is not old and new.is_floating_point():
-                    old.copy_(new.detach())
+            for tensor, new_value in zip(untrained, new_values, strict=True):
+                if new_value is not tensor and new_value.is_floating_point():
+                    tensor.copy_(new_value.detach())
         return output
 
 
@@ -247,16 +251,16 @@ def _stateless_call(model: Any, ending: Any) -> Callable[..., tuple[Any, list[to
 def _check_draws(model: Any, scope: Any, tensors: Iterable[tuple[Any, torch.Tensor]]) -> None:
     """Raise `InputError` if a layer drew from a Keras seed: its draws would repeat in each step."""
     seeds = [(v, seed) for v, seed in tensors if v.path.endswith(_SEED)]
-    drawn = [v for v, seed in seeds if scope.get_current_value(v) is not seed]
-    if not drawn:
+    changed = [v for v, seed in seeds if scope.get_current_value(v) is not seed]
+    if not changed:
         return
     owners = (
         layer.name
         for layer in model._flatten_layers(include_self=False)  # noqa: SLF001
-        if any(v is drawn[0] for v in layer.non_trainable_variables)
+        if any(v is changed[0] for v in layer.non_trainable_variables)
     )
     raise InputError(
-        f"{model.name}: the layer {next(owners, drawn[0].path)} draws from Keras' own seed, and "
+        f"{model.name}: the layer {next(owners, changed[0].path)} draws from Keras' own seed, and "
         "would draw the same numbers in each step; use Dropout without noise_shape, which draws "
         "from PyTorch's generator, or draw outside of the model"
     ) from None

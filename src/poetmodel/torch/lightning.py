@@ -72,6 +72,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         precision_plugin: Any = None,
         **options: Unpack[LoopKeywords],
     ) -> None:
+        """Check and store the options; the first batch compiles the step."""
         if unknown := options.keys() - OPTIONS:
             raise TypeError(f"Strategy: unknown parameters: {listed(sorted(unknown))}")
         refuse_processes("Strategy", _REMEDY)
@@ -102,7 +103,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         batch, *places = (*args, *kwargs.values())
         step_inputs = {
             "batch": batch,
-            # As tensors, these are inputs: other values do not need another compilation.
+            # Numbers as tensors are inputs: other values need no new compilation.
             "places": list(map(torch.tensor, places)),
             "every": torch.tensor(accumulated_batches),
         }
@@ -138,7 +139,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         return loss
 
     def teardown(self) -> None:
-        """Tear down; state on storage is moved to RAM."""
+        """Tear down as Lightning does, and move state on storage to RAM."""
         if self._whole_step and self.step is not None:
             self.step.close()
             self._compiled_module = None
@@ -166,7 +167,11 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     def _loss(
         self, module: Any, batch: Any, places: list[torch.Tensor], every: torch.Tensor
     ) -> dict[str, Any]:
-        """Return the loss divided for accumulation, the returned value, and the logged values."""
+        """Return the loss, the value that ``training_step`` returned, and the logged values.
+
+        `places` are the arguments after `batch`, such as the batch index, as tensors. `every` is
+        the number of accumulated batches, by which the loss is divided.
+        """
         with self._attach_trainer(module) as logged, self.precision_plugin.train_step_context():
             returned = module.training_step(batch, *places)
         name = type(module).__name__
@@ -181,8 +186,8 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     def _attach_trainer(self, module: Any) -> Iterator[list[dict[str, Any]]]:
         """Attach the trainer to the module inside; yield a list that collects its logged values.
 
-        Raises `CaptureError` if it logs other values than tensors, or reads counters: a compiled
-        step would repeat them.
+        Raises `CaptureError` if the module logs other values than tensors, or reads the epoch or
+        the step count: a compiled step would repeat their values from the capture.
         """
         name, trainer = type(module).__name__, self._loop
         signature_of_log, logged = signature(type(module).log), []

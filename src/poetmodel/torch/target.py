@@ -70,7 +70,9 @@ def default_name(text: str) -> str | None:
 
 
 def load_step(target: str, onnx: OnnxStep | None = None) -> Loaded:
-    """Import a module, also from the current folder, and call its function; or read an ONNX file.
+    """Return the step of a target: call its function after importing it, or read an ONNX file.
+
+    Modules may be in the current folder.
 
     Raises `InputError` if the function is missing, fails or returns another type; or if the ONNX
     file or its options are invalid.
@@ -124,8 +126,8 @@ class OnnxStep:
     @property
     def given_options(self) -> tuple[str, ...]:
         """The command-line options that are set."""
-        stated = {"--loss": self.loss, "--batch": self.batch, "--dim": self.dims or None}
-        return tuple(option for option, value in stated.items() if value is not None)
+        options = {"--loss": self.loss, "--batch": self.batch, "--dim": self.dims or None}
+        return tuple(option for option, value in options.items() if value is not None)
 
 
 @contextmanager
@@ -177,10 +179,12 @@ def load_batch(target: str) -> tuple[Any, ...]:
 def _check_returned(target: str, returned: object) -> Loaded:
     """Return model, loss and inputs; raise `InputError` if a target returned another type."""
     if not isinstance(returned, tuple | list) or len(returned) != _RETURNED_ITEMS:
-        nested = isinstance(returned, tuple | list)
+        is_sequence = isinstance(returned, tuple | list)
         kind = type(returned).__name__
-        found = f"a {kind} of {len(returned)}" if nested else shown(returned)  # type: ignore[arg-type]
-        raise InputError(f"{target}: expected it to return (model, loss_fn, inputs), got {found}")
+        value_text = f"a {kind} of {len(returned)}" if is_sequence else shown(returned)  # type: ignore[arg-type]
+        raise InputError(
+            f"{target}: expected it to return (model, loss_fn, inputs), got {value_text}"
+        )
     model, loss_fn, inputs = returned
     if not isinstance(inputs, tuple | list):
         raise InputError(f"{target}: inputs: expected a tuple, got a {type(inputs).__name__}")

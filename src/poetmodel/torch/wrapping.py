@@ -62,7 +62,7 @@ def refuse_processes(name: str, remedy: str) -> None:
 def forbid_reads(owner: object, *keys: str, method: str) -> Iterator[None]:
     """Raise `CaptureError` inside if a method reads these counters of `owner`.
 
-    A compiled step would repeat their values from the capture.
+    A compiled step would repeat the values that the counters had during the capture.
     """
     with ExitStack() as stack:
         for key in keys:
@@ -70,8 +70,8 @@ def forbid_reads(owner: object, *keys: str, method: str) -> Iterator[None]:
                 f"{method} reads {key}, whose value would never change in a compiled step; store "
                 "it in a buffer of the model, and set that between steps"
             )
-            refused = PropertyMock(side_effect=error)
-            stack.enter_context(patch.object(type(owner), key, refused))
+            forbidden_property = PropertyMock(side_effect=error)
+            stack.enter_context(patch.object(type(owner), key, forbidden_property))
         yield
 
 

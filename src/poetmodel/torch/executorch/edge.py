@@ -65,7 +65,7 @@ _aten: Final = torch.ops.aten
 _VIEW: Final = edge_operators.edge.aten.view_copy.default
 
 _BROKEN: Final = frozenset({_aten.max_pool2d_with_indices_backward.default})
-"""Operators whose kernel must not be used: it accumulates into its output's old content."""
+"""Operators with a wrong kernel: it adds the result to the old content of its output."""
 
 _RESHAPES: Final = frozenset(
     (
@@ -170,7 +170,7 @@ def _to_edge(joint: ExportedProgram) -> EdgeProgramManager:
 def _has_kernel(operator: Any) -> bool:
     """Return whether ExecuTorch's portable kernels implement an operator correctly.
 
-    Views count as implemented: each becomes a copy later, and that operator is checked itself.
+    Views count as implemented: each later becomes a copy, whose operator is checked separately.
     """
     if not isinstance(operator, OpOverload) or operator.is_view:
         return True
@@ -183,8 +183,8 @@ def _has_kernel(operator: Any) -> bool:
         pass  # ExecuTorch fails to resolve the overloads of ``pow``; the schema names them
     except RuntimeError:
         return False
-    known = Runtime.get().operator_registry.operator_names
-    return operator not in _BROKEN and f"{schema.name}.{overload}" in known
+    registered_names = Runtime.get().operator_registry.operator_names
+    return operator not in _BROKEN and f"{schema.name}.{overload}" in registered_names
 
 
 def operator_of(node: fx.Node) -> Any:
@@ -290,9 +290,9 @@ def lower_program(edge: EdgeProgramManager, *, use_our_offsets: bool) -> Lowered
 def _correct_metadata(
     metadata: dict[str, Any], methods: Mapping[str, ExportedProgram]
 ) -> dict[str, Any]:
-    """Return metadata with corrected start indices of gradients and parameters in the outputs.
+    """Return metadata in which the start indices of gradients and parameters are corrected.
 
-    ExecuTorch 1.5.1 also counts new values of buffers, which no method returns.
+    ExecuTorch 1.5.1 also counts new values of buffers, which no method returns, as outputs.
     """
     kinds = {"gradients": OutputKind.GRADIENT_TO_PARAMETER, "parameters": OutputKind.TOKEN}
     for name, program in methods.items():
@@ -305,7 +305,10 @@ def _correct_metadata(
 
 
 class _Placement:
-    """Memory planner for ExecuTorch; records the arena of the greedy planner."""
+    """Memory planner for ExecuTorch: its greedy planner or, if `use_our_offsets`, `place_blocks`.
+
+    `greedy_bytes` is the size of the arena of the greedy planner in both cases [B].
+    """
 
     __name__ = "poetmodel"
 
@@ -323,21 +326,23 @@ class _Placement:
         if not self._use_our_offsets:
             return result
         length = 1 + max((spec.lifetime[1] for spec in tensor_specs), default=0)
-        blocks = [_block(number, spec, length) for number, spec in enumerate(tensor_specs)]
+        blocks = [_block(index, spec, length) for index, spec in enumerate(tensor_specs)]
         offsets, size, _ = place_blocks(blocks, length, time_limit=PLACING_S)
-        numbered = enumerate(zip(tensor_specs, offsets, strict=True))
-        results = {spec: SpecAllocResult(1, number, at) for number, (spec, at) in numbered}
+        numbered_specs = enumerate(zip(tensor_specs, offsets, strict=True))
+        results = {
+            spec: SpecAllocResult(1, index, offset) for index, (spec, offset) in numbered_specs
+        }
         return MemoryAlgoResult(results, [0, size])
 
 
-def _block(number: int, spec: TensorSpec, length: int) -> Block:
+def _block(index: int, spec: TensorSpec, length: int) -> Block:
     """Return the block of a tensor for `place_blocks`.
 
-    Tensors that live throughout count as present before the first operation.
+    Tensors that are in memory during all operations count as present before the first one.
     """
-    first, last = spec.lifetime
-    position = BEFORE if first == 0 and last + 1 == length else first
+    first_operation, last_operation = spec.lifetime
+    position = BEFORE if first_operation == 0 and last_operation + 1 == length else first_operation
     return Block(
-        spans=[Span(first, last + 1, spec.allocated_memory)],
-        contents=[(position, Content.OUTPUT, number)],
+        spans=[Span(first_operation, last_operation + 1, spec.allocated_memory)],
+        contents=[(position, Content.OUTPUT, index)],
     )

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
 
 class EdgeGraph(StepGraph):
-    """The operations of an edge program.
+    """The operations of an edge program, without its views.
 
-    Sizes are as in the arena: multiples of the alignment. Inputs are operations at the beginning,
-    because they are in the arena until their last use.
+    Sizes are as in the arena: multiples of the alignment. User inputs are operations at the
+    beginning, because they are in the arena until their last use. `name` is that of the step.
     """
 
     def __init__(self, program: ExportedProgram, *, name: str) -> None:
+        """Profile the operations of `program`, and find its inputs and resident tensors."""
         self._inputs, resident_nodes = _split_arguments(program)
         nodes = list(program.graph.nodes)
         self._forward = set(nodes[: nodes.index(_loss_node(program)) + 1])
@@ -52,11 +53,11 @@ class EdgeGraph(StepGraph):
 
     def _add_sources(self) -> None:
         """Add each user input as a source operation."""
-        for number, node in enumerate(self._inputs):
+        for index, node in enumerate(self._inputs):
             value = fake_value(node)
             self.add_source(
                 node,
-                name=f"inputs[{number}]",
+                name=f"inputs[{index}]",
                 op=node.op,
                 phase=self.phase_of(node),
                 layout=TensorLayout.from_tensor(value),
@@ -102,7 +103,7 @@ def _profile(node: fx.Node) -> OpProfile:
 
 
 def _loss_node(program: ExportedProgram) -> fx.Node:
-    """Return the node that computes the loss, behind views and items."""
+    """Return the node that computes the loss, of which the result may be a view or an item."""
     results = program.graph.output_node().args[0]
     specs = program.graph_signature.output_specs
     loss: Any = next(
@@ -121,7 +122,7 @@ def _split_arguments(program: ExportedProgram) -> tuple[list[fx.Node], list[fx.N
     The latter are trained parameters and changed buffers.
     """
     signature = program.graph_signature
-    trained = {
+    trained_parameters = {
         spec.target
         for spec in signature.output_specs
         if spec.kind == OutputKind.GRADIENT_TO_PARAMETER
@@ -133,14 +134,16 @@ def _split_arguments(program: ExportedProgram) -> tuple[list[fx.Node], list[fx.N
     resident = [
         node
         for node in placeholders
-        if kinds[node.name] in {(InputKind.PARAMETER, path) for path in trained}
+        if kinds[node.name] in {(InputKind.PARAMETER, path) for path in trained_parameters}
         or kinds[node.name] in {(InputKind.BUFFER, path) for path in changed_buffers}
     ]
     return inputs, resident
 
 
 class Reorder(PassBase):  # type: ignore[misc, unused-ignore]
-    """Puts operations into the order of a plan, with a copy for each recomputation.
+    """Graph pass that puts operations into the order of a plan, with a copy for each recomputation.
+
+    `order` has the indices of the computed operations of `step`.
 
     Views are recomputed where they are read. An item of a multi-output result directly follows the
     result, because a later item would keep all other items in memory.
@@ -152,19 +155,19 @@ class Reorder(PassBase):  # type: ignore[misc, unused-ignore]
         self._order = [k for k in order if k < len(step.operations)]  # the last node is the end
 
     def call(self, module: fx.GraphModule) -> PassResult:
-        """Replace the module's graph."""
-        old = module.graph
-        nodes = {node.name: node for node in old.nodes}
+        """Replace the module's graph by one in the order of the plan."""
+        old_graph = module.graph
+        nodes = {node.name: node for node in old_graph.nodes}
         direct = {nodes[node.name]: value for node, value in self._step.output_keys.items()}
-        new = Rewriter(direct)
-        for node in old.nodes:
+        rewriter = Rewriter(direct)
+        for node in old_graph.nodes:
             if node.op in ("placeholder", "get_attr"):
-                new.add_placeholder(node)
+                rewriter.add_placeholder(node)
         for index in self._order:
             operation = self._step.operations[index]
             if operation.node.op == "call_function":
-                new.write_node(nodes[operation.node.name], operation.storages)
-        new.graph.node_copy(old.output_node(), new.map_node)
-        module.graph = new.graph
+                rewriter.write_node(nodes[operation.node.name], operation.storages)
+        rewriter.graph.node_copy(old_graph.output_node(), rewriter.map_node)
+        module.graph = rewriter.graph
         module.recompile()
         return PassResult(module, modified=True)

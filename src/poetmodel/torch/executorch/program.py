@@ -202,20 +202,20 @@ def _solve_and_lower(
 ) -> tuple[SolveResult, Plan, LoweredProgram]:
     """Solve, plan and lower; repeat with less RAM if the arena of the file exceeds the budget.
 
-    Raises `VerificationError` if it still does after `_MAX_ATTEMPTS`.
+    Raises `VerificationError` if the arena exceeds the budget after `_MAX_ATTEMPTS`.
     """
-    excess = 0
+    excess_bytes = 0
     for _ in range(_MAX_ATTEMPTS):
         result, plan = _solve_fitting(problem, budget_bytes, options, step)
         order = [k for op, k in plan.program if op == Op.COMPUTE]
-        ordered = edge.transform([Reorder(step, order)])
-        program = lower_program(ordered, use_our_offsets=True)
-        excess = program.arena_bytes - budget_bytes
-        if excess <= 0:
+        reordered_edge = edge.transform([Reorder(step, order)])
+        program = lower_program(reordered_edge, use_our_offsets=True)
+        excess_bytes = program.arena_bytes - budget_bytes
+        if excess_bytes <= 0:
             return result, plan, program
-        problem = replace(problem, ram=problem.usable_ram_bytes - excess)
+        problem = replace(problem, ram=problem.usable_ram_bytes - excess_bytes)
     raise VerificationError(  # our bug: never return such a result
-        [f"{step.name}: the arena of the file is {excess:,} B above the budget"]
+        [f"{step.name}: the arena of the file is {excess_bytes:,} B above the budget"]
     )
 
 
@@ -245,9 +245,10 @@ def _solve_min_ram(
     step: EdgeGraph,
     failed: SolveResult,
 ) -> tuple[SolveResult, Plan, Arena]:
-    """Solve for minimum RAM, and return that schedule with its plan and arena.
+    """Solve for minimum RAM; return the result, its plan and its arena.
 
-    Raises `BudgetError` if this arena is too large, too. `failed` is the result to complete.
+    The returned result is a copy of `failed`, the result without a schedule that fits, with the
+    schedule of minimum RAM. Raises `BudgetError` if the arena of this schedule does not fit either.
     """
     ram_bytes = problem.usable_ram_bytes
     exact_options: SolveKeywords = {**options, "gap": 0.0}
@@ -295,7 +296,10 @@ def _check_arguments(file: Path, storage: object, paging: object) -> None:
 
 
 def _sgd_options(optimizer: torch.optim.Optimizer, *candidates: object) -> dict[str, Any]:
-    """Return the arguments of ExecuTorch's SGD; raise `InputError` if it has no such optimizer."""
+    """Return arguments for ExecuTorch's SGD; `InputError` if it cannot replace `optimizer`.
+
+    `candidates` are the objects whose trained parameters the optimizer must have, if modules.
+    """
     for fault in _sgd_faults(optimizer, candidates):
         raise InputError(f"optimizer: {fault}")
     (group,) = optimizer.param_groups
@@ -304,7 +308,7 @@ def _sgd_options(optimizer: torch.optim.Optimizer, *candidates: object) -> dict[
 
 
 def _sgd_faults(optimizer: torch.optim.Optimizer, candidates: tuple[object, ...]) -> Iterator[str]:
-    """Yield reasons why ExecuTorch has no such optimizer."""
+    """Yield the reasons why ExecuTorch's SGD cannot replace an optimizer; none if it can."""
     if type(optimizer) is not torch.optim.SGD:
         yield (
             f"ExecuTorch's training runtime has only SGD, got {type(optimizer).__name__}; use "
@@ -313,15 +317,15 @@ def _sgd_faults(optimizer: torch.optim.Optimizer, candidates: tuple[object, ...]
     groups = optimizer.param_groups
     if len(groups) != 1 or groups[0]["maximize"]:
         yield "ExecuTorch's SGD has one group of parameters, and no maximize; use such an SGD"
-    others = sorted({str(p.dtype) for p in groups[0]["params"]} - {"torch.float32"})
-    if others:
+    types = sorted({str(p.dtype) for p in groups[0]["params"]} - {"torch.float32"})
+    if types:
         yield (
-            f"ExecuTorch's SGD supports only float32 parameters, got {', '.join(others)}; train in "
+            f"ExecuTorch's SGD supports only float32 parameters, got {', '.join(types)}; train in "
             "float32, or leave the optimizer out and use the gradients"
         )
-    modules = [part for part in candidates if isinstance(part, torch.nn.Module)]
-    trained = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
-    if trained != {id(parameter) for parameter in groups[0]["params"]}:
+    modules = [candidate for candidate in candidates if isinstance(candidate, torch.nn.Module)]
+    trained_ids = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
+    if trained_ids != {id(parameter) for parameter in groups[0]["params"]}:
         yield (
             "expected exactly the parameters that require a gradient; set requires_grad to "
             "False for the others"

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def apply_with_proxies(
     layer: Any, inputs: Sequence[Tensor], proxies: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor]:
-    """Apply a layer in autograd; return its int8 result and the proxy of the real result.
+    """Compute a layer with autograd; return its int8 result and the proxy of the real result.
 
-    `layer` is a `poetmodel.torch.int8.front.QuantizedLayer`. `proxies` are the proxies of its
-    inputs; None if no layer before an input trains.
+    `layer` is a `poetmodel.torch.int8.front.QuantizedLayer`. `proxies` are the proxies of the
+    inputs; a proxy is None if no layer before its input trains.
     """
     if layer.flattens:
         inputs = [x.flatten(1) for x in inputs]
@@ -46,13 +46,13 @@ def apply_with_proxies(
     return weighted_result
 
 
-def _zero_proxy(like: Tensor) -> Tensor:
-    """Return zeros in the shape of a tensor that take no memory."""
-    return torch.zeros(()).expand(like.shape)
+def _zero_proxy(x: Tensor) -> Tensor:
+    """Return a proxy: zeros in the shape of a tensor, without memory for the elements."""
+    return torch.zeros(()).expand(x.shape)
 
 
 class _Weighted(Function):  # type: ignore[misc, unused-ignore]
-    """A convolution or linear layer."""
+    """Autograd function of a convolution or linear layer."""
 
     @staticmethod
     def forward(
@@ -79,7 +79,7 @@ class _Weighted(Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, _: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the input's proxy, the weight and the bias, each if needed."""
+        """Return the gradients of input proxy, weight and bias; None for those not needed."""
         x, y, weight, weight_scale = ctx.saved_tensors
         layer = ctx.layer
         levels, (*geometry, _, _, low, high) = layer.input_levels, layer.numbers
@@ -119,7 +119,7 @@ class _Weighted(Function):  # type: ignore[misc, unused-ignore]
 
 
 class _Unweighted(Function):  # type: ignore[misc, unused-ignore]
-    """A sum, a mean, a maximum, or the dequantization at the end."""
+    """Autograd function of a layer without weights: sum, mean, maximum, or final dequantization."""
 
     @staticmethod
     def forward(
@@ -154,8 +154,10 @@ class _Unweighted(Function):  # type: ignore[misc, unused-ignore]
         low, high = layer.numbers[-2:]
         gradient = operator("mask")(gradient, y, low, high)
         if layer.operator == "add":
-            both = (gradient if wanted else None for wanted in ctx.needs_input_grad[1:3])
-            return None, *both, *no_gradients
+            proxy_gradients = (
+                gradient if is_needed else None for is_needed in ctx.needs_input_grad[1:3]
+            )
+            return None, *proxy_gradients, *no_gradients
         window, stride, padding = layer.numbers[:3]
         if tuple(window) != (1, 1):
             gradient = operator("average_gradient")(gradient, ctx.image, window, stride, padding)

@@ -19,7 +19,23 @@ if TYPE_CHECKING:
 
 
 class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
-    """An int8 operator with its constant tensors and numeric arguments."""
+    """An int8 operator with its constant tensors and numeric arguments.
+
+    Parameters
+    ----------
+    name : str
+        Name of the operator, without ``q8_``.
+    tensors : mapping
+        The constants of the operator in the order of its arguments; they become buffers.
+    numbers : sequence
+        The arguments of the operator after the tensors.
+    flattens : bool
+        Whether the elements of each sample are flattened before the operator.
+    weight_scale : Tensor, optional
+        Scale of the weights of each output; None for operators without weights.
+    input_levels : Levels, optional
+        Levels of the input; None for operators without weights.
+    """
 
     def __init__(
         self,
@@ -31,26 +47,25 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
         weight_scale: torch.Tensor | None = None,
         input_levels: Levels | None = None,
     ) -> None:
+        """Store the arguments of the operator, and register its constants as buffers."""
         super().__init__()
         self.weight_scale = weight_scale
-        """Scale of the weights of each output; None for layers without weights."""
         self.input_levels = input_levels
-        """Levels of the input of a layer with weights."""
         self.operator = name
-        """Name of the operator, without ``q8_``."""
         self.numbers = tuple(numbers)
         self.flattens = flattens
-        """Whether the elements of each sample are flattened to channels first."""
         self.tensors = tuple(tensors)
+        """Names of the buffers of the constants."""
         for key, tensor in tensors.items():
             self.register_buffer(key, tensor)
 
     def forward(
         self, *inputs: torch.Tensor, reals: Sequence[torch.Tensor | None] | None = None
     ) -> Any:
-        """Return the operator's result of one or two int8 tensors.
+        """Return the int8 result of the operator for one or two int8 tensors.
 
-        With `reals`, the proxies of their real values, it returns the result and its proxy.
+        With `reals`, the proxies of the inputs' real values, return the result and its proxy. A
+        proxy is a tensor without memory that has the gradient of the real value.
         """
         if reals is not None:
             return apply_with_proxies(self, inputs, reals)
@@ -88,6 +103,7 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, layers: Mapping[str, QuantizedLayer], wires: Sequence[Wire], *, flat: bool = False
     ) -> None:
+        """Register the layers. `flat`: whether the result has one row per sample."""
         super().__init__()
         for name, layer in layers.items():
             self.add_module(name, layer)
@@ -116,12 +132,12 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
     def run_layers(self, value: Any, call_layer: Callable[[nn.Module, list[Any]], Any]) -> Any:
         """Execute all layers in order, and return the value of the last one.
 
-        `call_layer` computes a layer from the list of its inputs.
+        `value` is the input; `call_layer` computes a layer from the list of its inputs.
         """
         values = [value]
         for wire in self.wires:
             layer = self.get_submodule(wire.layer)
-            values.append(call_layer(layer, [values[number] for number in wire.inputs]))
+            values.append(call_layer(layer, [values[index] for index in wire.inputs]))
         return values[-1]
 
 

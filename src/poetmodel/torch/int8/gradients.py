@@ -35,7 +35,7 @@ def q8_mask(gradient: Tensor, y: Tensor, low: int, high: int) -> Tensor:
 
 @as_operator("(Tensor weight, int zero_x) -> Tensor")
 def q8_start(weight: Tensor, zero_x: int) -> Tensor:
-    """Return ``-zero_x * (sum of the weights of an output)`` for each output, in int32."""
+    """Return ``-zero_x * (sum of the weights of the output)`` for each output channel, in int32."""
     rows = weight.flatten(0, 1).T if weight.ndim == _DEPTHWISE else weight.flatten(1)
     return rows.sum(1, dtype=torch.int32) * -zero_x
 
@@ -67,9 +67,9 @@ def q8_convolution_input_gradient(
 ) -> Tensor:
     """Return the gradient of a convolution's input.
 
-    `image` is its number of rows and columns. It is the transposed convolution of ``gradient *
-    scale`` with the weight. `weight` is in the order of `q8_conv2d`, or of `q8_depthwise` if it has
-    three dimensions.
+    `image` is the input's number of rows and columns. The gradient is the transposed convolution of
+    ``gradient * scale`` with the weight. `weight` is in the order of `q8_conv2d`, or of
+    `q8_depthwise` if it has three dimensions.
     """
     _, padding, _, groups = geometry
     filters = _pytorch_weight(weight).float()
@@ -93,7 +93,7 @@ def q8_convolution_weight_gradient(
 ) -> Tensor:
     """Return the gradient of a convolution's weight, in the order of `q8_conv2d`.
 
-    It is the correlation of ``x - zero_x`` with the gradient, times the scale of x.
+    The result is the correlation of ``x - zero_x`` with `gradient`, times the scale of x.
     """
     filters = _filter_gradient(gradient, x, zero_x, window, geometry) * scale_x
     return filters.permute(0, 2, 3, 1).contiguous()
@@ -123,8 +123,8 @@ def q8_average_gradient(
 
     Each element of a window gets an equal fraction of its gradient.
     """
-    shared = gradient / (window[0] * window[1])
-    return _scatter_windows(shared, None, image, window, stride, padding, (1, 1))
+    element_gradient = gradient / (window[0] * window[1])
+    return _scatter_windows(element_gradient, None, image, window, stride, padding, (1, 1))
 
 
 @as_operator(f"(Tensor gradient, Tensor x, Tensor y, int[] window, {WINDOW}) -> Tensor")
@@ -142,19 +142,19 @@ def q8_maximum_gradient(
     The first largest element of each window gets the gradient.
     """
     unassigned = torch.ones(y.shape, dtype=torch.bool)
-    chosen = []
-    outside = -129  # no byte, so that nothing outside of x is chosen
-    of_x = x.to(torch.int16)
-    for _, elements in windows(of_x, window, stride, padding, dilation, outside=outside):
-        first = unassigned & (elements == y)
-        unassigned = unassigned & ~first
-        chosen.append(first)
-    return _scatter_windows(gradient, chosen, x.shape[1:3], window, stride, padding, dilation)
+    selections = []
+    outside = -129  # below all bytes, so that no element outside of x is selected
+    x_16 = x.to(torch.int16)
+    for _, elements in windows(x_16, window, stride, padding, dilation, outside=outside):
+        selected = unassigned & (elements == y)
+        unassigned = unassigned & ~selected
+        selections.append(selected)
+    return _scatter_windows(gradient, selections, x.shape[1:3], window, stride, padding, dilation)
 
 
 def _scatter_windows(
     gradient: Tensor,
-    chosen: Sequence[Tensor] | None,
+    selections: Sequence[Tensor] | None,
     image: Sequence[int],
     window: Sequence[int],
     stride: Sequence[int],
@@ -163,15 +163,17 @@ def _scatter_windows(
 ) -> Tensor:
     """Return for each element the sum of the gradients of windows that contain it.
 
-    With `chosen`, only windows that chose the element count.
+    `selections` has a mask of windows for each position in a window: only these windows count.
     """
     batch, height, width, channels = gradient.shape
     above, below, left, right = padding
     rows, columns = image[0] + above + below, image[1] + left + right
     total = gradient.new_zeros((batch, rows, columns, channels))
-    for number in range(window[0] * window[1]):
-        row, column = divmod(number, window[1])
-        window_gradient = gradient if chosen is None else torch.where(chosen[number], gradient, 0.0)
+    for position in range(window[0] * window[1]):
+        row, column = divmod(position, window[1])
+        window_gradient = (
+            gradient if selections is None else torch.where(selections[position], gradient, 0.0)
+        )
         first_row, first_column = row * dilation[0], column * dilation[1]
         total[
             :,
@@ -216,8 +218,8 @@ def update_stochastic(weight: Tensor, draws: Tensor, change: Tensor) -> None:
 
     `draws` are uniform from 0 to below 1, multiples of 2^-24. A change of NaN counts 0.
     """
-    rounded = torch.floor(weight.float() - change.nan_to_num(0.0) + draws)
-    weight.copy_(rounded.clamp(-MAX_WEIGHT, MAX_WEIGHT))
+    new_weight = torch.floor(weight.float() - change.nan_to_num(0.0) + draws)
+    weight.copy_(new_weight.clamp(-MAX_WEIGHT, MAX_WEIGHT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,8 +245,8 @@ class RoundingDraws:
         """
         begin, end = first // 4, -(-(first + weight.numel()) // 4)
         words = _philox(begin, end, (self.site, _ROUNDING, 0), self.update, self.seed).flatten()
-        chosen = words[first - 4 * begin :][: weight.numel()]
-        return ((chosen >> 8).float() * 2.0**-24).view(weight.shape).to(weight.device)
+        weight_words = words[first - 4 * begin :][: weight.numel()]
+        return ((weight_words >> 8).float() * 2.0**-24).view(weight.shape).to(weight.device)
 
 
 _ROUNDING: Final = 1
@@ -278,18 +280,18 @@ def _philox(begin: int, end: int, counter: Sequence[int], *key: int) -> Tensor:
 
 
 def _convolution_gradient(
-    gradient: Tensor, x: Tensor, filters: Tensor, geometry: Sequence[Any], wanted: int
+    gradient: Tensor, x: Tensor, filters: Tensor, geometry: Sequence[Any], position: int
 ) -> Tensor:
     """Return the gradient of the padded input `x` (0) or of the filters (1).
 
-    Only the shape of the `wanted` tensor is read.
+    `position` is 0 or 1. Only the shape of the tensor whose gradient is computed is read.
     """
     stride, _, dilation, groups = geometry
     result: Tensor = torch.ops.aten.convolution_backward(
         _channels_first(gradient), x, filters, bias_sizes=None, stride=stride, padding=[0, 0],
         dilation=dilation, transposed=False, output_padding=[0, 0], groups=groups,
-        output_mask=[wanted == 0, wanted == 1, False],
-    )[wanted]  # fmt: skip
+        output_mask=[position == 0, position == 1, False],
+    )[position]  # fmt: skip
     return result
 
 

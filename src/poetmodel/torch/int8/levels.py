@@ -14,8 +14,11 @@ class Levels:
 
     scale: float
     zero: int
+    """The byte that represents 0."""
     low: int
+    """Smallest byte."""
     high: int
+    """Largest byte."""
 
     @property
     def inverse(self) -> float:
@@ -27,13 +30,13 @@ class Levels:
         return round(float(np.rint(np.float32(real) * np.float32(self.inverse)))) + self.zero
 
     def narrowed(self, clamp: tuple[float, float]) -> Levels:
-        """Return these levels with limits narrowed to an activation's real limits."""
+        """Return these levels with limits narrowed to the real limits of an activation."""
         low, high = (self.quantize(x) if math.isfinite(x) else x for x in clamp)
         return replace(self, low=int(max(self.low, low)), high=int(min(self.high, high)))
 
     @property
     def ending(self) -> tuple[float, int, int, int]:
-        """The last arguments of operators that round to these levels."""
+        """The last arguments of operators that round to these levels: inverse, zero, low, high."""
         return self.inverse, self.zero, self.low, self.high
 
 

@@ -25,8 +25,8 @@ _ENDING: Final = "float inverse, int zero, int low, int high"
 """Schema of the last arguments of operators that round their result: 1 / scale, zero, and
 limits."""
 _CONSTANTS: Final = "Tensor weight, Tensor start, Tensor scale, Tensor bias"
-"""Schema of constants, in int8, int32, and two in float32. `start` is minus the sum of the products
-of a zero."""
+"""Schema of constants: weight in int8, start in int32, scale and bias in float32. `start` is the
+initial value of each sum: minus the zero point of x times the sum of the weights."""
 WINDOW: Final = "int[] stride, int[] padding, int[] dilation"
 """Schema of a window's arguments: two numbers, down and across; of padding four: above, below,
 left, right."""
@@ -91,7 +91,7 @@ def q8_depthwise(
 
     `weight` has rows, columns, channels. ``acc = sum of (x - zero_x) * weight``; padding counts 0.
     """
-    del start  # for kernels that do not subtract zero_x
+    del start  # only kernels that do not subtract zero_x need it
     _check_channels(x, weight.shape[2])
     of_x = x.to(torch.int32) - zero_x
     sizes = tuple(weight.shape[:2])
@@ -233,13 +233,14 @@ def _check_channels(x: Tensor, expected: int) -> None:
 
 
 def _requantize(total: Tensor, scale: Tensor, bias: Tensor, *ending: Any) -> Tensor:
+    """Convert int32 sums to bytes: scale them, add the bias, and round."""
     return _round_to_bytes(total.float() * scale.float() + bias.float(), *ending)
 
 
 def _round_to_bytes(real: Tensor, inverse: float, zero: int, low: int, high: int) -> Tensor:
-    """Quantize real numbers to bytes within limits. NaN counts as 0."""
-    whole = torch.round(real * inverse).nan_to_num(0.0)
-    return (whole + zero).clamp(low, high).to(torch.int8).contiguous()
+    """Quantize real numbers to bytes from `low` to `high`. NaN counts as 0."""
+    rounded = torch.round(real * inverse).nan_to_num(0.0)
+    return (rounded + zero).clamp(low, high).to(torch.int8).contiguous()
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -257,8 +258,8 @@ def _empty_output(
     x: Tensor, window: Sequence[int], geometry: Sequence[Any], channels: int = 0
 ) -> Tensor:
     """Return an empty output of a window operator, with `channels` or the channels of x."""
-    places = _output_size(x, window, *geometry)
-    return x.new_empty((x.shape[0], *places, channels or x.shape[3]))
+    output_size = _output_size(x, window, *geometry)
+    return x.new_empty((x.shape[0], *output_size, channels or x.shape[3]))
 
 
 def _empty_quantized(x: Tensor, *_: Any) -> Tensor:

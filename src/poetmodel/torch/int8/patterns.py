@@ -39,9 +39,9 @@ _IMAGE_RANK = 4
 def _converts(*targets: Any) -> Callable[[Read], Read]:
     """Return a decorator that registers the conversion of operators."""
 
-    def register(read: Read) -> Read:
-        PATTERNS.update(dict.fromkeys(targets, read))
-        return read
+    def register(convert: Read) -> Read:
+        PATTERNS.update(dict.fromkeys(targets, convert))
+        return convert
 
     return register
 
@@ -54,6 +54,7 @@ def _converts(*targets: Any) -> Callable[[Read], Read]:
     aten.dropout.default,
 )
 def _pass_through(reader: Reader, node: fx.Node) -> Any:
+    """Return the value of the operand; refuse dropout in training mode."""
     if node.target is aten.dropout.default and arguments_of(node)[2]:
         reader.refuse(node, "it draws random numbers; call eval() before exporting the model")
     return reader.values[node.args[0]]
@@ -83,10 +84,10 @@ def _convolution(reader: Reader, node: fx.Node) -> PendingLayer:
             d * (n - 1) for d, n in zip(dilations, weight_bytes.shape[2:], strict=True)
         ]
         total_padding = total_padding if padding == "same" else [0, 0]
-        own_padding = [half for n in total_padding for half in (n // 2, n - n // 2)]
+        node_padding = [half for n in total_padding for half in (n // 2, n - n // 2)]
     else:
-        own_padding = [n for n in _pair(padding) for _ in range(2)]
-    pads = tuple(a + b for a, b in zip(own_padding, outer_padding, strict=True))
+        node_padding = [n for n in _pair(padding) for _ in range(2)]
+    pads = tuple(a + b for a, b in zip(node_padding, outer_padding, strict=True))
     is_plain = not any(pads) and (down, across) == (1, 1)
     geometry = ((down, across), pads, dilations)
     channels_last = weight_bytes.permute(0, 2, 3, 1).contiguous()
@@ -102,7 +103,7 @@ def _convolution(reader: Reader, node: fx.Node) -> PendingLayer:
     constants = {"weight": constant, **constants_after}
     _, scales = reader.weight(node, weight)
 
-    def make(levels: Levels) -> QuantizedLayer:
+    def make_layer(levels: Levels) -> QuantizedLayer:
         """Return the layer for the levels of its result."""
         return QuantizedLayer(
             operator,
@@ -112,7 +113,7 @@ def _convolution(reader: Reader, node: fx.Node) -> PendingLayer:
             input_levels=source.levels,
         )
 
-    return PendingLayer(node=node, inputs=(source,), make_layer=make)
+    return PendingLayer(node=node, inputs=(source,), make_layer=make_layer)
 
 
 @_converts(aten.linear.default)
@@ -139,25 +140,25 @@ def _linear_layer(
     node: fx.Node,
     source: QuantizedValue,
     weight: Tensor,
-    after: dict[str, Tensor],
+    constants_after: dict[str, Tensor],
     *,
     flattens: bool = False,
 ) -> PendingLayer:
     """Return a pending linear layer, or 1x1 convolution, with its weight and constants."""
     _, scales = reader.weight(node, arguments_of(node)[1])
 
-    def make(levels: Levels) -> QuantizedLayer:
+    def make_layer(levels: Levels) -> QuantizedLayer:
         """Return the layer for the levels of its result."""
         return QuantizedLayer(
             "pointwise",
-            {"weight": weight, **after},
+            {"weight": weight, **constants_after},
             levels.ending,
             flattens=flattens,
             weight_scale=scales.float(),
             input_levels=source.levels,
         )
 
-    return PendingLayer(node=node, inputs=(source,), make_layer=make)
+    return PendingLayer(node=node, inputs=(source,), make_layer=make_layer)
 
 
 @_converts(aten.constant_pad_nd.default, aten.pad.default)
@@ -169,8 +170,8 @@ def _pad(reader: Reader, node: fx.Node) -> PaddedValue:
     if value != 0 or mode != "constant" or len(pads) != _IMAGE_RANK or min(pads) < 0:
         reader.refuse(node, "expected padding of rows and columns with zeros, before a convolution")
     left, right, above, below = pads
-    of = INPUT if reader.values.get(x) == INPUT else reader.quantized(node, x)
-    return PaddedValue(value=of, padding=(above, below, left, right))
+    padded_value = INPUT if reader.values.get(x) == INPUT else reader.quantized(node, x)
+    return PaddedValue(value=padded_value, padding=(above, below, left, right))
 
 
 def _split_padding(
@@ -220,12 +221,14 @@ def _add(reader: Reader, node: fx.Node) -> PendingLayer:
     sources = tuple(reader.quantized(node, operand) for operand in (first, second))
     if factor != 1 or sources[0].planes != sources[1].planes:
         reader.refuse(node, "expected the sum of two quantized tensors of one shape")
-    given = tuple(n for one in sources for n in (to_float32(one.levels.scale), one.levels.zero))
+    input_levels = tuple(
+        n for source in sources for n in (to_float32(source.levels.scale), source.levels.zero)
+    )
 
-    def make(levels: Levels) -> QuantizedLayer:
-        return QuantizedLayer("add", {}, (*given, *levels.ending))
+    def make_layer(levels: Levels) -> QuantizedLayer:
+        return QuantizedLayer("add", {}, (*input_levels, *levels.ending))
 
-    return PendingLayer(node=node, inputs=sources, make_layer=make, planes=sources[0].planes)
+    return PendingLayer(node=node, inputs=sources, make_layer=make_layer, planes=sources[0].planes)
 
 
 @_converts(aten.max_pool2d.default)
@@ -247,9 +250,9 @@ def _maximum(reader: Reader, node: fx.Node) -> Any:
 @_converts(aten.avg_pool2d.default)
 def _average(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a mean pool; refuse options without an int8 kernel."""
-    x, window, stride, padding, ceil, included, divisor = arguments_of(node)
+    x, window, stride, padding, ceil, includes_padding, divisor = arguments_of(node)
     size, pads = _pair(window), _pair(padding)
-    if ceil or divisor is not None or (any(pads) and not included):
+    if ceil or divisor is not None or (any(pads) and not includes_padding):
         reader.refuse(
             node,
             "ceil_mode, divisor_override, and count_include_pad=False with padding have no "
@@ -291,13 +294,13 @@ def _mean_layer(
         geometry = ((height, width), (height, width), (0, 0, 0, 0))
     factor = to_float32(source.levels.scale / math.prod(geometry[0]))
 
-    def make(levels: Levels) -> QuantizedLayer:
+    def make_layer(levels: Levels) -> QuantizedLayer:
         return QuantizedLayer(
             "average", {}, (*geometry, factor, source.levels.zero, *levels.ending)
         )
 
     planes = (reader.shape(node, x)[1], 1, 1) if flattens else ()
-    return PendingLayer(node=node, inputs=(source,), make_layer=make, planes=planes)
+    return PendingLayer(node=node, inputs=(source,), make_layer=make_layer, planes=planes)
 
 
 @_converts(aten.flatten.using_ints, aten.view.default, aten.reshape.default)
@@ -313,8 +316,8 @@ def _flatten(reader: Reader, node: fx.Node) -> Any:
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    numbers = list(value) if isinstance(value, list | tuple) else [value]
-    return (int(numbers[0]), int(numbers[-1]))
+    sizes = list(value) if isinstance(value, list | tuple) else [value]
+    return (int(sizes[0]), int(sizes[-1]))
 
 
 def _both_sides(pads: tuple[int, int]) -> tuple[int, int, int, int]:

@@ -119,8 +119,8 @@ def quantized(
     if any("activation_post_process" in name for name, _ in front.named_modules()):
         raise InputError("front: is prepared, but not converted; call convert_pt2e first")
     checked_batches = _checked_inputs(batches)
-    first = next(checked_batches, None)
-    if first is None:
+    first_input = next(checked_batches, None)
+    if first_input is None:
         raise InputError("batches: expected at least one, to quantize activations")
     require_package("torchao", "quantizing a front", extra="quantize")
     front_copy = copy.deepcopy(front).eval()
@@ -128,13 +128,13 @@ def quantized(
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
         # Two samples, because torch.export treats a size of 1 as constant.
-        example = torch.cat((first[:1], first[:1]))
+        example = torch.cat((first_input[:1], first_input[:1]))
         dynamic_shapes = ({0: torch.export.Dim.AUTO},)
         exported = torch.export.export(front_copy, (example,), dynamic_shapes=dynamic_shapes)
         prepared = prepare_pt2e(exported.module(), _quantizer())
-        # Before batches are run, which may take long.
+        # Check before the batches are executed, which may take long.
         check_prepared(prepared, train=train)
-        prepared(first)
+        prepared(first_input)
         for batch in checked_batches:
             prepared(batch)
         return convert(convert_pt2e(prepared))
@@ -150,7 +150,7 @@ def convert_network(
 ) -> QuantizedFront:
     """Convert a PT2E module to a front, or to a network if `train` selects layers.
 
-    `where` names it in messages.
+    `where` is the name of the module in messages.
     """
     if train is None:
         return convert_front(converted, where=where or "quantized front")
@@ -160,7 +160,7 @@ def convert_network(
 
 
 def check_prepared(prepared: Any, *, train: str | Sequence[str] | None) -> None:
-    """Raise `InputError` for layers that are not there, and for operators without a kernel."""
+    """Raise `InputError` if `train` names unknown layers, or an operator has no kernel."""
     where, nodes = "quantized front", frozenset[Any]()
     if train is not None:
         where, nodes = "quantized network", _trained_nodes(prepared, train, "train")
@@ -176,9 +176,10 @@ def check_training(rounding: str, headroom: float) -> None:
 
 
 def _trained_nodes(converted: Any, train: str | Sequence[str], option: str) -> frozenset[fx.Node]:
-    """Return the nodes with weights that `train` selects; `InputError` if it matches none.
+    """Return the nodes with weights that `train` selects.
 
-    `option` names it in messages.
+    Raises `InputError` if `train` or one of its patterns matches no node; `option` is the name of
+    `train` in the message.
     """
     weighted = [
         node
@@ -189,10 +190,10 @@ def _trained_nodes(converted: Any, train: str | Sequence[str], option: str) -> f
     if train == "all":
         return frozenset(weighted)
     if isinstance(train, str) and (last_count := _LAST.fullmatch(train)):
-        count = int(last_count[1])
-        if not 0 < count <= len(weighted):
+        layer_count = int(last_count[1])
+        if not 0 < layer_count <= len(weighted):
             raise InputError(f"{option}: expected last-1 to last-{len(weighted)}, got {train}")
-        return frozenset(weighted[-count:])
+        return frozenset(weighted[-layer_count:])
     patterns = [train] if isinstance(train, str) else list(train)
     matched = {
         pattern: [
@@ -200,9 +201,9 @@ def _trained_nodes(converted: Any, train: str | Sequence[str], option: str) -> f
         ]
         for pattern in patterns
     }
-    missing = [pattern for pattern, nodes in matched.items() if not nodes]
-    if missing or not patterns:
-        unmatched = ", ".join(map(repr, missing)) or "no name"
+    unmatched_patterns = [pattern for pattern, nodes in matched.items() if not nodes]
+    if unmatched_patterns or not patterns:
+        unmatched = ", ".join(map(repr, unmatched_patterns)) or "no name"
         raise InputError(
             f"{option}: expected all, last-N, or names or patterns of layers, got {unmatched}; the "
             f"layers are {listed(paths)}"
@@ -232,8 +233,10 @@ def _checked_inputs(batches: Iterable[Any] | None) -> Iterator[torch.Tensor]:
         x = _front_input(batch)
         sizes = x.shape[1:] if sizes is None else sizes
         if x.shape[1:] != sizes:
-            got, first = ("x".join(map(str, each)) for each in (x.shape[1:], sizes))
-            raise InputError(f"batches: batch {number} has samples of {got}, the first of {first}")
+            sample_size, first_size = ("x".join(map(str, each)) for each in (x.shape[1:], sizes))
+            raise InputError(
+                f"batches: batch {number} has samples of {sample_size}, the first of {first_size}"
+            )
         if not bool(x.isfinite().all()):
             raise InputError(f"batches: batch {number} has values that are not finite")
         yield x
@@ -289,7 +292,12 @@ def _annotate(
     annotate: Callable[[fx.Node, dict[Any, Any], Any], None],
     shared: Callable[[Any], Any],
 ) -> None:
-    """Annotate how PT2E should quantize the operands and the result of an operation."""
+    """Annotate how PT2E should quantize the operands and the result of an operation.
+
+    `values` and `weights` are the specifications of activations and weights; `shared` creates that
+    of a result with the same levels as its operand. Calls `annotate` with the node, the
+    specifications of operands, and that of the result.
+    """
     operands = node.all_input_nodes
     result = None if _is_fused(node) else values
     if node.target in _WEIGHT_OPERATORS:
@@ -300,9 +308,9 @@ def _annotate(
     elif node.target in _MEANS:
         annotate(node, {operands[0]: values}, values)
     elif node.target in _ACTIVATIONS:
-        # An activation fused into the operator before it only has its result quantized.
-        alone = not _is_fused(operands[0])
-        annotate(node, {operands[0]: values} if alone else {}, values)
+        # The operand of a fused activation stays float: only the result is quantized.
+        reads_float = not _is_fused(operands[0])
+        annotate(node, {operands[0]: values} if reads_float else {}, values)
     elif node.target in _PRESERVING:
         annotate(node, {operands[0]: values}, shared((operands[0], node)))
 

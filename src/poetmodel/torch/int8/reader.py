@@ -75,14 +75,19 @@ class Reader:
 
     module: Any
     where: str
+    """Name of the module in messages."""
     training: Training
     patterns: Mapping[Any, Callable[[Reader, fx.Node], Any]]
     """The function that converts each operator between dequantize and quantize."""
     values: dict[fx.Node, Any] = field(default_factory=dict)
+    """Results of `_convert_node`."""
     layers: dict[str, QuantizedLayer] = field(default_factory=dict)
     wires: list[Wire] = field(default_factory=list)
+    """Connections of each layer, in the order of the layers."""
     names: Counter[str] = field(default_factory=Counter)
+    """Number of layers by the name of their module."""
     flat: bool = False
+    """Whether the result is a flattened sample."""
     changing_nodes: frozenset[fx.Node] = field(init=False)
     """Nodes whose values change in training; their scales have headroom."""
 
@@ -100,7 +105,7 @@ class Reader:
                 f"expected one input and one result, got {len(placeholders)} and {len(results)}; "
                 "quantize a part of the model with one of each"
             )
-        needed = _needed_nodes(results[0])
+        needed = _ancestor_nodes(results[0])
         for node in graph.nodes:
             if node in needed:
                 self.values[node] = self._convert_node(node)
@@ -111,19 +116,19 @@ class Reader:
     def check_operators(self) -> None:
         """Raise `InputError` for the first operator that has no pattern.
 
-        The module may be prepared alone: ranges of activations need not be known. Operators whose
-        inputs are all constants, sizes, and operators that the result does not need are allowed.
+        The module may be prepared by PT2E but not converted. Exempt are operators whose inputs are
+        all constant, sizes, and operators on which the result does not depend.
         """
         graph = self.module.graph
-        needed = _needed_nodes(graph.output_node().args[0])
+        needed = _ancestor_nodes(graph.output_node().args[0])
         varying = set(graph.find_nodes(op="placeholder"))
         for node in graph.nodes:
             if not varying.intersection(node.all_input_nodes):
                 continue
             varying.add(node)
-            known = is_quantizing(node) or node.target in self.patterns
+            has_pattern = is_quantizing(node) or node.target in self.patterns
             is_size = isinstance(node.meta.get("val"), int | torch.SymInt)
-            if node.op == "call_function" and node in needed and not known and not is_size:
+            if node.op == "call_function" and node in needed and not has_pattern and not is_size:
                 self.refuse(node, self._unknown_message(node))
 
     def _add_dequantize(self, node: fx.Node) -> None:
@@ -139,7 +144,7 @@ class Reader:
         self.flat = bool(value.planes)
 
     def _convert_node(self, node: fx.Node) -> Any:
-        """Convert a node to a value: a quantized or pending value, or a constant tensor."""
+        """Convert a node to its value: quantized, pending, or constant; None for a size."""
         if node.op == "placeholder":
             return INPUT
         if node.op == "get_attr":
@@ -154,10 +159,10 @@ class Reader:
             return None  # a size, such as the batch size
         if is_quantizing(node):
             return self._convert_quantizing(node)
-        read = self.patterns.get(node.target)
-        if read is None:
+        convert = self.patterns.get(node.target)
+        if convert is None:
             self.refuse(node, self._unknown_message(node))
-        return read(self, node)
+        return convert(self, node)
 
     def _unknown_message(self, node: fx.Node) -> str:
         """Return the message for a node without an int8 kernel, with advice."""
@@ -166,52 +171,60 @@ class Reader:
                 "it is not directly after a convolution, into which it could be folded; move it "
                 "there, or leave it out"
             )
-        has, part = ("no kernel", "front")
+        lack, scope = ("no kernel", "front")
         if self.training.nodes:
-            has, part = ("neither a forward nor a backward kernel", "network")
+            lack, scope = ("neither a forward nor a backward kernel", "network")
         return (
-            f"it has {has} in int8; end the {part} before it, or replace it (supported are "
+            f"it has {lack} in int8; end the {scope} before it, or replace it (supported are "
             "convolutions, linear layers, sums, pools, means, ReLU and ReLU6)"
         )
 
     def _convert_quantizing(self, node: fx.Node) -> Any:
         """Convert a quantize or dequantize node.
 
-        A quantize adds the pending layer; for the input, it adds a quantize layer.
+        A quantize node adds the pending layer of its operand, or a quantize layer for the input.
         """
         name = operator_name(node)
         if name not in ("quantize_per_tensor", "dequantize_per_tensor"):
             kind = "weights and activations" if "choose" in name else "activations"
             self.refuse(node, f"expected {kind} with one constant scale")
         value, levels = self.values[node.args[0]], self._levels(node)
-        padded = value if isinstance(value, PaddedValue) else None
-        value = value if padded is None else padded.value
+        padded_value = value if isinstance(value, PaddedValue) else None
+        value = value if padded_value is None else padded_value.value
         if name.startswith("dequantize"):
             if not isinstance(value, QuantizedValue):
                 self.refuse(node, "expected a quantized value")
-            given = replace(value, levels=levels)
-            return given if padded is None else replace(padded, value=given)
+            dequantized_value = replace(value, levels=levels)
+            return (
+                dequantized_value
+                if padded_value is None
+                else replace(padded_value, value=dequantized_value)
+            )
         if isinstance(value, str):
             layer = QuantizedLayer("quantize", {}, (levels.inverse, levels.zero))
-            made = QuantizedValue(number=self._add("quantize", layer, (0,)), levels=levels)
+            quantized_value = QuantizedValue(
+                number=self._add("quantize", layer, (0,)), levels=levels
+            )
             if (levels.low, levels.high) != _INT8_LIMITS:
                 clamping = _rescaling_layer(levels, levels)
-                made = self.add_same_levels(node, clamping, made)
+                quantized_value = self.add_same_levels(node, clamping, quantized_value)
         else:
             if isinstance(value, QuantizedValue):
                 value = self._rescale(node.args[0], value)
             if not isinstance(value, PendingLayer):
                 self.refuse(node, "its input has no int8 kernel")
-            made = self._add_pending(value, levels)
-        if padded is not None:
-            return replace(padded, value=made)
-        self.wires[made.number - 1] = replace(self.wires[made.number - 1], node=node.name)
-        return made
+            quantized_value = self._add_pending(value, levels)
+        if padded_value is not None:
+            return replace(padded_value, value=quantized_value)
+        self.wires[quantized_value.number - 1] = replace(
+            self.wires[quantized_value.number - 1], node=node.name
+        )
+        return quantized_value
 
     def _add_pending(self, value: PendingLayer, levels: Levels) -> QuantizedValue:
-        """Add the pending layer with the levels of its result; return its value.
+        """Add a pending layer whose result has `levels`; return its quantized value.
 
-        Returns the input itself if it already has these levels.
+        Adds no layer, and returns the value of the input, if that already has these levels.
         """
         clamped_levels = levels.narrowed(value.clamp)
         layer = value.make_layer(clamped_levels)
@@ -221,13 +234,13 @@ class Reader:
         if value.node in self.training.nodes:
             training = self.training
             layer = TrainedLayer(layer, rounding=training.rounding, headroom=training.headroom)
-        number = self._add(
+        layer_number = self._add(
             _layer_name(value.node), layer, tuple(source.number for source in value.inputs)
         )
-        return QuantizedValue(number=number, levels=clamped_levels, planes=value.planes)
+        return QuantizedValue(number=layer_number, levels=clamped_levels, planes=value.planes)
 
     def _add(self, name: str, layer: QuantizedLayer, inputs: tuple[int, ...]) -> int:
-        """Add a layer with a unique name; return its number."""
+        """Add a layer under a unique name made from `name`; return its number, from 1."""
         self.names[name] += 1
         if self.names[name] > 1 or name in self.layers:
             name = f"{name}_{layer.operator}{self.names[name]}"
@@ -238,7 +251,7 @@ class Reader:
     def _levels(self, node: fx.Node) -> Levels:
         """Return the int8 levels of a quantize or dequantize node.
 
-        They have headroom if training changes the value.
+        The scale has headroom if training changes the value.
         """
         scale, zero, low, high, dtype = (
             self.number(argument) for argument in arguments_of(node)[1:6]
@@ -255,7 +268,7 @@ class Reader:
         )
 
     def number(self, argument: Any) -> Any:
-        """Return a numeric argument, which may be a constant of the module."""
+        """Return an argument as a number; the value of a constant if it is a node."""
         if not isinstance(argument, fx.Node):
             return argument
         value = self.values.get(argument)
@@ -285,9 +298,9 @@ class Reader:
         if name not in ("dequantize_per_channel", "dequantize_per_tensor"):
             self.refuse(node, f"its weight is not quantized to int8 ({name}); quantize it")
         arguments = arguments_of(argument)
-        raw = self.constant(node, arguments[0])
-        if raw.dtype is not torch.int8:
-            self.refuse(node, f"expected a weight of int8, got {raw.dtype}")
+        weight_bytes = self.constant(node, arguments[0])
+        if weight_bytes.dtype is not torch.int8:
+            self.refuse(node, f"expected a weight of int8, got {weight_bytes.dtype}")
         scales = self._constant_tensor(node, arguments[1]).double().flatten()
         zeros = self._constant_tensor(node, arguments[2])
         if bool(zeros.any()):
@@ -298,7 +311,7 @@ class Reader:
             )
         if name == "dequantize_per_channel" and arguments[3] != 0:
             self.refuse(node, f"its weight has scales along axis {arguments[3]}; expected axis 0")
-        return raw, scales.expand(raw.shape[0]) if scales.numel() == 1 else scales
+        return weight_bytes, scales.expand(weight_bytes.shape[0]) if scales.numel() == 1 else scales
 
     def _constant_tensor(self, node: fx.Node, argument: Any) -> torch.Tensor:
         if isinstance(argument, fx.Node):
@@ -312,33 +325,39 @@ class Reader:
 
         Refuses layers whose sums may exceed 32 bits.
         """
-        raw, scales = self.weight(node, weight)
-        total = raw.double().abs().flatten(1).sum(1).max()
-        if total * _MAX_FACTOR > _MAX_INT32 or raw[0].numel() > _MAX_PRODUCTS:
+        weight_bytes, scales = self.weight(node, weight)
+        max_sum = weight_bytes.double().abs().flatten(1).sum(1).max()
+        if max_sum * _MAX_FACTOR > _MAX_INT32 or weight_bytes[0].numel() > _MAX_PRODUCTS:
             self.refuse(node, "its sums may have more than 32 bits; use fewer input channels")
-        offsets = torch.zeros(raw.shape[0]) if bias is None else self.constant(node, bias).float()
+        offsets = (
+            torch.zeros(weight_bytes.shape[0])
+            if bias is None
+            else self.constant(node, bias).float()
+        )
         factors = (scales * source.levels.scale).float()
-        start = -source.levels.zero * raw.to(torch.int64).flatten(1).sum(1)
+        start = -source.levels.zero * weight_bytes.to(torch.int64).flatten(1).sum(1)
         constants = {"start": start.to(torch.int32), "scale": factors, "bias": offsets.clone()}
-        return raw, constants
+        return weight_bytes, constants
 
     def _rescale(self, node: fx.Node, source: QuantizedValue) -> PendingLayer:
         """Return a pending layer that converts a quantized value to other levels.
 
-        It creates no layer if the levels are the same and the limits not narrower.
+        Its `make_layer` returns None if the levels are the same and the limits not narrower.
         """
 
-        def make(levels: Levels) -> QuantizedLayer | None:
+        def make_layer(levels: Levels) -> QuantizedLayer | None:
             old = source.levels
             is_same = (levels.scale, levels.zero) == (old.scale, old.zero)
             if is_same and levels.low <= old.low and levels.high >= old.high:
                 return None
             return _rescaling_layer(old, levels)
 
-        return PendingLayer(node=node, inputs=(source,), make_layer=make, planes=source.planes)
+        return PendingLayer(
+            node=node, inputs=(source,), make_layer=make_layer, planes=source.planes
+        )
 
     def add_clamp(self, node: fx.Node, low: float, high: float) -> PendingLayer:
-        """Return the pending layer before an activation, with limits narrowed by the activation."""
+        """Return the pending layer of an activation's operand, with limits `low` and `high`."""
         value = self.values[node.args[0]]
         if isinstance(value, QuantizedValue):
             value = self._rescale(node, value)
@@ -349,7 +368,7 @@ class Reader:
     def add_same_levels(
         self, node: fx.Node, layer: QuantizedLayer, source: QuantizedValue
     ) -> QuantizedValue:
-        """Add a layer whose result has the levels of its input; return its value."""
+        """Add a layer whose result has the levels of its input; return its quantized value."""
         return replace(source, number=self._add(_layer_name(node), layer, (source.number,)))
 
     def shape(self, node: fx.Node, argument: fx.Node) -> tuple[int, ...]:
@@ -362,7 +381,7 @@ class Reader:
         return tuple(value.shape)
 
     def refuse(self, node: fx.Node, reason: str) -> NoReturn:
-        """Raise `InputError` with an operator, its module and the reason."""
+        """Raise `InputError` with the operator of a node, its module and the reason."""
         path = module_path(node)
         where = f" in {path!r}" if path else ""
         self._raise_fault(f"{operator_name(node)}{where}: {reason}")
@@ -382,8 +401,8 @@ def _layer_name(node: fx.Node) -> str:
     return module_path(node).replace(".", "_") or operator_name(node)
 
 
-def _needed_nodes(result: Any) -> set[fx.Node]:
-    """Return the nodes that a result depends on."""
+def _ancestor_nodes(result: Any) -> set[fx.Node]:
+    """Return the nodes that a result depends on, the nodes of the result included."""
     needed: set[fx.Node] = set()
     results = result if isinstance(result, tuple | list) else [result]
     pending = [node for node in results if isinstance(node, fx.Node)]

@@ -33,33 +33,36 @@ def with_fronts(model: nn.Module) -> nn.Module:
     return _replace_converted(model, "", {})
 
 
-def _replace_converted(module: nn.Module, path: str, seen: dict[nn.Module, nn.Module]) -> nn.Module:
+def _replace_converted(
+    module: nn.Module, path: str, results: dict[nn.Module, nn.Module]
+) -> nn.Module:
     """Return a module, or a shallow copy in which fronts replace converted submodules.
 
-    `seen` has the replacements found so far.
+    `results` has the result for each module visited so far; the function adds to it. `path` is
+    the name of the module in messages.
     """
-    if module not in seen:
-        seen[module] = module  # a module that contains itself is not changed
+    if module not in results:
+        results[module] = module  # a module that contains itself is not changed
         if is_converted(module):
-            seen[module] = front = convert_front(module, where=_front_label(path))
+            results[module] = front = convert_front(module, where=_front_label(path))
             front.stands_for = tuple(module.parameters())
             return front
         children = {
-            name: _replace_converted(child, f"{path}.{name}" if path else name, seen)
+            name: _replace_converted(child, f"{path}.{name}" if path else name, results)
             for name, child in module._modules.items()  # noqa: SLF001
             if child is not None
         }
         if any(child is not module._modules[name] for name, child in children.items()):  # noqa: SLF001
-            copied = copy.copy(module)
-            copied._modules = {**module._modules, **children}  # noqa: SLF001
-            seen[module] = copied
-    return seen[module]
+            module_copy = copy.copy(module)
+            module_copy._modules = {**module._modules, **children}  # noqa: SLF001
+            results[module] = module_copy
+    return results[module]
 
 
 def convert_front(
     module: nn.Module, *, where: str = "quantized front", training: Training | None = None
 ) -> QuantizedFront:
-    """Convert a PT2E module to a quantized front; `where` names it in messages.
+    """Convert a PT2E module to a quantized front; `where` is its name in messages.
 
     With `training`, some of its layers train, and the result is a `QuantizedNetwork`. Raises
     `InputError` for an operator without a kernel; the message names it and its module.

@@ -54,9 +54,15 @@ class TrainedLayer(QuantizedLayer):
         not.
     headroom : float
         Factor by which the weights may grow: it multiplies the scales of the weights.
+
+    Raises
+    ------
+    InputError
+        If `layer` has no weights.
     """
 
     def __init__(self, layer: QuantizedLayer, *, rounding: str, headroom: float) -> None:
+        """Copy the weights of `layer` to coarser scales, and register an optimizer check."""
         if layer.weight_scale is None or layer.input_levels is None:
             raise InputError(f"{layer.operator}: it has no weights to train")
         # The same real weights, on coarser scales.
@@ -88,7 +94,7 @@ class TrainedLayer(QuantizedLayer):
     def forward(self, *inputs: Tensor, reals: Sequence[Tensor | None] | None = None) -> Any:
         """Return the int8 result of an int8 input.
 
-        With `reals`, the proxy of the input's real value, it returns the result and its proxy.
+        With `reals`, the proxy of the input's real value, return the result and its proxy.
         """
         result, real = apply_with_proxies(self, inputs, reals or (None,))
         return result if reals is None else (result, real)
@@ -117,17 +123,18 @@ def subtract_gradient(
     maximize: bool = False,
     draws: RoundingDraws | None = None,
 ) -> None:
-    """Take a gradient descent step with int8 weights, in place.
+    """Subtract a multiple of the gradient from int8 weights, in place.
 
     ``change = (gradient + weight_decay * real weight) * lr / scale``, in int8 steps; see
-    `update_16_bits` and, for a state without a residual, `update_stochastic`, which needs `draws`.
+    `update_16_bits` and, for a state without a residual, `update_stochastic`. Raises `InputError`
+    if the latter has no `draws`.
     """
     if len(state) == 1 and draws is None:
         raise InputError("draws: stochastic rounding needs the random numbers of an update")
     weight = state[0]
     rows = max(1, _UPDATE_BLOCK * len(weight) // max(1, weight.numel()))
-    for first in range(0, len(weight), rows):  # blocks keep temporary memory small
-        block = slice(first, first + rows)
+    for first_row in range(0, len(weight), rows):  # blocks keep temporary memory small
+        block = slice(first_row, first_row + rows)
         scale = weight_scale if weight.ndim == _DEPTHWISE else weight_scale[block]
         weights = [tensor[block] for tensor in state]
         change = -gradient[block] if maximize else gradient[block]
@@ -137,7 +144,7 @@ def subtract_gradient(
         if len(weights) > 1:
             update_16_bits(weights[0], weights[1], change)
         elif draws is not None:
-            elements = first * weight[0].numel()
+            elements = first_row * weight[0].numel()
             update_stochastic(weights[0], draws.uniform(weights[0], first=elements), change)
 
 
@@ -157,7 +164,7 @@ def trained_layers(model: nn.Module) -> dict[int, TrainedLayer]:
 
 
 def per_output(values: Tensor, weight: Tensor) -> Tensor:
-    """Reshape a number per output to broadcast with a weight."""
+    """Reshape `values`, one number per output, so that they broadcast with a weight."""
     return values if weight.ndim == _DEPTHWISE else values.view(-1, *[1] * (weight.ndim - 1))
 
 
@@ -196,7 +203,7 @@ class QuantizedNetwork(QuantizedFront):
 def _call_with_proxy(
     layer: nn.Module, pairs: list[tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the int8 result of a layer, and its proxy if a layer up to this one trains."""
+    """Return (int8 result, proxy) of a layer; the proxy is None before the first trained layer."""
     bytes_, reals = zip(*pairs, strict=True)
     if not isinstance(layer, TrainedLayer) and all(real is None for real in reals):
         return layer(*bytes_), None
@@ -261,14 +268,15 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, model: nn.Module, lr: float = 1e-3, *, weight_decay: float = 0.0, seed: int = 0
     ) -> None:
+        """Check the options, and collect the trained layers and parameters of `model`."""
         for name, number in (("lr", lr), ("weight_decay", weight_decay)):
             if not (math.isfinite(number) and number >= 0):
                 raise InputError(f"{name}: expected a number from 0, got {number}")
         if type(seed) is not int or not 0 <= seed < _SEED_LIMIT:
             raise InputError(f"seed: expected a whole number from 0 to below 2^32, got {seed!r}")
         self._layers = list(trained_layers(model).values())
-        trained = [p for p in model.parameters() if p.requires_grad]
-        super().__init__(trained, lr=lr, weight_decay=weight_decay)
+        trained_parameters = [p for p in model.parameters() if p.requires_grad]
+        super().__init__(trained_parameters, lr=lr, weight_decay=weight_decay)
         self.defaults.update(updates=0, seed=seed)
         for group in self.param_groups:
             group.update(updates=0, seed=seed)
@@ -308,13 +316,13 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
             with torch.enable_grad():
                 loss = closure()
         sites = self.sites()
-        for number, group in enumerate(self.param_groups):
+        for group_index, group in enumerate(self.param_groups):
             lr = float(group["lr"])
             settings = {"weight_decay": group["weight_decay"], "maximize": group["maximize"]}
             with_gradient = [p for p in group["params"] if p.grad is not None]
             for parameter in (p for p in with_gradient if id(p) in sites):
                 site = sites[id(parameter)]
-                layer, draws = self._layers[site], self.draws(number, site)
+                layer, draws = self._layers[site], self.draws(group_index, site)
                 subtract_gradient(
                     layer.state, parameter.grad, layer.weight_scale, lr, draws=draws, **settings
                 )

@@ -43,7 +43,7 @@ class PendingLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddedValue:
-    """A value padded with zeros; once quantized, with its zero points."""
+    """A value padded with zeros, which become its zero point when it is quantized."""
 
     value: QuantizedValue | str
     """The value; ``input`` until it is quantized."""

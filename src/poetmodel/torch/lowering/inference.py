@@ -41,8 +41,8 @@ def with_inference(
 ) -> LoweredStep:
     """Return a step with the forward pass of its model in evaluation mode.
 
-    Parameters as for `lower`. It writes the output of the model; without a `loss_fn`, its loss.
-    Changes of the model's buffers are removed.
+    Parameters as for `lower`. The forward pass writes the output of the model; without a `loss_fn`,
+    the loss. It does not update the model's buffers.
 
     Raises
     ------
@@ -123,14 +123,17 @@ def _loss_with_correct(
     def forward(module: Any, output: Any, target: Any) -> torch.Tensor:
         return add_correct(loss_class.forward(module, output, target), output, target)
 
-    counting: Any = copy(loss_fn)
-    counting.__class__ = type(loss_class.__name__, (loss_class,), {"forward": forward})
-    loss_with_correct: Callable[..., torch.Tensor] = counting
+    counting_loss: Any = copy(loss_fn)
+    counting_loss.__class__ = type(loss_class.__name__, (loss_class,), {"forward": forward})
+    loss_with_correct: Callable[..., torch.Tensor] = counting_loss
     return loss_with_correct
 
 
 def _class_dimension(output: Any, target: Any) -> int | None:
-    """Return the dimension of an output that has a score per class; None if it has none."""
+    """Return the dimension of `output` with the scores of classes.
+
+    None unless `target` has an integer label for each vector of scores.
+    """
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return None
     if not output.is_floating_point() or target.dtype not in _LABELS or not output.ndim:
@@ -153,8 +156,8 @@ def _capture_forward(
     """Capture and lower a forward pass in evaluation mode.
 
     Its output is the tensor that `sum_function` sums; without this function, the model's loss.
-    `model_inputs` are the inputs of the model. Raises `CaptureError` if the pass draws random
-    numbers.
+    `model_inputs` are the inputs of the model. `option` and `name` are for messages: the option
+    that requested the pass, and the step. Raises `CaptureError` if the pass draws random numbers.
     """
     model = with_fronts(model)
     with ExitStack() as stack:
@@ -165,7 +168,7 @@ def _capture_forward(
         joint_with_sum = capture(model, sum_function, copy_inputs(inputs), name=name)
     joint = with_tables(_cut_to_output(joint_with_sum, is_total=sum_function is not None))
     lowered = StepLowering(joint)
-    for operation in lowered.parts.operations:
+    for operation in lowered.training_graph.operations:
         if operation.is_random:
             raise CaptureError(
                 f"{name}: {option}: {operation.node.target}{location_suffix(operation.node)} draws "
@@ -206,10 +209,10 @@ def _cut_to_output(joint: Joint, *, is_total: bool) -> Joint:
     graph.eliminate_dead_code()
     for argument in joint.arguments_of(InputKind.TANGENT):
         graph.erase_node(argument.node)
-    remaining = set(graph.nodes)
+    remaining_nodes = set(graph.nodes)
     return replace(
         joint,
-        arguments=tuple(a for a in joint.arguments if a.node in remaining),
+        arguments=tuple(a for a in joint.arguments if a.node in remaining_nodes),
         results=(replace(loss, node=clone),),
     )
 
@@ -220,22 +223,22 @@ def _write_to_caller(step: LoweredStep, model_input_count: int, joint: Joint) ->
     The first `model_input_count` flat inputs belong to the model; inputs of the target are removed.
     """
     graph, buffer = step.graph, step.loss.buffer
-    last = graph.node_of[graph.tensor_index[buffer]]
+    last_index = graph.node_of[graph.tensor_index[buffer]]
     nodes = list(graph.nodes)
-    nodes[last] = replace(
-        nodes[last], name="output", op="output", phase=Phase.FORWARD, outputs=(), in_place=()
+    nodes[last_index] = replace(
+        nodes[last_index], name="output", op="output", phase=Phase.FORWARD, outputs=(), in_place=()
     )
     names = {
         a.name for a in joint.arguments_of(InputKind.USER_INPUT) if a.position < model_input_count
     }
     example = joint.results[0].node.meta["val"]
-    read = {a.buffer for calls in step.calls for call in calls for a in _refs(call)}
+    read_buffers = {a.buffer for calls in step.calls for call in calls for a in _refs(call)}
     return replace(
         step,
         graph=replace(graph, name=f"{graph.name} in evaluation mode", nodes=tuple(nodes)),
         inputs=tuple(value for value in step.inputs if value.name in names),
         states=(),
-        values={name: values for name, values in step.values.items() if name in read},
+        values={name: values for name, values in step.values.items() if name in read_buffers},
         output=NamedTensor(
             name="output", shape=tuple(example.shape), type=DataType.REAL, pieces=(Ref(buffer),)
         ),
@@ -249,13 +252,13 @@ def _without_shared_values(step: LoweredStep, kind: str, forward_pass: LoweredSt
     """
     new_values, new_names = {}, {}
     step_values = dict(step.values)
-    for part in step.evaluation_steps:
-        step_values.update(part.values)
+    for evaluation_step in step.evaluation_steps:
+        step_values.update(evaluation_step.values)
     for name, values in forward_pass.values.items():
-        existing = step_values.get(name)
-        if existing is None:
+        step_value = step_values.get(name)
+        if step_value is None:
             new_values[name] = values
-        elif existing.tobytes() != values.tobytes():
+        elif step_value.tobytes() != values.tobytes():
             new_names[name] = f"{name} of the {kind}"
             new_values[new_names[name]] = values
 

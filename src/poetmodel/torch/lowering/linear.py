@@ -88,19 +88,19 @@ def _lower_dot(op: Lowering) -> None:
 def _add_product(
     op: Lowering, x: Any, a: StridedView, b: StridedView, beta: float, alpha: float
 ) -> None:
-    """Compute beta x + alpha a b."""
+    """Lower ``beta * x + alpha * (a @ b)``."""
     out = op.output()
     product = _as_column(out) if len(out.shape) < len(a.shape) else out
-    added = operand(op, x).broadcast(out.shape)
+    addend = operand(op, x).broadcast(out.shape)
     if beta == alpha == 1:
-        _copy_rows(op, out, added)
+        _copy_rows(op, out, addend)
         _multiply(op, product, a, b, accumulate=True)
         return
     _multiply(op, product, a, b)
     if alpha != 1:
         op.call("pm_affine", out, out, shape_table(op, out, out), float(alpha), 0.0)
     if beta != 0:
-        op.call("pm_add", out, out, added, shape_table(op, out, out, added), float(beta))
+        op.call("pm_add", out, out, addend, shape_table(op, out, out, addend), float(beta))
 
 
 def _copy_rows(op: Lowering, out: StridedView, x: StridedView) -> None:
@@ -132,7 +132,10 @@ def _transpose(view: StridedView) -> StridedView:
 def _multiply(
     op: Lowering, out: StridedView, a: StridedView, b: StridedView, *, accumulate: bool = False
 ) -> None:
-    """Compute a b for each matrix of the batch, if any; add it to `out` if `accumulate`."""
+    """Lower the product of `a` and `b`, matrices or batches of them.
+
+    It overwrites `out`, or is added to `out` if `accumulate`.
+    """
     if out.shape[-1] == 1 < out.shape[-2] or (out.strides[-1] != 1 and out.shape[-1] > 1):
         # Kernels compute several elements of a row at once, so that long rows are faster.
         out, a, b = _transpose(out), _transpose(b), _transpose(a)
@@ -163,13 +166,16 @@ def _multiply(
 # -- losses ------------------------------------------------------------------------------------
 
 _NONE, _MEAN = 0, 1
-"""PyTorch's numbers of reductions: no reduction, and the mean; others are sums."""
+"""PyTorch's numbers of two reductions: none, and the mean. The third is the sum."""
 
 
 def _sum_losses(
-    op: Lowering, kernel: str, operands: tuple[Any, ...], reduction: int, *numbers: float
+    op: Lowering, kernel: str, operands: tuple[Any, ...], reduction: int, *constants: float
 ) -> None:
-    """Call a kernel that reduces the losses of elements: over all, or for each by itself."""
+    """Call a kernel that computes the sum or mean of losses, or one loss per element.
+
+    `reduction` is PyTorch's number; `constants` are further arguments of the kernel.
+    """
     out = op.output()
     views = [operand(op, argument) for argument in operands]
     shape = tuple(torch.broadcast_shapes(*(view.shape for view in views)))
@@ -182,17 +188,17 @@ def _sum_losses(
         outer = shape_table(op, out, *(without_dimensions(view, all_dimensions) for view in views))
         inner = shape_table(op, *views)
     divisor = float(views[0].elements) if reduction == _MEAN else 1.0
-    op.call(kernel, out, *views, outer, inner, *numbers, divisor)
+    op.call(kernel, out, *views, outer, inner, *constants, divisor)
 
 
 def _loss_gradient(
-    op: Lowering, kernel: str, operands: tuple[Any, ...], reduction: int, *numbers: float
+    op: Lowering, kernel: str, operands: tuple[Any, ...], reduction: int, *constants: float
 ) -> None:
     """Call a kernel that computes the gradient of a loss for each element."""
     out = op.output()
     views = [operand(op, argument).broadcast(out.shape) for argument in operands]
     factor = 1.0 / max(1, out.elements) if reduction == _MEAN else 1.0
-    op.call(kernel, out, *views, shape_table(op, out, *views), *numbers, factor)
+    op.call(kernel, out, *views, shape_table(op, out, *views), *constants, factor)
     op.is_elementwise = True
 
 
@@ -215,7 +221,7 @@ def _lower_loss_backward(op: Lowering) -> None:
 @lowers(aten.binary_cross_entropy.default)
 def _lower_binary_cross_entropy(op: Lowering) -> None:
     x, y, weight, reduction = op.args
-    _sum_losses(op, "pm_binary_cross_entropy", (x, y, _or_ones(weight)), reduction)
+    _sum_losses(op, "pm_binary_cross_entropy", (x, y, _weight_or_one(weight)), reduction)
 
 
 @lowers(aten.binary_cross_entropy_backward.default)
@@ -233,12 +239,12 @@ def _lower_binary_cross_entropy_backward(op: Lowering) -> None:
 @lowers(aten.binary_cross_entropy_with_logits.default)
 def _lower_binary_cross_entropy_with_logits(op: Lowering) -> None:
     x, y, weight, positive, reduction = op.args
-    operands = (x, y, _or_ones(weight), _or_ones(positive))
+    operands = (x, y, _weight_or_one(weight), _weight_or_one(positive))
     _sum_losses(op, "pm_binary_cross_entropy_with_logits", operands, reduction)
 
 
-def _or_ones(argument: Any) -> Any:
-    return 1.0 if argument is None else argument
+def _weight_or_one(weight: Any) -> Any:
+    return 1.0 if weight is None else weight
 
 
 # -- losses of classes --------------------------------------------------------------------------
@@ -301,7 +307,7 @@ def _lower_parameter_update(op: Lowering) -> None:
 def _lower_update(
     op: Lowering, views: Sequence[StridedView], gradient: StridedView, rate: Any
 ) -> None:
-    """Call the kernel of an optimizer's rule; refuse parameters that are not dense."""
+    """Call the kernel of an optimizer's update rule; refuse parameters that are not dense."""
     parameter = views[0]
     moments = [view for view in views if view.shape == parameter.shape]
     if not parameter.is_dense or not all(view.has_layout_of(parameter) for view in moments):
@@ -324,9 +330,10 @@ def _lower_accumulating_update(op: Lowering) -> None:
 def accumulate_gradient(
     op: Lowering, total: StridedView, gradients: Any, count: Any, factors: Sequence[Any]
 ) -> StridedView:
-    """Add gradients to their sum over batches; return the clipped sum.
+    """Add gradients to `total`, their sum over batches; return the sum times the clip factors.
 
-    The calls that follow are made only after the last batch.
+    Sets the condition of the operation: all calls added later are executed only after the last
+    batch of an accumulation. `count` has the number of batches so far.
     """
     if not total.is_dense:
         op.refuse("expected a dense parameter")
@@ -443,7 +450,7 @@ _UPDATES: Final[dict[type[Rule], Callable[..., None]]] = {
 
 
 def _decay(rule: Rule) -> tuple[float, float, float]:
-    """Return the sign of the gradient, its added decay, and the decay that scales the weight."""
+    """Return (sign of the gradient, decay added to the gradient, decay that scales the weight)."""
     sign, decay = -1.0 if rule.maximize else 1.0, float(rule.weight_decay)
     return (sign, 0.0, decay) if rule.decoupled_weight_decay else (sign, decay, 0.0)
 
@@ -458,7 +465,7 @@ def gradient_of(
 ) -> StridedView:
     """Return a gradient in the layout of its parameter, summed and clipped.
 
-    It is in workspace, unless a single gradient already has this layout.
+    The result is in workspace, unless a single gradient without clipping already has this layout.
     """
     return _sum_and_clip(op, tuple(map(op.value, gradients)), parameter, factors)
 
@@ -473,11 +480,11 @@ def _sum_and_clip(
 
     A single gradient in the parameter's layout is returned itself, without a call.
     """
-    first, *more = gradients
-    if not more and not factors and first.has_layout_of(parameter):
+    first, *other_gradients = gradients
+    if not other_gradients and not factors and first.has_layout_of(parameter):
         return first
     gradient = replace(workspace(op, parameter.shape), strides=parameter.strides)
-    _sum_tensors(op, gradient, first, more)
+    _sum_tensors(op, gradient, first, other_gradients)
     for factor in factors:
         factor_view = op.value(factor).broadcast(gradient.shape)
         op.call(
@@ -506,7 +513,7 @@ def _lower_buffer_update(op: Lowering) -> None:
 
 @lowers(GradientNorm)
 def _lower_gradient_norm(op: Lowering) -> None:
-    """Sum all squares, then compute the clip factor.
+    """Sum the squares of all gradients, then compute the clip factor from the norm.
 
     Gradients of one parameter are summed first.
     """
@@ -514,11 +521,11 @@ def _lower_gradient_norm(op: Lowering) -> None:
     fill(op, out, 0)
     needed_bytes = 0
     for gradients in op.args[0]:
-        first, *more = map(op.value, gradients)
+        first, *other_gradients = map(op.value, gradients)
         op.workspace_bytes = 0  # gradients reuse the same workspace
-        if more:
+        if other_gradients:
             total = workspace(op, first.shape)
-            _sum_tensors(op, total, first, more)
+            _sum_tensors(op, total, first, other_gradients)
             first = total
         op.call("pm_square_sum", out, first, shape_table(op, first))
         needed_bytes = max(needed_bytes, op.workspace_bytes)

@@ -83,8 +83,8 @@ class StridedView:
     def is_contiguous(self) -> bool:
         """Whether the elements are contiguous in row-major order."""
         return self.strides == contiguous_strides(self.shape) or all(
-            size == 1 or own == step
-            for size, own, step in zip(
+            size == 1 or stride == step
+            for size, stride, step in zip(
                 self.shape, self.strides, contiguous_strides(self.shape), strict=True
             )
         )
@@ -101,15 +101,20 @@ class StridedView:
     def has_layout_of(self, other: StridedView) -> bool:
         """Return whether two views have the same shape and strides."""
         return self.shape == other.shape and all(
-            size == 1 or own == other_step
-            for size, own, other_step in zip(self.shape, self.strides, other.strides, strict=True)
+            size == 1 or stride == other_step
+            for size, stride, other_step in zip(
+                self.shape, self.strides, other.strides, strict=True
+            )
         )
 
     def broadcast(self, shape: tuple[int, ...]) -> StridedView:
-        """Return the view broadcast to a shape, with strides of 0 where it repeats."""
+        """Return the view broadcast to a shape, with strides of 0 in repeated dimensions."""
         extra = len(shape) - len(self.shape)
-        own = zip(shape[extra:], self.shape, self.strides, strict=True)
-        strides = (*[0] * extra, *(0 if have != want else step for want, have, step in own))
+        dimensions = zip(shape[extra:], self.shape, self.strides, strict=True)
+        strides = (
+            *[0] * extra,
+            *(0 if size != new_size else step for new_size, size, step in dimensions),
+        )
         return StridedView(
             buffer=self.buffer, offset=self.offset, shape=shape, strides=strides, type=self.type
         )
@@ -129,7 +134,19 @@ def data_type(dtype: torch.dtype) -> DataType | None:
 
 
 class Lowering:
-    """The operation being lowered: its operands, and the calls added so far."""
+    """The operation being lowered: its operands, and the calls added so far.
+
+    Parameters
+    ----------
+    node : fx.Node
+        The operation.
+    get_view : callable
+        Returns the view of an operand.
+    outputs : mapping
+        Views of the outputs, by position.
+    rates : mapping, optional
+        Learning rates as multiples of the first parameter group's.
+    """
 
     def __init__(
         self,
@@ -139,12 +156,13 @@ class Lowering:
         *,
         rates: Mapping[fx.Node, float] | None = None,
     ) -> None:
+        """Prepare a lowering without calls."""
         self.node = node
         self.args: tuple[Any, ...] = _with_defaults(node)
         """The arguments in the order of the schema, with defaults."""
         self.calls: list[Call] = []
         self.where: Condition | None = None
-        """Condition of the calls added next; None for none."""
+        """Condition of the calls added next; None if they are unconditional."""
         self.workspace_bytes = 0
         self.is_elementwise = False
         """Whether each element of the output depends only on operands at its position, so that the
@@ -158,7 +176,7 @@ class Lowering:
         return self._get_view(argument)
 
     def learning_rate(self, argument: Any) -> ScaledLearningRate:
-        """Return the learning rate of an update, as a multiple of the first group's rate."""
+        """Return the learning rate of an update as a multiple of the first parameter group's."""
         return ScaledLearningRate(self._rates.get(argument, 1.0))
 
     def output(self, position: int = 0) -> StridedView:
@@ -179,15 +197,17 @@ class Lowering:
     ) -> None:
         """Add a call; a view stands for the pointer to its first element.
 
-        `within` is the valid range of indices that the kernel reads. Refuses unknown kernels and
-        types.
+        `within` is the valid range of indices that the kernel reads. Raises `CaptureError` for
+        unknown kernels, and for elements of another type than the kernel's.
         """
         if kernel not in kernel_names():
             self.refuse("has no kernel for elements of this type")
-        for argument, wanted in zip(arguments, parameters(kernel), strict=True):
-            if isinstance(argument, StridedView) and argument.type.c_name not in wanted:
-                kinds = (_TYPE_NOUNS[kind] for kind in DataType if kind.c_name in wanted)
-                self.refuse(f"expected {next(kinds, wanted)}, got {_TYPE_NOUNS[argument.type]}")
+        for argument, parameter_type in zip(arguments, parameters(kernel), strict=True):
+            if isinstance(argument, StridedView) and argument.type.c_name not in parameter_type:
+                kinds = (_TYPE_NOUNS[kind] for kind in DataType if kind.c_name in parameter_type)
+                self.refuse(
+                    f"expected {next(kinds, parameter_type)}, got {_TYPE_NOUNS[argument.type]}"
+                )
         values = tuple(a.ref if isinstance(a, StridedView) else a for a in arguments)
         self.calls.append(Call(kernel, values, self.where, within))
 
@@ -197,7 +217,7 @@ class Lowering:
 
 
 def _with_defaults(node: fx.Node) -> tuple[Any, ...]:
-    """Return the arguments of a node, completed by keywords and defaults of the schema."""
+    """Return the arguments of a node in the order of the schema, with keywords and defaults."""
     schema = getattr(node.target, "_schema", None)
     arguments: list[Any] = list(node.args)
     if schema is None:
@@ -276,7 +296,7 @@ def slice_view(
 
 
 def without_dimensions(view: StridedView, dimensions: Iterable[int]) -> StridedView:
-    """Return a view without some dimensions, at their first index."""
+    """Return a view without some dimensions, of which it has only the first index."""
     remaining = [k for k in range(len(view.shape)) if k not in set(dimensions)]
     return select_dimensions(view, remaining)
 
@@ -301,7 +321,7 @@ def _replace_item(numbers: tuple[int, ...], index: int, number: int) -> tuple[in
 
 
 def positive_dimension(dimension: int, rank: int) -> int:
-    """Return a dimension counted from the first one."""
+    """Return the index of a dimension from the first one; negative ones count from the end."""
     return dimension % rank if rank else 0
 
 
@@ -317,7 +337,7 @@ def workspace(op: Lowering, shape: tuple[int, ...], kind: DataType = DataType.RE
 def operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> StridedView:
     """Return an operand as a tensor of a type.
 
-    Numbers and other types are converted in workspace.
+    Numbers, and tensors of another type, are converted to a tensor in workspace.
     """
     if not isinstance(argument, fx.Node):
         scalar = workspace(op, (), kind)
@@ -329,15 +349,19 @@ def operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> Stri
         return view
     if kind is DataType.UINT8:
         op.refuse(f"expected truth values, got elements of type {view.type}")
-    converted = workspace(op, view.shape, kind)
-    copy(op, converted, view)
-    return converted
+    converted_view = workspace(op, view.shape, kind)
+    copy(op, converted_view, view)
+    return converted_view
 
 
 def random_site(node: fx.Node) -> int:
     """Return the index of a node among the random operators of its graph."""
-    seeded = torch.Tag.nondeterministic_seeded
-    sites = [other for other in node.graph.nodes if seeded in getattr(other.target, "tags", ())]
+    random_tag = torch.Tag.nondeterministic_seeded
+    sites = [
+        random_node
+        for random_node in node.graph.nodes
+        if random_tag in getattr(random_node.target, "tags", ())
+    ]
     return sites.index(node)
 
 
@@ -358,9 +382,9 @@ def as_contiguous(op: Lowering, view: StridedView) -> StridedView:
     """Return a contiguous tensor: the operand itself, or a copy in workspace."""
     if view.is_contiguous:
         return view
-    ordered = workspace(op, view.shape, view.type)
-    copy(op, ordered, view)
-    return ordered
+    contiguous_view = workspace(op, view.shape, view.type)
+    copy(op, contiguous_view, view)
+    return contiguous_view
 
 
 def fill(op: Lowering, out: StridedView, number: float) -> None:
@@ -374,7 +398,7 @@ def fill(op: Lowering, out: StridedView, number: float) -> None:
 def planes(
     *views: StridedView, plane_dimensions: int = 2
 ) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
-    """Return strides of batch, channels, rows and columns of all views, and the first one's sizes.
+    """Return (strides of all views, sizes of the first view): batch, channels, rows, columns.
 
     The planes are the last `plane_dimensions` dimensions; missing dimensions have size 1 and stride
     0.
@@ -382,16 +406,18 @@ def planes(
     steps: list[int] = []
     sizes: list[tuple[int, ...]] = []
     for view in views:
-        missing = plane_dimensions + 2 - len(view.shape)
+        missing_rank = plane_dimensions + 2 - len(view.shape)
         leading_rank = len(view.shape) - plane_dimensions
         missing_rows = 2 - plane_dimensions
         shape = (
-            [1] * missing
+            [1] * missing_rank
             + list(view.shape[:leading_rank])
             + [1] * missing_rows
             + list(view.shape[leading_rank:])
         )
-        leading = [0] * missing + list(view.strides[:leading_rank]) + [0] * missing_rows
-        steps += leading + list(view.strides[leading_rank:])
+        leading_strides = (
+            [0] * missing_rank + list(view.strides[:leading_rank]) + [0] * missing_rows
+        )
+        steps += leading_strides + list(view.strides[leading_rank:])
         sizes.append(tuple(shape))
     return tuple(steps), sizes[0]  # type: ignore[return-value]

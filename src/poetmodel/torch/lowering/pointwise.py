@@ -138,7 +138,7 @@ def _lower_with_numbers(op: Lowering) -> None:
 
 
 def _affine(op: Lowering, x: Any, factor: float, shift: float) -> None:
-    """Compute x * factor + shift."""
+    """Lower ``x * factor + shift``."""
     if op.output().type is DataType.REAL:
         return pointwise(op, "pm_affine", x, numbers=(float(factor), float(shift)))
     return _integer_pointwise(op, "pm_affine_int", x, numbers=(int(factor), int(shift)))
@@ -234,12 +234,23 @@ def _lower_leaky_relu_backward(op: Lowering) -> None:
 def _lower_prelu_kernel_backward(op: Lowering) -> None:
     """Lower the gradients of the input and of the slope."""
     gradient, x, slope = (op.value(argument) for argument in op.args)
-    first, second = op.output(0), op.output(1)
+    input_gradient, slope_gradient = op.output(0), op.output(1)
     slope = slope.broadcast(x.shape)
     op.call(
-        "pm_prelu_backward", first, gradient, x, slope, shape_table(op, first, gradient, x, slope)
+        "pm_prelu_backward",
+        input_gradient,
+        gradient,
+        x,
+        slope,
+        shape_table(op, input_gradient, gradient, x, slope),
     )
-    op.call("pm_prelu_slope_backward", second, gradient, x, shape_table(op, second, gradient, x))
+    op.call(
+        "pm_prelu_slope_backward",
+        slope_gradient,
+        gradient,
+        x,
+        shape_table(op, slope_gradient, gradient, x),
+    )
 
 
 @lowers(aten.glu.default)
@@ -252,13 +263,13 @@ def _lower_glu(op: Lowering) -> None:
 @lowers(aten.glu_backward.default)
 def _lower_glu_backward(op: Lowering) -> None:
     """Lower the gradients of both halves of the input."""
-    gradient, both, dimension = op.args
+    gradient, halves, dimension = op.args
     gradient = op.value(gradient)
-    x, gate = _split_halves(op.value(both), dimension)
-    first, second = _split_halves(op.output(), dimension)
-    op.call("pm_glu", first, gradient, gate, shape_table(op, first, gradient, gate))
-    shape = shape_table(op, second, gradient, x, gate)
-    op.call("pm_glu_gate_backward", second, gradient, x, gate, shape)
+    x, gate = _split_halves(op.value(halves), dimension)
+    x_gradient, gate_gradient = _split_halves(op.output(), dimension)
+    op.call("pm_glu", x_gradient, gradient, gate, shape_table(op, x_gradient, gradient, gate))
+    shape = shape_table(op, gate_gradient, gradient, x, gate)
+    op.call("pm_glu_gate_backward", gate_gradient, gradient, x, gate, shape)
 
 
 def _split_halves(view: StridedView, dimension: int) -> tuple[StridedView, StridedView]:
@@ -297,7 +308,11 @@ _RELATIONS: Final = {
 
 
 def _compare(op: Lowering, x: Any, y: Any, relations: int) -> None:
-    """Compare two tensors, or a tensor with a number; `relations` are the bits that hold."""
+    """Lower a comparison of two tensors, or of a tensor with a number.
+
+    An element of the output is true if one of the `relations` holds: bits for less, equal, greater,
+    and unordered (NaN).
+    """
     out = op.output()
     operand_types = [
         op.value(argument).type for argument in (x, y) if isinstance(argument, fx.Node)
@@ -306,13 +321,13 @@ def _compare(op: Lowering, x: Any, y: Any, relations: int) -> None:
     kind = DataType.REAL if is_real else DataType.INT32
     kernel = f"pm_compare{SUFFIX[kind]}"
     views = [operand(op, x, kind).broadcast(out.shape)]
-    numbers: tuple[float, ...] = ()
+    constants: tuple[float, ...] = ()
     if isinstance(y, fx.Node):
         views.append(operand(op, y, kind).broadcast(out.shape))
     else:
         kernel += "_to"
-        numbers = (float(y) if is_real else int(y),)
-    op.call(kernel, out, *views, shape_table(op, out, *views), relations, *numbers)
+        constants = (float(y) if is_real else int(y),)
+    op.call(kernel, out, *views, shape_table(op, out, *views), relations, *constants)
 
 
 @lowers(*(getattr(getattr(aten, n), kind) for n in _RELATIONS for kind in ("Tensor", "Scalar")))
@@ -361,9 +376,12 @@ def _lower_masked_fill(op: Lowering) -> None:
 
 
 def _select(op: Lowering, condition: Any, x: Any, y: Any) -> None:
-    """Choose elements of `x` where the condition holds, otherwise of `y`."""
+    """Lower the choice of elements: of `x` where `condition` is true, otherwise of `y`."""
     out = op.output()
-    views = [operand(op, condition, DataType.UINT8), *(operand(op, e, out.type) for e in (x, y))]
+    views = [
+        operand(op, condition, DataType.UINT8),
+        *(operand(op, argument, out.type) for argument in (x, y)),
+    ]
     views = [view.broadcast(out.shape) for view in views]
     op.call(f"pm_where{SUFFIX[out.type]}", out, *views, shape_table(op, out, *views))
     op.is_elementwise = True
@@ -383,7 +401,7 @@ def _lower_native_dropout_backward(op: Lowering) -> None:
 
 
 def _call_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float) -> None:
-    """Call a kernel of a tensor, a mask and a number for each element."""
+    """Lower an operator of a tensor, a mask and a number to one kernel call."""
     out = op.output()
     views = [operand(op, x), operand(op, mask, DataType.UINT8)]
     views = [view.broadcast(out.shape) for view in views]

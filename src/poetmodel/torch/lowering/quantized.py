@@ -166,7 +166,7 @@ def _maximum_gradient(op: Lowering) -> None:
 def _update(op: Lowering) -> None:
     """Lower the update of an int8 weight, by 16-bit or stochastic rounding.
 
-    With several batches, gradients are accumulated, and their sum is set to 0 after the update.
+    With several batches per update, gradients are summed, and the sum is set to 0 after the update.
     """
     state, gradients, scale, rate, *others = op.args
     update = op.node.target
@@ -182,8 +182,8 @@ def _update(op: Lowering) -> None:
     rule, draws = update.settings, update.next_draws()
     numbers: tuple[int, ...] = (results, inner, 0, weight.elements)
     if draws is not None:
-        signed = draws.seed - (draws.seed >> 31 << 32)
-        numbers += (draws.site, signed, draws.update, update.batches, 0)
+        signed_seed = draws.seed - (draws.seed >> 31 << 32)
+        numbers += (draws.site, signed_seed, draws.update, update.batches, 0)
     kernel = "pm_q8_sgd" if draws is None else "pm_q8_stochastic"
     rate_numbers = (
         op.learning_rate(rate),
@@ -202,10 +202,10 @@ def _convolution_sizes(
     x: StridedView, out: StridedView, window: Any, stride: Any, padding: Any, dilation: Any,
     groups: int,
 ) -> tuple[int, ...]:  # fmt: skip
-    """Return the sizes of a convolution or a pool."""
+    """Return the sizes of a convolution or a pool as a kernel argument: see `ConvolutionSizes`."""
     spatial = (*window, *stride, *padding[::2], *dilation, groups)
-    listed = (*_channels_first(x), *_channels_first(out), *spatial)
-    return tuple(ConvolutionSizes(*listed))
+    size_list = (*_channels_first(x), *_channels_first(out), *spatial)
+    return tuple(ConvolutionSizes(*size_list))
 
 
 def _image_sizes(shape: tuple[int, ...], channels: int) -> tuple[int, int, int]:

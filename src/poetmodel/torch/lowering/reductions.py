@@ -31,19 +31,19 @@ aten: Final = torch.ops.aten
 
 
 def _reduced_dimensions(view: StridedView, dimensions: int | Sequence[int] | None) -> list[int]:
-    """Return the dimensions to reduce: all, if none is given."""
+    """Return the dimensions to reduce, counted from 0; all if `dimensions` is None or empty."""
     rank = len(view.shape)
     if dimensions is None or (not isinstance(dimensions, int) and not dimensions):
         return list(range(rank))
-    numbers = [dimensions] if isinstance(dimensions, int) else dimensions
-    return sorted({positive_dimension(number, rank) for number in numbers})[: rank or 0]
+    indices = [dimensions] if isinstance(dimensions, int) else dimensions
+    return sorted({positive_dimension(number, rank) for number in indices})[: rank or 0]
 
 
 def _reduce(
     op: Lowering,
     kernel: str,
     dimensions: int | Sequence[int] | None,
-    *numbers: float,
+    *constants: float,
     position: int = 0,
 ) -> None:
     """Call a kernel for each element of an output, over the elements that it reduces."""
@@ -51,16 +51,16 @@ def _reduce(
     is_real = not kernel.endswith("_int") and kernel != "pm_any"
     kind = DataType.REAL if is_real else out.type
     x = operand(op, op.args[0], kind)
-    reduced = _reduced_dimensions(x, dimensions)
+    reduced_dimensions = _reduced_dimensions(x, dimensions)
     if len(out.shape) == len(x.shape):
-        out = without_dimensions(out, reduced)
+        out = without_dimensions(out, reduced_dimensions)
     op.call(
         kernel,
         out,
         x,
-        shape_table(op, out, without_dimensions(x, reduced)),
-        shape_table(op, select_dimensions(x, reduced), preserve_order=True),
-        *numbers,
+        shape_table(op, out, without_dimensions(x, reduced_dimensions)),
+        shape_table(op, select_dimensions(x, reduced_dimensions), preserve_order=True),
+        *constants,
     )
 
 
@@ -112,7 +112,7 @@ def _lower_argmax(op: Lowering) -> None:
 
 @lowers(*(getattr(n, kind) for n in (aten.any, aten.all) for kind in ("default", "dim", "dims")))
 def _lower_any(op: Lowering) -> None:
-    """Lower any and all: all hold if no element is false."""
+    """Lower ``any`` and ``all``; ``all`` negates whether any element is false."""
     is_all = operator_name(op) == "all"
     _reduce(op, "pm_any", op.args[1] if len(op.args) > 1 else None, int(is_all))
     if is_all:
@@ -158,14 +158,14 @@ def _lower_cdist_backward(op: Lowering) -> None:
 
 
 def _call_on_pairs(
-    op: Lowering, kernel: str, operands: Sequence[Any], order: float, first: int = 0
+    op: Lowering, kernel: str, operands: Sequence[Any], order: float, position: int = 0
 ) -> None:
-    """Call a kernel on all pairs of rows of two operands, at positions `first` and `x + 1`."""
+    """Call a kernel on all pairs of rows of `operands[position]` and `operands[position + 1]`."""
     if order not in (1, 2):
         op.refuse(f"expected distances of order 1 or 2, got {order:g}")
     views = [as_contiguous(op, op.value(value)) for value in operands]
-    *batch, rows, n = views[first].shape
-    *other_batch, columns, _ = views[first + 1].shape
+    *batch, rows, n = views[position].shape
+    *other_batch, columns, _ = views[position + 1].shape
     if batch != other_batch:
         op.refuse(f"expected equal batch dimensions, got {batch} and {other_batch}")
     op.call(kernel, op.output(), *views, math.prod(batch), rows, columns, n, int(order))
@@ -175,15 +175,15 @@ def _call_on_pairs(
 
 
 def _call_on_rows(
-    op: Lowering, kernel: str, operands: Sequence[Any], dimension: int, *numbers: int
+    op: Lowering, kernel: str, operands: Sequence[Any], dimension: int, *constants: int
 ) -> None:
     """Call a kernel on all rows along a dimension. The output may overwrite an operand."""
     views = [op.output(), *(operand(op, argument) for argument in operands)]
-    reduced = _reduced_dimensions(views[0], dimension)
-    size = math.prod(views[0].shape[k] for k in reduced)
-    steps = [view.strides[k] for view in views for k in reduced] or [0] * len(views)
-    rows = [without_dimensions(view, reduced) for view in views]
-    op.call(kernel, *views, shape_table(op, *rows), size, *steps, *numbers)
+    row_dimensions = _reduced_dimensions(views[0], dimension)
+    size = math.prod(views[0].shape[k] for k in row_dimensions)
+    steps = [view.strides[k] for view in views for k in row_dimensions] or [0] * len(views)
+    rows = [without_dimensions(view, row_dimensions) for view in views]
+    op.call(kernel, *views, shape_table(op, *rows), size, *steps, *constants)
     op.is_elementwise = True
 
 

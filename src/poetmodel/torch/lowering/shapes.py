@@ -60,7 +60,7 @@ def _lower_stack(op: Lowering) -> None:
 
 
 def _select_index(view: StridedView, dimension: int, index: int) -> StridedView:
-    """Return a view of one index of a dimension, without that dimension."""
+    """Return a view at one index of a dimension, without that dimension."""
     index = index % view.shape[dimension]
     return without_dimensions(slice_view(view, dimension, index, 1), (dimension,))
 
@@ -242,7 +242,11 @@ def _gather(
     *,
     allow_negative: bool = False,
 ) -> None:
-    """Copy elements of `x` by index. Strides of `x` cover the other dimensions of the output."""
+    """Lower a gather: copy the elements of `x` at indices to the output.
+
+    `x` has the shape of the output, with stride 0 in the dimensions of the index. `stride` and
+    `size` are those of the indexed dimension of `x`; a `size` of 0 is that of a combined index.
+    """
     out = op.output()
     if x.type is DataType.UINT8:
         op.refuse("expected numbers, got truth values")
@@ -267,7 +271,10 @@ def _scatter(
     accumulate: bool = False,
     allow_negative: bool = False,
 ) -> None:
-    """Write or add `x` at indices; `numbers` are stride, size and, for sums, the index to skip."""
+    """Lower a scatter: write `x` to `out` at indices, or add it if `accumulate`.
+
+    `numbers` are stride and size of the indexed dimension and, for sums, the index to skip.
+    """
     if x.type is not DataType.REAL:
         op.refuse("expected real numbers")
     kernel = "pm_scatter_add" if accumulate else "pm_scatter"
@@ -288,7 +295,7 @@ def _lower_embedding_dense_backward(op: Lowering) -> None:
         op.refuse("scale_grad_by_freq=True has no kernel; leave it out")
     out, gradient, index = op.output(), op.value(gradient), op.value(indices)
     fill(op, out, 0)
-    targets = _expand_rest(without_dimensions(out, (0,)), 0, gradient.shape, len(index.shape))
+    targets = _expand_view(without_dimensions(out, (0,)), 0, gradient.shape, len(index.shape))
     index = _expand_index(index, gradient.shape, 0)
     _scatter(op, targets, gradient, index, out.strides[0], count, padding, accumulate=True)
 
@@ -346,8 +353,8 @@ def _call_on_bags(
     """
     index, offset = (as_contiguous(op, op.value(tensor)) for tensor in bags)
     factors: StridedView | int = 0 if weights is None else as_contiguous(op, op.value(weights))
-    count, *others = numbers
-    sizes = (count, offset.elements, index.elements, *others)
+    count, *other_numbers = numbers
+    sizes = (count, offset.elements, index.elements, *other_numbers)
     op.call(kernel, *tensors, index, offset, factors, *sizes, within=(0, rows))
 
 
@@ -368,7 +375,7 @@ def _lower_index_select(op: Lowering) -> None:
 def _lower_indexing(
     op: Lowering, x: StridedView, indices: Sequence[Any], *, allow_negative: bool = True
 ) -> None:
-    """Gather the elements at indices of some dimensions."""
+    """Lower indexing: gather elements of `x`. `indices` has an index, or None, per dimension."""
     source, index, step, size = _combine_indices(op, x, indices, op.output().shape)
     _gather(op, source, index, step, size, allow_negative=allow_negative)
 
@@ -380,26 +387,26 @@ def _lower_index_put(op: Lowering) -> None:
     out = op.output()
     copy(op, out, op.value(x))
     index_views = [op.value(argument) for argument in indices if argument is not None]
-    common = tuple(torch.broadcast_shapes(*(view.shape for view in index_views)))
-    used = {k for k, argument in enumerate(indices) if argument is not None}
-    other_sizes = [size for k, size in enumerate(out.shape) if k not in used]
+    index_shape = tuple(torch.broadcast_shapes(*(view.shape for view in index_views)))
+    indexed_dimensions = {k for k, argument in enumerate(indices) if argument is not None}
+    other_sizes = [size for k, size in enumerate(out.shape) if k not in indexed_dimensions]
     first = _index_position(indices)
-    shape = (*other_sizes[:first], *common, *other_sizes[first:])
+    shape = (*other_sizes[:first], *index_shape, *other_sizes[first:])
     targets, index, step, size = _combine_indices(op, out, indices, shape)
-    # Skip no index: valid indices are below the size, and combined ones are not negative.
-    skipped = ((size or -1),) if accumulate else ()
+    # No index is skipped: valid ones are below the size, combined ones are not negative.
+    skipped_index = ((size or -1),) if accumulate else ()
     values = operand(op, values).broadcast(shape)
-    numbers = (step, size, *skipped)
-    _scatter(op, targets, values, index, *numbers, accumulate=accumulate, allow_negative=True)
+    index_numbers = (step, size, *skipped_index)
+    _scatter(op, targets, values, index, *index_numbers, accumulate=accumulate, allow_negative=True)
 
 
 def _index_position(indices: Sequence[Any]) -> int:
     """Return the position of the index dimensions in the result.
 
-    Adjacent index dimensions stay in place; other ones come first.
+    If the indexed dimensions are adjacent, it is the first of them; otherwise 0.
     """
-    used = [k for k, argument in enumerate(indices) if argument is not None]
-    return used[0] if used[-1] - used[0] + 1 == len(used) else 0
+    dimensions = [k for k, argument in enumerate(indices) if argument is not None]
+    return dimensions[0] if dimensions[-1] - dimensions[0] + 1 == len(dimensions) else 0
 
 
 def _combine_indices(
@@ -409,18 +416,18 @@ def _combine_indices(
 
     Indices of several dimensions are combined into one in workspace, with stride 1 and size 0.
     """
-    used = [k for k, argument in enumerate(indices) if argument is not None]
-    views = [op.value(indices[k]) for k in used]
+    dimensions = [k for k, argument in enumerate(indices) if argument is not None]
+    views = [op.value(indices[k]) for k in dimensions]
     if any(view.type is not DataType.INT32 for view in views):
         op.refuse("expected integers as indices; truth values make tensors of unknown size")
-    stride, size = x.strides[used[0]], x.shape[used[0]]
+    stride, size = x.strides[dimensions[0]], x.shape[dimensions[0]]
     index = views[0]
-    if len(used) > 1:
-        common = tuple(torch.broadcast_shapes(*(view.shape for view in views)))
-        index = workspace(op, common, DataType.INT32)
+    if len(dimensions) > 1:
+        index_shape = tuple(torch.broadcast_shapes(*(view.shape for view in views)))
+        index = workspace(op, index_shape, DataType.INT32)
         fill(op, index, 0)
-        for k, view in zip(used, views, strict=True):
-            broadcast_view = view.broadcast(common)
+        for k, view in zip(dimensions, views, strict=True):
+            broadcast_view = view.broadcast(index_shape)
             op.call(
                 "pm_add_index",
                 *(index, broadcast_view, shape_table(op, index, broadcast_view)),
@@ -429,23 +436,24 @@ def _combine_indices(
             )
         stride, size = 1, 0
     first = _index_position(indices)
-    source = _expand_rest(without_dimensions(x, used), first, shape, len(index.shape))
+    source = _expand_view(without_dimensions(x, dimensions), first, shape, len(index.shape))
     return source, _expand_index(index, shape, first), stride, size
 
 
-def _expand_rest(rest: StridedView, first: int, shape: tuple[int, ...], rank: int) -> StridedView:
-    """Return a view in the shape of the result.
+def _expand_view(view: StridedView, first: int, shape: tuple[int, ...], rank: int) -> StridedView:
+    """Return a view in the shape of the result of indexing.
 
-    It has stride 0 in the `rank` dimensions of the index.
+    `view` lacks the indexed dimensions. The result has stride 0 in the `rank` dimensions of the
+    index, which begin at `first`.
     """
-    strides = (*rest.strides[:first], *[0] * rank, *rest.strides[first:])
-    return replace(rest, shape=shape, strides=strides)
+    strides = (*view.strides[:first], *[0] * rank, *view.strides[first:])
+    return replace(view, shape=shape, strides=strides)
 
 
 def _expand_index(index: StridedView, shape: tuple[int, ...], first: int) -> StridedView:
     """Return an index in the shape of the result; its dimensions begin at `first`."""
-    after = len(shape) - first - len(index.shape)
-    return replace(index, shape=shape, strides=(*[0] * first, *index.strides, *[0] * after))
+    trailing_rank = len(shape) - first - len(index.shape)
+    return replace(index, shape=shape, strides=(*[0] * first, *index.strides, *[0] * trailing_rank))
 
 
 # -- indices along a dimension ------------------------------------------------------------------
@@ -455,7 +463,7 @@ def _expand_index(index: StridedView, shape: tuple[int, ...], first: int) -> Str
 def _lower_gather(op: Lowering) -> None:
     x, dimension, index, _ = op.args
     x, index = op.value(x), op.value(index)
-    source, stride, size = _along_dimension(x, dimension, index.shape)
+    source, stride, size = _view_along_dimension(x, dimension, index.shape)
     _gather(op, source, index, stride, size)
 
 
@@ -465,18 +473,18 @@ def _lower_scatter(op: Lowering) -> None:
     x, dimension, index, values = op.args
     out, index = op.output(), op.value(index)
     copy(op, out, op.value(x))
-    targets, stride, size = _along_dimension(out, dimension, index.shape)
+    targets, stride, size = _view_along_dimension(out, dimension, index.shape)
     value_view = operand(op, values)
     is_number = not isinstance(values, fx.Node)
     value_view = (
         value_view.broadcast(index.shape) if is_number else replace(value_view, shape=index.shape)
     )
     accumulate = op.node.target is aten.scatter_add.default
-    skipped = (size,) if accumulate else ()
-    _scatter(op, targets, value_view, index, stride, size, *skipped, accumulate=accumulate)
+    skipped_index = (size,) if accumulate else ()
+    _scatter(op, targets, value_view, index, stride, size, *skipped_index, accumulate=accumulate)
 
 
-def _along_dimension(
+def _view_along_dimension(
     x: StridedView, dimension: int, shape: tuple[int, ...]
 ) -> tuple[StridedView, int, int]:
     """Return `x` in the shape of an index along a dimension, with stride and size of the index."""

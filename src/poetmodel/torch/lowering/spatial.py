@@ -21,9 +21,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """A convolution from x to y.
+    """The operands of a convolution from x to y, and its sizes.
 
-    A transposed one is the gradient of a convolution from its y to its x.
+    A transposed convolution has exchanged operands: it computes x from y, like the gradient of the
+    input of the convolution from x to y.
     """
 
     x: StridedView
@@ -49,11 +50,11 @@ class _Layer:
 
 @lowers(aten.convolution.default)
 def _convolution(op: Lowering) -> None:
-    """Lower a convolution; a transposed one adds to its bias."""
+    """Lower a convolution; for a transposed one, copy the bias to the output, then add to it."""
     x, w = op.value(op.args[0]), op.value(op.args[1])
     bias = None if op.args[2] is None else op.value(op.args[2])
     transposed, y = op.args[6], op.output()
-    layer = _layer(op, (y, w, x) if transposed else (x, w, y), op.args[3:6], op.args[8])
+    layer = _make_layer(op, (y, w, x) if transposed else (x, w, y), op.args[3:6], op.args[8])
     if not transposed:
         _call_convolution(op, "pm_conv2d", (layer.y, layer.x, layer.w), layer, bias=bias)
         return
@@ -84,11 +85,13 @@ def _convolution_backward(op: Lowering) -> None:
         )
     for position in (k for k in range(2) if requested[k] and op.has_output(k)):
         out = op.output(position)
-        own_operands = (x, out, dy) if position else (out, w, dy)
+        direct_operands = (x, out, dy) if position else (out, w, dy)
         operands = (
-            (own_operands[2], own_operands[1], own_operands[0]) if transposed else own_operands
+            (direct_operands[2], direct_operands[1], direct_operands[0])
+            if transposed
+            else direct_operands
         )
-        layer = _layer(op, operands, op.args[4:7], op.args[9])
+        layer = _make_layer(op, operands, op.args[4:7], op.args[9])
         if position:
             _call_convolution(op, "pm_conv2d_dw", (layer.w, layer.x, layer.y), layer)
         elif transposed:
@@ -99,10 +102,10 @@ def _convolution_backward(op: Lowering) -> None:
             )
 
 
-def _layer(
+def _make_layer(
     op: Lowering, operands: Sequence[StridedView], geometry: Sequence[Any], groups: int
 ) -> _Layer:
-    """Return the sizes of a convolution; refuse more than two spatial dimensions.
+    """Return a convolution's operands and sizes; refuse more than two spatial dimensions.
 
     A contiguous convolution whose window covers the image becomes a matrix product.
     """
@@ -116,7 +119,7 @@ def _layer(
         for value, neutral in zip(geometry, (1, 0, 1), strict=True)
     ]
     shapes = [(*view.shape[:2], *[1] * missing, *view.shape[2:]) for view in (x, w, y)]
-    flat_parameters = [n for two in parameters for n in two]
+    flat_parameters = [n for pair in parameters for n in pair]
     size_list = (*shapes[0][1:], *shapes[2][1:], *shapes[1][2:], *flat_parameters, groups)
     sizes = ConvolutionSizes(*size_list)
     layer = _Layer(x=x, w=w, y=y, sizes=sizes)
@@ -146,23 +149,29 @@ def _call_convolution(
     bias: StridedView | None = None,
     accumulate: bool | None = None,
 ) -> None:
-    """Call a kernel, its depthwise variant, or its variant for other strides."""
+    """Call a convolution kernel: for contiguous tensors (perhaps depthwise), or for any strides."""
     arguments: list[Any] = [*pointers]
     if kernel == "pm_conv2d":
         arguments.append(0 if bias is None else _check_bias(op, bias))
     arguments.append(tuple(layer.sizes))
-    last = [] if accumulate is None else [int(accumulate)]
+    last_arguments = [] if accumulate is None else [int(accumulate)]
     if layer.is_plain:
         if 1 < layer.sizes.channels == layer.sizes.groups:
             kernel = kernel.replace("conv2d", "depthwise")
         elif kernel == "pm_conv2d":
-            last = [0]
+            last_arguments = [0]
         step = layer.y.strides[0] if layer.batch > 1 else layer.y.elements
-        op.call(kernel, *arguments, layer.batch, 0, layer.output_channels, step, *last)
+        op.call(kernel, *arguments, layer.batch, 0, layer.output_channels, step, *last_arguments)
     else:
         strides = tuple(step for view in pointers for step in _two_dimensional(view.strides))
         op.call(
-            f"{kernel}_strided", *arguments, strides, layer.batch, 0, layer.output_channels, *last
+            f"{kernel}_strided",
+            *arguments,
+            strides,
+            layer.batch,
+            0,
+            layer.output_channels,
+            *last_arguments,
         )
 
 
@@ -247,10 +256,11 @@ def _mean_pool_backward(op: Lowering) -> None:
 def _mean_bounds(
     arguments: Sequence[Any], x: StridedView, out: StridedView
 ) -> tuple[list[tuple[int, ...]], int]:
-    """Return the windows of rows and of columns, and the divisor of sums; 0 for their lengths.
+    """Return (windows of rows and of columns, divisor of sums).
 
-    Each window has begin, end, and the counted length. Without window sizes in the arguments, the
-    windows adapt to the output.
+    Each window has begin, end, and the counted length. A divisor of 0 means that each sum is
+    divided by the counted lengths of its window. Without window sizes in the arguments, the windows
+    adapt to the output.
     """
     if len(arguments) <= 1:
         dimensions = zip(x.shape[-2:], out.shape[-2:], strict=True)
@@ -263,10 +273,10 @@ def _mean_bounds(
     ):
         starts = [k * step - pad for k in range(output_size)]
         ends = [min(start + window, size + pad) for start in starts]
-        inside = [(max(s, 0), min(e, size)) for s, e in zip(starts, ends, strict=True)]
-        lengths = [e - s for s, e in (zip(starts, ends, strict=True) if count_padding else inside)]
+        clipped = [(max(s, 0), min(e, size)) for s, e in zip(starts, ends, strict=True)]
+        lengths = [e - s for s, e in (zip(starts, ends, strict=True) if count_padding else clipped)]
         bounds.append(
-            flatten_windows([(*i, length) for i, length in zip(inside, lengths, strict=True)])
+            flatten_windows([(*i, length) for i, length in zip(clipped, lengths, strict=True)])
         )
     return bounds, arguments[5] or 0
 
@@ -281,11 +291,11 @@ def _adaptive_windows(size: int, output_size: int) -> list[tuple[int, int, int]]
 def max_windows(
     size: int, output_size: int, window: int, stride: int, padding: int, dilation: int
 ) -> list[tuple[int, int]]:
-    """Return begin and end of the window of each output; it begins inside the image."""
+    """Return begin and end of each output's window, clipped to the image by steps of dilation."""
     starts = [k * stride - padding for k in range(output_size)]
     ends = [min(start + (window - 1) * dilation + 1, size) for start in starts]
-    inside = [start + max(0, -(start // dilation)) * dilation for start in starts]
-    return list(zip(inside, ends, strict=True))
+    first_elements = [start + max(0, -(start // dilation)) * dilation for start in starts]
+    return list(zip(first_elements, ends, strict=True))
 
 
 def _rows_and_columns(argument: Any) -> list[int]:
@@ -329,9 +339,9 @@ def _bilinear(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
     steps, sizes = planes(out, x, plane_dimensions=_spatial_rank(op))
     scales = _scales(x, out, aligned=op.args[2], factors=op.args[3:])
-    of_x = _height_and_width(x, _spatial_rank(op))
+    x_sizes = _height_and_width(x, _spatial_rank(op))
     aligned = int(op.args[2])
-    op.call("pm_bilinear2d", out, x, steps, *sizes[:2], *of_x, *sizes[2:], aligned, *scales)
+    op.call("pm_bilinear2d", out, x, steps, *sizes[:2], *x_sizes, *sizes[2:], aligned, *scales)
 
 
 @lowers(aten.upsample_linear1d_backward.default, aten.upsample_bilinear2d_backward.default)
@@ -339,8 +349,8 @@ def _bilinear_backward(op: Lowering) -> None:
     dy, dx = op.value(op.args[0]), op.output()
     steps, sizes = planes(dx, dy, plane_dimensions=_spatial_rank(op))
     scales = _scales(dx, dy, aligned=op.args[3], factors=op.args[4:])
-    of_y = _height_and_width(dy, _spatial_rank(op))
-    op.call("pm_bilinear2d_backward", dx, dy, steps, *sizes, *of_y, int(op.args[3]), *scales)
+    y_sizes = _height_and_width(dy, _spatial_rank(op))
+    op.call("pm_bilinear2d_backward", dx, dy, steps, *sizes, *y_sizes, int(op.args[3]), *scales)
 
 
 @lowers(
@@ -393,7 +403,7 @@ def _height_and_width(view: StridedView, spatial_rank: int) -> tuple[int, int]:
 def _call_pick(
     op: Lowering, out: StridedView, x: StridedView, sources: Sequence[tuple[int, ...]]
 ) -> None:
-    """Copy elements from the given rows and columns of `x`."""
+    """Lower a copy of the elements of `x` in the rows and columns `sources`."""
     steps, sizes = planes(out, x, plane_dimensions=_spatial_rank(op))
     op.call("pm_pick2d", out, x, *sources, steps, *sizes)
 
@@ -401,7 +411,7 @@ def _call_pick(
 def _call_pick_backward(
     op: Lowering, dx: StridedView, dy: StridedView, sources: Sequence[tuple[int, ...]]
 ) -> None:
-    """Add gradients at the given rows and columns of `dx`."""
+    """Lower the addition of gradients to `dx` in the rows and columns `sources`."""
     steps, sizes = planes(dx, dy, plane_dimensions=_spatial_rank(op))
     of_y = _height_and_width(dy, _spatial_rank(op))
     op.call("pm_pick2d_backward", dx, dy, *sources, steps, *sizes, *of_y)
@@ -449,8 +459,8 @@ def _padding_sources(op: Lowering, x: StridedView, pads: Sequence[int]) -> list[
         positions: list[int] = []
         for k in range(-before, size + after):
             if is_reflection:
-                inside = abs(k)
-                positions.append(inside if inside < size else 2 * (size - 1) - inside)
+                distance = abs(k)
+                positions.append(distance if distance < size else 2 * (size - 1) - distance)
             else:
                 positions.append(min(max(k, 0), size - 1))
         sources.append(tuple(positions))

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.graph.step_graph import Operation, TensorStorage
 
 _LOSS_GRADIENT = "@tangent"
-"""Buffer of the loss's gradient, with which the backward pass begins: a constant 1."""
+"""Buffer of the gradient of the loss, a constant 1, with which the backward pass begins."""
 _BIAS: Final = 2
 """Position of the bias gradient in the results of a convolution's backward operator."""
 
@@ -102,16 +102,23 @@ def lower(
 
 
 class StepLowering:
-    """Lowers a captured step to a step for export."""
+    """Lowers a captured step to a step for export.
+
+    Creating the object replays the captured graph on fake tensors, for the views of all results.
+    Raises `CaptureError` for types that exported code does not have.
+    """
 
     def __init__(self, joint: Joint) -> None:
+        """Replay the captured graph on fake tensors, to find the views of all results."""
         self.joint = joint
-        self.parts = TrainingGraph(joint, measured=False)  # C kernels have other workspaces
+        self.training_graph = TrainingGraph(
+            joint, measured=False
+        )  # C kernels have other workspaces
         self.arguments = {argument.node: argument for argument in joint.arguments}
         self.views: dict[fx.Node, StridedView] = {}
         """Views of all tensors: arguments, and results of operations that return one tensor."""
-        self.names = {storage.index: storage.name for storage in self.parts.storages}
-        self.replaced = {s.replaces for s in self.parts.storages if s.replaces is not None}
+        self.names = {storage.index: storage.name for storage in self.training_graph.storages}
+        self.replaced = {s.replaces for s in self.training_graph.storages if s.replaces is not None}
         self.unread_inputs: dict[str, Buffer] = {}
         """The inputs that no operation reads."""
         self.rates = self._relative_rates()
@@ -120,14 +127,16 @@ class StepLowering:
 
     def step(self) -> LoweredStep:
         """Lower all operations; raise one `CaptureError` for all operators without a kernel."""
-        operations = [operation for operation in self.parts.operations if not operation.is_source]
+        operations = [
+            operation for operation in self.training_graph.operations if not operation.is_source
+        ]
         refuse(self.joint.name, _unguarded_faults(self.joint))
         refuse(self.joint.name, _missing_kernels(operations))
-        lowered = {operation.index: self._lower(operation) for operation in operations}
-        graph = self._graph(lowered)
+        lowerings = {operation.index: self._lower(operation) for operation in operations}
+        graph = self._graph(lowerings)
         calls = tuple(
-            tuple(lowered[operation.index].calls) if operation.index in lowered else ()
-            for operation in self.parts.operations
+            tuple(lowerings[operation.index].calls) if operation.index in lowerings else ()
+            for operation in self.training_graph.operations
             if self._is_node(operation)
         )
         trains = self.joint.optimizer is not None
@@ -185,7 +194,7 @@ class StepLowering:
                     strides=strides,
                     type=DataType.REAL,
                 )
-            elif argument.node in self.parts.output_keys:
+            elif argument.node in self.training_graph.output_keys:
                 self.views[argument.node] = self._view_of(argument.node, value, argument.name)
             elif argument.kind is InputKind.USER_INPUT:
                 self.views[argument.node] = self._add_unread_input(argument, value)
@@ -208,12 +217,12 @@ class StepLowering:
         return value
 
     def _view_of(self, node: fx.Node, value: torch.Tensor, description: str) -> StridedView:
-        """Return the view of a value in the captured graph; `description` names it in messages."""
-        numbers = self.parts.find_reads((node,)).storages
-        buffer = self.names[numbers[0]] if numbers else _LOSS_GRADIENT
+        """Return the view of a value of the captured graph, called `description` in messages."""
+        storage_indices = self.training_graph.find_reads((node,)).storages
+        buffer = self.names[storage_indices[0]] if storage_indices else _LOSS_GRADIENT
         return StridedView(
             buffer=buffer,
-            offset=value.storage_offset() if numbers else 0,
+            offset=value.storage_offset() if storage_indices else 0,
             shape=tuple(value.shape),
             strides=tuple(value.stride()),
             type=self._type(value.dtype, description),
@@ -232,8 +241,8 @@ class StepLowering:
 
     def _buffers(self) -> Iterator[tuple[str, Buffer]]:
         """Yield the buffers of all storages, without updated copies of state and learning rates."""
-        for storage in self.parts.storages:
-            source = self.parts.operations[storage.operation]
+        for storage in self.training_graph.storages:
+            source = self.training_graph.operations[storage.operation]
             if storage.replaces is None and source.node not in self.rates:
                 yield storage.name, self._buffer(storage)
         yield from self.unread_inputs.items()
@@ -259,14 +268,14 @@ class StepLowering:
 
         Raises `CaptureError` for boolean inputs and tensors that are not contiguous.
         """
-        seen: set[str] = set()
+        seen_buffers: set[str] = set()
         for argument in arguments:
             view = self.views.get(argument.node)
-            if view is None or view.buffer in seen:
+            if view is None or view.buffer in seen_buffers:
                 continue
-            seen.add(view.buffer)
-            given = argument.kind is InputKind.USER_INPUT
-            if given and self.joint.value(argument).dtype is torch.bool:
+            seen_buffers.add(view.buffer)
+            is_user_input = argument.kind is InputKind.USER_INPUT
+            if is_user_input and self.joint.value(argument).dtype is torch.bool:
                 raise CaptureError(
                     f"{self.joint.name}: {argument.name} holds truth values; expected float32, "
                     "integers or bytes, which exported code has as pm_real, int32_t and uint8_t"
@@ -300,12 +309,12 @@ class StepLowering:
 
     def _initial_values(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the elements of all tensors that exist before the step, except inputs."""
-        seen: set[str] = set()
+        seen_buffers: set[str] = set()
         for argument in self.joint.arguments:
             view = self.views.get(argument.node)
-            if view is None or view.buffer in seen or argument.kind is InputKind.USER_INPUT:
+            if view is None or view.buffer in seen_buffers or argument.kind is InputKind.USER_INPUT:
                 continue
-            seen.add(view.buffer)
+            seen_buffers.add(view.buffer)
             if argument.kind is InputKind.TANGENT:
                 yield _LOSS_GRADIENT, torch.ones(1).numpy()
                 continue
@@ -335,9 +344,11 @@ class StepLowering:
             return False
         return operation.phase is not Phase.STATE or operation.storages[0] in self.replaced
 
-    def _graph(self, lowered: Mapping[int, Lowering]) -> Graph:
+    def _graph(self, lowerings: Mapping[int, Lowering]) -> Graph:
         """Return the graph of the exported step, from the lowered operations."""
-        operations = [operation for operation in self.parts.operations if self._is_node(operation)]
+        operations = [
+            operation for operation in self.training_graph.operations if self._is_node(operation)
+        ]
         graph_tensors = {
             self.names[number] for operation in operations for number in operation.storages
         }
@@ -345,7 +356,7 @@ class StepLowering:
         return Graph(
             name=self.joint.name,
             nodes=tuple(
-                self._node(operation, lowered.get(operation.index), graph_tensors)
+                self._node(operation, lowerings.get(operation.index), graph_tensors)
                 for operation in operations
             ),
             batch_size=1 if first_input is None else max(1, int(first_input.shape[0])),
@@ -361,13 +372,15 @@ class StepLowering:
         Its inputs are the buffers that its calls read; other inputs of PyTorch's operator are left
         out.
         """
-        read = self._read_buffers(lowering)
+        read_buffers = self._read_buffers(lowering)
         outputs = {self.names[number] for number in operation.storages}
         return Node(
             name=operation.name,
             op=operation.op,
             phase=operation.phase,
-            inputs=tuple(name for name in read if name in graph_tensors and name not in outputs),
+            inputs=tuple(
+                name for name in read_buffers if name in graph_tensors and name not in outputs
+            ),
             outputs=tuple(map(self._tensor, operation.storages)),
             workspace_bytes=0 if lowering is None else lowering.workspace_bytes,
             flops=operation.profile.flops,
@@ -379,21 +392,21 @@ class StepLowering:
         )
 
     def _read_buffers(self, lowering: Lowering | None) -> tuple[str, ...]:
-        """Return the buffers in the calls.
+        """Return the names of the buffers in the calls of an operation.
 
         A kernel may read fewer tensors than PyTorch's operator.
         """
         calls = () if lowering is None else lowering.calls
         return tuple(dict.fromkeys(name for call in calls for name in call.buffers))
 
-    def _tensor(self, number: int) -> Tensor:
+    def _tensor(self, index: int) -> Tensor:
         """Return the graph's tensor of a storage; a replacement has the size of its state."""
-        storage = self.parts.storages[number]
-        old = None if storage.replaces is None else self.parts.storages[storage.replaces]
+        storage = self.training_graph.storages[index]
+        state = None if storage.replaces is None else self.training_graph.storages[storage.replaces]
         return Tensor(
             name=storage.name,
-            bytes=self._buffer(storage if old is None else old).bytes,
-            replaces=None if old is None else old.name,
+            bytes=self._buffer(storage if state is None else state).bytes,
+            replaces=None if state is None else state.name,
         )
 
     def _in_place_pair(
@@ -406,7 +419,7 @@ class StepLowering:
         if not lowering.is_elementwise or not lowering.has_output(0):
             return ()
         out = lowering.output()
-        state = {self.names[s.index] for s in self.parts.storages if self._is_state(s)}
+        state = {self.names[s.index] for s in self.training_graph.storages if self._is_state(s)}
         read = self._read_buffers(lowering)
         views = [self.views[node] for node in operation.node.all_input_nodes if node in self.views]
         views = [view for view in views if view.buffer in read]
@@ -424,13 +437,13 @@ class StepLowering:
         return ()
 
     def _is_state(self, storage: TensorStorage) -> bool:
-        return self.parts.operations[storage.operation].phase is Phase.STATE
+        return self.training_graph.operations[storage.operation].phase is Phase.STATE
 
     def _lower(self, operation: Operation) -> Lowering:
-        """Lower one operation; without a lowering, it gets no calls."""
+        """Lower one operation. An operation without a registered lowering gets no calls."""
         outputs = {}
         for number in operation.storages:
-            storage = self.parts.storages[number]
+            storage = self.training_graph.storages[number]
             for layout in storage.layouts if storage.replaces is None else ():
                 outputs[layout.position or 0] = StridedView(
                     buffer=storage.name,
@@ -447,7 +460,7 @@ class StepLowering:
 
 
 def _unguarded_faults(joint: Joint) -> Iterator[str]:
-    """Yield a message for each check or Python value that C cannot check again."""
+    """Yield a message for each guard of the capture that exported code cannot check."""
     for line in joint.finite_check_lines:
         yield (
             f"{line} checks numbers, which cannot be exported; leave it out "
@@ -464,11 +477,14 @@ def _unguarded_faults(joint: Joint) -> Iterator[str]:
 
 
 def _missing_kernels(operations: Sequence[Operation]) -> Iterator[str]:
-    """Yield a message for each operator without a kernel, with its first module."""
-    seen: set[Any] = set()
+    """Yield a message for each operator without a kernel, with the module of its first use."""
+    seen_operators: set[Any] = set()
     for operation in operations:
-        if lowering_of(operation.node.target) is None and operation.node.target not in seen:
-            seen.add(operation.node.target)
+        if (
+            lowering_of(operation.node.target) is None
+            and operation.node.target not in seen_operators
+        ):
+            seen_operators.add(operation.node.target)
             where = location_suffix(operation.node)
             target = operation.node.target
             yield f"{target}{where}: has no kernel in C and cannot be exported"
@@ -517,9 +533,9 @@ def _split_convolutions(joint: Joint) -> None:
                 for user in picks:
                     _compute_bias_gradient(user, node)
             elif picks:
-                part = _single_gradient(graph, node, position)
+                gradient_node = _single_gradient(graph, node, position)
                 for user in picks:
-                    user.args = (part, position)
+                    user.args = (gradient_node, position)
         graph.erase_node(node)
 
 
@@ -529,12 +545,12 @@ def _divide_loss(joint: Joint, divisor: int) -> None:
     first = next(node for node in graph.nodes if node.op == "call_function")
     for argument in joint.arguments_of(InputKind.TANGENT):
         with graph.inserting_before(first):
-            divided = graph.call_function(
+            quotient = graph.call_function(
                 torch.ops.aten.div.Scalar, (argument.node, float(divisor))
             )
-        divided.meta = dict(argument.node.meta)
+        quotient.meta = dict(argument.node.meta)
         argument.node.replace_all_uses_with(
-            divided, delete_user_cb=lambda user, own=divided: user is not own
+            quotient, delete_user_cb=lambda user, own=quotient: user is not own
         )
 
 
@@ -552,8 +568,10 @@ def _single_gradient(graph: fx.Graph, node: fx.Node, position: int) -> fx.Node:
     mask = [k == position for k in range(3)]
     arguments: tuple[Any, ...] = (*node.args[:-1], mask)
     with graph.inserting_before(node):
-        part = graph.call_function(node.target, arguments)
-    part.meta = {key: value for key, value in node.meta.items() if key != "val"}
+        gradient_node = graph.call_function(node.target, arguments)
+    gradient_node.meta = {key: value for key, value in node.meta.items() if key != "val"}
     values = node.meta["val"]
-    part.meta["val"] = tuple(value if k == position else None for k, value in enumerate(values))
-    return part
+    gradient_node.meta["val"] = tuple(
+        value if k == position else None for k, value in enumerate(values)
+    )
+    return gradient_node

@@ -69,8 +69,8 @@ def with_tables(joint: Joint) -> Joint:
     """Return a step in which lookup tables replace elementwise conversions of byte inputs.
 
     A conversion qualifies if each element depends only on the byte at its position, and on
-    constants that are equal within a channel. Other operations, and those that read their results,
-    remain. Changes the graph of `joint`.
+    constants that are equal within a channel. Other operations remain. Changes the graph of
+    `joint`, and registers the tables as buffers of its module.
     """
     conversions = _Conversions(joint)
     if not conversions.ends:
@@ -102,10 +102,10 @@ def with_tables(joint: Joint) -> Joint:
         )
         new_nodes[end] = lookup_node
     graph.eliminate_dead_code()
-    remaining = set(graph.nodes)
+    remaining_nodes = set(graph.nodes)
     return replace(
         joint,
-        arguments=(*(a for a in joint.arguments if a.node in remaining), *constants),
+        arguments=(*(a for a in joint.arguments if a.node in remaining_nodes), *constants),
         results=tuple(replace(r, node=new_nodes.get(r.node, r.node)) for r in joint.results),
     )
 
@@ -125,7 +125,7 @@ class _Constant:
         return cls(value)
 
     def varying_dimensions(self, rank: int) -> set[int]:
-        """Return the dimensions along which it varies, for a broadcast to `rank` dimensions."""
+        """Return the dimensions along which the constant varies, of `rank` after broadcasting."""
         offset = rank - self.value.ndim
         return {offset + d for d, size in enumerate(self.value.shape) if size > 1}
 
@@ -134,6 +134,7 @@ class _Conversions:
     """The operations of a step that convert each byte of an input elementwise."""
 
     def __init__(self, joint: Joint) -> None:
+        """Find the byte inputs of a step, and the operations that convert their elements."""
         self._joint = joint
         self.root_of: dict[fx.Node, fx.Node] = {}
         """The byte input, or view of one, that each operation converts."""
@@ -141,10 +142,10 @@ class _Conversions:
         """The input of each byte tensor: the input itself, or a view of it."""
         self._channel_dimensions: dict[fx.Node, set[int]] = {}
         """The channel dimension on which each operation's results depend; empty if none."""
-        changed = {r.target.node for r in joint.results if r.target is not None}
+        changed_nodes = {r.target.node for r in joint.results if r.target is not None}
         kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
         self._arguments = {
-            a.node: a for a in joint.arguments if a.kind in kinds and a.node not in changed
+            a.node: a for a in joint.arguments if a.kind in kinds and a.node not in changed_nodes
         }
         self._constants: dict[fx.Node, torch.Tensor | None] = {}
         for argument in joint.arguments_of(InputKind.USER_INPUT):
@@ -162,10 +163,10 @@ class _Conversions:
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             return
-        first = node.args[0] if node.args else None
-        if first in self.input_of and getattr(node.target, "is_view", False):
+        first_argument = node.args[0] if node.args else None
+        if first_argument in self.input_of and getattr(node.target, "is_view", False):
             if value.dtype in BYTE_TYPES:
-                self.input_of[node] = self.input_of[first]
+                self.input_of[node] = self.input_of[first_argument]
             return
         roots = {self.root_of.get(x, x) for x in node.all_input_nodes if self._is_byte(x)}
         if len(roots) != 1 or not _is_elementwise(node.target):
@@ -222,7 +223,7 @@ class _Conversions:
             return call(node, *arguments)
 
     def tables(self) -> Iterator[tuple[fx.Node, int, torch.Tensor]]:
-        """Yield the end of each chain, the dimension of its channels, and its table.
+        """Yield (last operation, channel dimension, table) of each chain of conversions.
 
         All 256 bytes are converted at once, along a new first dimension. The other dimensions have
         size 1, except that of channels.
@@ -245,7 +246,7 @@ class _Conversions:
             yield end, dimension, rows
 
     def _convert(self, node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
-        """Compute an operation on all bytes at once: `values` have other sizes than the graph."""
+        """Compute an operation of a chain for all 256 bytes, from the `values` of its operands."""
         if node.target in _COPIES:
             (x,) = node.all_input_nodes
             return values[x].to(node.meta["val"].dtype)

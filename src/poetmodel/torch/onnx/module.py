@@ -35,7 +35,7 @@ FAMILIES: Final = (pointwise, recurrent, reductions, shapes, spatial)
 KNOWN: Final = frozenset(("Constant", *OPERATORS, *QUANTIZING))
 """Names of all operators that a file may contain."""
 ENDINGS: Final = frozenset(("Softmax", "LogSoftmax", "Sigmoid"))
-"""Final operators that `logits` skips: losses are numerically safer on their input."""
+"""Final operators that `logits` skips: losses of the operator's input are numerically safer."""
 _PASS_THROUGH: Final = frozenset(("Cast", "Identity"))
 _RESHAPING: Final = frozenset(("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 """Operators that change only the shape or order of elements, and may follow an ending."""
@@ -101,7 +101,7 @@ def from_onnx(
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A node to execute, its input and output values, and the values to delete after it."""
+    """A node to execute, the names of its inputs and outputs, and the values to delete after it."""
 
     node: str
     inputs: tuple[str, ...]
@@ -111,20 +111,31 @@ class _Step:
 
 @dataclass(slots=True)
 class _Use:
-    """Counts of how the nodes of a file use a constant, by the kind of input."""
+    """The uses of a constant by the nodes of a file, by the kind of input."""
 
     numbers: int = 0
+    """Number of uses as numbers."""
     weights: int = 0
+    """Number of uses as weights."""
     statistics: int = 0
+    """Number of uses as running statistics."""
     others: list[tuple[str, int]] = field(default_factory=list)
+    """(operator, position of the input) of each other use."""
 
 
 class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
-    """The network of an ONNX file. Create it with `from_onnx`."""
+    """The network of an ONNX file. Create it with `from_onnx`.
+
+    Creating the object registers the constants of the file as parameters and buffers.
+    """
 
     def __init__(
         self, record: FileRecord, *, logits: bool = False, front: FrontRecord | None = None
     ) -> None:
+        """Register the constants and nodes of `record`.
+
+        Raises `InputError` if `logits` is set and the network does not end in one of `ENDINGS`.
+        """
         super().__init__()
         self.file = str(record.path)
         """Path of the ONNX file, for messages."""
@@ -136,7 +147,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         self.tensor_paths: dict[str, tuple[str, ...]] = {}
         """Attribute path in this module of each parameter and buffer, by its name in the file."""
         self.plain_numbers: dict[str, Any] = {}
-        """Constants as to_numbers Python numbers instead of tensors, by name."""
+        """Constants as plain Python numbers instead of tensors, by name."""
         self.front = None if front is None else front.front
         """The quantized first nodes of the file as one int8 module, or None."""
         self.front_values = ("", "") if front is None else (front.source, front.result)
@@ -170,11 +181,11 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
             values[result_name] = self.front(values.pop(source))
         for name, path in self.tensor_paths.items():
             values[name] = reduce(getattr, path, self)
-        skipped = self.ending.name if self.logits and self.training and self.ending else None
+        skipped_node = self.ending.name if self.logits and self.training and self.ending else None
         for step in self.steps:
             arguments = [values[name] if name else None for name in step.inputs]
             result: Any = (
-                arguments[0] if step.node == skipped else self.nodes[step.node](*arguments)
+                arguments[0] if step.node == skipped_node else self.nodes[step.node](*arguments)
             )
             if len(step.outputs) == 1:
                 values[step.outputs[0]] = result
@@ -221,7 +232,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         if batch is not None:
             sizes_by_name = dict.fromkeys(sorted(map(str, batch_names)), batch) | sizes_by_name
         names = {d for i in self.inputs for d in i.shape if isinstance(d, str)}
-        unknown, missing = (
+        unknown, unset_names = (
             sorted(sizes_by_name.keys() - names),
             sorted(names - sizes_by_name.keys()),
         )
@@ -230,10 +241,10 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
                 f"{self.file}: it has no open dimension {unknown[0]!r}; it has "
                 f"{', '.join(map(repr, sorted(names))) or 'none'}"
             )
-        if missing:
+        if unset_names:
             unset = " and ".join(
                 f"{name!r} ({'--batch N' if name in batch_names else f'--dim {name}=N'})"
-                for name in missing
+                for name in unset_names
             )
             raise InputError(
                 f"{self.file}: the dimension {unset} is open; set its size, in Python with "
@@ -245,7 +256,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def _example(
         self, record: InputRecord, sizes_by_name: Mapping[str, int], generator: torch.Generator
     ) -> torch.Tensor:
-        """Return an example tensor of one input; `chosen` has the sizes of open dimensions."""
+        """Return an example tensor of an input; `sizes_by_name` has sizes of open dimensions."""
         shape = [sizes_by_name[size] if isinstance(size, str) else size for size in record.shape]
         if record.elements in _INTEGER_ELEMENTS:
             return torch.zeros(shape, dtype=torch.int64)
@@ -274,21 +285,21 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         """Return the ending that computes the only output, if no other node reads its result.
 
         Searches backwards through nodes that change only shape, order or type. Sets
-        `reshapes_ending` if the shape or order changes. Returns None if the last computing node is
-        no ending.
+        `reshapes_ending` if the shape or order changes. Returns None if the node found by this
+        search is not in `ENDINGS`.
         """
         if len(self.outputs) != 1:
             return None
         (name,) = self.outputs
-        makers = {name: step for step in self.steps for name in step.outputs if name}
+        producers = {name: step for step in self.steps for name in step.outputs if name}
         reads = Counter(name for step in self.steps for name in step.inputs)
         reads[name] += 1
-        while name in makers and reads[name] == 1:
-            node: OnnxNode = self.nodes[makers[name].node]
+        while name in producers and reads[name] == 1:
+            node: OnnxNode = self.nodes[producers[name].node]
             if node.operator not in _PASS_THROUGH | _RESHAPING:
                 return node if node.operator in ENDINGS else None
             self.reshapes_ending = self.reshapes_ending or node.operator in _RESHAPING
-            name = makers[name].inputs[0]
+            name = producers[name].inputs[0]
         return None
 
 
@@ -298,13 +309,13 @@ def _convert_unsigned(x: torch.Tensor) -> torch.Tensor:
 
 
 def _check_outputs(record: FileRecord) -> None:
-    """Raise if a second or later output is read of an operator that supports only its first one."""
-    read = {name for node in record.nodes for name in node.inputs} | set(record.outputs)
+    """Raise `InputError` if a node reads an output that its operator does not support."""
+    read_names = {name for node in record.nodes for name in node.inputs} | set(record.outputs)
     for node in record.nodes:
-        more = [repr(name) for name in node.outputs[1:] if name and name in read]
-        if OPERATORS[node.operator].first_output_only and more:
+        outputs = [repr(name) for name in node.outputs[1:] if name and name in read_names]
+        if OPERATORS[node.operator].first_output_only and outputs:
             raise InputError(
-                f"{record.path}: node {node.name!r} ({node.operator}): its output {more[0]} is "
+                f"{record.path}: node {node.name!r} ({node.operator}): its output {outputs[0]} is "
                 "read, which is not supported; export the network without it"
             )
 
@@ -314,14 +325,14 @@ def _steps(record: FileRecord) -> Iterator[_Step]:
 
     A value is deleted after its last reader, unless it is an output.
     """
-    last = {name: k for k, node in enumerate(record.nodes) for name in node.inputs if name}
+    last_reader = {name: k for k, node in enumerate(record.nodes) for name in node.inputs if name}
     for k, node in enumerate(record.nodes):
-        unused = tuple(
+        unused_names = tuple(
             name
             for name in dict.fromkeys(filter(None, node.inputs))
-            if last[name] == k and name not in record.outputs
+            if last_reader[name] == k and name not in record.outputs
         )
-        yield _Step(node.name, node.inputs, node.outputs, unused)
+        yield _Step(node.name, node.inputs, node.outputs, unused_names)
 
 
 class _Constants:
@@ -336,9 +347,9 @@ class _Constants:
         self.uses: dict[str, _Use] = {}
 
     def register_all(self) -> FileRecord:
-        """Register all constants in the module; return the record without the nodes that made them.
+        """Register all constants in the module; return the record without their nodes.
 
-        Also sets the module's output names.
+        Sets the names of the module's outputs.
         """
         nodes = [node for node in self.record.nodes if not self._add_constant_node(node)]
         renamed: dict[str, str] = {}
@@ -397,7 +408,7 @@ class _Constants:
         return True
 
     def _count_uses(self, nodes: list[NodeRecord]) -> None:
-        """Count the uses of each constant by the inputs of these nodes in `uses`."""
+        """Count in `uses` the uses of each constant as an input of these nodes."""
         for node in nodes:
             kind = OPERATORS[node.operator]
             for position, name in enumerate(node.inputs):
@@ -414,7 +425,7 @@ class _Constants:
                     use.others.append((node.operator, position))
 
     def _unshare(self, node: NodeRecord) -> NodeRecord:
-        """Return a node with own copies of constants that it shares with other nodes by chance.
+        """Return a node with its own copies of constants that it shares by chance.
 
         Each batch norm gets its own statistics. Uniform weights, such as zeros of new biases, are
         shared by chance because exporters store equal constants once. Adds the copies to `arrays`
@@ -443,10 +454,10 @@ class _Constants:
 
     def _add_constant(self, name: str, value: np.ndarray, use: _Use) -> None:
         """Register a constant as a parameter or buffer, or store it as plain numbers."""
-        floating = value.dtype.kind == "f"
-        if floating and use.statistics:
+        is_floating = value.dtype.kind == "f"
+        if is_floating and use.statistics:
             self._register(name, torch.from_numpy(value.copy()), trained=False)
-        elif floating and value.ndim and self._is_weight(name, use):
+        elif is_floating and value.ndim and self._is_weight(name, use):
             self._register(name, torch.from_numpy(value.copy()), trained=True)
         elif use.numbers or value.size <= MAX_NUMBERS:
             self.module.plain_numbers[name] = to_numbers(value)
@@ -492,7 +503,7 @@ _NON_WEIGHTS: Final = frozenset(
 
 
 class _Prefix(nn.Module):  # type: ignore[misc, unused-ignore]
-    """Contains the parameters and buffers whose names have a common prefix."""
+    """Container of the parameters and buffers whose names have a common prefix."""
 
 
 def _free_name(module: nn.Module, name: str, *, is_prefix: bool) -> str:

@@ -48,7 +48,7 @@ class Operator:
     first_output_only: bool
     """Whether only the first output may be read."""
     refuses: str
-    """Attributes and values that are not supported, for the guide; may be empty."""
+    """Unsupported attributes and values, for the documentation; empty if there are none."""
 
 
 OPERATORS: Final[dict[str, Operator]] = {}
@@ -85,6 +85,7 @@ class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
     """A node of a file: an operator with its attributes. Captures take its name from the file."""
 
     def __init__(self, record: NodeRecord, *, opset: int) -> None:
+        """Store name, operator and attributes, and the node as a model for ONNX's reference."""
         super().__init__()
         self.name = record.name
         self.operator = record.operator
@@ -113,7 +114,7 @@ class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
         return self.attributes.get(attribute, default)
 
     def unsupported(self, reason: str) -> InputError:
-        """Return an error for this node. The caller raises it."""
+        """Return the `InputError` for a feature of this node that is not supported."""
         return InputError(f"node {self.name!r} ({self.operator}): {reason}")
 
     def pad_outputs(self, values: Any) -> Any:
@@ -201,38 +202,41 @@ def to_numbers(elements: np.ndarray) -> Numbers:
 def tensor(value: Any, like: torch.Tensor | None = None) -> torch.Tensor:
     """Return numbers as a tensor; tensors and sequences are returned unchanged.
 
-    Floating-point numbers get the type of `like`, if it is floating-point, and all get its device.
+    Numbers get the device of `like`; floats also get the type of `like` if it is floating-point.
     """
     if isinstance(value, torch.Tensor | list):
         return value
-    first = value
-    while isinstance(first, tuple) and first:
-        first = first[0]
-    dtype = torch.bool if isinstance(first, bool) else torch.int64
-    if isinstance(first, float):
-        known = like is not None and like.is_floating_point()
-        dtype = like.dtype if known and like is not None else torch.get_default_dtype()
+    element = value
+    while isinstance(element, tuple) and element:
+        element = element[0]
+    dtype = torch.bool if isinstance(element, bool) else torch.int64
+    if isinstance(element, float):
+        is_floating = like is not None and like.is_floating_point()
+        dtype = like.dtype if is_floating and like is not None else torch.get_default_dtype()
     return torch.tensor(value, dtype=dtype, device=None if like is None else like.device)
 
 
 def tensors(*values: Any) -> tuple[Any, ...]:
     """Return all values as tensors of the same device and floating-point type; None stays None."""
-    known = [value for value in values if isinstance(value, torch.Tensor)]
-    like = next((value for value in known if value.is_floating_point()), next(iter(known), None))
+    tensor_values = [value for value in values if isinstance(value, torch.Tensor)]
+    like = next(
+        (value for value in tensor_values if value.is_floating_point()),
+        next(iter(tensor_values), None),
+    )
     return tuple(None if value is None else tensor(value, like) for value in values)
 
 
 def operands(x: Any, y: Any) -> tuple[Any, Any]:
     """Return two operands, of which at least one is a tensor.
 
-    A scalar beside a tensor stays a number.
+    The other may stay a plain number if it is a scalar.
     """
     if isinstance(x, torch.Tensor) and not isinstance(y, tuple):
         return x, y
     if isinstance(y, torch.Tensor) and not isinstance(x, tuple):
         return x, y
-    first, second = tensors(x, y)
-    return first, second
+    x_tensor, y_tensor = tensors(x, y)
+    return x_tensor, y_tensor
 
 
 def integers(node: OnnxNode, value: Any, description: str) -> list[int]:
@@ -259,9 +263,9 @@ def floats(node: OnnxNode, value: Any, description: str) -> list[float]:
 
 
 def axes_of(node: OnnxNode, value: Any, *, rank: int) -> list[int] | None:
-    """Return the axes from an input or, if None, from the attribute ``axes``, counted from 0.
+    """Return the axes, counted from 0: those of the input `value`, or of the attribute ``axes``.
 
-    None if the node has neither.
+    Returns None if the node has neither.
     """
     axes = node.get("axes") if value is None else tuple(integers(node, value, "axes"))
     return None if axes is None else [axis % rank for axis in axes]

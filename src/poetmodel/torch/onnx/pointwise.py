@@ -110,7 +110,7 @@ def _mod(node: OnnxNode, x: Any, y: Any) -> torch.Tensor:
 
 @operator("Where")
 def _where(_: OnnxNode, condition: Any, x: Any, y: Any) -> torch.Tensor:
-    """Choose elements of `x` where the condition holds, otherwise of `y`. Scalars stay numbers."""
+    """Return elements of `x` where `condition` is true, otherwise of `y`. Scalars stay numbers."""
     values = [tensor(v) if isinstance(v, tuple) else v for v in (x, y)]
     if not any(map(torch.is_tensor, values)):
         values = list(tensors(*values))
@@ -124,7 +124,10 @@ def _where(_: OnnxNode, condition: Any, x: Any, y: Any) -> torch.Tensor:
     refuses="strings, complex and 8-bit floating-point numbers, unsigned integers above one byte",
 )
 def _cast(node: OnnxNode, x: Any, like: Any = None) -> Any:
-    """Convert the type of elements. Floating-point tensors keep theirs: all compute in one type."""
+    """Convert the type of elements.
+
+    Conversions between floating-point types are omitted: all tensors compute in one type.
+    """
     if node.operator == "Cast":
         dtype = _DTYPES.get(node.get("to"))
         if dtype is None:

@@ -74,7 +74,7 @@ def split_front(
         return None, record
     constants = _constant_arrays(record)
     result_name = _front_result(record, constants)
-    front_nodes = _needed_nodes(record.nodes, result_name)
+    front_nodes = _ancestor_nodes(record.nodes, result_name)
     front_names = {node.name for node in front_nodes if node.operator != "Constant"}
     other_nodes = tuple(node for node in record.nodes if node.name not in front_names)
     inputs = {i.name: i for i in record.inputs}
@@ -118,9 +118,9 @@ def _constant_arrays(record: FileRecord) -> dict[str, np.ndarray]:
 
 
 def _front_result(record: FileRecord, constants: Mapping[str, Any]) -> str:
-    """Return the name of the last dequantized activation: no later quantization depends on it.
+    """Return the name of the only dequantized activation on which no quantization depends.
 
-    Raises `InputError` unless there is exactly one.
+    Raises `InputError` if there are none or several.
     """
     quantized_again = {
         name for node in record.nodes if node.operator == QUANTIZE for name in node.inputs
@@ -128,34 +128,38 @@ def _front_result(record: FileRecord, constants: Mapping[str, Any]) -> str:
     for node in reversed(record.nodes):
         if quantized_again.intersection(node.outputs):
             quantized_again.update(node.inputs)
-    ends = [
+    results = [
         node.outputs[0]
         for node in record.nodes
         if node.operator == DEQUANTIZE
         and node.inputs[0] not in constants
         and node.outputs[0] not in quantized_again
     ]
-    if len(ends) != 1:
-        where = ", ".join(map(repr, ends)) or "none"
+    if len(results) != 1:
+        where = ", ".join(map(repr, results)) or "none"
         raise InputError(
             f"{record.path}: expected a quantized front that ends in one {DEQUANTIZE} of an "
             f"activation, got {where}; quantize the part of the network that stays frozen"
         )
-    return ends[0]
+    return results[0]
 
 
-def _needed_nodes(nodes: Iterable[NodeRecord], value: str) -> list[NodeRecord]:
+def _ancestor_nodes(nodes: Iterable[NodeRecord], value: str) -> list[NodeRecord]:
     """Return the nodes that a value depends on, in the order of the file."""
-    wanted, needed = {value}, []
+    wanted_names, needed_nodes = {value}, []
     for node in reversed(list(nodes)):
-        if wanted.intersection(node.outputs):
-            wanted.update(node.inputs)
-            needed.append(node)
-    return needed[::-1]
+        if wanted_names.intersection(node.outputs):
+            wanted_names.update(node.inputs)
+            needed_nodes.append(node)
+    return needed_nodes[::-1]
 
 
 class _Front(nn.Module):  # type: ignore[misc, unused-ignore]
-    """The nodes of a quantized front as a module for PyTorch's exporter."""
+    """The nodes of a quantized front as a module for PyTorch's exporter.
+
+    Creating the object registers a module for each node, except quantizing ones, and a buffer for
+    each of `constants`. `source` and `result` are the names of input and output.
+    """
 
     def __init__(
         self,
@@ -166,6 +170,7 @@ class _Front(nn.Module):  # type: ignore[misc, unused-ignore]
         source: str,
         result: str,
     ) -> None:
+        """Register the nodes except quantizing ones as modules, the constants as buffers."""
         super().__init__()
         self.source, self.result = source, result
         self.constants = constants
@@ -174,8 +179,8 @@ class _Front(nn.Module):  # type: ignore[misc, unused-ignore]
             if node.operator not in QUANTIZING:
                 self.add_module(node.name, OnnxNode(node, opset=record.opset))
         self.tensors: dict[str, str] = {}
-        for number, (name, value) in enumerate(constants.items()):
-            self.tensors[name] = f"constant_{number}"
+        for index, (name, value) in enumerate(constants.items()):
+            self.tensors[name] = f"constant_{index}"
             self.register_buffer(self.tensors[name], torch.from_numpy(value.copy()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -192,8 +197,8 @@ class _Front(nn.Module):  # type: ignore[misc, unused-ignore]
                 ]
                 result = getattr(self, node.name)(*operands)
             values[node.outputs[0]] = result[0] if isinstance(result, tuple) else result
-        returned: torch.Tensor = values[self.result]
-        return returned
+        front_result: torch.Tensor = values[self.result]
+        return front_result
 
     def _operand(self, name: str, values: Mapping[str, Any], *, is_weight: bool) -> Any:
         """Return a value, or a constant as a buffer if it is a weight, otherwise as numbers."""
@@ -226,21 +231,21 @@ class _Front(nn.Module):  # type: ignore[misc, unused-ignore]
             and node.inputs[0] in self.constants
             and dtype not in _LIMITS
         ):
-            return (x - zero[0] if zero else x) * scale  # such as an int32 bias
+            return (x - zero[0] if zero else x) * scale  # for example an int32 bias
         if scale.numel() > 1 or dtype not in _LIMITS:
             raise InputError(
                 f"node {node.name!r} ({node.operator}): expected one scale, and int8 or uint8, got "
                 f"{scale.numel()} scales and {dtype}"
             )
-        numbers = (
+        arguments = (
             float(self.constants[node.inputs[1]]),
             self._zero_point(node),
             *_LIMITS[dtype],
             dtype,
         )
         name = "quantize_per_tensor" if node.operator == QUANTIZE else "dequantize_per_tensor"
-        made: torch.Tensor = getattr(_decomposed, name)(x, *numbers)
-        return made
+        converted: torch.Tensor = getattr(_decomposed, name)(x, *arguments)
+        return converted
 
     def _zero_point(self, node: NodeRecord) -> int:
         """Return the zero point of a node; 0 if the node has none."""

@@ -150,9 +150,9 @@ def _opset(path: Path, model: Any) -> int:
     versions = [int(opset.version) for opset in model.opset_import if opset.domain in _DOMAINS]
     oldest, newest = OPSETS
     if not versions or not oldest <= max(versions) <= newest:
-        found = f"opset {max(versions)}" if versions else "no opset"
+        opset_text = f"opset {max(versions)}" if versions else "no opset"
         raise InputError(
-            f"{path}: it has {found}; expected opset {oldest} to {newest}: export it with "
+            f"{path}: it has {opset_text}; expected opset {oldest} to {newest}: export it with "
             "opset_version=18, or convert it with onnx.version_converter"
         )
     return max(versions)
@@ -161,7 +161,7 @@ def _opset(path: Path, model: Any) -> int:
 def _inline_and_check(path: Path, model: Any) -> Any:
     """Run ONNX's checker; return the model with its local functions inlined.
 
-    Unknown and deprecated operators pass: `_check_operators` reports all of them at once.
+    Does not raise for unknown or deprecated operators; `_check_operators` reports all unknown ones.
     """
     from onnx import checker, inliner
 
@@ -185,7 +185,7 @@ def _inline_and_check(path: Path, model: Any) -> Any:
 def _floating_outputs(path: Path, graph: Any) -> Iterable[str]:
     """Return the names of floating-point outputs; raise `InputError` if there is none.
 
-    A loss can read only these. Labels, and sequences of maps, are left out.
+    Only these can be inputs of a loss. Labels, and sequences of maps, are left out.
     """
     names = [o.name for o in graph.output if _is_floating(o.type.tensor_type.elem_type)]
     if not names:
@@ -206,12 +206,12 @@ def _is_floating(elements: int) -> bool:
 
 def _needed_protos(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:
     """Return the nodes that some outputs depend on, in the order of the file."""
-    wanted, needed = set(outputs), []
+    wanted_names, needed_nodes = set(outputs), []
     for node in reversed(nodes):
-        if wanted.intersection(node.output):
-            wanted.update(node.input)
-            needed.append(node)
-    return needed[::-1]
+        if wanted_names.intersection(node.output):
+            wanted_names.update(node.input)
+            needed_nodes.append(node)
+    return needed_nodes[::-1]
 
 
 def _node_records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
@@ -290,25 +290,31 @@ def _input_records(path: Path, graph: Any) -> Iterable[InputRecord]:
     Raises `InputError` for an input that is no tensor of numbers or has no shape.
     """
     initializer_names = {tensor.name for tensor in graph.initializer}
-    for given in graph.input:
-        if given.name in initializer_names:
+    for value_info in graph.input:
+        if value_info.name in initializer_names:
             continue
-        kind = given.type.WhichOneof("value")
-        tensor = given.type.tensor_type
+        kind = value_info.type.WhichOneof("value")
+        tensor = value_info.type.tensor_type
         if kind != "tensor_type" or tensor.elem_type == _STRING:
             type_name = (
                 "strings" if kind == "tensor_type" else str(kind).removesuffix("_type") + "s"
             )
-            raise InputError(f"{path}: input {given.name!r} is of {type_name}; expected tensors")
+            raise InputError(
+                f"{path}: input {value_info.name!r} is of {type_name}; expected tensors"
+            )
         if not tensor.HasField("shape"):
-            raise InputError(f"{path}: input {given.name!r} has no shape; expected one in the file")
+            raise InputError(
+                f"{path}: input {value_info.name!r} has no shape; expected one in the file"
+            )
         dimensions = enumerate(tensor.shape.dim)
-        shape = tuple(_dimension(given.name, axis, dimension) for axis, dimension in dimensions)
-        yield InputRecord(name=given.name, shape=shape, elements=tensor.elem_type)
+        shape = tuple(
+            _dimension(value_info.name, axis, dimension) for axis, dimension in dimensions
+        )
+        yield InputRecord(name=value_info.name, shape=shape, elements=tensor.elem_type)
 
 
 def _dimension(name: str, axis: int, dimension: Any) -> int | str:
-    """Return the size of a dimension; if it is open, its name, or a name from input and axis."""
+    """Return the size of a dimension; if it is open, its name, by default input name and axis."""
     if dimension.dim_value > 0:
         return int(dimension.dim_value)
     return str(dimension.dim_param) or f"{name}.{axis}"

@@ -31,6 +31,7 @@ class _Weights:
     def __init__(
         self, input_weight: torch.Tensor, recurrent_weight: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
+        """Store the weights, and split the bias into those of inputs and of state."""
         self.inputs, self.state, self.hidden = (
             input_weight,
             recurrent_weight,
@@ -53,8 +54,9 @@ def _run_directions(
     """Compute Y and the last value of each state, for all directions of a recurrent operator.
 
     `cell` creates the function of one time step from the weights, activations and index of a
-    direction. `given` has input weights, recurrent weights and biases; `first` has the initial
-    states, None for zeros.
+    direction. `parameters` are input weights, recurrent weights and biases of all directions.
+    `initial_states` has None for states of zeros. `lengths` are the lengths of the sequences; None
+    if all are full.
     """
     batch_first = bool(node.get("layout", 0))
     if batch_first:
@@ -104,9 +106,9 @@ def _run_directions(
 
 
 def _active_mask(lengths: Any, x: torch.Tensor) -> torch.Tensor | None:
-    """Return for each time step a column of flags of the sequences that have not ended.
+    """Return for each time step a column of flags: whether each sequence has not ended yet.
 
-    None if all sequences have the full length.
+    Returns None if all sequences have the full length.
     """
     steps = len(x)
     if lengths is None or (isinstance(lengths, tuple) and set(lengths) == {steps}):
@@ -125,13 +127,13 @@ def _functions(node: OnnxNode, direction: int, directions: int) -> tuple[Functio
     """Return the activations of a direction; raise `InputError` if one is not supported."""
     names = node.get("activations") or _DEFAULTS[node.operator] * directions
     per_direction = len(names) // directions
-    own_names = names[direction * per_direction : (direction + 1) * per_direction]
-    unknown = [name for name in own_names if name not in _FUNCTIONS]
+    direction_names = names[direction * per_direction : (direction + 1) * per_direction]
+    unknown = [name for name in direction_names if name not in _FUNCTIONS]
     if unknown:
         raise node.unsupported(
             f"its activation {unknown[0]} is not supported; expected Relu, Sigmoid or Tanh"
         )
-    return tuple(_FUNCTIONS[name] for name in own_names)
+    return tuple(_FUNCTIONS[name] for name in direction_names)
 
 
 @operator("RNN", weights=(1, 2, 3), refuses=_REFUSES)

@@ -166,17 +166,20 @@ def _slice_axis(x: torch.Tensor, axis: int, bounds: slice) -> torch.Tensor:
     """Slice one axis. A negative step flips the range before slicing."""
     positions = range(*bounds.indices(x.shape[axis]))
     if positions.step > 0:
-        leading = [slice(None)] * axis
+        leading_slices = [slice(None)] * axis
         return x[
-            (*leading, slice(positions.start, max(positions.stop, positions.start), positions.step))
+            (
+                *leading_slices,
+                slice(positions.start, max(positions.stop, positions.start), positions.step),
+            )
         ]
     if not positions:
         return x.narrow(axis, 0, 0)
-    flipped = x.narrow(axis, positions[-1], positions[0] - positions[-1] + 1).flip(axis)
+    reversed_slice = x.narrow(axis, positions[-1], positions[0] - positions[-1] + 1).flip(axis)
     return (
-        flipped
+        reversed_slice
         if positions.step == -1
-        else _slice_axis(flipped, axis, slice(None, None, -positions.step))
+        else _slice_axis(reversed_slice, axis, slice(None, None, -positions.step))
     )
 
 
@@ -273,8 +276,8 @@ def _gather(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
         if axis == 0 and x.ndim == 2 and x.is_floating_point():  # noqa: PLR2004
             return functional.embedding(indices, x)
         return x[(*[slice(None)] * axis, indices.to(torch.int64))]
-    picked = index_select(x, axis, [index % size for index in flat(indices)])
-    return picked.reshape(*x.shape[:axis], *shape_of(indices), *x.shape[axis + 1 :])
+    selected = index_select(x, axis, [index % size for index in flat(indices)])
+    return selected.reshape(*x.shape[:axis], *shape_of(indices), *x.shape[axis + 1 :])
 
 
 @operator("GatherElements")
@@ -324,15 +327,15 @@ def _scatter_nd(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Ten
 
 @operator("OneHot", numbers=(1, 2))
 def _one_hot(node: OnnxNode, indices: Any, depth: Any, values: Any) -> torch.Tensor:
-    """Return the on value at each index of a new axis, the off value elsewhere."""
+    """Return a tensor with a new axis: the second value at each index, elsewhere the first."""
     (size,) = integers(node, depth, "depth")
-    off, on = floats(node, values, "values")
+    off_value, on_value = floats(node, values, "values")
     indices = tensor(indices)
     axis = node.get("axis", -1) % (indices.ndim + 1)
     positions = torch.arange(size, device=indices.device)
     positions = positions.reshape([size if k == axis else 1 for k in range(indices.ndim + 1)])
     is_hit = _positive_indices(indices, size).unsqueeze(axis) == positions
-    return torch.where(is_hit, *tensors(on, off))
+    return torch.where(is_hit, *tensors(on_value, off_value))
 
 
 # -- from numbers ------------------------------------------------------------------------------

@@ -32,9 +32,10 @@ _MEAN_POOLS: Final = (functional.avg_pool1d, functional.avg_pool2d, functional.a
 
 
 class _Window:
-    """The window of a node: its size, strides, dilations, and the padding of each axis."""
+    """The window of a convolution or pool: size, strides, dilations, and padding."""
 
     def __init__(self, node: OnnxNode, x: torch.Tensor, size: tuple[int, ...]) -> None:
+        """Read the window of `node` from its attributes, and its padding for input `x`."""
         self.size = size
         self.strides: tuple[int, ...] = tuple(node.get("strides", (1,) * len(size)))
         self.dilations: tuple[int, ...] = tuple(node.get("dilations", (1,) * len(size)))
@@ -56,8 +57,8 @@ class _Window:
             return [
                 _split_padding(self._same_padding(axis), small_first=upper) for axis in range(count)
             ]
-        given = (0,) * 2 * count if auto == "VALID" else node.get("pads", (0,) * 2 * count)
-        return list(zip(given[:count], given[count:], strict=True))
+        pads = (0,) * 2 * count if auto == "VALID" else node.get("pads", (0,) * 2 * count)
+        return list(zip(pads[:count], pads[count:], strict=True))
 
     def _same_padding(self, axis: int) -> int:
         """Return the total padding of an axis for ceil(length / stride) outputs."""
@@ -78,14 +79,14 @@ class _Window:
         if set(self.dilations) == {1}:
             return _MEAN_POOLS[axes - 1](x, self.size, self.strides)
         rows = x.reshape(-1, 1, *x.shape[2:])  # one convolution per channel
-        shares = x.new_full((1, 1, *self.size), 1 / math.prod(self.size))
-        means = _CONVOLUTIONS[axes - 1](rows, shares, None, self.strides, 0, self.dilations)
+        weights = x.new_full((1, 1, *self.size), 1 / math.prod(self.size))
+        means = _CONVOLUTIONS[axes - 1](rows, weights, None, self.strides, 0, self.dilations)
         return means.reshape(*x.shape[:2], *means.shape[2:])
 
     def _padding_after(self, axis: int, before: int, after: int) -> int:
-        """Return the padding after an axis that gives as many windows as ``ceil_mode``.
+        """Return the padding after an axis with which windows are as many as with ``ceil_mode``.
 
-        A window that would begin in the padding after the axis is left out, as in PyTorch and ONNX.
+        Windows that would begin in the padding after the axis are left out, as in PyTorch and ONNX.
         """
         stride, length = self.strides[axis], self.lengths[axis]
         count = -(-(length + before + after - self.span(axis)) // stride) + 1
@@ -123,7 +124,7 @@ def _convolution(node: OnnxNode, x: torch.Tensor, w: Any, b: Any = None) -> torc
 
 
 def _bias(b: Any, x: torch.Tensor) -> torch.Tensor | None:
-    """Return a bias as a tensor; None if the file has none or only zeros as numbers."""
+    """Return a bias as a tensor; None if there is none, or if it has only zeros as numbers."""
     if isinstance(b, tuple):
         return torch.tensor(b, dtype=x.dtype, device=x.device) if any(b) else None
     return None if b is None else b.contiguous()
@@ -161,7 +162,7 @@ def _conv_transpose(node: OnnxNode, x: torch.Tensor, w: Any, b: Any = None) -> t
 def _split_padding(total: int, *, small_first: bool) -> tuple[int, int]:
     """Split the total padding of an axis into the padding before and after it.
 
-    A negative total extends the result at the end.
+    A negative total extends the result of the transposed convolution at the end.
     """
     if total < 0:
         return 0, total
@@ -173,7 +174,7 @@ def _split_padding(total: int, *, small_first: bool) -> tuple[int, int]:
 def _max_pool(node: OnnxNode, x: torch.Tensor) -> Any:
     """Compute the maximum of each window.
 
-    Padding that PyTorch refuses is applied before, with -inf.
+    Padding that PyTorch does not support is applied before the pool, with -inf.
     """
     size = tuple(node.get("kernel_shape"))
     window = _Window(node, x, size)
@@ -197,14 +198,19 @@ def _average_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     means = window.window_means(_pad_axes(x, window.pads))
     if counts_padding and window.pads == window.stated_pads:
         return means
-    is_counted = torch.ones_like(x[:1, :1])
+    counted_mask = torch.ones_like(x[:1, :1])
     if counts_padding:  # padding from ceil_mode is never counted
-        is_counted = _pad_axes(is_counted, window.stated_pads, value=1.0)
+        counted_mask = _pad_axes(counted_mask, window.stated_pads, value=1.0)
     uncounted_pads = [
-        (before - (first if counts_padding else 0), after - (last if counts_padding else 0))
-        for (before, after), (first, last) in zip(window.pads, window.stated_pads, strict=True)
+        (
+            before - (stated_before if counts_padding else 0),
+            after - (stated_after if counts_padding else 0),
+        )
+        for (before, after), (stated_before, stated_after) in zip(
+            window.pads, window.stated_pads, strict=True
+        )
     ]
-    return means / window.window_means(_pad_axes(is_counted, uncounted_pads))
+    return means / window.window_means(_pad_axes(counted_mask, uncounted_pads))
 
 
 @operator("LpPool")
@@ -250,20 +256,20 @@ def _resize(
             resized[axis].crop = (roi_values[k], roi_values[k + len(axes)])
     if sizes is None:
         for axis, factor in zip(axes, floats(node, scales, "scales"), strict=True):
-            resized[axis].set_scale(factor)
+            resized[axis].set_factor(factor)
     else:
         _set_lengths(node, [resized[axis] for axis in axes], integers(node, sizes, "sizes"))
     interpolated = _try_interpolate(node, x, resized)
     if interpolated is not None:
         return interpolated
     for axis, resizing in enumerate(resized):
-        if resizing.changes:
+        if resizing.is_resized:
             x = resizing.resize(x, axis)
     return x
 
 
 def _set_lengths(node: OnnxNode, axes: list[_ResizedAxis], lengths: list[int]) -> None:
-    """Set factors and lengths of axes; all get one factor if the aspect ratio is preserved."""
+    """Set factors and lengths of axes; if the aspect ratio is preserved, all have one factor."""
     factors = [length / axis.size for axis, length in zip(axes, lengths, strict=True)]
     policy = node.get("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
@@ -272,16 +278,19 @@ def _set_lengths(node: OnnxNode, axes: list[_ResizedAxis], lengths: list[int]) -
             math.floor(axis.size * factor + 0.5) for axis, factor in zip(axes, factors, strict=True)
         ]
     for axis, factor, length in zip(axes, factors, lengths, strict=True):
-        axis.set_scale(factor, length)
+        axis.set_factor(factor, length)
 
 
 class _ResizedAxis:
-    """One axis of a Resize, with the input elements and weights of each output element.
+    """One axis of a Resize; computes the input elements and weights of each output element.
+
+    `size` is the size of the axis in the input. Raises `InputError` for unsupported coordinates.
 
     Follows the specification of ONNX's operator Resize (onnx.ai/onnx/operators).
     """
 
     def __init__(self, node: OnnxNode, size: int) -> None:
+        """Read the attributes of the Resize; `length` is initially that of the input."""
         self.size = self.length = size
         """Number of elements of the input; `length` is that of the output."""
         self.factor = 1.0
@@ -293,13 +302,13 @@ class _ResizedAxis:
         if self.coordinates not in _COORDINATES:
             raise node.unsupported(f"{self.coordinates} is not supported; expected half_pixel")
 
-    def set_scale(self, factor: float, length: int | None = None) -> None:
+    def set_factor(self, factor: float, length: int | None = None) -> None:
         """Set the factor and the output length, by default size times factor, rounded down."""
         self.factor = factor
         self.length = math.floor(self.size * factor) if length is None else length
 
     @property
-    def changes(self) -> bool:
+    def is_resized(self) -> bool:
         """Whether the output differs from the input."""
         return (self.factor, self.length, self.crop) != (1.0, self.size, (0.0, 1.0))
 
@@ -311,7 +320,7 @@ class _ResizedAxis:
     def resize(self, x: torch.Tensor, axis: int) -> torch.Tensor:
         """Return `x` with dimension `axis` resized."""
         positions = self._source_positions()
-        windows = [self._window(place) for place in positions]
+        windows = [self._taps(position) for position in positions]
         shape = [-1 if k == axis else 1 for k in range(x.ndim)]
 
         def column(values: list[Any]) -> torch.Tensor:
@@ -353,8 +362,8 @@ class _ResizedAxis:
             offset = self.size / 2 * (1 - self.length / exact_length)
         return [offset + (k + 0.5) / self.factor - 0.5 for k in range(self.length)]
 
-    def _window(self, position: float) -> list[tuple[int, float]]:
-        """Return the (index, weight) pairs of the input elements for one output element.
+    def _taps(self, position: float) -> list[tuple[int, float]]:
+        """Return the taps of an output element: (index, weight) pairs of input elements.
 
         Indices may be outside the axis; the caller clamps them.
         """
@@ -400,7 +409,7 @@ def _try_interpolate(
     lengths, factors = [axis.length for axis in axes], [axis.factor for axis in axes]
     special = node.get("antialias", 0) or node.get("exclude_outside", 0)
     mode = _INTERPOLATIONS.get((node.get("mode", "nearest"), x.ndim))
-    if special or mode is None or any(axis.changes for axis in axes[:2]):
+    if special or mode is None or any(axis.is_resized for axis in axes[:2]):
         return None
     if not all(axis.is_exact for axis in axes):
         return None

@@ -48,7 +48,7 @@ def onnx_step(
     loss : str
         ``cross-entropy``, ``bce``, ``nll``, ``mse``, ``l1``, or ``module:function``. In training
         mode, the first two replace a Softmax, LogSoftmax or Sigmoid at the end of the file.
-    function : callable
+    load_function : callable
         Imports the function named ``module:function``.
     batch, dims
         As for `OnnxModule.example_inputs`.
@@ -83,7 +83,7 @@ def onnx_step(
 
 
 def _outputs(path: str, model: OnnxModule, inputs: tuple[torch.Tensor, ...]) -> Any:
-    """Return the outputs for example inputs in evaluation mode; sets training mode afterwards.
+    """Return the outputs for example inputs in evaluation mode; set training mode afterwards.
 
     Raises `InputError` if the network does not accept these sizes.
     """
@@ -110,14 +110,14 @@ def _loss_names() -> str:
 
 
 def _check_ending(path: str, loss: str, ending: OnnxNode | None) -> None:
-    """Raise if the loss cannot follow the operator at the end of the file."""
+    """Raise `InputError` if the loss cannot follow the operator at the end of the file."""
     kind = None if ending is None else ending.operator
     where = "" if ending is None else f" ({ending.name!r})"
     if loss == "nll" and kind != "LogSoftmax":
-        found = f"ends in {kind}{where}" if kind else "does not end in one"
+        ending_text = f"ends in {kind}{where}" if kind else "does not end in one"
         raise InputError(
             f"{path}: --loss nll needs the log-probabilities of a LogSoftmax, and the file "
-            f"{found}; use --loss {_LOSS_OF_ENDING.get(kind or '', 'cross-entropy')}"
+            f"{ending_text}; use --loss {_LOSS_OF_ENDING.get(kind or '', 'cross-entropy')}"
         )
     if loss in _ENDINGS and kind is not None and kind not in _ENDINGS[loss]:
         raise InputError(
@@ -133,6 +133,10 @@ class _Output:
     """
 
     def __init__(self, path: str, loss: str, output: torch.Tensor, ending: OnnxNode | None) -> None:
+        """Find the dimension of classes of `output` if `loss` needs it.
+
+        `ending` is the final operator that the loss replaces, or None.
+        """
         self.output = output
         self.classes_last = False
         """Whether classes are in the last of three or more dimensions."""

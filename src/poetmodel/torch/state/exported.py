@@ -181,13 +181,13 @@ def _moment_targets(
 ) -> Iterator[tuple[str, torch.nn.Parameter, str]]:
     """Yield for each moment its name, its parameter, and its key in the optimizer's state.
 
-    Raises `InputError` if the model or the optimizer does not have it.
+    Raises `InputError` if the model lacks the parameter, or the optimizer lacks the moment.
     """
     parameters_by_name = dict(model.named_parameters(remove_duplicate=False))
     if optimizer is not None:
         check_kind("optimizer", optimizer, torch.optim.Optimizer)
     groups = () if optimizer is None else optimizer.param_groups
-    trained = {id(p) for group in groups for p in group["params"]}
+    trained_ids = {id(p) for group in groups for p in group["params"]}
     rules = () if optimizer is None else group_rules(optimizer)
     moments = {id(p): rule.moments for rule, parameters in rules for p in parameters}
     for name in sorted(names):
@@ -196,7 +196,7 @@ def _moment_targets(
             raise InputError(
                 f"model: expected a tensor {name!r}, which the folder has; it has none"
             )
-        if optimizer is not None and id(parameters_by_name[owner_name]) not in trained:
+        if optimizer is not None and id(parameters_by_name[owner_name]) not in trained_ids:
             raise InputError(
                 f"optimizer: expected it to train {owner_name!r}, because the folder has its {key}"
             )

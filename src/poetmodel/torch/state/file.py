@@ -66,7 +66,7 @@ class StateTensor:
     """A tensor in a state file, and its name in the model or optimizer."""
 
     storage: TensorStorage
-    """Its memory; ``index`` is its number in the file."""
+    """Size and layouts of the tensor's memory; ``index`` is the tensor's number in the file."""
     kind: str
     """``parameter``, ``buffer`` or ``moment``."""
     owner: str
@@ -104,14 +104,14 @@ class Format:
             "tensors": [_tensor_to_dict(tensor) for tensor in tensors],
         }
         text = json.dumps(fields, allow_nan=False).encode()
-        begin = _HEADER.pack(_MAGIC, len(text), _digest(text))
-        return cls(name=name, generations=generations, tensors=tensors, header=begin + text)
+        prefix = _HEADER.pack(_MAGIC, len(text), _digest(text))
+        return cls(name=name, generations=generations, tensors=tensors, header=prefix + text)
 
     @classmethod
     def parse(cls, first_bytes: bytes) -> Self | None:
         """Parse the format from the first `header_bytes` of a file.
 
-        None if the header is incomplete, damaged, or of another version or host.
+        Returns None if the header is incomplete, damaged, or of another version or host.
         """
         size = cls.header_bytes(first_bytes)
         if size is None or len(first_bytes) < size:
@@ -132,7 +132,7 @@ class Format:
 
     @staticmethod
     def header_bytes(first_bytes: bytes) -> int | None:
-        """Return the length of a header from its first bytes; None if it is none [B]."""
+        """Return the length of the header; None if the file has no header of this format [B]."""
         if len(first_bytes) < _HEADER.size:
             return None
         magic, size, _ = _HEADER.unpack_from(first_bytes)
@@ -146,7 +146,10 @@ class Format:
 
     @property
     def record_bytes(self) -> int:
-        """Maximum size of a record [B]."""
+        """Maximum size of a record [B].
+
+        Two blocks are for the state of PyTorch's random generator, which has about 5 KiB.
+        """
         return _RECORD.size + 9 * len(self.tensors) + BLOCK_BYTES * 2 + _DIGEST_BYTES
 
     @cached_property
@@ -183,33 +186,38 @@ class Record:
 
     @classmethod
     def empty(cls, count: int, *, steps: int) -> Self:
-        """Return the record of an empty file."""
+        """Return the record of a file in which `count` tensors are all absent."""
         return cls(generation=0, steps=steps, slots=(ABSENT,) * count, checksums=(0,) * count)
 
     def to_bytes(self) -> bytes:
         """Encode the record, with a digest at the end."""
-        count = len(self.slots)
-        header = _RECORD.pack(self.generation, self.steps, count, len(self.random))
-        body = header + bytes(self.slots) + struct.pack(f"<{count}Q", *self.checksums) + self.random
+        tensor_count = len(self.slots)
+        header = _RECORD.pack(self.generation, self.steps, tensor_count, len(self.random))
+        body = (
+            header
+            + bytes(self.slots)
+            + struct.pack(f"<{tensor_count}Q", *self.checksums)
+            + self.random
+        )
         return body + _digest(body)
 
     @classmethod
     def parse(cls, encoded: bytes) -> Self | None:
-        """Parse an encoded record; None if it is incomplete or damaged."""
+        """Parse an encoded record; return None if it is incomplete or damaged."""
         if len(encoded) < _RECORD.size:
             return None
-        generation, steps, count, random_bytes = _RECORD.unpack_from(encoded)
-        sums_at = _RECORD.size + count
-        random_at = sums_at + 8 * count
-        end = random_at + random_bytes
+        generation, steps, tensor_count, random_bytes = _RECORD.unpack_from(encoded)
+        checksums_offset = _RECORD.size + tensor_count
+        random_offset = checksums_offset + 8 * tensor_count
+        end = random_offset + random_bytes
         if encoded[end : end + _DIGEST_BYTES] != _digest(encoded[:end]):
             return None
         return cls(
             generation=generation,
             steps=steps,
-            slots=tuple(encoded[_RECORD.size : sums_at]),
-            checksums=struct.unpack_from(f"<{count}Q", encoded, sums_at),
-            random=encoded[random_at:end],
+            slots=tuple(encoded[_RECORD.size : checksums_offset]),
+            checksums=struct.unpack_from(f"<{tensor_count}Q", encoded, checksums_offset),
+            random=encoded[random_offset:end],
         )
 
 
@@ -261,8 +269,8 @@ PREFIX: Final = ".poetmodel-state-"
 UNFINISHED: Final = ".new"
 """Suffix of files without an intact state."""
 LARGE_BYTES: Final = 1 << 20
-"""Writes of at least this size are flushed at once and dropped from the file cache; smaller ones
-are flushed at the commit [B]."""
+"""Writes of at least this size are flushed immediately and dropped from the file cache; smaller
+ones are flushed at the commit [B]."""
 
 _CLOSE_HINT: Final = "close() moves the state to RAM"
 
@@ -273,9 +281,14 @@ class StateFile:
     Between steps, the memory passed to `map` is a private mapping of a tensor's current generation:
     writes to it do not change the file. Before the next step, `write_mapped_changes` writes such
     changes to the file as a new generation. So the content of the file always matches its record,
-    and every page is checked against it.
+    and each read checks a tensor against its checksum in the record.
 
-    With one generation, a step overwrites the only one, and the file cannot be recovered.
+    Creating the object creates the file in `folder`, locks it, and allocates its full size for the
+    slots of `tensors`; all tensors are absent until they are written. `name` identifies the step,
+    and `steps` is the number of earlier training steps. With two `generations`, one is always
+    complete. With one, each step overwrites it, and the file cannot be recovered.
+
+    Raises `InputError` if the file cannot be created.
     """
 
     def __init__(
@@ -287,6 +300,10 @@ class StateFile:
         generations: int = 2,
         steps: int = 0,
     ) -> None:
+        """Create, lock and allocate the file in `folder`; raise `InputError` if that fails.
+
+        All `tensors` are absent until they are written. `steps` is the number of earlier steps.
+        """
         self.format = Format.of(tensors, name=name, generations=generations)
         self.record = Record.empty(len(self.format.tensors), steps=steps)
         """The record of the current generation."""
@@ -341,10 +358,10 @@ class StateFile:
                 f"{folder}: not enough space for a state file of {format_bytes(self.bytes)} "
                 f"({error.strerror or error}); free some space, or increase ram"
             ) from None
-        os.register_at_fork(after_in_child=partial(_leave_in_child, weakref.ref(self)))
+        os.register_at_fork(after_in_child=partial(_close_in_child, weakref.ref(self)))
 
     def _set_path(self, path: Path) -> None:
-        """Set the path of the file, which is removed together with this object."""
+        """Set the path of the file, and register its removal when this object is deleted."""
         self.path = path
         descriptors = (self._descriptor, self._lock)
         self._remove = weakref.finalize(self, _remove, descriptors, path, self._process)
@@ -405,7 +422,7 @@ class StateFile:
     # -- generations -----------------------------------------------------------------------------
 
     def contains(self, index: int) -> bool:
-        """Return whether the mapped generation has a tensor."""
+        """Return whether the generation that mappings show has a tensor."""
         return self._slot(self._positions[index]) != ABSENT
 
     def has_checksum(self, index: int, expected: int) -> bool:
@@ -416,8 +433,8 @@ class StateFile:
     def read(self, index: int, memory: memoryview) -> None:
         """Read the current value of a tensor; zeros if it is absent.
 
-        The file is checked against its checksum. Changes through the tensor's mapping since the
-        last step are included.
+        Raises `PageError` if the slot does not match its checksum. Changes through the tensor's
+        mapping since the last step are included.
         """
         position = self._positions[index]
         slot = self.record.slots[position]
@@ -431,20 +448,20 @@ class StateFile:
                 mapped.copy_written(pages, memory)
 
     def _read_slot(self, position: int, slot: int, expected: int, memory: memoryview) -> None:
-        """Read a slot, and check its checksum."""
+        """Read a slot into memory; raise `PageError` if its checksum is not `expected`."""
         offset = self.format.slot_offset(position, slot)
         read_checked(
-            self.path, self._descriptor, memory, offset, expected, self._page_name(position)
+            self.path, self._descriptor, memory, offset, expected, self._tensor_label(position)
         )
         self.read_bytes += len(memory)
 
     def write(self, index: int, memory: memoryview) -> None:
-        """Write a tensor of the next generation. Tensors not written keep their value."""
+        """Write a tensor of the next generation; other tensors preserve their value."""
         position = self._positions[index]
         current = self.record.slots[position]
         slot = 0 if current == ABSENT else (current + 1) % self.format.generations
         offset = self.format.slot_offset(position, slot)
-        with page_errors(self.path, f"{self._page_name(position)} could not be written"):
+        with page_errors(self.path, f"{self._tensor_label(position)} could not be written"):
             self._write_padded(memory, offset)
             if len(memory) >= LARGE_BYTES:
                 os.fdatasync(self._descriptor)
@@ -453,7 +470,9 @@ class StateFile:
         self.written_bytes += len(memory)
 
     def commit(self, *, steps: int = 0, absent: Iterable[int] = ()) -> None:
-        """Make the written tensors the current generation. The medium has stored it on return.
+        """Make the written tensors the current generation, and map the memories to it.
+
+        With two generations, the medium has stored the generation on return.
 
         Parameters
         ----------
@@ -462,8 +481,8 @@ class StateFile:
         absent : iterable of int
             Tensors that are absent from now on.
         """
-        removed = {self._positions[index]: (ABSENT, 0) for index in absent}
-        self._next |= removed
+        absent_slots = {self._positions[index]: (ABSENT, 0) for index in absent}
+        self._next |= absent_slots
         record = self._next_record(steps=steps)
         if self.format.generations > 1:
             with page_errors(self.path, "the commit record could not be written"):
@@ -496,7 +515,7 @@ class StateFile:
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def show_uncommitted(self) -> None:
-        """Map the memories to tensors written since the last commit, until the next `rollback`."""
+        """Map memories to the tensors written since the last commit, until `rollback`."""
         self._shows_uncommitted = True
         self._remap(self._next)
 
@@ -508,7 +527,7 @@ class StateFile:
     def rollback(self) -> None:
         """Discard the tensors written since the last commit, and map the current generation.
 
-        With one generation, the written tensors remain, because they have overwritten it.
+        With one generation, they remain, because they have overwritten the old values.
         """
         discarded = self._next
         self.discard_written()
@@ -516,7 +535,10 @@ class StateFile:
         self._remap(discarded)
 
     def discard_written(self) -> None:
-        """Discard the tensors written since the last commit, without changing mappings."""
+        """Discard the tensors written since the last commit, without changing mappings.
+
+        With one generation, these have overwritten the old values, so they become current instead.
+        """
         if self.format.generations == 1:
             self.record = self._next_record(steps=0)
         self._next = {}
@@ -526,18 +548,20 @@ class StateFile:
 
         The system then does not read the rest of the block first.
         """
-        rest, done = bytes(-len(memory) % BLOCK_BYTES), 0
-        while done < len(memory):
-            done += os.pwritev(self._descriptor, [memory[done:], rest], offset + done)
+        padding, written_bytes = bytes(-len(memory) % BLOCK_BYTES), 0
+        while written_bytes < len(memory):
+            written_bytes += os.pwritev(
+                self._descriptor, [memory[written_bytes:], padding], offset + written_bytes
+            )
 
-    def _page_name(self, position: int) -> str:
-        """Return the name of the tensor at a position, for messages."""
+    def _tensor_label(self, position: int) -> str:
+        """Return the quoted name of the tensor at a position, for messages."""
         return f"tensor {self.format.tensors[position].storage.name!r}"
 
     # -- mappings --------------------------------------------------------------------------------
 
     def map(self, index: int, memory: Memory) -> None:
-        """Map memory to the current generation of a tensor, from now on."""
+        """Map memory to the current generation of a tensor, also after later commits."""
         self._memories[index] = memory
         self._map(index, memory)
 
@@ -547,8 +571,11 @@ class StateFile:
         memory.load(partial(self.read, index))
         del self._memories[index]
 
-    def forget(self, index: int) -> None:
-        """Stop tracking the memory of a tensor; the mapping itself remains."""
+    def untrack(self, index: int) -> None:
+        """Remove the memory of a tensor from those mapped again after commits.
+
+        The mapping itself remains.
+        """
         self._memories.pop(index, None)
 
     def is_mapped(self, index: int) -> bool:
@@ -556,9 +583,9 @@ class StateFile:
         return index in self._memories
 
     def _live_memories(self) -> list[tuple[int, Memory]]:
-        """Return the mapped memories, after removing those whose storage has moved."""
+        """Return the mapped memories; removes those whose tensor has moved to other memory."""
         for index in [i for i, memory in self._memories.items() if memory.is_lost]:
-            self.forget(index)
+            self.untrack(index)
         return list(self._memories.items())
 
     def _remap(self, positions: Collection[int]) -> None:
@@ -581,7 +608,7 @@ class StateFile:
         return self.record.slots[position]
 
     def write_mapped_changes(self) -> None:
-        """Write changes made through mappings, and drop pages that were only read from RAM.
+        """Write changes made through mappings, and drop from RAM the pages that were only read.
 
         The changes belong to the next generation, which a `commit` makes current.
         """
@@ -610,8 +637,8 @@ def _remove(descriptors: tuple[int, ...], path: Path, process: int) -> None:
             os.close(descriptor)
 
 
-def _leave_in_child(reference: weakref.ref[StateFile]) -> None:
-    """Close the file in a forked process, because it would retain the parent's lock."""
+def _close_in_child(reference: weakref.ref[StateFile]) -> None:
+    """Close the file in a forked process, which would otherwise retain the parent's lock."""
     file = reference()
     if file is not None:
         file.close_in_child()

@@ -50,10 +50,11 @@ _TAIL_WEIGHTS: Final = np.arange(1, 2 * ALIGNMENT_BYTES, 2 * _WORD_BYTES, dtype=
 class ScratchFile:
     """A file in the user's folder whose pages are only read by the process that wrote them.
 
-    The folder is created if missing. The file is removed with the object. Each page is checked
-    against its checksum when read. A page-out is ``pwrite`` and ``fdatasync``, and then drops the
-    copy in the file cache (``POSIX_FADV_DONTNEED``); a page-in drops it, too. So a paged-out page
-    takes no RAM.
+    Creating the object creates the file, and the folder if it is missing; that may raise
+    `InputError`. The file is removed when the object is deleted. Each page is checked against its
+    checksum when read. A page-out is ``pwrite`` and ``fdatasync``, and then drops the copy in the
+    file cache (``POSIX_FADV_DONTNEED``); a page-in drops it again. So
+    a paged-out page takes no RAM.
     """
 
     bytes: int
@@ -83,22 +84,27 @@ class ScratchFile:
         self._checksums: dict[int, int] = {}
 
     def _write_page(self, offset: int, memory: memoryview, page: str) -> None:
-        """Write a page, and return when the medium has stored it. `page` names it in messages."""
+        """Write a page named `page` in messages; return when the medium has stored it."""
         self._checksums[offset] = checksum(memory)
         with page_errors(self.path, f"{page} could not be written"):
             write_page(self._descriptor, memory, offset)
         self.written_bytes += len(memory)
 
     def _read_page(self, offset: int, memory: memoryview, page: str) -> None:
-        """Read a page, and check its checksum. `page` names it in messages."""
+        """Read a page named `page` in messages; raise `PageError` if its checksum differs."""
         read_checked(self.path, self._descriptor, memory, offset, self._checksums[offset], page)
         self.read_bytes += len(memory)
 
 
 class PageFile(ScratchFile):
-    """A page file of fixed size, with one page per storage."""
+    """A page file of fixed size, with one page per storage.
+
+    Creating the object creates the file in `folder`, and allocates space for the pages of all
+    `storages`. Raises `InputError` if that fails.
+    """
 
     def __init__(self, folder: str | Path, storages: Iterable[TensorStorage]) -> None:
+        """Create the file in `folder`, with space for the pages of all `storages`."""
         self.storages = {storage.index: storage for storage in storages}
         self.offsets: dict[int, int] = {}
         """Offset of the page of each storage in the file [B]."""
@@ -132,7 +138,7 @@ class PageFile(ScratchFile):
         self._write_page(self.offsets[index], memory, self._page_name(index))
 
     def read(self, index: int, memory: memoryview) -> None:
-        """Read the page of a storage, and check its checksum."""
+        """Read the page of a storage; raise `PageError` if its checksum differs."""
         self._read_page(self.offsets[index], memory, self._page_name(index))
 
     def _create(self) -> None:
@@ -153,9 +159,9 @@ class PageFile(ScratchFile):
 
 def write_page(descriptor: int, memory: memoryview, offset: int) -> None:
     """Write a page, flush it to the medium, and drop its copy in the file cache."""
-    done = 0
-    while done < len(memory):
-        done += os.pwrite(descriptor, memory[done:], offset + done)
+    written_bytes = 0
+    while written_bytes < len(memory):
+        written_bytes += os.pwrite(descriptor, memory[written_bytes:], offset + written_bytes)
     os.fdatasync(descriptor)
     os.posix_fadvise(descriptor, offset, len(memory), os.POSIX_FADV_DONTNEED)
 
@@ -212,7 +218,7 @@ def make_folder(folder: str | Path) -> None:
 
 
 def remove_abandoned(folder: str | Path, pattern: str) -> None:
-    """Remove files that killed processes have left. Running processes have locked theirs."""
+    """Remove page files of killed processes. Files of running processes are locked, and remain."""
     for path in Path(folder).glob(pattern):
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY)
@@ -225,7 +231,7 @@ def remove_abandoned(folder: str | Path, pattern: str) -> None:
 
 
 def _remove(descriptor: int, path: Path, process: int) -> None:
-    """Close the file, and remove it in the process that created it, but not in forked ones."""
+    """Close the file; the process that created it also removes it, forked processes do not."""
     os.close(descriptor)
     if os.getpid() == process:
         with suppress(OSError):
@@ -247,8 +253,8 @@ class Pageable(Protocol):
 class Pages:
     """The pager of a program: writes and reads pages of storages.
 
-    State has its own file. `homes` maps the numbers of state tensors and their replacements to
-    numbers in that file.
+    State is in the separate file `state`. `homes` maps the numbers of state tensors and their
+    replacements in the program to their numbers in that file. All other pages are in `file`.
     """
 
     def __init__(
@@ -258,26 +264,27 @@ class Pages:
         state: Pageable | None = None,
         homes: Mapping[int, int] | None = None,
     ) -> None:
+        """Store the files for pages and for state, which may be None if no page needs them."""
         self._file = file
         self._state = state
         self._homes = homes or {}
 
     def page_out(self, index: int, tensor: torch.Tensor) -> None:
         """Write the storage of a tensor."""
-        file, number = self._file_of(index)
-        file.write(number, bytes_of(tensor.untyped_storage()))
+        file, page_number = self._file_of(index)
+        file.write(page_number, bytes_of(tensor.untyped_storage()))
 
     def page_in(self, index: int) -> Any:
         """Read a storage into new memory; return its tensor, or a tuple of tensors."""
-        file, number = self._file_of(index)
-        storage, tensors = allocate_page(file.storages[number])
-        file.read(number, bytes_of(storage))
+        file, page_number = self._file_of(index)
+        storage, tensors = allocate_page(file.storages[page_number])
+        file.read(page_number, bytes_of(storage))
         return tensors
 
     def _file_of(self, index: int) -> tuple[Any, int]:
-        """Return the file of a page, and its number in that file."""
-        number = self._homes.get(index)
-        return (self._file, index) if number is None else (self._state, number)
+        """Return the file of a storage's page, and the number of the page in that file."""
+        page_number = self._homes.get(index)
+        return (self._file, index) if page_number is None else (self._state, page_number)
 
 
 def allocate_page(page: TensorStorage) -> tuple[torch.UntypedStorage, Any]:
@@ -315,8 +322,8 @@ def checksum(memory: memoryview) -> int:
         sums = words.sum(axis=1, dtype=np.uint64)
         total = int(sums @ np.arange(1, 2 * blocks, 2, dtype=np.uint64))
     if tail_bytes:
-        last = bytes(memory[-tail_bytes:]) + bytes(-tail_bytes % _WORD_BYTES)
-        words = np.frombuffer(last, dtype=np.uint64)
+        padded_tail = bytes(memory[-tail_bytes:]) + bytes(-tail_bytes % _WORD_BYTES)
+        words = np.frombuffer(padded_tail, dtype=np.uint64)
         total += int(words @ (_TAIL_WEIGHTS[: len(words)] + np.uint64(2 * blocks)))
     return total % 2**64
 
@@ -342,10 +349,10 @@ _FILE_PAGE: Final = np.uint64(1 << 61)
 def _c_library() -> Any:
     """Return the C library with argument types of mmap, mremap and munmap."""
     library = ctypes.CDLL(None, use_errno=True)
-    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    library.mmap.argtypes = (pointer, size, number, number, number, ctypes.c_int64)
+    pointer, size, integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    library.mmap.argtypes = (pointer, size, integer, integer, integer, ctypes.c_int64)
     library.mmap.restype = pointer
-    library.mremap.argtypes = (pointer, size, size, number, pointer)
+    library.mremap.argtypes = (pointer, size, size, integer, pointer)
     library.mremap.restype = pointer
     library.munmap.argtypes = (pointer, size)
     return library
@@ -354,13 +361,13 @@ def _c_library() -> Any:
 def _check_address(address: int | None) -> int:
     """Return the address of a mapping; raise `OSError` if the call failed."""
     if address is None or address == _FAILED:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        error_number = ctypes.get_errno()
+        raise OSError(error_number, os.strerror(error_number))
     return address
 
 
 def _map(address: int | None, span: int, flags: int, descriptor: int = -1, offset: int = 0) -> int:
-    """Map memory privately, at a given or a free address; return the address."""
+    """Map memory privately at `address`, or at a free one if None; return the address."""
     access, mode = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _NO_RESERVE
     return _check_address(
         _c_library().mmap(address, span, access, mode | flags, descriptor, offset)
@@ -382,6 +389,7 @@ class Memory:
     """A block of memory at a fixed address, initially zeros in RAM."""
 
     def __init__(self, size_bytes: int) -> None:
+        """Map `size_bytes` of zeros in RAM, and create a storage of PyTorch in them."""
         self._span = round_up(size_bytes, PAGE_BYTES)
         self._address = _map(None, self._span, mmap.MAP_ANONYMOUS)
         array = (ctypes.c_char * size_bytes).from_address(self._address)
@@ -393,9 +401,9 @@ class Memory:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its storage has moved to another address, for example by ``share_memory_``.
+        """Whether PyTorch has moved the storage elsewhere, for example by ``share_memory_``.
 
-        No tensor uses this memory then.
+        Then no tensor uses this memory.
         """
         return bool(self.storage.data_ptr() != self._address)
 
@@ -404,7 +412,7 @@ class Memory:
         return not self.is_lost and bool(tensor.untyped_storage().data_ptr() == self._address)
 
     def map(self, descriptor: int, offset: int) -> None:
-        """Map the memory to an offset of a file. Its old content is discarded."""
+        """Map the memory to an offset of a file. The old content of the memory is discarded."""
         _map(self._address, self._span, _FIXED, descriptor, offset)
         self.is_mapped = True
 
@@ -414,14 +422,16 @@ class Memory:
         If `fill` fails, the memory is unchanged.
         """
         size = self.storage.nbytes()
-        new = _map(None, self._span, mmap.MAP_ANONYMOUS)
+        new_address = _map(None, self._span, mmap.MAP_ANONYMOUS)
         try:
-            array = (ctypes.c_char * size).from_address(new)
+            array = (ctypes.c_char * size).from_address(new_address)
             fill(memoryview(array).cast("B"))
             library = _c_library()
-            _check_address(library.mremap(new, self._span, self._span, _MOVE_TO, self._address))
+            _check_address(
+                library.mremap(new_address, self._span, self._span, _MOVE_TO, self._address)
+            )
         except BaseException:
-            _unmap(new, self._span)
+            _unmap(new_address, self._span)
             raise
         self.is_mapped = False
 
@@ -438,14 +448,14 @@ class Memory:
 
     def copy_written(self, pages: Pagemap, memory: memoryview) -> None:
         """Copy the pages written since the last mapping to the same offsets of other memory."""
-        own = bytes_of(self.storage)
+        content = bytes_of(self.storage)
         entries = pages.entries(self._address, self._span)
         if entries is None:
-            memory[:] = own
+            memory[:] = content
             return
         for page in np.flatnonzero(_written_pages(entries)):
             page_range = slice(page * PAGE_BYTES, (page + 1) * PAGE_BYTES)
-            memory[page_range] = own[page_range]
+            memory[page_range] = content[page_range]
 
 
 def _written_pages(entries: NDArray[np.uint64]) -> NDArray[np.bool_]:

@@ -76,11 +76,11 @@ def recover(
         several. Then nothing is loaded.
     """
     check_kind("model", model, torch.nn.Module)
-    for each in members_of(Optimizers.combine(optimizer)):
-        check_kind("optimizer", each, torch.optim.Optimizer)
-    loaded = _LOADED.pop(model, None)
-    if loaded is not None:
-        loaded.close()
+    for member in members_of(Optimizers.combine(optimizer)):
+        check_kind("optimizer", member, torch.optim.Optimizer)
+    loaded_file = _LOADED.pop(model, None)
+    if loaded_file is not None:
+        loaded_file.close()
     files = list(_left_files(Path(source)))
     if len(files) > 1:
         paths = "; ".join(str(file.path) for file in files)
@@ -96,13 +96,16 @@ def recover(
 
 
 def check_kind(name: str, value: object, kind: type) -> None:
-    """Raise `InputError` unless an object is an instance of a class of torch."""
+    """Raise `InputError` unless a value is an instance of `kind`, a class of torch.
+
+    `name` is the name of the argument, for the message.
+    """
     if not isinstance(value, kind):
         raise InputError(f"{name}: expected {kind.__name__} of torch, got {shown(value)}")
 
 
 class _RecoveryTargets:
-    """Destinations of the tensors of a file: a model with its loss, and an optimizer."""
+    """Destinations of the tensors of a state file: a model with its loss, and an optimizer."""
 
     def __init__(
         self,
@@ -110,6 +113,7 @@ class _RecoveryTargets:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         loss_fn: torch.nn.Module | None,
     ) -> None:
+        """Collect the parameters, buffers and keys of moments to which a file may belong."""
         self.optimizer = optimizer = Optimizers.combine(optimizer)
         modules = {BODY: model} | ({LOSS: loss_fn} if loss_fn is not None else {})
         self._tensors: dict[tuple[str, str], torch.Tensor] = {}
@@ -126,7 +130,7 @@ class _RecoveryTargets:
     def find_owner(self, tensor: StateTensor) -> torch.Tensor | None:
         """Return the parameter or buffer of a tensor in the file; for a moment its parameter.
 
-        None if the model does not have it.
+        Returns None if the model does not have it.
         """
         owner_kind = InputKind.PARAMETER if tensor.kind == InputKind.MOMENT else tensor.kind
         return self._tensors.get((str(owner_kind), tensor.owner))
@@ -201,9 +205,10 @@ class _LeftStateFile:
         """Number of training steps of the state loaded last."""
 
     def load(self, targets: _RecoveryTargets) -> None:
-        """Load the newest intact state into the targets, and restore the random generator.
+        """Load the newest intact generation into the targets, and restore the random generator.
 
-        Raises `InputError`, and loads nothing, if there is none or it does not match.
+        Raises `InputError`, and loads nothing, if no generation is intact, or if the tensors of the
+        file do not match the targets.
         """
         file_format = self.read_format()
         if file_format is None or file_format.generations == 1:
@@ -244,7 +249,7 @@ class _LeftStateFile:
     def _newest_intact(self, file_format: Format) -> Record:
         """Return the newest record whose tensors all match their checksums.
 
-        Logs damaged newer generations. Raises `InputError` if there is none.
+        Logs damaged newer generations. Raises `InputError` if all generations are damaged.
         """
         damaged = []
         for record in self.read_records(file_format):
@@ -271,7 +276,7 @@ class _LeftStateFile:
     def _read_tensor(
         self, file_format: Format, record: Record, position: int
     ) -> torch.Tensor | None:
-        """Read a tensor of a record; None if it is absent.
+        """Read a tensor of a record; return None if it is absent.
 
         Raises `_DamageError` if its checksum differs.
         """
@@ -317,14 +322,14 @@ def _left_files(source: Path) -> Iterator[_LeftStateFile]:
             file = _open_locked(path)
             if file is not None:
                 yield file
-            elif path not in {left.path for left in _LOADED.values()}:
+            elif path not in {loaded_file.path for loaded_file in _LOADED.values()}:
                 _log.info("%s: the state of a running process", path)
 
 
 def _open_locked(path: Path) -> _LeftStateFile | None:
-    """Open a state file and lock it; None if another process has locked it.
+    """Open a state file and lock it; return None if another process has locked it.
 
-    Raises `InputError` if it cannot be read.
+    Raises `InputError` if the file cannot be read.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -342,12 +347,12 @@ def _open_locked(path: Path) -> _LeftStateFile | None:
 def replace_recovered(folder: str | Path, model: torch.nn.Module) -> Iterator[int]:
     """Yield the step count of the recovered state, and remove its file if no exception follows.
 
-    The count is 0 without a recovery from this folder. Logs a warning about other state files in
-    the folder.
+    The count is 0 if `model` was not recovered from this folder. Logs a warning about other state
+    files in the folder.
     """
-    loaded = _LOADED.get(model)
-    if loaded is not None and loaded.path.parent.resolve() != Path(folder).resolve():
-        loaded = None
+    loaded_file = _LOADED.get(model)
+    if loaded_file is not None and loaded_file.path.parent.resolve() != Path(folder).resolve():
+        loaded_file = None
     for file in _left_files(Path(folder)) if Path(folder).is_dir() else ():
         file_format = file.read_format()
         records = [] if file_format is None else file.read_records(file_format)
@@ -360,9 +365,9 @@ def replace_recovered(folder: str | Path, model: torch.nn.Module) -> Iterator[in
                 records[0].steps,
             )
         file.close()
-    yield 0 if loaded is None else loaded.steps
-    if loaded is not None:
+    yield 0 if loaded_file is None else loaded_file.steps
+    if loaded_file is not None:
         del _LOADED[model]
         with suppress(OSError):
-            loaded.path.unlink()
-        loaded.close()
+            loaded_file.path.unlink()
+        loaded_file.close()

@@ -44,7 +44,7 @@ class _State:
     """Returns the current tensor, or its initial value before the first step."""
     moment: OptimizerSlot | None = None
     is_updated: bool = False
-    """Whether a step replaces it."""
+    """Whether a step updates the tensor."""
 
     @property
     def index(self) -> int:
@@ -52,18 +52,18 @@ class _State:
 
     @property
     def is_absent(self) -> bool:
-        """Whether it does not exist before the first step."""
+        """Whether the tensor does not exist yet: a moment before the first step."""
         return self.moment is not None and self.moment.is_new
 
     def content(self) -> tuple[memoryview, Any]:
         """Return the bytes of the tensor in the file's layout, and the tensor that owns them."""
         value, storage = self.find().detach(), self.tensor.storage
         layout = storage.layouts[0]
-        same = value.storage_offset() == layout.offset and value.stride() == layout.stride
-        if not same or value.untyped_storage().nbytes() != storage.bytes:
-            _, copied = allocate_page(storage)
-            first: torch.Tensor = copied[0] if isinstance(copied, tuple) else copied
-            value = first.copy_(value)
+        has_layout = value.storage_offset() == layout.offset and value.stride() == layout.stride
+        if not has_layout or value.untyped_storage().nbytes() != storage.bytes:
+            _, copies = allocate_page(storage)
+            buffer: torch.Tensor = copies[0] if isinstance(copies, tuple) else copies
+            value = buffer.copy_(value)
         return bytes_of(value.untyped_storage()), value
 
     def bind(self, memory: Memory) -> None:
@@ -87,15 +87,22 @@ class StateStore:
     Parameters
     ----------
     trace : Trace
+        The captured step.
     on_storage : collection of int
         Tensors with their home on storage; they are mapped to the file from now on.
     folder : str or Path
+        Folder of the state file, which is created and removed with the object's `close`.
     rollback : bool
+        Whether the file has two generations.
     """
 
     def __init__(
         self, trace: Trace, on_storage: Collection[int], *, folder: str | Path, rollback: bool
     ) -> None:
+        """Create the state file, write the current state, and map tensors on storage.
+
+        Removes the file from which the model was recovered, if any.
+        """
         self._states = {state.index: state for state in _all_states(trace)}
         self._memories: dict[int, Memory] = {}
         self._on_storage: frozenset[int] = frozenset()
@@ -128,9 +135,10 @@ class StateStore:
         return self.file.format.generations > 1
 
     def numbers_of(self, trace: Trace) -> Mapping[int, int]:
-        """Return the number in this store of each state tensor of the step with other inputs.
+        """Map the numbers of state tensors in `trace` to their numbers in this store.
 
-        Raises `CaptureError` if these inputs have state that the first ones did not.
+        `trace` is the same step with inputs of other shapes. Raises `CaptureError` if it updates a
+        tensor that is not in this store.
         """
         index_by_identity = {
             _identity(state.tensor): index for index, state in self._states.items()
@@ -151,8 +159,8 @@ class StateStore:
     def begin(self, on_storage: Collection[int] | None = None) -> None:
         """Write changes since the last step to the file, before the next step.
 
-        `on_storage` are the tensors with their home on storage from now on; by default those
-        before. A trial only discards the last step.
+        `on_storage` are the tensors with their home on storage from now on; by default the homes do
+        not change. In a `trial`, this only discards the results of the last step.
         """
         self.file.check()
         if self._is_trial:
@@ -160,7 +168,7 @@ class StateStore:
             return
         for state in self._states.values():
             if state.moment is not None and state.is_absent and state.moment.key == "sum":
-                state.moment.store(state.find())  # the first step adds to it
+                state.moment.store(state.find())  # the first step adds to this sum
         try:
             self._update_file()
         except BaseException:
@@ -174,19 +182,19 @@ class StateStore:
 
         Binds tensors that the user has replaced to the file again.
         """
-        absent, replaced = [], []
+        absent, replaced_states = [], []
         for index, state in self._states.items():
             memory = self._memories.get(index)
             if state.is_absent:
-                self._forget(index)
+                self._untrack(index)
                 if self.file.contains(index):
                     absent.append(index)
             elif index in self._on_storage:
                 is_bound = memory is not None and memory.is_memory_of(state.find())
                 if not (is_bound and self.file.contains(index)):
-                    # The user replaced it: `optimizer.load_state_dict` or ``.data = ...``.
+                    # The user replaced the tensor: `optimizer.load_state_dict` or ``.data = ...``.
                     self._write(state)
-                    replaced.append(state)
+                    replaced_states.append(state)
             elif self.has_two_generations:
                 data, value = state.content()
                 if not self.file.has_checksum(index, checksum(data)):
@@ -195,7 +203,7 @@ class StateStore:
         self.file.write_mapped_changes()
         if self.file.is_changed or absent:
             self.file.commit(absent=absent)
-        for state in replaced:
+        for state in replaced_states:
             self._bind(state)
         self._map_new()
 
@@ -204,7 +212,7 @@ class StateStore:
 
         Moments created by the step are mapped if their home is on storage.
 
-        In a trial, the mappings only show the written tensors until the next step.
+        In a `trial`, nothing is committed: mappings show the written tensors until the next step.
         """
         if self.has_two_generations:
             for index, state in self._states.items():
@@ -233,9 +241,11 @@ class StateStore:
                     state.moment.remove()
                 continue
             value = state.find()
-            page_memory, stored = allocate_page(state.tensor.storage)
+            page_memory, stored_tensors = allocate_page(state.tensor.storage)
             self.file.read(index, bytes_of(page_memory))
-            stored_value: torch.Tensor = stored[0] if isinstance(stored, tuple) else stored
+            stored_value: torch.Tensor = (
+                stored_tensors[0] if isinstance(stored_tensors, tuple) else stored_tensors
+            )
             value.data.copy_(stored_value)
 
     @contextmanager
@@ -271,10 +281,10 @@ class StateStore:
         for index in self._on_storage - on_storage:
             if self.file.contains(index):
                 self.file.unmap(index)
-        added = [self._states[index] for index in sorted(on_storage - self._on_storage)]
+        added_states = [self._states[index] for index in sorted(on_storage - self._on_storage)]
         self._on_storage = on_storage
         if not self.has_two_generations:
-            for state in added:
+            for state in added_states:
                 if not state.is_absent:
                     self._write(state)
             self.file.commit()
@@ -296,9 +306,9 @@ class StateStore:
         if state.is_absent or not memory.is_memory_of(state.find()):
             state.bind(memory)
 
-    def _forget(self, index: int) -> None:
+    def _untrack(self, index: int) -> None:
         self._memories.pop(index, None)
-        self.file.forget(index)
+        self.file.untrack(index)
 
     def _write(self, state: _State) -> None:
         data, value = state.content()
@@ -324,14 +334,18 @@ def _all_states(trace: Trace) -> Iterator[_State]:
     states = list(_step_states(trace))
     yield from states
     module = trace.joint.module
-    seen = {storage_key(state.find()) for state in states if state.moment is None}
+    seen_storages = {storage_key(state.find()) for state in states if state.moment is None}
     kinds = {InputKind.PARAMETER: module.named_parameters, InputKind.BUFFER: module.named_buffers}
     index = len(trace.step_graph.storages)
     for kind, named_tensors in kinds.items():
         for path, value in named_tensors():
-            if storage_key(value) in seen or value.device.type != "cpu" or not value.nbytes:
+            if (
+                storage_key(value) in seen_storages
+                or value.device.type != "cpu"
+                or not value.nbytes
+            ):
                 continue
-            seen.add(storage_key(value))
+            seen_storages.add(storage_key(value))
             storage = TensorStorage(
                 index=index,
                 name=path.removeprefix(f"{BODY}."),
@@ -345,11 +359,11 @@ def _all_states(trace: Trace) -> Iterator[_State]:
 
 
 def _step_states(trace: Trace) -> Iterator[_State]:
-    """Yield the state that a step reads. A tensor with several names has its first one."""
+    """Yield the state tensors that a step reads. Of several names of a tensor, the first counts."""
     joint, storages = trace.joint, trace.step_graph.storages
     updated = {storage.replaces for storage in storages}
     first_paths: dict[int, str] = {}
-    seen = set()
+    seen_indices = set()
     for argument in joint.arguments:
         if argument.kind not in _STATE_KINDS or argument.node not in trace.step_graph.output_keys:
             continue
@@ -362,9 +376,9 @@ def _step_states(trace: Trace) -> Iterator[_State]:
         find = partial(joint.value, argument) if moment is None else moment.value
         if moment is None:
             first_paths.setdefault(id(find()), argument.target)
-        if index in seen or not storages[index].bytes:
+        if index in seen_indices or not storages[index].bytes:
             continue
-        seen.add(index)
+        seen_indices.add(index)
         tensor = StateTensor(
             storage=storages[index],
             kind=str(argument.kind),
