@@ -129,7 +129,7 @@ class StorageSpace:
     """Set of tensors with a copy on storage, and the free bytes there."""
 
     def __init__(self, problem: Problem) -> None:
-        """Start with the tensors that are on storage initially, and the free bytes of the limit."""
+        """Start with the initial tensors on storage (none without paging), and the whole limit."""
         graph = problem.graph
         self.sizes = graph.tensor_bytes
         self.can_page = problem.can_page

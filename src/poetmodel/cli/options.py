@@ -595,8 +595,8 @@ class SearchOptions:
         """Options of the solver, by name."""
         options: dict[str, bool | int | float | str] = {}
         for text in self.solver_option or ():
-            name, changed_options, value = text.partition("=")
-            if not (name and changed_options):
+            name, separator, value = text.partition("=")
+            if not (name and separator):
                 raise InputError(f"--solver-option: expected NAME=VALUE, got {text!r}")
             if name in options:
                 raise InputError(f"--solver-option: {name} is given twice")

@@ -348,7 +348,10 @@ def _run_method(
 
 
 def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
-    """Return the explanation of an infeasible problem, with remedies; None for other results."""
+    """Return the explanation of an infeasible problem of the default method, with remedies.
+
+    None for other results, and after Ctrl-C.
+    """
     from poetmodel.result import Status
 
     if result.status != Status.INFEASIBLE or result.method != DEFAULT:

@@ -123,7 +123,7 @@ def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResu
 
 
 def make_subject(job: dict[str, Any], context: JobContext) -> Subject:
-    """Return the subject of a report: the schedule with its plan and its addresses."""
+    """Return the subject of a report: schedule, plan if there is one, and addresses once final."""
     from poetmodel.placement import place
     from poetmodel.plan import check_arena, check_plan
 

@@ -104,9 +104,10 @@ class Point:
             setattr(self, name, set_metrics[name])
 
     def finish(self, result: dict[str, Any], schedule: bytes, *, before_s: float) -> None:
-        """Store the result of a solve, and the best schedule if it is that of the solve.
+        """Store the result of a solve; its metrics only if they are at least as good as before.
 
-        `before_s` is the time of earlier solves [s].
+        `schedule` is the best schedule of the point, for its digest. `before_s` is the time of
+        earlier solves [s].
         """
         metrics = result.get("found")
         is_better = metrics is not None and (self.value is None or metrics["value"] <= self.value)

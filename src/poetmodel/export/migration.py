@@ -47,9 +47,9 @@ class Migration:
     migrated: tuple[str, ...]
     """State tensors with the same name, shape and type in the other step."""
     reset: tuple[str, ...]
-    """State that this step updates and the other step lacks: it starts from its initial values."""
+    """State that this step updates without a match in the other step; it has its initial values."""
     dropped: tuple[str, ...]
-    """State of the other step that this step lacks."""
+    """State of the other step without a match in this step."""
 
 
 def state_pieces(step: LoweredStep, value: NamedTensor) -> Iterator[tuple[str, int, int]]:

@@ -93,8 +93,10 @@ def paging_dominates(problem: Problem, k: int, *, limiting: bool | None = None) 
 
     `limiting` is the result of `storage_is_limiting`, if known.
 
-    Notes ----- Replace the recomputations of `k` by one page-out of each read output and one
-    page-in for each recomputation. This needs no inputs, and no more RAM at any step. Paging
+    Notes
+    -----
+    Replace the recomputations of `k` by one page-out of each read output and one page-in for each
+    recomputation. This needs no inputs, and no more RAM at any step. Paging
     dominates if the replacement does not cost more in any quantity that is minimized or limited.
     Written bytes only grow, so paging never dominates if they are minimized or storage is limiting;
     if time is a makespan, paging would load the bus.
@@ -381,9 +383,10 @@ class _EventFinder:
         return tuple(sorted(useful_groups))
 
     def _event_groups(self, i: int, recompute: Sequence[int]) -> tuple[int, ...]:
-        """Return the groups in which tensor `i` may be read, recomputed or paged in for a reward.
+        """Return the groups in which tensor `i` may be read, recomputed or paged in.
 
-        Ends with the last use, after which the tensor is not kept.
+        Page-ins are those for a reward, or for a row that counts them by stage. The groups end
+        with the last use of the tensor.
         """
         last = self.uses[i][-1] if self.uses[i] else -1
         page_in_groups: Iterable[int] = self.paged.get(i, ())

@@ -67,7 +67,7 @@ class Formulation:
             preceding_names.add(component.name)
 
     def swap(self, component: Component, *, name: str) -> Formulation:
-        """Return a formulation in which `component` replaces the one of the same name."""
+        """Return a formulation called `name`, with `component` in place of its namesake."""
         self._require(component.name, "swap")
         components = (
             component if present_component.name == component.name else present_component

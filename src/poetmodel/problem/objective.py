@@ -425,6 +425,7 @@ def _writes_objective(problem: Problem) -> Objective:
 
 
 def _user_objective(problem: Problem) -> Objective:
+    """Return the objective of a weighted sum of totals, with its baseline and lower bound."""
     coefficients, baseline = expand_totals(problem, problem.own_objective)
     rewards = min_negative_sum(problem.graph, coefficients)
     return Objective(

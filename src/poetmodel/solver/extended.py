@@ -273,8 +273,8 @@ def _reduction_hint(formulation: Formulation | None, rules_call: str | None) -> 
 def restate_form(form: StandardForm, problem: Problem, *, as_stated: bool) -> StandardForm:
     """Return a model's form, changed to state a surrogate of its problem.
 
-    The surrogate may have other units of the objective, or fewer bytes as the limit of the
-    objective. The objective is only replaced if the model minimizes its problem's (`as_stated`).
+    The surrogate may have another unit of the objective, another limit of time, RAM or written
+    bytes. The objective is only replaced if the model minimizes its problem's (`as_stated`).
     """
     model = require_layout(form).model
     model_problem, objective = model.problem, problem.objective

@@ -140,7 +140,7 @@ def _read_pool(call: Call) -> Loops:
 
 
 def _write_pool(loops: Loops) -> Call | None:
-    """Convert loops to a pool; None if pixels are not contiguous."""
+    """Convert loops to a pool; None if the images of a batch are not contiguous."""
     arguments = named_arguments(loops.call)
     out_step = _pixel_step(loops, 0, arguments["height"] * arguments["width"])
     x_step = _pixel_step(loops, 1, arguments["x_height"] * arguments["x_width"])

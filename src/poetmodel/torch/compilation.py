@@ -419,7 +419,7 @@ def _report_values(
 
 
 def _write_report(path: str | Path, report: dict[str, Any], compiled: Compiled) -> None:
-    """Write a report as a page or as JSON, depending on the suffix of the path."""
+    """Write a report as a page (.html) or JSON (.json); raise `InputError` for other suffixes."""
     kind = Path(str(path)).suffix
     if kind not in (".html", ".json"):
         raise InputError(f"{path}: expected a file *.html for a page, or *.json for values")

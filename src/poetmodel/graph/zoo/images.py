@@ -180,7 +180,7 @@ def _resnet(
 def _block(
     tape: Tape, name: str, x: Value, width: int, stride: int, convolutions: Convolutions
 ) -> Value:
-    """Record convolutions and a skip connection, projected if the shape changes; return the sum."""
+    """Record convolutions, a skip connection (projected if the shape changes) and a final ReLU."""
     y = x
     for number, (kernel, expansion, strided) in enumerate(convolutions, start=1):
         if number > 1:

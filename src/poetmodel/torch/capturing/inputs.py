@@ -101,7 +101,8 @@ def takes_keywords(model: torch.nn.Module, arguments: Inputs) -> bool:
 
     True if `arguments` is a mapping. True for a tuple of one mapping if all keys are parameters of
     ``forward``, and there are several keys or parameters, so that no single name matches by
-    chance. If ``forward`` takes any keyword (``**kwargs``), one key must be a named parameter.
+    chance. If ``forward`` takes any keyword (``**kwargs``) beside
+    named parameters, one key must be such a parameter.
     """
     if isinstance(arguments, Mapping):
         return True
@@ -295,7 +296,8 @@ _PLAIN: Final = (
 def find_loss(name: str, output: Any) -> Any:
     """Return the loss of an output: its item or attribute ``loss``, its first item, or itself.
 
-    Raises `CaptureError` if ``loss`` is None or no tensor.
+    Raises `CaptureError` if ``loss`` is None, no tensor or missing in a mapping. First items are
+    not checked.
     """
     is_mapping = isinstance(output, Mapping)
     if is_mapping:

@@ -266,7 +266,7 @@ class AssignedBuffers:
         """Called before each forward pass."""
 
     def register_assigned(self) -> bool:
-        """Register the buffers that forward assigned, so that later passes copy their new values.
+        """Register the buffers that forward replaced, so that later passes copy new values.
 
         Returns whether any is new. Raises `CaptureError` if a registered buffer shares its memory
         with another buffer.

@@ -329,8 +329,8 @@ class StateChanges:
     ) -> None:
         """Run a forward pass again; raise `CaptureError` with the lines that change some items.
 
-        `by_users` restricts the lines to a user's code, because packages may cache values. Returns
-        if no such line is found.
+        `by_users` restricts the lines to a user's code, because packages may cache values; it
+        returns if no such line is found. Otherwise it always raises.
         """
         tracer = _ChangeTracer(items)
         with tracer:

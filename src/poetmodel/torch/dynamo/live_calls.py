@@ -601,7 +601,7 @@ def _storages(values: Iterable[Any]) -> dict[int, StorageWeakRef]:
 
 
 def node_of(results: Any) -> weakref.ref[Any] | None:
-    """Return the autograd node of the call that made some results; None if none has one."""
+    """Return the autograd node of the compiled call that made some results; None without one."""
     nodes = [value.grad_fn for value in results if isinstance(value, torch.Tensor)]
     for _ in range(_VIEWS):
         nodes = [node for node in nodes if node is not None]

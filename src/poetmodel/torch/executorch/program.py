@@ -283,7 +283,7 @@ def _solve_min_ram(
 
 
 def _check_arguments(file: Path, storage: object, paging: object) -> None:
-    """Raise `InputError` if paging is requested, or the file cannot be written."""
+    """Raise `InputError` for paging, and for a file that is no ``*.pte`` or cannot be written."""
     if storage is not None or paging:
         requested = "paging" if storage is None else "storage"
         raise InputError(

@@ -300,7 +300,9 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have a gradient; return the closure's loss.
+        """Update int8 weights by quantized SGD, and other parameters by plain SGD.
+
+        Only parameters with a gradient are updated. Returns the loss of the closure, or None.
 
         Raises
         ------

@@ -1,8 +1,8 @@
 """Homes of state: parameters, buffers and moments between steps, in RAM or in a state file.
 
 A tensor with its home on storage is a mapping of the file. `state_dict`, optimizers and other code
-read and write it like any tensor. Each step copies tensors with their home in RAM to the file, so
-that the file has the complete state.
+read and write it like any tensor. With two generations, each step also copies changed tensors with
+their home in RAM to the file, so that the file has the complete state.
 """
 
 from __future__ import annotations
@@ -178,9 +178,10 @@ class StateStore:
             self._set_homes(frozenset(on_storage))
 
     def _update_file(self) -> None:
-        """Update the file to the current values of all state.
+        """Update the file to the current values of the state in it.
 
-        Binds tensors that the user has replaced to the file again.
+        With one generation, these are the tensors with their home on storage. Tensors that the
+        user has replaced are bound to the file again.
         """
         absent, replaced_states = [], []
         for index, state in self._states.items():
@@ -274,9 +275,9 @@ class StateStore:
     # -- homes -----------------------------------------------------------------------------------
 
     def _set_homes(self, on_storage: frozenset[int]) -> None:
-        """Set the tensors with their home on storage; writes them to the file and maps them.
+        """Map the tensors with their home on storage to the file; move other mapped ones to RAM.
 
-        Other mapped tensors are moved to RAM.
+        With one generation, the mapped tensors are written to the file first.
         """
         for index in self._on_storage - on_storage:
             if self.file.contains(index):

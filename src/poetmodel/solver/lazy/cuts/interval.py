@@ -228,7 +228,7 @@ class _FractionalPoint:
         return sorted(violations, key=lambda entry: -entry.amount)
 
     def _supply_by_first_group(self, last: int) -> dict[int, NDArray[np.float64]]:
-        """Return `F` of each tensor for the intervals [1..last-1, last], indexed by first group."""
+        """Return, by tensor, its supply ``F`` in the intervals [first, last], first = 1..last-1."""
         graph, x = self.graph, self.x
         supply: dict[int, NDArray[np.float64]] = {}
         firsts = np.arange(1, last)
