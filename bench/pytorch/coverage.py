@@ -94,7 +94,10 @@ def _compile_and_verify(trial: Any, limit_s: float) -> dict[str, Any]:
         "results": certificate.compared,
         "trace_s": step.compiled.trace_s,
         "peak_bytes": step.compiled.keep_all_bytes,
-        "read": [{"what": read.what, "place": _plain(read.line)} for read in joint.read.reads],
+        "read": [
+            {"what": read.description, "place": _plain(read.line)}
+            for read in joint.value_guards.reads
+        ],
         "other": other,
     }
 

@@ -290,7 +290,7 @@ def test_first_command_proves_what_the_page_says(tmp_path):
     assert printed["baseline_energy_j"] < printed["bound_j"] <= printed["energy_j"]
     graph = load_model(printed["graph"]["name"])
     said = re.search(
-        r"take\s+([\d.]+) MiB in place of the ([\d.]+) MiB .* for an estimated ([\d.]+) % more",
+        r"take\s+([\d.]+) MiB instead of the ([\d.]+) MiB .* for an estimated ([\d.]+) % more",
         README,
     )
     # Schedules of equal energy have other peaks, and which of them is found depends on the solver.
