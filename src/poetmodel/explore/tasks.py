@@ -212,7 +212,6 @@ class _Progress:
     value: float | None = None
     bound: float = 0.0
     last_sent_s: float = 0.0
-    seen: set[int] = field(default_factory=set)
 
     def __call__(self, progress: SolveProgress) -> bool:
         """Send a better schedule, or the bound if it is due; return False to stop."""

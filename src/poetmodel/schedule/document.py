@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from poetmodel.clock import infrequent_gc
 from poetmodel.device.ram import DEVICE_RAM_KEYS, gauge_by_json_path
 from poetmodel.schedule.identity import OBJECTIVE_BOUND, OBJECTIVE_GAP, OBJECTIVE_VALUE, PROVED_GAP
-from poetmodel.schedule.io import load_file, parse_schedule, validate_schedule
+from poetmodel.schedule.io import load_file, parse_schedule
 from poetmodel.schedule.metrics import Display, metrics_at
 from poetmodel.schedule.relations import Schedule
 
@@ -69,11 +69,6 @@ def load_document(path: str | Path) -> ScheduleDocument:
 def parse_document(text: str, *, source: str) -> ScheduleDocument:
     """Parse the text of a schedule file; `source` names it in errors."""
     return _to_document(parse_schedule(text, source=source))
-
-
-def document_from(values: object, *, source: str) -> ScheduleDocument:
-    """Parse the JSON content of a schedule file; `source` names it in errors."""
-    return _to_document(validate_schedule(values, source=source))
 
 
 def _to_document(file: ScheduleFile) -> ScheduleDocument:

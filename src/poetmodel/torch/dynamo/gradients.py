@@ -198,11 +198,12 @@ def _check_pass(node: Any) -> None:
     task = _current_pass_id()
     if node.metadata.get(_CHECKED) != task:
         _check_calls(task, _executed_nodes() or [node])
-    for target, name in _targets(node):
+    targets = _targets(node)
+    for target, name in targets:
         error = _error(target.variable, target, name)
         if error is not None:
             raise CaptureError(f"{OPTION}: {error}")
-    for target, name in _targets(node):
+    for target, name in targets:
         target.metadata[_ADDED] = task
         _GradientWatch(target, name)
 
