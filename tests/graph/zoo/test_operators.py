@@ -124,7 +124,8 @@ def test_operator_declares_what_was_worked_out_by_hand(case):
     assert (declared.outputs[0].shape, declared.flops) == (shape, flops)
     assert sum(weight.size for weight in declared.weights) == parameters
     assert {
-        part.suffix: ([saved.name for saved in part.saved], part.flops) for part in declared.gradients
+        part.suffix: ([saved.name for saved in part.saved], part.flops)
+        for part in declared.gradients
     } == backward
 
 
