@@ -212,7 +212,7 @@ class JointGraph(StepGraph):
             freed_bytes[step] += graph.tensor_bytes[i]
         live = peak = 0
         for step, (k, _) in enumerate(steps):
-            live += graph.made_bytes[k]
+            live += graph.allocated_bytes[k]
             peak = max(peak, live + graph.nodes[k].workspace_bytes)
             live -= freed_bytes[step]
         return peak
