@@ -16,7 +16,7 @@ import torch
 
 from poetmodel.plan.alignment import round_up
 from poetmodel.torch.errors import PageError
-from poetmodel.torch.state.pages import ALIGNMENT_BYTES, ScratchFile, bytes_of, page_errors
+from poetmodel.torch.state.pages import ALIGNMENT_BYTES, ScratchFile, bytes_of, convert_page_errors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +54,7 @@ class SlotFile(ScratchFile):
         slots = self._free.setdefault(size, [])
         with (
             self._lock,
-            page_errors(self.path, "a page could not be written"),
+            convert_page_errors(self.path, "a page could not be written"),
         ):  # several threads run steps
             if not slots:
                 os.posix_fallocate(self._descriptor, self.bytes, size)
