@@ -475,16 +475,6 @@ def test_recurrences_of_many_steps_get_plans(monkeypatch):
     assert same(trained(model, step, case.batch), case.eager())
 
 
-@pytest.mark.slow
-def test_a_schedule_found_in_time_is_verified_after_the_time_has_passed(monkeypatch):
-    """As on a busy machine: the remaining wall-clock time is the minimum, too short to verify."""
-    case = recurrence(nn.GRUCell, 24)
-    monkeypatch.setattr(planning.FirstCall, "left_s", lambda _, min_s=0.05: min_s)
-    model, step, back = case.compiled("50%", gap=ANY_GAP, time_limit=0.2)
-    assert same(trained(model, step, case.batch), case.eager())
-    assert back.plans[0].predicted_peak_bytes <= back.plans[0].keep_all_bytes / 2
-
-
 def test_another_shape_is_planned_anew():
     """Evaluation without gradients, too; after PyTorch's limit of recompilations a step fails."""
     case = mlp()

@@ -630,11 +630,7 @@ def _solve(
             if simulation and simulation.peak_ram_bytes <= problem.usable_ram_bytes:
                 start = min_ram_result.schedule
         if start is not None and result.termination == Termination.TIME_LIMIT:
-            # On a busy machine, the remaining wall-clock time can be too short to verify the start.
-            min_s = min_ram_limit_s(problem)
-            left_s = call.left_s(min_s)
-            with processor_clock(left_s if left_s > min_s else REFUSING_WALL_RATIO * min_s):
-                result = run(left_s, start)
+            result = run(call.left_s(), start)
             result = replace(result, solve_s=first_s + result.solve_s)
     else:
         result = run(call.left_s(), start)
@@ -706,14 +702,9 @@ def _min_ram(problem: Problem, settings: BackendOptions, call: FirstCall) -> Sol
     return result
 
 
-def min_ram_limit_s(problem: Problem) -> float:
-    """Return the CPU time limit of `find_min_ram` [s]."""
-    return REFUSING_S + REFUSING_NODE_S * len(problem.graph.nodes)
-
-
 def find_min_ram(problem: Problem, gap: float) -> SolveResult:
     """Solve for the smallest RAM of a problem, within a short CPU time of its own."""
-    limit_s = min_ram_limit_s(problem)
+    limit_s = REFUSING_S + REFUSING_NODE_S * len(problem.graph.nodes)
     with processor_clock(REFUSING_WALL_RATIO * limit_s):
         return solve(
             replace(problem, ram="100%", minimize="ram"),
