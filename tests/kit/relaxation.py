@@ -15,7 +15,7 @@ from poetmodel.model.events import recomputable_nodes
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
 from poetmodel.solver.lazy.relaxation import Relaxation
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 
 CLOSE = 1e-6
 """By how much a solver's figures may be off; everything in the instances is a small integer."""
@@ -144,7 +144,7 @@ def run_rounds(problem, grouping=None):
 
 
 def _compare(problem, placement, value):
-    candidate = as_candidate(problem, placement.schedule())
+    candidate = make_candidate(problem, placement.schedule())
     if candidate.violations:
         msg = f"the verifier rejects the placed answer: {candidate.violations}"
         raise RoundsError(msg)

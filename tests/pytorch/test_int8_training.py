@@ -388,10 +388,12 @@ def test_update_of_an_accumulating_step_is_that_of_eager(batches, rounding):
     state = [*(tensor.clone() for tensor in layer.state), torch.zeros(layer.weight.shape)]
     ((rule, _),) = group_rules(optimizer)
     draws = partial(optimizer.draws, 0) if rounding == "stochastic" else None
-    update = QuantizedUpdate(rule, site=0, draws=draws, batches=3)
+    update = QuantizedUpdate(rule, site=0, draw_numbers=draws, batches=3)
     rate, factor = torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.25)
     for count, gradient in enumerate(gradients):
-        update.replace(state, [gradient], layer.weight_scale, rate, torch.tensor(count), factor)
+        update.overwrite_state(
+            state, [gradient], layer.weight_scale, rate, torch.tensor(count), factor
+        )
         same = [torch.equal(a, b) for a, b in zip(state, layer.state, strict=False)]
         assert all(same) == (count < 2)
     layer.weight_gradient.grad = (gradients[0] + gradients[1] + gradients[2]) * factor

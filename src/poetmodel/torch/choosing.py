@@ -17,11 +17,11 @@ from poetmodel.choosing.relaxation import costs_for
 from poetmodel.choosing.search import (
     GRADIENT_NORM,
     LayerSet,
-    check_names,
+    check_layer_names,
     check_scores,
-    layers_of,
+    group_by_layer,
     rename_costs,
-    select,
+    select_layers,
 )
 from poetmodel.clock import now_s
 from poetmodel.device import Costs, Device
@@ -42,7 +42,7 @@ from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.int8.front import QuantizedFront
 from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.lowering.step import lower
-from poetmodel.torch.step.optimizers import named_optimizer
+from poetmodel.torch.step.optimizers import make_optimizer
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -221,13 +221,13 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
         stated_scores, source = _stated_scores(scores)
         _check_not_quantized(stated_scores, model, source)
         parameters = _captured_parameters(model, loss_fn).items()
-        check_names(
+        check_layer_names(
             stated_scores,
-            layers_of((name for name, p in parameters if p.requires_grad), per),
+            group_by_layer((name for name, p in parameters if p.requires_grad), per),
             source,
         )
     if optimizer is None:
-        optimizer = named_optimizer("sgd", model, loss_fn)
+        optimizer = make_optimizer("sgd", model, loss_fn)
     whole_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
     request = Request(
         backend=backend,
@@ -242,13 +242,13 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
     elapsed_s = time_limit if tiles.interrupted else request.elapsed_s()
     tile_bytes, step = tiles.tile_bytes, tiles.step
     freezable = Freezable(step=step)
-    layers = layers_of(freezable.parameters, per)
+    layers = group_by_layer(freezable.parameters, per)
     scores_by_layer = _layer_scores(
         scores, layers, model, loss_fn, inputs if batch is None else batch
     )
     problem = Problem(step.graph, _step_costs(step, device, profile), **limits)
     request = replace(request, started_s=now_s() - elapsed_s)
-    selection = select(
+    selection = select_layers(
         freezable,
         problem,
         layers,
@@ -315,7 +315,7 @@ def _check_options(
     limits: Mapping[str, Any],
 ) -> None:
     """Raise `InputError` for invalid options before the first capture."""
-    layers_of((), per)
+    group_by_layer((), per)
     if scores != GRADIENT_NORM:
         _stated_scores(scores)
     board = Device.load(device) if isinstance(device, str) else device

@@ -18,8 +18,8 @@ from poetmodel.errors import InputError
 from poetmodel.result import Termination
 from poetmodel.schedule import Schedule
 from poetmodel.schedule.identity import GraphIdentity
-from poetmodel.solver.facade import DEFAULT
-from poetmodel.solver.outcome import Outcome, make_result, verified_candidate
+from poetmodel.solver.facade import DEFAULT_FORMULATION
+from poetmodel.solver.outcome import Outcome, make_result, make_valid_candidate
 from poetmodel.solver.request import Request
 from poetmodel.torch.cache import (
     Cache,
@@ -85,7 +85,7 @@ class CachedSchedules:
                 resident=map(int, content["schedule"]["resident"]),
                 identity=GraphIdentity.of(problem.graph),
             )
-            candidate = verified_candidate(problem, schedule)
+            candidate = make_valid_candidate(problem, schedule)
             request = Request(time_limit_s=content["time_limit_s"], gap=gap)
             outcome = Outcome(
                 termination=Termination(content["termination"]),
@@ -97,7 +97,7 @@ class CachedSchedules:
             return None
         if candidate is None:
             return None
-        result = make_result(problem, request, outcome, formulation=DEFAULT)
+        result = make_result(problem, request, outcome, formulation=DEFAULT_FORMULATION)
         if result.termination == Termination.STALLED != outcome.termination:
             # The solve stopped at a wider gap: the caller solves again.
             return replace(result, termination=Termination.INTERRUPTED)
@@ -148,7 +148,7 @@ class CachedStep(CachedSchedules):
         with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
             if content is not None:
                 cached_profiles = {int(k): OpProfile.from_list(values) for k, values in content}
-                return build_trace(joint, build_captured_graph(joint, known=cached_profiles))
+                return build_trace(joint, build_captured_graph(joint, profiles=cached_profiles))
         captured = build_captured_graph(joint)
         entries = [[k, profile.to_list()] for k, profile in captured.profiles.items()]
         self._cache.write("step", key, entries)

@@ -29,7 +29,7 @@ from poetmodel.solver.lazy.primal_worker import (
     ProofState,
 )
 from poetmodel.solver.lazy.session import Session
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 from poetmodel.solver.request import Request
 
 AT_ONCE = LazyParams(worker_start_s=0.0)
@@ -39,7 +39,7 @@ AT_ONCE = LazyParams(worker_start_s=0.0)
 def paged_comb(**choices):
     """Return a problem that a search improves, a schedule far from its best, and a solve."""
     problem = comb_problem(14, 13, 5.0)
-    start = as_candidate(problem, page_everything(problem))
+    start = make_candidate(problem, page_everything(problem))
     return problem, start, session_of(problem, start, **choices)
 
 
@@ -193,7 +193,7 @@ def test_a_search_sends_what_is_better_and_takes_the_latest_answer(monkeypatch):
     values = [found.value for found in peer.found]
     assert [start.value, *values] == sorted({start.value, *values}, reverse=True)
     for schedule, value in peer.found:
-        candidate = as_candidate(problem, schedule)
+        candidate = make_candidate(problem, schedule)
         assert (candidate.violations, candidate.value) == ((), value)
     problem = comb_problem(6, 9, 5.0)
     answers = [answer_of(session_of(problem), Grouping(12, frozenset({row}))) for row in (3, 5)]

@@ -17,7 +17,7 @@ from poetmodel.solver.lazy import LazyParams, proof, prove
 from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS
 from poetmodel.solver.lazy.proof import PROOF_MARGIN, find_fastest, generate_rows, has_fastest
 from poetmodel.solver.lazy.session import Session
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 from poetmodel.solver.request import Request, SolveProgress
 
 
@@ -84,7 +84,7 @@ def test_verdicts_are_those_of_exhaustive_search(part):
         assert verdict.infeasible == infeasible, seed
         assert (verdict.candidate is None) == infeasible, seed
         if verdict.candidate is not None:
-            assert not as_candidate(problem, verdict.candidate.schedule).violations
+            assert not make_candidate(problem, verdict.candidate.schedule).violations
         assert verdict.termination != Termination.INTERRUPTED
         seen[infeasible] += 1
     assert min(seen[True], seen[False]) > part.share(9), seen

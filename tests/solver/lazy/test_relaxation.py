@@ -25,7 +25,7 @@ from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solver.lazy.cuts import Cut
 from poetmodel.solver.lazy.cuts.interval import IntervalOrigin
 from poetmodel.solver.lazy.disaggregation import ROUNDING
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 
 ORIGIN = IntervalOrigin(
     first_stage=0,
@@ -120,7 +120,7 @@ def test_points_of_other_valid_schedules_are_points_or_nothing():
     for number, problem in enumerate(random_instances(150, (3, 6), seed=15)):
         rng = seeded(f"wasteful/{number}")
         schedule = random_schedule(rng, problem.graph, paging=problem.can_page)
-        candidate = as_candidate(problem, schedule)
+        candidate = make_candidate(problem, schedule)
         if candidate.violations:
             continue
         relaxation = relaxation_of(problem, random_rows(rng, problem))
@@ -148,7 +148,7 @@ def test_a_point_reads_back_as_its_decisions():
         M_in=((3, 0),),
         M_out=((0, 0),),
     )
-    assert not as_candidate(problem, paged).violations
+    assert not make_candidate(problem, paged).violations
     x = relaxation.start(paged)
     assert relaxation.decisions(x).paged_in == {(1, 0)}
     assert relaxation.decisions(x).recomputed == frozenset()

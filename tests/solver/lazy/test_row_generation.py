@@ -22,14 +22,14 @@ from poetmodel.solver.lazy.params import HEURISTICS
 from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.row_generation import RowGeneration
 from poetmodel.solver.lazy.session import Session
-from poetmodel.solver.outcome import as_candidate, reported_bound
+from poetmodel.solver.outcome import make_candidate, reported_bound
 from poetmodel.solver.request import Request
 
 
 def greedy(problem):
     """Return the constructive start."""
     schedule = construct(problem)
-    return as_candidate(problem, schedule)
+    return make_candidate(problem, schedule)
 
 
 def solved(problem, *, start=None, params=None, **choices):
@@ -187,7 +187,7 @@ def test_a_search_beside_the_proof_changes_no_value(start_s, monkeypatch):
 
     monkeypatch.setattr(primal_worker, "WorkerProcess", noted)
     problem = comb_problem(14, 13, 5.0)
-    paged = as_candidate(problem, page_everything(problem))
+    paged = make_candidate(problem, page_everything(problem))
     outcome = solved(problem, start=paged, threads=2, params=params)
     assert outcome.termination == Termination.PROVED
     assert value_of(outcome) == pytest.approx(77.0)
@@ -249,7 +249,7 @@ def test_a_start_changes_no_value(part, minimize):
         if schedule is None:
             continue
         count += 1
-        start = as_candidate(problem, schedule)
+        start = make_candidate(problem, schedule)
         assert not start.violations
         with_start, without = solved(problem, start=start), solved(problem)
         assert value_of(with_start) == pytest.approx(value_of(without), abs=1e-6), number

@@ -16,14 +16,14 @@ from poetmodel.schedule import Schedule
 from poetmodel.solver.lazy import cuts
 from poetmodel.solver.lazy.primal import IDLE_ITERATIONS_PER_COLUMN, PrimalHeuristic, offer_solution
 from poetmodel.solver.lazy.session import Session
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 from poetmodel.solver.request import Request
 
 
 def session_of(problem, *, greedy=False):
     """Begin a solve, from nothing or from the constructive schedule."""
     schedule = construct(problem) if greedy else None
-    best = None if schedule is None else as_candidate(problem, schedule)
+    best = None if schedule is None else make_candidate(problem, schedule)
     return Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
 
 

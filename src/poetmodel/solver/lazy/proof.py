@@ -17,7 +17,7 @@ from poetmodel.result import Termination
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.row_generation import RowGeneration
 from poetmodel.solver.lazy.session import Session
-from poetmodel.solver.outcome import Candidate, Outcome, verified_candidate
+from poetmodel.solver.outcome import Candidate, Outcome, make_valid_candidate
 from poetmodel.solver.request import PATIENCE_S, Request, SolveProgress
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def find_fastest(problem: Problem, request: Request, bound: float, params: LazyP
 
     limit_s = request.elapsed_s() + FASTEST_TIME_RATIO * request.remaining_s()
     limited_request = replace(request, time_limit_s=limit_s, on_progress=watch)
-    candidate = verified_candidate(
+    candidate = make_valid_candidate(
         fastest, construct(fastest, max_s=limited_request.remaining_s() / 4)
     )
     if candidate is not None and candidate.value <= max_overhead:
@@ -183,7 +183,7 @@ def find_fastest(problem: Problem, request: Request, bound: float, params: LazyP
             Session(fastest, limited_request, candidate, ceiling=ceiling, params=params)
         )
     best = outcome.candidate
-    start = None if best is None else verified_candidate(problem, best.schedule)
+    start = None if best is None else make_valid_candidate(problem, best.schedule)
     no_schedule = start is None and (outcome.infeasible or outcome.bound >= ceiling)
     termination = outcome.termination
     if meets_deadline and termination == Termination.INTERRUPTED:

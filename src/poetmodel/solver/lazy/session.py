@@ -26,8 +26,8 @@ from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import (
     SOLVER_ERROR,
     Candidate,
-    as_candidate,
-    is_closed,
+    is_gap_closed,
+    make_candidate,
     safe_bound,
 )
 
@@ -106,7 +106,7 @@ class BoundTracker:
             if self.incumbent is None:
                 return False
             value = self.incumbent.value
-            return is_closed(self.problem, value, self.lower, self.tolerance)
+            return is_gap_closed(self.problem, value, self.lower, self.tolerance)
 
 
 @dataclass(slots=True)
@@ -194,7 +194,7 @@ class Session:
         needed_decisions = PartialSchedule.of(
             problem.graph, schedule, rewards, working=problem.working_graph
         )
-        cleaned = as_candidate(problem, needed_decisions.schedule())
+        cleaned = make_candidate(problem, needed_decisions.schedule())
         if cleaned.violations:
             return False
         if self.bounds.replace_incumbent(cleaned):

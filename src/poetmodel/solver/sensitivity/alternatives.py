@@ -20,10 +20,10 @@ from poetmodel.schedule import GraphIdentity, Schedule
 from poetmodel.schedule.decisions import Treatment, find_decisions
 from poetmodel.solver.outcome import (
     Candidate,
-    as_candidate,
     better_candidate,
-    is_closed,
-    verified_candidate,
+    is_gap_closed,
+    make_candidate,
+    make_valid_candidate,
 )
 from poetmodel.solver.sensitivity.variants import (
     ChangedProblem,
@@ -176,7 +176,7 @@ def find_alternatives(
         After Ctrl-C, which ends a solve.
     """
     ends_s = time.monotonic() + time_limit
-    given = as_candidate(problem, schedule)
+    given = make_candidate(problem, schedule)
     known_bound = -math.inf if bound is None else bound - problem.objective.baseline
     choices = tuple(_forbiddable(problem, find_decisions(problem, schedule)[tensor].choice, tensor))
     alternatives: list[Alternative] = []
@@ -219,7 +219,7 @@ def find_ram_step(
     if problem.minimize == Quantity.RAM:
         return None
     ends_s = time.monotonic() + time_limit
-    given = as_candidate(problem, schedule)
+    given = make_candidate(problem, schedule)
     objective = problem.objective
     value = objective.value_of(given.simulation)
     gain = max(GAP * given.value, MIN_GAIN_RATIO * abs(value))
@@ -245,8 +245,8 @@ def find_ram_step(
         ChangedProblem(problem=with_more_ram, gap=GAP), left_s, threads, min_ram_result.schedule
     )
     best_candidate = better_candidate(
-        verified_candidate(with_more_ram, best.schedule),
-        verified_candidate(with_more_ram, min_ram_result.schedule),
+        make_valid_candidate(with_more_ram, best.schedule),
+        make_valid_candidate(with_more_ram, min_ram_result.schedule),
     )
     most_saved = value - best.proven_bound
     return RamStep(
@@ -345,14 +345,14 @@ def _make_alternative(
     blank = replace(blank, status=Status.UNKNOWN, least_extra=bound - given.value)
     best = None
     if result.schedule is not None:
-        best = verified_candidate(problem, with_graph_identity(result.schedule, problem.graph))
+        best = make_valid_candidate(problem, with_graph_identity(result.schedule, problem.graph))
     if choice == Forbidden.KEEPING:
         if best is not None and not _is_read_after_restore(problem, best.schedule, i):
             best = None  # a recomputation after the last use is no eviction before it
         best = better_candidate(best, _evict_in_longest_interval(problem, given.schedule, i))
     if best is None:
         return blank
-    proven = is_closed(problem, best.value, bound, GAP)
+    proven = is_gap_closed(problem, best.value, bound, GAP)
     extra = best.value - given.value
     times = (best.simulation.time_s, given.simulation.time_s)
     return replace(
@@ -404,7 +404,7 @@ def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> 
             M_out=schedule.M_out,
             **unchanged,
         )
-        best = verified_candidate(problem, with_recomputation)
+        best = make_valid_candidate(problem, with_recomputation)
     if problem.can_page:
         with_page_in = Schedule.from_spans(
             R=schedule.R,
@@ -413,5 +413,5 @@ def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> 
             M_out=(*schedule.M_out, (k, i)),
             **unchanged,
         )
-        best = better_candidate(best, verified_candidate(problem, with_page_in))
+        best = better_candidate(best, make_valid_candidate(problem, with_page_in))
     return best

@@ -12,7 +12,7 @@ from poetmodel.device.ram import device_ram_metrics
 from poetmodel.errors import shown
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import SolveResult, Status
-from poetmodel.solver.fitting import rounded_problem
+from poetmodel.solver.fitting import align_problem
 from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
 from poetmodel.units import brief
 
@@ -142,7 +142,7 @@ def find_limits(
     """
     named_problems = dict(_limit_problems(problem))
     if alignment is not None:
-        aligned = rounded_problem(problem, alignment)
+        aligned = align_problem(problem, alignment)
         named_problems["block"] = _min_ram_problem(
             aligned, recompute=aligned.recompute, paging=aligned.can_page
         )

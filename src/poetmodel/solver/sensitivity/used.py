@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.problem import Quantity
-from poetmodel.solver.outcome import EQUAL
+from poetmodel.solver.outcome import EQUALITY_TOLERANCE
 from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
 from poetmodel.units import brief
 
@@ -129,8 +129,8 @@ def _compare_without(
     value, bound = result.value or 0.0, result.proven_bound
     saved, most_saved = max(0.0, value - unlimited.value), max(0.0, value - unlimited.proven_bound)
     within_gap = result.requested_gap * (value - result.problem.objective.baseline)
-    if unlimited.value < bound - EQUAL * abs(bound):
+    if unlimited.value < bound - EQUALITY_TOLERANCE * abs(bound):
         return LimitState.BINDS, saved, most_saved
-    if most_saved <= max(EQUAL * abs(value), within_gap):
+    if most_saved <= max(EQUALITY_TOLERANCE * abs(value), within_gap):
         return LimitState.SLACK, saved, most_saved
     return LimitState.OPEN, saved, most_saved

@@ -14,7 +14,7 @@ from poetmodel.problem import Problem, Quantity
 from poetmodel.result import SolveResult, Termination
 from poetmodel.schedule import GraphIdentity, Schedule
 from poetmodel.solver.facade import solve
-from poetmodel.solver.outcome import verified_candidate
+from poetmodel.solver.outcome import make_valid_candidate
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _best_valid(results: Sequence[SolveResult], problem: Problem) -> Schedule | 
     Only results with the same minimized quantity are considered.
     """
     candidates = (
-        verified_candidate(problem, with_graph_identity(result.schedule, problem.graph))
+        make_valid_candidate(problem, with_graph_identity(result.schedule, problem.graph))
         for result in results
         if result.schedule is not None and result.problem.minimize == problem.minimize
     )
