@@ -63,7 +63,7 @@ def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch):
         assert raw.objective == pytest.approx(anew.objective)
         return raw
 
-    monkeypatch.setattr(Session, "relax", compared)
+    monkeypatch.setattr(Session, "solve_form", compared)
     relaxation = session.build_relaxation(Grouping(16, frozenset(range(2, 15))))
     add_cuts(session, relaxation)
     assert len(begun) > 2
