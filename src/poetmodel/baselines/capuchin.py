@@ -302,7 +302,7 @@ class _Capuchin:
             execution = _KeepingExecution(
                 self.problem, self.pages, kept_tensors, free_bytes, full_stages
             )
-            candidate = execution.run()
+            candidate = execution.execute_stages()
             excess = self._peaks(candidate) - self.problem.usable_ram_bytes
             exceeded_stages = set(np.flatnonzero(excess > 0).tolist())
             if exceeded_stages - full_stages:

@@ -193,8 +193,8 @@ class Session:
             self.problem,
             None if self.penalized_objective is None else self.problem.rewards,
         )
-        needed_decisions = PartialSchedule.of(
-            problem.graph, schedule, rewards, working=problem.working_graph
+        needed_decisions = PartialSchedule.from_schedule(
+            problem.graph, schedule, rewards, working_graph=problem.working_graph
         )
         candidate = make_candidate(problem, needed_decisions.schedule())
         if candidate.violations:
