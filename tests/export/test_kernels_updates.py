@@ -7,7 +7,7 @@ from kit.kernel_calls import Memory
 from poetmodel.lowered.calls import Buffer, DataType
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.lowering.operands import Lowering, StridedView, lowering_of
-from poetmodel.torch.step.optimizers import OptimizerSlot, group_rules
+from poetmodel.torch.step.optimizers import OptimizerMoment, group_rules
 from poetmodel.torch.step.updates import BufferUpdate, GradientNorm, ParameterUpdate
 
 RATE = 0.03
@@ -108,7 +108,7 @@ def trained(name, parameter):
     parameter = parameter.clone().requires_grad_()
     optimizer = OPTIMIZERS[name]([parameter])
     rule = group_rules(optimizer)[0][0]
-    state = {key: OptimizerSlot(optimizer, parameter, key).value() for key in rule.moments}
+    state = {key: OptimizerMoment(optimizer, parameter, key).value() for key in rule.moment_keys}
     if name == "dampening":
         state["momentum_buffer"].fill_(float("nan"))
     return parameter, optimizer, state

@@ -363,11 +363,11 @@ def _write_program(
     from poetmodel.torch.target import load_step
 
     to_executorch = pmt.to_executorch  # raises before the capture if ExecuTorch is missing
-    from poetmodel.torch.step.optimizers import named_optimizer
+    from poetmodel.torch.step.optimizers import make_optimizer
 
     with redirect_stdout(sys.stderr):
         model, loss_fn, inputs = load_step(request.step_source, onnx)
-    user_optimizer = request.optimizer and named_optimizer(request.optimizer, model, loss_fn)
+    user_optimizer = request.optimizer and make_optimizer(request.optimizer, model, loss_fn)
     device: dict[str, Any] = (
         {"device": device_options.device} if "device" in _options_on_command_line(context) else {}
     )
@@ -441,10 +441,10 @@ def read_or_capture_step(
             check_weight_bytes(trained_weight_bytes(model), device)
         from poetmodel.torch.lowering import inference  # imports PyTorch's compiler
         from poetmodel.torch.lowering.step import lower
-        from poetmodel.torch.step.optimizers import named_optimizer
+        from poetmodel.torch.step.optimizers import make_optimizer
 
         name = name or default_name(step_source)
-        user_optimizer = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
+        user_optimizer = None if optimizer is None else make_optimizer(optimizer, model, loss_fn)
         step = lower(
             model, loss_fn, inputs, name=name, optimizer=user_optimizer, accumulate=accumulate
         )

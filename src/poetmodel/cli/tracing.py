@@ -73,13 +73,13 @@ class CostingOptions:
     def trace(self, target: str, onnx: OnnxStep, optimizer: str | None = None) -> Trace:
         """Capture the step of ``module:function`` or of an ONNX file; its output goes to stderr."""
         from poetmodel.torch import trace
-        from poetmodel.torch.step.optimizers import named_optimizer
+        from poetmodel.torch.step.optimizers import make_optimizer
         from poetmodel.torch.target import default_name, load_step
 
         with redirect_stdout(sys.stderr):
             model, loss_fn, inputs = load_step(target, onnx)
             user_optimizer = (
-                None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
+                None if optimizer is None else make_optimizer(optimizer, model, loss_fn)
             )
             name = self.name or default_name(target)
             return trace(model, loss_fn, inputs, name=name, optimizer=user_optimizer)

@@ -42,7 +42,7 @@ from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.int8.front import QuantizedFront
 from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.lowering.step import lower
-from poetmodel.torch.step.optimizers import named_optimizer
+from poetmodel.torch.step.optimizers import make_optimizer
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
             source,
         )
     if optimizer is None:
-        optimizer = named_optimizer("sgd", model, loss_fn)
+        optimizer = make_optimizer("sgd", model, loss_fn)
     whole_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
     request = Request(
         backend=backend,

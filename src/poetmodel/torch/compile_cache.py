@@ -148,7 +148,7 @@ class CachedStep(CachedSchedules):
         with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
             if content is not None:
                 cached_profiles = {int(k): OpProfile.from_list(values) for k, values in content}
-                return build_trace(joint, build_captured_graph(joint, known=cached_profiles))
+                return build_trace(joint, build_captured_graph(joint, profiles=cached_profiles))
         captured = build_captured_graph(joint)
         entries = [[k, profile.to_list()] for k, profile in captured.profiles.items()]
         self._cache.write("step", key, entries)

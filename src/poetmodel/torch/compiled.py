@@ -143,7 +143,7 @@ class Compiled:
         divisions = choose_divisions(self.trace, budget_bytes=self.budget_bytes)
         self.trace = divide_convolutions(self.trace, divisions)
         self.scheduled = scheduled_graph(
-            self.trace, budget_bytes=self.budget_bytes, homes=options.can_page
+            self.trace, budget_bytes=self.budget_bytes, decide_homes=options.can_page
         )
         """The graph of the solved problem; `costs` has its costs."""
         costs_start_s = perf_counter()
@@ -265,7 +265,7 @@ class Compiled:
         runner = Runner(
             self.trace,
             plan,
-            self.scheduled.numbers,
+            self.scheduled.storage_indices,
             program=self.scheduled.to_operations(plan.program),
             folder=self.options.storage,
             rollback=self.options.rollback,
@@ -288,7 +288,7 @@ class Compiled:
             return f"{size_bytes:,} B ({round_number(1000 * size_bytes / keep_all_bytes) / 10:g}%)"
 
         op_bytes = floor_bytes(scheduled) - scheduled.reserved_bytes
-        smallest_bytes = min_budget_bytes(self.trace, homes=self.options.can_page)
+        smallest_bytes = min_budget_bytes(self.trace, decide_homes=self.options.can_page)
         reserves = "; ".join(f"{name} {size:,} B" for name, size in scheduled.reserves if size)
         return (
             f"ram: {with_percentage(self.budget_bytes, round)} is too small: "

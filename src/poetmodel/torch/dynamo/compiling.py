@@ -44,7 +44,7 @@ from poetmodel.torch.dynamo.wrappers import (
 )
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.graph.dropout import split_dropout
-from poetmodel.torch.graph.python import boxed
+from poetmodel.torch.graph.python import make_boxed_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,7 +96,7 @@ class Backend(GraphPlanner):
     @property
     def _compiler(self) -> Callable[..., Callable[[list[Any]], Any]]:
         """The compiler of a forward or backward graph after the split."""
-        return fake_function if self._is_predicted else boxed
+        return fake_function if self._is_predicted else make_boxed_function
 
     def plan_for(
         self, model: Callable[..., Any], *inputs: Any, paging: bool = False

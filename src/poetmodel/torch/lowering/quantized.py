@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.lowered.calls import ConvolutionSizes
-from poetmodel.torch.int8.operators import operator
+from poetmodel.torch.int8.operators import find_operator
 from poetmodel.torch.lowering.linear import accumulate_gradient, gradient_of
 from poetmodel.torch.lowering.operands import as_contiguous, fill, lowers
 from poetmodel.torch.lowering.spatial import flatten_windows, max_windows
@@ -19,13 +19,13 @@ _DEPTHWISE: Final = 3
 """Number of dimensions of a depthwise convolution's weight: rows, columns, channels."""
 
 
-@lowers(operator("quantize"))
+@lowers(find_operator("quantize"))
 def _quantize(op: Lowering) -> None:
     x = as_contiguous(op, op.value(op.args[0]))
     op.call("pm_q8_quantize", op.output(), x, *_image_sizes(x.shape, 1), *op.args[1:])
 
 
-@lowers(operator("dequantize"))
+@lowers(find_operator("dequantize"))
 def _dequantize(op: Lowering) -> None:
     x = op.value(op.args[0])
     batch, channels, plane = _image_sizes(x.shape, -1)
@@ -33,7 +33,7 @@ def _dequantize(op: Lowering) -> None:
     op.call("pm_q8_dequantize", op.output(), x, *numbers, *op.args[1:])
 
 
-@lowers(operator("pointwise"))
+@lowers(find_operator("pointwise"))
 def _pointwise(op: Lowering) -> None:
     x, *constants = map(op.value, op.args[:5])
     pixels = math.prod(x.shape[:-1])
@@ -42,13 +42,13 @@ def _pointwise(op: Lowering) -> None:
     op.call("pm_q8_pointwise", op.output(), x, *constants, *numbers, *op.args[5:])
 
 
-@lowers(operator("depthwise"), operator("conv2d"))
+@lowers(find_operator("depthwise"), find_operator("conv2d"))
 def _convolution(op: Lowering) -> None:
     """Lower an int8 convolution; a depthwise one has its own kernel."""
     x, weight, *constants = map(op.value, op.args[:5])
     out = op.output()
     stride, padding, dilation, *numbers = op.args[5:]
-    is_depthwise = op.node.target is operator("depthwise")
+    is_depthwise = op.node.target is find_operator("depthwise")
     groups = out.shape[3] if is_depthwise else numbers.pop(0)
     window = weight.shape[:2] if is_depthwise else weight.shape[1:3]
     sizes = _convolution_sizes(x, out, window, stride, padding, dilation, groups)
@@ -56,14 +56,14 @@ def _convolution(op: Lowering) -> None:
     op.call(kernel, out, x, weight, *constants, sizes, x.shape[0], out.shape[3], *numbers)
 
 
-@lowers(operator("add"))
+@lowers(find_operator("add"))
 def _add(op: Lowering) -> None:
     a, b = map(op.value, op.args[:2])
     op.is_elementwise = True
     op.call("pm_q8_add", op.output(), a, b, a.elements, *op.args[2:])
 
 
-@lowers(operator("average"))
+@lowers(find_operator("average"))
 def _average(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
     window, stride, padding, factor, *numbers = op.args[1:]
@@ -73,7 +73,7 @@ def _average(op: Lowering) -> None:
     op.call("pm_q8_average", out, x, *sides, *_pool_sizes(out, x), zero_x, factor, *ending)
 
 
-@lowers(operator("maximum"))
+@lowers(find_operator("maximum"))
 def _maximum(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
     window, stride, padding, dilation = op.args[1:]
@@ -84,7 +84,7 @@ def _maximum(op: Lowering) -> None:
 # -- gradients -------------------------------------------------------------------------------------
 
 
-@lowers(operator("mask"))
+@lowers(find_operator("mask"))
 def _mask(op: Lowering) -> None:
     gradient, y = as_contiguous(op, op.value(op.args[0])), op.value(op.args[1])
     op.is_elementwise = True
@@ -93,7 +93,7 @@ def _mask(op: Lowering) -> None:
     op.call("pm_q8_mask", op.output(), gradient, y, elements, *limits)
 
 
-@lowers(operator("start"))
+@lowers(find_operator("start"))
 def _start(op: Lowering) -> None:
     weight, out = op.value(op.args[0]), op.output()
     terms = weight.elements // max(1, out.elements)
@@ -102,7 +102,7 @@ def _start(op: Lowering) -> None:
     op.call("pm_q8_start", out, weight, out.elements, terms, *steps, op.args[1])
 
 
-@lowers(operator("pointwise_input_gradient"))
+@lowers(find_operator("pointwise_input_gradient"))
 def _pointwise_input_gradient(op: Lowering) -> None:
     gradient, weight, scale = map(op.value, op.args)
     results, channels = weight.shape
@@ -110,14 +110,14 @@ def _pointwise_input_gradient(op: Lowering) -> None:
     op.call("pm_q8_pointwise_dx", op.output(), gradient, weight, scale, *numbers)
 
 
-@lowers(operator("pointwise_weight_gradient"))
+@lowers(find_operator("pointwise_weight_gradient"))
 def _pointwise_weight_gradient(op: Lowering) -> None:
     gradient, x = map(op.value, op.args[:2])
     out, sizes = op.output(), (math.prod(x.shape[:-1]), x.shape[-1], gradient.shape[-1])
     op.call("pm_q8_pointwise_dw", out, gradient, x, *sizes, *op.args[2:], out.elements)
 
 
-@lowers(operator("convolution_input_gradient"))
+@lowers(find_operator("convolution_input_gradient"))
 def _convolution_input_gradient(op: Lowering) -> None:
     """Lower the gradient of a convolution's input."""
     gradient, weight, scale = map(op.value, op.args[:3])
@@ -131,12 +131,12 @@ def _convolution_input_gradient(op: Lowering) -> None:
     op.call(kernel, out, gradient, weight, scale, sizes, out.shape[0], *numbers)
 
 
-@lowers(operator("convolution_weight_gradient"), operator("depthwise_weight_gradient"))
+@lowers(find_operator("convolution_weight_gradient"), find_operator("depthwise_weight_gradient"))
 def _convolution_weight_gradient(op: Lowering) -> None:
     """Lower the gradient of a convolution's weight."""
     gradient, x = map(op.value, op.args[:2])
     scale_x, zero_x, window, stride, padding, dilation, *groups = op.args[2:]
-    is_depthwise = op.node.target is operator("depthwise_weight_gradient")
+    is_depthwise = op.node.target is find_operator("depthwise_weight_gradient")
     number = x.shape[3] if is_depthwise else groups[0]
     sizes = _convolution_sizes(x, gradient, window, stride, padding, dilation, number)
     kernel = "pm_q8_depthwise_dw" if is_depthwise else "pm_q8_conv2d_dw"
@@ -145,7 +145,7 @@ def _convolution_weight_gradient(op: Lowering) -> None:
     op.call(kernel, out, gradient, x, sizes, x.shape[0], scale_x, zero_x, count)
 
 
-@lowers(operator("average_gradient"))
+@lowers(find_operator("average_gradient"))
 def _average_gradient(op: Lowering) -> None:
     gradient, out = op.value(op.args[0]), op.output()
     window, stride, padding = op.args[2:]
@@ -153,7 +153,7 @@ def _average_gradient(op: Lowering) -> None:
     op.call("pm_q8_average_dx", out, gradient, sizes, out.shape[0], out.shape[3])
 
 
-@lowers(operator("maximum_gradient"))
+@lowers(find_operator("maximum_gradient"))
 def _maximum_gradient(op: Lowering) -> None:
     gradient, x, y = map(op.value, op.args[:3])
     window, stride, padding, dilation = op.args[3:]

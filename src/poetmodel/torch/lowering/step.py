@@ -33,7 +33,7 @@ from poetmodel.torch.lowering.operands import (
     lowering_of,
 )
 from poetmodel.torch.lowering.tables import with_tables
-from poetmodel.torch.step.optimizers import OptimizerSlot
+from poetmodel.torch.step.optimizers import OptimizerMoment
 from poetmodel.torch.step.training import TrainingGraph
 from poetmodel.torch.step.updates import extend_with_optimizer
 
@@ -111,9 +111,8 @@ class StepLowering:
     def __init__(self, joint: Joint) -> None:
         """Replay the captured graph on fake tensors, to find the views of all results."""
         self.joint = joint
-        self.training_graph = TrainingGraph(
-            joint, measured=False
-        )  # C kernels have other workspaces
+        # Workspaces of PyTorch do not count: C kernels have their own.
+        self.training_graph = TrainingGraph(joint, measure_workspaces=False)
         self.arguments = {argument.node: argument for argument in joint.arguments}
         self.views: dict[fx.Node, StridedView] = {}
         """Views of all tensors: arguments, and results of operations that return one tensor."""
@@ -322,8 +321,8 @@ class StepLowering:
             all_elements = value.as_strided(
                 (value.untyped_storage().nbytes() // value.itemsize,), (1,), storage_offset=0
             )
-            if isinstance(argument.optimizer_value, OptimizerSlot):
-                if argument.optimizer_value.begins_with_gradient:
+            if isinstance(argument.optimizer_value, OptimizerMoment):
+                if argument.optimizer_value.starts_with_gradient:
                     all_elements = torch.full_like(all_elements, math.nan)
                 elif not all_elements.isfinite().all():  # all NaN would mean: no value yet
                     check_finite(self.joint.name, (argument.name,))

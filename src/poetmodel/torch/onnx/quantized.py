@@ -101,7 +101,7 @@ def split_front(
     with explained(str(record.path)), torch.no_grad():
         exported = torch.export.export(graph, (torch.zeros(sizes),))
     front = convert_network(
-        exported.module(), train=train, rounding=rounding, headroom=headroom, where=str(record.path)
+        exported.module(), train=train, rounding=rounding, headroom=headroom, label=str(record.path)
     )
     return FrontRecord(front=front, source=name, result=result_name), replace(
         record, nodes=other_nodes

@@ -48,7 +48,7 @@ class Runner:
     trace : Trace
     plan : Plan
         A valid plan.
-    numbers : sequence of int
+    storage_indices : sequence of int
         Storage index of each tensor of the plan's graph.
     program : Program, optional
         The plan's program with operation indices, if these differ from the node indices.
@@ -65,7 +65,7 @@ class Runner:
         self,
         trace: Trace,
         plan: Plan,
-        numbers: Sequence[int],
+        storage_indices: Sequence[int],
         *,
         program: Program | None = None,
         folder: str | Path | None = None,
@@ -76,17 +76,17 @@ class Runner:
         self.trace = trace
         program = plan.program if program is None else program
         writer = (
-            StepWriter(trace, program, numbers)
+            StepWriter(trace, program, storage_indices)
             if trace.joint.optimizer is None
-            else TrainingWriter(trace, program, numbers, resident=plan.resident or ())
+            else TrainingWriter(trace, program, storage_indices, resident=plan.resident or ())
         )
         self.program = writer.write()
         self.file: PageFile | None = None
         self.homes = homes
         on_storage = self.program.homes
-        paged_storages = {numbers[i] for op, i in plan.program if op == Op.PAGE_OUT}.difference(
-            on_storage
-        )
+        paged_storages = {
+            storage_indices[i] for op, i in plan.program if op == Op.PAGE_OUT
+        }.difference(on_storage)
         if paged_storages:
             pages = (trace.step_graph.storages[i] for i in sorted(paged_storages))
             self.file = PageFile(folder or ".", pages)
@@ -129,7 +129,9 @@ class Runner:
             if output_keys.get(a.node, (None,))[0] in self._file_numbers
         ]
         self._state = (
-            None if joint.optimizer is None else OptimizerState(joint, on_storage=stored_positions)
+            None
+            if joint.optimizer is None
+            else OptimizerState(joint, positions_on_storage=stored_positions)
         )
 
     @property
