@@ -200,7 +200,7 @@ class ModelProof:
                 return raw, candidate
             form = None
             if formulation in (COMPACT, UNREDUCED):
-                form = add_covers(self.form, raw.x, limit_rows(self.form), rejected=True)
+                form = add_covers(self.form, raw.x, limit_rows(self.form), is_rejected=True)
             if form is None:
                 raise VerificationError(candidate.violations)
             self.form = form
