@@ -143,7 +143,7 @@ def test_without_pages_nothing_is_paged_and_long_chains_are_found():
     """The style decides how tensors come back: each way leaves what fits, if anything does."""
     ways = {"pages": 0, "chains": 0}
     for problem in random_instances(60, (6, 14), seed=96, paging=True):
-        for style in (RepairStyle(pages=False), RepairStyle(max_chain=0)):
+        for style in (RepairStyle(may_page=False), RepairStyle(max_chain=0)):
             partial = PartialSchedule(problem.graph)
             if not repair_of(problem, partial, style=style).fit():
                 continue
@@ -270,7 +270,7 @@ def test_without_time_it_finds_nothing(monkeypatch):
     assert not search.consider([])
     assert search.best_score == WORST
     assert search.schedule() is None
-    monkeypatch.setattr(neighbourhood, "STYLES", (RepairStyle(pages=False),))
+    monkeypatch.setattr(neighbourhood, "STYLES", (RepairStyle(may_page=False),))
     assert not searched(shipped("resnet18-cifar", "nrf52840", "60%"), 10).schedule().M_in
     more = shipped("paper/resnet18-cifar", "paper-m4", "60%", paging=False)
     less = shipped("paper/resnet18-cifar", "paper-m4", "50%", paging=False)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 STYLES: Final = (
     RepairStyle(max_chain=6),
     RepairStyle(candidates_per_relief=60),
-    RepairStyle(pages=False),
+    RepairStyle(may_page=False),
 )
 """Repair style of each trajectory. Only the first is used if a problem permits only paging or only
 recomputation."""

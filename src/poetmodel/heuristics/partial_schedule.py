@@ -110,9 +110,9 @@ class PartialSchedule:
         """Storage used by page-outs and by state with a home there [B]."""
         self.intervals: list[list[tuple[int, int]]] = [[] for _ in self.sizes]
         """For each tensor, (first, need) pairs: the rows of the stages ``first <= t < need`` count
-        the tensor although these stages do not use it, and stage `need` reads it next. Only the
-        first stage may read the tensor, if its node could overwrite the tensor were it not read
-        later. Its row counts the bytes that overwriting would save."""
+        the tensor although these stages do not use it, and stage `need` reads it next. An exception
+        is a first stage whose node reads the tensor and could overwrite it if `need` did not read
+        it: the row of that stage counts the bytes that overwriting would save."""
         self._needs = [list(users) for users in self.working_graph.users_of]
         """For each tensor, the stages with steps that read it, ascending; one entry for each such
         step."""

@@ -43,7 +43,7 @@ MAX_TRIED_STAGES: Final = 60
 class RepairStyle(NamedTuple):
     """Options of repair."""
 
-    pages: bool = True
+    may_page: bool = True
     """Whether tensors may be paged, if the problem permits it."""
     max_chain: int = MAX_CHAIN
     """Maximum number of nested recomputations for one tensor if tensors may be paged; a small
@@ -64,7 +64,7 @@ class Obstacle(NamedTuple):
     rise_bytes: int
     """Rise of the RAM use of the stage without the restoration [B]."""
     intervals: tuple[tuple[tuple[int, int], ...], ...]
-    """For each restored tensor, its intervals in RAM at that time."""
+    """For each restored tensor, the intervals in which it was kept unused at that time."""
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class Repair:
     _recompute_prices: list[float] | None = None
 
     def __post_init__(self) -> None:
-        self._can_page = self.style.pages and self.problem.can_page
+        self._can_page = self.style.may_page and self.problem.can_page
 
     # -- fitting in RAM --------------------------------------------------------------------------
 
@@ -361,17 +361,17 @@ class Repair:
             if self._apply_if_better(
                 decision, self._add_in_best_stage if is_addition else self._drop
             ):
-                gain = (
+                excess_change = (
                     rows.excess_change(partial.row_use, self._row_amounts(rows, decision))
                     if is_addition
                     else 0.0
                 )
-                while gain < 0 and self._apply_if_better(
+                while excess_change < 0 and self._apply_if_better(
                     decision, self._add_in_best_stage
-                ):  # still the best
+                ):  # repeat the move
                     if (
                         rows.excess_change(partial.row_use, self._row_amounts(rows, decision))
-                        > gain
+                        > excess_change
                     ):
                         break
                 return True
