@@ -128,7 +128,7 @@ class _Greedy:
         self.until_s = until_s
         self.objective = PenalizedObjective(problem)
         self.best: PartialSchedule | None = None
-        self.score = WORST
+        self.best_score = WORST
 
     def find_best(self) -> None:
         """Construct schedules to find the smallest sufficient penalty, then the smallest peak.
@@ -163,7 +163,7 @@ class _Greedy:
         """Bisect for the smallest peak by constructing schedules; their scores have it as value."""
         low = self.problem.floor.bytes
         for _ in range(N_PEAKS):
-            high = int(self.score.value)
+            high = int(self.best_score.value)
             if high <= low or now_s() > self.until_s:
                 break
             middle = (low + high) // 2
@@ -189,6 +189,6 @@ class _Greedy:
         repair.satisfy()
         repair.drop_unneeded()
         score = self.objective.score(partial)
-        if score < self.score and score.excess == 0:
-            self.best, self.score = partial, score
+        if score < self.best_score and score.excess == 0:
+            self.best, self.best_score = partial, score
         return score.excess == 0

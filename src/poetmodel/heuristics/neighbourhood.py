@@ -138,17 +138,17 @@ class LargeNeighbourhoodSearch:
         """Score of the best partial schedule so far."""
         self.until_s = math.inf
         """Time at which the search ends, on the clock of `now_s` [s]."""
-        uses_both = problem.can_page and any(
+        can_page_and_recompute = problem.can_page and any(
             map(problem.may_recompute, range(len(problem.graph.nodes)))
         )
         self._trajectories = [
             _Trajectory(self.objective.make_partial(), style)
-            for style in (STYLES if uses_both else STYLES[:1])
+            for style in (STYLES if can_page_and_recompute else STYLES[:1])
         ]
-        self._iterations = 0
+        self._n_iterations = 0
         self._penalty = 1.0
         self._best_restorations: list[Restoration] = []
-        self._exceeded = False
+        self._exceeds_limits = False
         self._limit_bytes = problem.usable_ram_bytes
 
     def schedule(self) -> Schedule | None:
@@ -195,18 +195,18 @@ class LargeNeighbourhoodSearch:
         Return whether the result is the best partial schedule so far. Adapts the penalty.
         """
         trajectory = self._select_trajectory()
-        destroyed = self._destroy(trajectory.partial)
+        has_destroyed = self._destroy(trajectory.partial)
         is_best = self._accept_or_undo(
             trajectory, self._repair(trajectory, self._penalty, self.rng)
         )
-        if destroyed and self.objective.is_limited:
-            self._penalty *= PENALTY_FACTOR if self._exceeded else 1 / PENALTY_FACTOR
+        if has_destroyed and self.objective.is_limited:
+            self._penalty *= PENALTY_FACTOR if self._exceeds_limits else 1 / PENALTY_FACTOR
         return is_best
 
     def _select_trajectory(self) -> _Trajectory:
         """Return the trajectory of the next iteration, which may restart from the overall best."""
-        trajectory = self._trajectories[self._iterations % len(self._trajectories)]
-        self._iterations += 1
+        trajectory = self._trajectories[self._n_iterations % len(self._trajectories)]
+        self._n_iterations += 1
         may_continue = trajectory.n_idle <= RESTART_ITERATIONS
         if not may_continue and trajectory.is_behind(self.best_score):
             trajectory.partial = self.objective.make_partial(self._best_restorations)
@@ -264,7 +264,7 @@ class LargeNeighbourhoodSearch:
         repair.satisfy()
         repair.drop_unneeded()
         score = self.objective.score(partial)
-        self._exceeded = score.excess > 0
+        self._exceeds_limits = score.excess > 0
         return score
 
     def _accept_or_undo(self, trajectory: _Trajectory, score: Score) -> bool:

@@ -78,10 +78,10 @@ class _SegmentSearch:
         self.problem = problem
         self.objective = PenalizedObjective(problem)
         self.best: PartialSchedule | None = None
-        self.score = WORST
-        self.lowest_restorations: list[Restoration] = []
+        self.best_score = WORST
+        self.min_peak_restorations: list[Restoration] = []
         """Restorations of the partial schedule with the smallest peak; empty for keep-all."""
-        self.lowest_bytes = keep_all_bytes
+        self.min_peak_bytes = keep_all_bytes
         self.until_s = math.inf
 
     def find_best(self) -> None:
@@ -92,24 +92,24 @@ class _SegmentSearch:
         started_s = now_s()
         for restorations in _segmentations(self.problem):
             self._store_if_best(self.objective.make_partial(restorations))
-        if not self.lowest_restorations:
+        if not self.min_peak_restorations:
             return
         ended_s = now_s()
         self.until_s = ended_s + REPAIR_TIME_RATIO * (ended_s - started_s)
         if not self.problem.objective.is_sum:
             self._minimize_peak()
         else:
-            start = self.lowest_restorations if self.best is None else self.best.restorations()
+            start = self.min_peak_restorations if self.best is None else self.best.restorations()
             self._repair(start, self.problem.usable_ram_bytes)
 
     def _store_if_best(self, partial: PartialSchedule) -> None:
         """Store a schedule if it is the best within all limits, or has the smallest peak."""
         peak_bytes, score = int(partial.peaks().max()), self.objective.score(partial)
-        if peak_bytes < self.lowest_bytes:
-            self.lowest_restorations, self.lowest_bytes = partial.restorations(), peak_bytes
+        if peak_bytes < self.min_peak_bytes:
+            self.min_peak_restorations, self.min_peak_bytes = partial.restorations(), peak_bytes
         fits = peak_bytes <= self.problem.usable_ram_bytes and score.excess == 0
-        if fits and score < self.score:
-            self.best, self.score = partial, score
+        if fits and score < self.best_score:
+            self.best, self.best_score = partial, score
 
     def _repair(self, start: list[Restoration], limit_bytes: int) -> bool:
         """Repair a schedule to fit `limit_bytes`, and store it if it is the best.
@@ -130,10 +130,10 @@ class _SegmentSearch:
         """Repair schedules to bisect for the smallest peak."""
         low = self.problem.floor.bytes
         for _ in range(MAX_PEAKS):
-            if low >= self.lowest_bytes or now_s() > self.until_s:
+            if low >= self.min_peak_bytes or now_s() > self.until_s:
                 break
-            middle = (low + self.lowest_bytes) // 2
-            if not self._repair(self.lowest_restorations, middle):
+            middle = (low + self.min_peak_bytes) // 2
+            if not self._repair(self.min_peak_restorations, middle):
                 low = middle + 1
 
 
