@@ -371,9 +371,9 @@ class _KeepingExecution(EvictionExecution):
     def retains(self, i: int) -> bool:
         return super().retains(i) or self.kept_until.get(i, -1) > self.stage
 
-    def _missing_in_stage(self) -> tuple[set[int], set[int]]:
+    def _find_missing(self) -> tuple[set[int], set[int]]:
         """Return the nodes and page-ins that the stage needs; mark recomputed tensors to keep."""
-        computed, page_ins = super()._missing_in_stage()
+        computed, page_ins = super()._find_missing()
         t = self.stage
         recomputed = [
             i for k in computed - {t} for i in self.graph.outputs_of[k] if self.is_awaited(i)
