@@ -16,7 +16,11 @@ from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_modu
 
 from poetmodel.clock import infrequent_gc
 from poetmodel.errors import InputError
-from poetmodel.torch.capturing.surroundings import CAPTURE_LOCK, native_operators, real_strides
+from poetmodel.torch.capturing.surroundings import (
+    CAPTURE_LOCK,
+    correct_fake_strides,
+    native_operators,
+)
 from poetmodel.torch.dynamo.fakes import capture_on_fakes, fake_function
 from poetmodel.torch.dynamo.gradients import (
     WRAPPED,
@@ -229,7 +233,7 @@ class Backend(GraphPlanner):
             partition_fn=self._partition,
         )
         lazy = _use_lazy_graph_module(should_use=True)  # its code is never executed
-        strides = nullcontext() if self._is_predicted else real_strides(inputs)
+        strides = nullcontext() if self._is_predicted else correct_fake_strides(inputs)
         with CAPTURE_LOCK, native_operators(), strides, lazy, infrequent_gc():
             compiled = cast("Callable[..., Any]", compile_(module, inputs, **options))
         if self._is_predicted:
