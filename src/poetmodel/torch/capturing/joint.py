@@ -66,7 +66,7 @@ from poetmodel.torch.capturing.values import (
     ValueGuards,
     is_unknown_value_error,
 )
-from poetmodel.torch.errors import RAISED, explained
+from poetmodel.torch.errors import FOREIGN_ERRORS, convert_exceptions
 from poetmodel.torch.graph.tensors import tensors_in
 from poetmodel.torch.int8.reading import with_fronts
 
@@ -149,7 +149,7 @@ def capture(
             # An error that is raised need not be logged with its traceback too.
             temporary_setting(logger.setLevel, logging.CRITICAL, logger.level),
             generator_states.restore_at_end(),
-            explained(name, module_trail),
+            convert_exceptions(name, module_trail),
             refuse_seeding(),
             # The backward pass of oneDNN's LSTM cannot be captured.
             onednn_kernels(enabled=uses_onednn and not has_lstm),
@@ -268,7 +268,7 @@ def _record_python_reads(
         written_tensors.restore()
 
     try:
-        with python_reads.record_reads(), suppress(*RAISED):
+        with python_reads.record_reads(), suppress(*FOREIGN_ERRORS):
             forward()
         python_reads.places.remove_temporary()
         state_changes.check(forward, restore)
@@ -304,7 +304,7 @@ def _try_export(
             tracing(context),
         ):
             exported = aot_export_joint_with_descriptors(stack, captured_module, tuple(flat_inputs))
-    except RAISED as error:
+    except FOREIGN_ERRORS as error:
         snapshot.restore()
         if leftovers.register_holders(error):
             return None

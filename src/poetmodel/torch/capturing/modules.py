@@ -23,7 +23,7 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from poetmodel.torch.capturing.joint_graph import format_path
-from poetmodel.torch.errors import RAISED, CaptureError, exception_chain
+from poetmodel.torch.errors import FOREIGN_ERRORS, CaptureError, exception_chain
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -472,7 +472,7 @@ def _is_restorable(generator: _Generator) -> bool:
     """Return whether a generator has a state; that of the operating system has none."""
     try:
         generator.get_state()
-    except RAISED:
+    except FOREIGN_ERRORS:
         return False
     return True
 

@@ -19,7 +19,7 @@ from poetmodel.torch.dynamo.gradients import is_addition
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.dropout import dropout_mask
 from poetmodel.torch.graph.operators import (
-    is_effect,
+    has_effect,
     is_foreign,
     is_wait,
     module_path,
@@ -106,7 +106,7 @@ class JointGraph(StepGraph):
             graph,
             {node: predict_profile(node) for node in calls},
             name="captured",
-            effects=frozenset(filter(is_effect, calls)),
+            effects=frozenset(filter(has_effect, calls)),
             is_inlined=is_inlined,
         )
         self.final_results = self.find_storages(
@@ -214,7 +214,7 @@ class JointGraph(StepGraph):
             freed_bytes[step] += graph.tensor_bytes[i]
         live_bytes = peak_bytes = 0
         for step, (k, _) in enumerate(steps):
-            live_bytes += graph.made_bytes[k]
+            live_bytes += graph.allocated_bytes[k]
             peak_bytes = max(peak_bytes, live_bytes + graph.nodes[k].workspace_bytes)
             live_bytes -= freed_bytes[step]
         return peak_bytes
@@ -228,7 +228,7 @@ class JointGraph(StepGraph):
             return False
         target = operation.node.target
         is_unknown = target is dropout_mask or is_foreign(target)
-        return not (operation.is_random or is_unknown or is_effect(operation.node))
+        return not (operation.is_random or is_unknown or has_effect(operation.node))
 
     def policy_of(self, operation: Operation) -> CheckpointPolicy | None:
         """Return the selective-checkpoint policy of a forward operation; None without one."""
@@ -468,7 +468,7 @@ def _storage_keys(nodes: Iterable[fx.Node]) -> set[int | None]:
 def _is_pure(node: fx.Node) -> bool:
     """Return whether a node may be moved in the order: not random, without effects."""
     is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    return not (is_random or is_effect(node) or is_foreign(node.target) or node.is_impure())
+    return not (is_random or has_effect(node) or is_foreign(node.target) or node.is_impure())
 
 
 def _is_expanding(node: fx.Node) -> bool:

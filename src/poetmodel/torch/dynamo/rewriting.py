@@ -18,7 +18,7 @@ from torch._guards import CompileContext
 from poetmodel.errors import InputError, PoetModelError
 from poetmodel.files import write_text
 from poetmodel.torch.cache import digest, host_key
-from poetmodel.torch.compiled import show_stages
+from poetmodel.torch.compiled import show_phases
 from poetmodel.torch.dynamo.costs import Profiles, load_machine_rates
 from poetmodel.torch.dynamo.frontier import Frontier
 from poetmodel.torch.dynamo.joint_rewriting import JointRewriter
@@ -159,7 +159,7 @@ class GraphPlanner:
             and (compile_id.frame_compile_id or 0) + 1 == config.recompile_limit
         ):
             _LOG.warning(_RECOMPILE_WARNING, config.recompile_limit)
-        with show_stages(after_s=SHOW_AFTER_S) as show_stage:
+        with show_phases(after_s=SHOW_AFTER_S) as show_phase:
             until_s = monotonic() + self._settings.time_limit
             if earlier_call is None:
                 parameter_ids = (id(x) for x in inputs if isinstance(x, torch.nn.Parameter))
@@ -170,7 +170,7 @@ class GraphPlanner:
                     outside=self._stated_outside_memory(),
                 )
             changes = {"share": self._share, "gather": self._gather, **changes}
-            self._call = replace(earlier_call, until_s=until_s, show_stage=show_stage, **changes)
+            self._call = replace(earlier_call, until_s=until_s, show_phase=show_phase, **changes)
             try:
                 yield self._call
             finally:
@@ -326,7 +326,7 @@ class GraphPlanner:
         """
         if self._is_predicted:
             return [operation.profile for operation in joint.operations], call
-        call.show_stage("measuring operations")
+        call.show_phase("measuring operations")
         key = joint.training_graph().sha256  # by predicted sizes, which are equal in all processes
         profiles = self._profiles.get(joint)
         rates = None if self._settings.device else load_machine_rates(self._settings.cache)
