@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.ram import KIND_NAMES, DeviceRam, RamUse, gauge, keep_all_ram_use, tensor_kind
+from poetmodel.device.ram import (
+    KIND_NAMES,
+    DeviceRam,
+    RamUse,
+    keep_all_ram_use,
+    make_gauge,
+    tensor_kind,
+)
 from poetmodel.plan import Op
 from poetmodel.report.pictures import (
     COLOURS,
@@ -217,7 +224,7 @@ def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
 
 def _gauge_row(label: str, device_ram: DeviceRam | None) -> dict[str, Any]:
     """Return the device RAM that a schedule uses, as a row of the chart; not for None."""
-    sizes: Mapping[str, Any] = gauge(device_ram) or {}
+    sizes: Mapping[str, Any] = make_gauge(device_ram) or {}
     return {
         "label": label,
         "device": "" if device_ram is None else device_ram.device,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.ram import GAUGE_KEY, DeviceRam, device_ram_metrics, format_gauge, gauge
+from poetmodel.device.ram import GAUGE_KEY, DeviceRam, device_ram_metrics, format_gauge, make_gauge
 from poetmodel.problem.totals import unit_of_terms
 from poetmodel.schedule.metrics import Display, Group, MetricUnit, metrics_at
 from poetmodel.units import format_bytes, format_joules, format_seconds
@@ -68,7 +68,7 @@ def device_ram_facts(device_ram: DeviceRam | None) -> Iterator[Fact]:
                 value,
                 "device RAM",
                 format_bytes,
-                device_ram.remark(),
+                device_ram.format_remark(),
                 alarm=not device_ram.fits,
             )
         else:
@@ -84,7 +84,7 @@ def gauge_fact(key: str, name: str, device_ram: DeviceRam | None) -> Fact:
 
     The value is None without a device, and if the kinds are unknown.
     """
-    sizes = gauge(device_ram)
+    sizes = make_gauge(device_ram)
     note = "" if sizes is None else format_gauge(sizes)[1]
     if device_ram is not None and device_ram.resident_bytes:
         note += "; resident bytes included"

@@ -101,7 +101,7 @@ def _device_remark(schedule: Facts) -> str:
         peak_bytes=schedule["peak_ram_bytes"],
         resident_bytes=schedule["resident_bytes"],
     )
-    warning = device_ram.warning()
+    warning = device_ram.format_warning()
     return "" if warning is None else f"; but {warning}"
 
 
