@@ -179,7 +179,7 @@ def random_params(rng):
         single_row_gain_ratio=rng.choice((0.0, 0.02, 1.0)),
         few_rows=rng.choice((1, 2)),
         wide_gap_rows=rng.choice((1, 3)),
-        counted_part_ratio=rng.choice((0.0, 0.02, 1.0)),
+        counted_use_ratio=rng.choice((0.0, 0.02, 1.0)),
     )
 
 
@@ -207,7 +207,7 @@ def _lazily(problem, *, rng, backend, gap):
             problem, rng.choice((keep_all_if_valid, page_everything))(problem)
         )
     first = random_grouping(rng, len(problem.graph.nodes))
-    outcome = prove(problem, request, start=start, first=first, params=random_params(rng))
+    outcome = prove(problem, request, start=start, first_grouping=first, params=random_params(rng))
     return make_result(problem, request, outcome, formulation="lazy")
 
 
@@ -467,7 +467,7 @@ def answer(problem, way, *, seed="", **options):
         outcome = prove_model(model, request, start=None)
         return make_result(problem, request, outcome, formulation="compact")
     first = rows_to_begin_with(problem, way, seed)
-    outcome = prove(problem, request, start=None, first=first)
+    outcome = prove(problem, request, start=None, first_grouping=first)
     return make_result(problem, request, outcome, formulation="lazy")
 
 

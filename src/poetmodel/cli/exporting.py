@@ -218,9 +218,9 @@ def export(
     """Make a folder of C that trains on a device, or a program of ExecuTorch."""
     called_s = context.obj or time.monotonic()
     from poetmodel.export.folder import check_folder
-    from poetmodel.torch.target import is_captured
+    from poetmodel.torch.target import needs_capture
 
-    captured = is_captured(request.step_source)
+    captured = needs_capture(request.step_source)
     if request.target != ExportTarget.C:
         if not captured:
             raise InputError(
@@ -409,9 +409,9 @@ def read_or_capture_step(
     Output of the user's code goes to stderr. Raises `FlashError` before the capture if the weights
     exceed the flash of the device, and `InputError` for options that a step file does not support.
     """
-    from poetmodel.torch.target import is_captured
+    from poetmodel.torch.target import needs_capture
 
-    if not is_captured(step_source):
+    if not needs_capture(step_source):
         from poetmodel.lowered.io import load_step
 
         step = load_step(step_source)  # raises for other files first

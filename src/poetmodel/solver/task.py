@@ -111,10 +111,9 @@ class Task:
         """
         best: Candidate | None = None
         try:
+            best = make_valid_candidate(problem, start)  # without a limit, so that it is not lost
             with time_limit(request.remaining_s() + GRACE_S):
-                best = better_candidate(
-                    make_valid_candidate(problem, start), _segment_candidate(problem, request)
-                )
+                best = better_candidate(best, _segment_candidate(problem, request))
                 best = better_candidate(best, _greedy_candidate(problem, request))
                 # With page_everything, the peak is the minimum RAM.
                 if best is None or not problem.objective.is_sum:

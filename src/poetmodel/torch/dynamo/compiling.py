@@ -42,7 +42,7 @@ from poetmodel.torch.dynamo.wrappers import (
     sharded_parents,
     wrapper_advice,
 )
-from poetmodel.torch.errors import CaptureError, explained
+from poetmodel.torch.errors import CaptureError, convert_exceptions
 from poetmodel.torch.graph.dropout import split_dropout
 from poetmodel.torch.graph.python import make_boxed_function
 
@@ -136,7 +136,7 @@ class Backend(GraphPlanner):
         if paging and storage is None:
             raise InputError("paging: the back end needs a device with storage")
         planner = Backend(replace(settings, paging=storage if paging else None), is_predicted=True)
-        with self.recording_refusals(), explained("plan_for"):
+        with self.recording_refusals(), convert_exceptions("plan_for"):
             capture_on_fakes(planner, model, inputs)
         self._planned += planner._planned
         return planner.plans

@@ -20,7 +20,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from poetmodel.errors import PoetModelError
-from poetmodel.torch.errors import RAISED, CaptureError
+from poetmodel.torch.errors import FOREIGN_ERRORS, CaptureError
 from poetmodel.torch.graph.operators import flops_of, has_effect, is_collective, kernel_of
 from poetmodel.torch.graph.tensors import (
     call_key,
@@ -379,10 +379,10 @@ def execute_on_synthetic(execute: Callable[[int], Value]) -> Value:
         return execute(0)
     except PoetModelError:
         raise
-    except RAISED:
+    except FOREIGN_ERRORS:
         try:
             return execute(1)
-        except RAISED as error:
+        except FOREIGN_ERRORS as error:
             raise CaptureError(
                 f"the memory of the function cannot be measured on synthetic numbers: {error}; "
                 "leave out the operation that fails, or compute it before the compiled function"

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from poetmodel.errors import InputError, listed, shown
-from poetmodel.torch.errors import explained, quiet, require_package
+from poetmodel.torch.errors import convert_exceptions, require_package, suppress_warnings
 from poetmodel.torch.graph.operators import module_path
 from poetmodel.torch.int8.front import QuantizedFront
 from poetmodel.torch.int8.reader import Training
@@ -124,7 +124,7 @@ def quantized(
         raise InputError("batches: expected at least one, to quantize activations")
     require_package("torchao", "quantizing a front", extra="quantize")
     front_copy = copy.deepcopy(front).eval()
-    with quiet(), explained(type(front).__name__), torch.no_grad():
+    with suppress_warnings(), convert_exceptions(type(front).__name__), torch.no_grad():
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
         # Two samples, because torch.export treats a size of 1 as constant.

@@ -14,7 +14,7 @@ import torch.ao.quantization.fx._decomposed  # registers the operators of PT2E
 from torch import nn
 
 from poetmodel.errors import InputError
-from poetmodel.torch.errors import explained
+from poetmodel.torch.errors import convert_exceptions
 from poetmodel.torch.int8.quantizing import HEADROOM, check_training, convert_network
 from poetmodel.torch.int8.training import ROUNDINGS
 from poetmodel.torch.onnx.operators import OPERATORS, OnnxNode, to_numbers
@@ -101,7 +101,7 @@ def split_front(
     front_module = _FrontModule(record, front_nodes, constants, source=name, result=result_name)
     # No layer depends on the size of the batch.
     sizes = [size if isinstance(size, int) else 1 for size in shape]
-    with explained(str(record.path)), torch.no_grad():
+    with convert_exceptions(str(record.path)), torch.no_grad():
         exported = torch.export.export(front_module, (torch.zeros(sizes),))
     front = convert_network(
         exported.module(), train=train, rounding=rounding, headroom=headroom, label=str(record.path)

@@ -13,7 +13,7 @@ import torch
 
 from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
 from poetmodel.torch.capturing.modules import GeneratorStates, ModuleSnapshot
-from poetmodel.torch.errors import CaptureError, explained
+from poetmodel.torch.errors import CaptureError, convert_exceptions
 from poetmodel.torch.runtime.profiling import limited_threads
 from poetmodel.torch.step.optimizers import MomentSnapshot
 
@@ -108,7 +108,7 @@ def check_agreement(trace: Trace, runner: Runner) -> None:
 
 
 def _run_eager(joint: Joint, *, backward: bool = True) -> Any:
-    with explained(f"{joint.name}: one step of PyTorch"):
+    with convert_exceptions(f"{joint.name}: one step of PyTorch"):
         return eager_step(joint, joint.inputs, backward=backward)
 
 

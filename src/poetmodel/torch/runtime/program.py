@@ -42,7 +42,7 @@ class StepProgram:
     """Takes the values of the arguments, a callback for each gradient, and the pages."""
     end_results: Mapping[int, StepOutput]
     """Outputs that the function returns, by output index: the loss, new values of buffers."""
-    homes: Mapping[int, int]
+    state_indices: Mapping[int, int]
     """Storage index of the state, for state on storage and for its replacements."""
 
 
@@ -51,7 +51,7 @@ class StepWriter(Rewriter):
 
     The program is a valid plan of a graph whose tensors are the storages `storage_indices`. All
     other storages are kept until their last reader. A random operation that is recomputed starts
-    from the random state of its first execution. `homes` is that of `StepProgram`.
+    from the random state of its first execution. `state_indices` is that of `StepProgram`.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class StepWriter(Rewriter):
         program: Program,
         storage_indices: Sequence[int],
         *,
-        homes: Mapping[int, int] | None = None,
+        state_indices: Mapping[int, int] | None = None,
     ) -> None:
         """Begin a graph with the arguments of the step; `write` adds the operations."""
         super().__init__(trace.step_graph.output_keys)
         self.name = f"step of {trace.graph.name}"
-        self.homes = dict(homes or {})
+        self.state_indices = dict(state_indices or {})
         self.step_graph: CapturedGraph = trace.step_graph
         self.program = program
         self.storage_indices = storage_indices
@@ -103,7 +103,7 @@ class StepWriter(Rewriter):
             source=source,
             function=function,
             end_results=self.end_results,
-            homes=self.homes,
+            state_indices=self.state_indices,
         )
 
     def _write_initial_state(self) -> None:
@@ -210,8 +210,8 @@ class TrainingWriter(StepWriter):
         on_storage = {
             number for i, number in enumerate(storage_indices) if i not in resident
         } & state
-        homes = {number: number for number in sorted(on_storage)}
-        homes |= {
+        state_indices = {number: number for number in sorted(on_storage)}
+        state_indices |= {
             replacement_of[number]: number
             for number in sorted(on_storage)
             if number in replacement_of
@@ -219,7 +219,7 @@ class TrainingWriter(StepWriter):
         self._last_uses = _last_uses(trace.step_graph, program, frozenset(storage_indices))
         """Storages without decision, by the point of the last computation that uses them."""
         self._positions = {a.node: k for k, a in enumerate(trace.joint.arguments)}
-        super().__init__(trace, program, storage_indices, homes=homes)
+        super().__init__(trace, program, storage_indices, state_indices=state_indices)
 
     def _write_initial_state(self) -> None:
         """Write the outputs that are values of state before the step."""
@@ -238,7 +238,7 @@ class TrainingWriter(StepWriter):
     def _compute(self, operation: Operation, point: int) -> None:
         """Write an operation: nothing for state in RAM, a page-in for state on storage."""
         if operation.is_source:
-            for number in self.homes.keys() & set(operation.storages):
+            for number in self.state_indices.keys() & set(operation.storages):
                 self._page_in(number)
         elif isinstance(operation.node.target, Update):
             self._update(operation, operation.node.target, point)
@@ -264,7 +264,7 @@ class TrainingWriter(StepWriter):
         self.graph.call_function(update.overwrite_state, arguments, options)
         for number in operation.storages:  # the new value is in the memory of the state
             home = self.step_graph.storages[number].replaces
-            if home in self.homes:
+            if home in self.state_indices:
                 self._newest |= {
                     (number, k): self._newest[home, k] for _, k in self.output_keys(home)
                 }
