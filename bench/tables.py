@@ -141,6 +141,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "int8-accuracy": steps.int8_accuracy,
     "int8-replay": steps.int8_replay,
     "int8-training": steps.int8_training,
+    "floors": steps.floors,
     "cmsis-nn": steps.cmsis_nn,
     "figure2": partial(_figure, "figure2", words=3),
     "table3": partial(_figure, "table3", words=2),
