@@ -14,7 +14,7 @@ from poetmodel.export.exporting import export_step
 from poetmodel.export.ranges import Indices, index_operands, trace_copies
 from poetmodel.lowered.calls import Call, Ref
 from poetmodel.lowered.io import load_step, save_step
-from poetmodel.lowered.loops import shape_table
+from poetmodel.lowered.loops import make_shape_table
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
 
@@ -151,16 +151,18 @@ def test_step_files_keep_the_ranges(tmp_path):
     step = captured("label")
     save_step(step, tmp_path / "a.step.json")
     assert load_step(tmp_path / "a.step.json").calls == step.calls
-    ranges = {call.kernel: call.within for calls in step.calls for call in calls if call.within}
+    ranges = {
+        call.kernel: call.index_range for calls in step.calls for call in calls if call.index_range
+    }
     assert ranges == {"pm_nll_loss": (0, 5), "pm_nll_loss_backward": (0, 5)}
 
 
 # -- which elements ------------------------------------------------------------------------------
 def gather(ref, sizes, steps):
     """Return a call that goes by indices."""
-    table = shape_table((sizes, sizes, steps, steps))
+    table = make_shape_table((sizes, sizes, steps, steps))
     assert table is not None
-    return Call("pm_gather", (Ref("out"), Ref("x"), ref, table, 1, 4), within=(0, 4))
+    return Call("pm_gather", (Ref("out"), Ref("x"), ref, table, 1, 4), index_range=(0, 4))
 
 
 def test_the_same_elements_are_known_in_any_order():

@@ -507,7 +507,7 @@ def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
     if replay is None:
         return
     stored = f"{format_bytes(replay.stored_bytes)} of storage, {replay.sample_bytes:,} B a sample"
-    yield text_fact("stored samples", f"{replay.samples:,}", stored)
+    yield text_fact("stored samples", f"{replay.max_samples:,}", stored)
     step, plan = deployment.step, deployment.plan
     whole_step, behind_front = (
         program_instructions(step, plan, nodes) for nodes in ((), replay.front.nodes)

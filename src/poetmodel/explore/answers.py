@@ -65,14 +65,14 @@ def reproduction_commands(job: dict[str, Any], context: JobContext, subject: Sub
     commands solve and verify the point. The RAM of the point is that of the tensors; stack, inputs
     and runtime are added for the export.
     """
-    from poetmodel.export.deployment import reserved_bytes, stack_bytes
+    from poetmodel.export.deployment import parse_stack, reserved_bytes
 
     stated_problem, search, deadline_s = read_choice(job, context), job["search"], job["deadline_s"]
     step, choice = stated_problem.source.step, stated_problem.choice
     device, profile = context.catalogue.cost_options(choice)
     if step is None or choice.minimize != "energy" or device is None:
         return list(commands(subject))
-    stack = stack_bytes(None, commit=choice.commit is not None)
+    stack = parse_stack(None, commit=choice.commit is not None)
     values_by_option = {
         "--device": device,
         "--profile": profile,

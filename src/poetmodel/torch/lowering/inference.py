@@ -252,7 +252,7 @@ def _without_shared_values(step: LoweredStep, kind: str, forward_pass: LoweredSt
     """
     new_values, new_names = {}, {}
     step_values = dict(step.values)
-    for evaluation_step in step.evaluation_steps:
+    for evaluation_step in step.forward_passes:
         step_values.update(evaluation_step.values)
     for name, values in forward_pass.values.items():
         step_value = step_values.get(name)

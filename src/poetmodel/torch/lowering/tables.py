@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.lowered.tables import BYTES
+from poetmodel.lowered.tables import BYTE_VALUES
 from poetmodel.torch.capturing.joint_graph import InputKind, InputSpec, Joint
 from poetmodel.torch.capturing.replay import call
 from poetmodel.torch.lowering.operands import StridedView, lowers, shape_table
@@ -44,7 +44,7 @@ converted input."""
 )
 def lookup(x: torch.Tensor, rows: torch.Tensor, dimension: int, strides: list[int]) -> torch.Tensor:
     """Look up each byte in a table: in its only row, or in the row of the byte's channel."""
-    out, index = torch.empty_strided(x.shape, strides, dtype=rows.dtype), x.long() % BYTES
+    out, index = torch.empty_strided(x.shape, strides, dtype=rows.dtype), x.long() % BYTE_VALUES
     if len(rows) == 1:
         return out.copy_(rows[0][index])
     channel = torch.arange(len(rows)).view(-1, *[1] * (x.ndim - 1 - dimension))
@@ -58,7 +58,7 @@ def _lookup(op: Lowering) -> None:
     out, x, rows = op.output(), op.value(x), op.value(rows)
     steps = [0] * len(out.shape)
     if rows.shape[0] > 1:
-        steps[dimension] = BYTES
+        steps[dimension] = BYTE_VALUES
     rows = StridedView(
         buffer=rows.buffer, offset=0, shape=out.shape, strides=tuple(steps), type=rows.type
     )
@@ -234,7 +234,7 @@ class _Conversions:
             (dimension,) = self._channel_dimensions[end] or {0}
             channels = shape[dimension] if self._channel_dimensions[end] else 1
             sizes = [channels if d == dimension else 1 for d in range(len(shape))]
-            bytes_ = torch.arange(BYTES).to(torch.uint8).view(dtype)
+            bytes_ = torch.arange(BYTE_VALUES).to(torch.uint8).view(dtype)
             values = {root: bytes_.view(-1, *[1] * len(sizes)).expand(-1, *sizes).contiguous()}
             for node in self.root_of:
                 if (
@@ -242,7 +242,7 @@ class _Conversions:
                     and self._channel_dimensions[node] <= self._channel_dimensions[end]
                 ):
                     values[node] = self._convert(node, values)
-            rows = values[end].reshape(BYTES, channels).t().contiguous()
+            rows = values[end].reshape(BYTE_VALUES, channels).t().contiguous()
             yield end, dimension, rows
 
     def _convert(self, node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
@@ -266,7 +266,7 @@ def _is_channel_dimension(shape: Sequence[int], dimension: int) -> bool:
     rank, channels = len(shape), shape[dimension]
     is_first = dimension == 1 or (dimension == 0 and rank == _IMAGE_RANK)
     is_last = dimension == rank - 1 and channels <= _MAX_LAST_CHANNELS
-    is_small = channels <= _MAX_TABLE_CHANNELS or channels * BYTES <= math.prod(shape)
+    is_small = channels <= _MAX_TABLE_CHANNELS or channels * BYTE_VALUES <= math.prod(shape)
     return (is_first or is_last) and is_small
 
 
