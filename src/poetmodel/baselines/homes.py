@@ -293,7 +293,9 @@ def _require_in_time(problem: Problem, schedule: Schedule) -> None:
     """Raise `MethodNotApplicableError` if a node or page-in runs after an update of its state."""
     graph = problem.graph
     late_nodes = [(t, k) for t, k in schedule.R if t > graph.last_stages[k]]
-    late_nodes += [(t, graph.node_of[i]) for t, i in schedule.M_in if t > graph.last_page_in(i)]
+    late_nodes += [
+        (t, graph.node_of[i]) for t, i in schedule.M_in if t > graph.last_page_in_stage(i)
+    ]
     for t, k in late_nodes:
         raise MethodNotApplicableError(
             f"it has {graph.nodes[k].name!r} again at {graph.nodes[t].name!r}, after state "

@@ -354,7 +354,7 @@ class Deployment:
     @property
     def commit_erases(self) -> int:
         """Maximum number of erases of a commit: all blocks of a generation, or its shared block."""
-        return self.layout.blocks(self.generation_bytes) if self.generation else 0
+        return self.layout.n_blocks(self.generation_bytes) if self.generation else 0
 
     @property
     def page_writes(self) -> tuple[tuple[int, int], ...]:

@@ -54,7 +54,7 @@ def _add_further_counts(m: Model) -> None:
         if reward and m.recomputable[k]
     }
     pages = {
-        i: problem.graph.last_page_in(i) - node_of[i] - len(events.page_in[i])
+        i: problem.graph.last_page_in_stage(i) - node_of[i] - len(events.page_in[i])
         for i, reward in enumerate(rewards.page_in)
         if reward and problem.can_page
     }

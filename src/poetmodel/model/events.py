@@ -343,7 +343,7 @@ class _EventFinder:
             if self.problem.can_page:
                 groups: Sequence[int] = self.uses[i]
                 if self._rewards_page_in(i):
-                    groups = self._groups_after(k, self.problem.graph.last_page_in(i))
+                    groups = self._groups_after(k, self.problem.graph.last_page_in_stage(i))
                 elif i in self.paged:
                     groups = [e for e in self.events[i] if e in self.paged[i]]
                 self.page_in[i] = tuple(e for e in groups if e not in self.sure[i])
@@ -392,7 +392,7 @@ class _EventFinder:
         page_in_groups: Iterable[int] = self.paged.get(i, ())
         if self._rewards_page_in(i):
             page_in_groups = self._groups_after(
-                self.graph.node_of[i], self.problem.graph.last_page_in(i)
+                self.graph.node_of[i], self.problem.graph.last_page_in_stage(i)
             )
         first = self.group_of[self.graph.node_of[i]]
         return tuple(
