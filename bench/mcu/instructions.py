@@ -28,7 +28,12 @@ from mcu.networks import NETWORKS
 from mcu.quantized import INT8, Layers, square
 from poetmodel.device import Device
 from poetmodel.export.measuring import measure_emulated
-from poetmodel.lowered.instructions import OTHER_KERNELS, TABLE_FILE, computing_calls, count_work
+from poetmodel.lowered.instructions import (
+    OTHER_KERNELS,
+    TABLE_FILE,
+    count_work,
+    find_computing_calls,
+)
 from poetmodel.tiling.choice import divide_step
 from poetmodel.torch import QuantizedSGD
 from poetmodel.torch import quantized as quantize
@@ -312,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if node.is_state:
                 continue
             work: Counter[tuple[str, str]] = Counter()
-            for call in computing_calls(node, calls):
+            for call in find_computing_calls(node, calls):
                 kernel, repeated = count_work(call)
                 work.update({(kernel, what): n for what, n in repeated.items()})
             samples.append((work, counts[node.name]))

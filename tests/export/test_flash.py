@@ -234,7 +234,7 @@ def test_programs_are_counted_by_what_they_repeat(tmp_path):
 @pytest.mark.parametrize("plan", rotating(PLANS, ("read in place",)))
 def test_estimates_are_near_what_is_linked(tmp_path, plan):
     """Within a tenth of what GCC makes of the step and its runtime, kernels and library."""
-    needs(*board.required_programs(Target.M4, emulate=False))
+    needs(*board.list_required_programs(Target.M4, emulate=False))
     from mcu.code_sizes import linked_step
 
     made = export_step(load_step(STEP), tmp_path, gap=0.5, **PLANS[plan])

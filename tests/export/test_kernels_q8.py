@@ -311,7 +311,7 @@ def test_a_front_is_quick(core):
 
 def test_flash_is_estimated(exported, monkeypatch):
     """Kernels, weights that lie as bytes, and the program: within a tenth."""
-    needs(*board.required_programs(Target.M4, emulate=False))
+    needs(*board.list_required_programs(Target.M4, emulate=False))
     from mcu.code_sizes import linked_step
 
     monkeypatch.setattr("poetmodel.export.exporting.check_values", lambda _: None)

@@ -228,8 +228,8 @@ def test_missing_programs_are_named_with_their_packages(target, package):
     """One sentence says what is missing and how Debian calls it; to build takes no QEMU."""
     with pytest.raises(MissingExtraError, match=package):
         board.require_programs(target)
-    assert board.missing_programs(Target.M7, emulate=False) == ("make", "arm-none-eabi-gcc")
-    assert "qemu-system-arm" in board.missing_programs(Target.M7)
+    assert board.list_missing_programs(Target.M7, emulate=False) == ("make", "arm-none-eabi-gcc")
+    assert "qemu-system-arm" in board.list_missing_programs(Target.M7)
 
 
 def test_errors_of_the_compiler_are_shown(tmp_path):

@@ -53,18 +53,18 @@ class ToolchainError(PoetModelError, RuntimeError):
     """A compiler, a linker, the emulator or an executed program failed."""
 
 
-def required_programs(target: Target, *, emulate: bool = True) -> tuple[str, ...]:
+def list_required_programs(target: Target, *, emulate: bool = True) -> tuple[str, ...]:
     """Return the programs needed to build for a target and, with `emulate`, to execute."""
     if not target.is_board:
         return ("make", "cc")
     return ("make", "arm-none-eabi-gcc", *(("qemu-system-arm",) if emulate else ()))
 
 
-def missing_programs(target: Target, *, emulate: bool = True) -> tuple[str, ...]:
+def list_missing_programs(target: Target, *, emulate: bool = True) -> tuple[str, ...]:
     """Return the required programs that are not installed on this machine."""
     return tuple(
         program
-        for program in required_programs(target, emulate=emulate)
+        for program in list_required_programs(target, emulate=emulate)
         if shutil.which(program) is None
     )
 
@@ -77,7 +77,7 @@ def require_programs(target: Target, *, emulate: bool = True) -> None:
     MissingExtraError
         If a program is missing; the message names its Debian package.
     """
-    missing_names = missing_programs(target, emulate=emulate)
+    missing_names = list_missing_programs(target, emulate=emulate)
     if missing_names:
         names = " ".join(PACKAGES[program] for program in missing_names).replace(" and ", " ")
         raise MissingExtraError(
@@ -116,7 +116,9 @@ def build_program(
     command = ["make", "--silent", target.value, *settings]
     completed = execute(command, folder, time_limit_s=time_limit_s, environment=environment)
     if completed.returncode:
-        raise ToolchainError(f"{folder}: make {target} failed: {_first_errors(completed.stderr)}")
+        raise ToolchainError(
+            f"{folder}: make {target} failed: {_find_first_errors(completed.stderr)}"
+        )
     return folder / "build" / target / "pm_run"
 
 
@@ -153,7 +155,7 @@ def execute(
         ) from None
 
 
-def _first_errors(text: str, max_lines: int = 3) -> str:
+def _find_first_errors(text: str, max_lines: int = 3) -> str:
     """Return the first error lines of a compiler's output, otherwise its last lines."""
     error_marks = ("error", "overflowed", "undefined reference", "heap")
     lines = [line.strip() for line in text.splitlines()]
@@ -266,7 +268,7 @@ def run_program(
     arguments = [str(steps), repr(learning_rate), INPUTS_FILE, STATE_FILE, *words]
     if target.is_board:
         require_programs(target)
-        command = _qemu_command(program.resolve(), target, arguments)
+        command = _make_qemu_command(program.resolve(), target, arguments)
     else:
         command = [str(program.resolve()), *arguments]
     completed = execute(command, folder, time_limit_s=time_limit_s)
@@ -291,7 +293,7 @@ def run_program(
     )
 
 
-def _qemu_command(program: Path, target: Target, arguments: Sequence[str]) -> list[str]:
+def _make_qemu_command(program: Path, target: Target, arguments: Sequence[str]) -> list[str]:
     """Return the command line of QEMU, in which each instruction takes 1 ns of emulated time."""
     words = "".join(f",arg={word}" for word in ("pm_run", *arguments))
     options = ["-icount", "shift=0", "-nographic", "-monitor", "none", "-serial", "none"]

@@ -35,13 +35,13 @@ def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
         for forward_pass in (step.inference, step.evaluation)
     )
     step = replace(step, inference=inference, evaluation=evaluation)
-    while (pair := next(_fusible_pairs(step), None)) is not None:
+    while (pair := next(_find_fusible_pairs(step), None)) is not None:
         step = _fuse_pair(step, *pair)
     return step
 
 
-def _fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yield each fusible pair: (lookup node, quantization node, `_fused_arguments`)."""
+def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Yield each fusible pair: (lookup node, quantization node, `_make_fused_arguments`)."""
     graph = step.graph
     for k, calls in enumerate(step.calls):
         if len(calls) != 1 or calls[0].kernel != LOOKUP_KERNEL:
@@ -58,7 +58,7 @@ def _fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int, ...
             or call_refs(reader_calls[0])[1] != Ref(out)
         ):
             continue
-        fused_arguments = _fused_arguments(calls[0], reader_calls[0])
+        fused_arguments = _make_fused_arguments(calls[0], reader_calls[0])
         if fused_arguments is not None:
             yield k, reader, fused_arguments
 
@@ -67,16 +67,19 @@ def _name_arguments(call: Call) -> dict[str, Any]:
     return dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
 
 
-def _fused_arguments(lookup: Call, quantize: Call) -> tuple[int, ...] | None:
+def _make_fused_arguments(lookup_call: Call, quantize_call: Call) -> tuple[int, ...] | None:
     """Return the numeric arguments of the fused kernel; None if the strides are irregular.
 
     The arguments are the numbers of images, channels and elements of a plane, the strides of the
     input between images, channels and elements, and the stride of the table between channels
     [elements].
     """
-    arguments = _name_arguments(quantize)
+    arguments = _name_arguments(quantize_call)
     batch, channels, plane = (arguments[name] for name in ("batch", "channels", "plane"))
-    refs, (sizes, *lookup_strides) = call_refs(lookup), table_columns(lookup.arguments[-1])
+    refs, (sizes, *lookup_strides) = (
+        call_refs(lookup_call),
+        table_columns(lookup_call.arguments[-1]),
+    )
     elements = int(np.prod([batch, channels, plane]))
     if any(ref.offset for ref in refs) or int(np.prod(sizes)) != elements:
         return None
@@ -89,7 +92,7 @@ def _fused_arguments(lookup: Call, quantize: Call) -> tuple[int, ...] | None:
         element_positions[order].reshape(batch, channels, plane) for element_positions in (x, table)
     ]
     index = np.indices((batch, channels, plane))
-    strides_of = []
+    strides_of_tensors = []
     for element_positions in positions:
         if element_positions[0, 0, 0]:
             return None
@@ -101,11 +104,11 @@ def _fused_arguments(lookup: Call, quantize: Call) -> tuple[int, ...] | None:
         ]
         if not np.array_equal(np.tensordot(strides, index, 1), element_positions):
             return None
-        strides_of.append(strides)
+        strides_of_tensors.append(strides)
     (
         (image_stride, channel_stride, element_stride),
         (table_image_stride, table_channel_stride, table_element_stride),
-    ) = strides_of
+    ) = strides_of_tensors
     if table_image_stride or table_element_stride:
         return None
     return (
@@ -124,10 +127,10 @@ def _fuse_pair(
 ) -> LoweredStep:
     """Return a step in which one node replaces lookup node `k` and its quantization `reader`."""
     graph = step.graph
-    (lookup,), (quantize,) = step.calls[k], step.calls[reader]
-    real_ref, byte_ref, table_ref = call_refs(lookup)
-    int8_ref, *_ = call_refs(quantize)
-    arguments = _name_arguments(quantize)
+    (lookup_call,), (quantize_call,) = step.calls[k], step.calls[reader]
+    real_ref, byte_ref, table_ref = call_refs(lookup_call)
+    int8_ref, *_ = call_refs(quantize_call)
+    arguments = _name_arguments(quantize_call)
     inverse_scale, zero_point = arguments["inverse"], arguments["zero"]
     rows = np.float32(step.values[table_ref.buffer]) * np.float32(inverse_scale)
     rounded_rows = np.nan_to_num(np.rint(rows), nan=0.0, posinf=1024.0, neginf=-1024.0)

@@ -401,9 +401,9 @@ class Deployment:
     def resident_bytes(self) -> int:
         """Size of the state in RAM, at the beginning of the arena [B]."""
         sizes, alignment = self.step.graph.tensor_bytes, self.arena.alignment
-        resident = [entry for entry in self.arena.offsets if entry.position == BEFORE]
+        resident_entries = [entry for entry in self.arena.offsets if entry.position == BEFORE]
         return max(
-            (round_up(entry.offset + sizes[entry.index], alignment) for entry in resident),
+            (round_up(entry.offset + sizes[entry.index], alignment) for entry in resident_entries),
             default=0,
         )
 
@@ -436,8 +436,8 @@ class Deployment:
 
     def ram_map(self) -> dict[str, int]:
         """Return the RAM usage on the device by use, free bytes included [B]."""
-        step, resident = self.step, self.plan.resident or ()
-        state_bytes = sum(step.graph.tensor_bytes[i] for i in resident)
+        step, resident_tensors = self.step, self.plan.resident or ()
+        state_bytes = sum(step.graph.tensor_bytes[i] for i in resident_tensors)
         optional_bytes = {} if self.inference is None else {"outputs": output_bytes(step)}
         if self.replay is not None:
             optional_bytes["stored samples"] = self.replay.ram_bytes
@@ -457,8 +457,8 @@ class Deployment:
 def _paged_out_names(step: LoweredStep, plan: Plan) -> list[str]:
     """Return the names of the tensors that a plan pages out, except replacements of state."""
     graph = step.graph
-    paged_out = {i for (op, i) in plan.program if op == Op.PAGE_OUT and i not in graph.state_of}
-    return [graph.tensors[i].name for i in sorted(paged_out)]
+    paged_tensors = {i for (op, i) in plan.program if op == Op.PAGE_OUT and i not in graph.state_of}
+    return [graph.tensors[i].name for i in sorted(paged_tensors)]
 
 
 def pass_slot_name(kind: str, name: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.deployment import gradient_slot_name, pass_slot_name
-from poetmodel.export.ranges import Indices, index_operands, trace_copies
+from poetmodel.export.ranges import Indices, find_index_operands, trace_copies
 from poetmodel.lowered.calls import (
     WORKSPACE,
     Call,
@@ -262,7 +262,7 @@ class ProgramSource:
             for tensor in node.outputs
         }
         for calls in self.step.calls:
-            for indices in (indices for call in calls for indices in index_operands(call)):
+            for indices in (indices for call in calls for indices in find_index_operands(call)):
                 source_indices = trace_copies(indices, writers)
                 if source_indices.ref.buffer in self._caller_pointers:
                     checks = list(self._range_check_lines(source_indices))
@@ -330,7 +330,7 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield one call of a node after its range checks; the driver writes mapped state."""
         call = calls[call_index]
-        for indices in index_operands(call):
+        for indices in find_index_operands(call):
             yield from self._range_check_lines(indices)
         refs = written_refs(call)
         written_names = {ref.buffer for ref in refs} & replaced_names
@@ -377,19 +377,27 @@ class ProgramSource:
         ):
             yield self._call_line(call)
         elif call.kernel.startswith("pm_copy"):
-            (add,) = additions
-            yield from self._sum_copy_lines(call, add, sum_names)
+            (add_call,) = additions
+            yield from self._sum_copy_lines(call, add_call, sum_names)
         else:
             yield from self._chunk_update_lines((*additions, call), set())
 
-    def _sum_copy_lines(self, copy: Call, add: Call, sum_names: Sequence[str]) -> Iterator[str]:
+    def _sum_copy_lines(
+        self, copy_call: Call, add_call: Call, sum_names: Sequence[str]
+    ) -> Iterator[str]:
         """Yield a copy of the old sum of gradients, and the call that adds the gradient to it."""
-        (target, source), (_, gradient), count = call_refs(copy), call_refs(add), add.arguments[-1]
+        (target, source), (_, gradient), count = (
+            call_refs(copy_call),
+            call_refs(add_call),
+            add_call.arguments[-1],
+        )
         self._written_state.difference_update(sum_names)
         if gradient.buffer != WORKSPACE:
-            yield self._call_line(copy)
+            yield self._call_line(copy_call)
             source = gradient
-        yield self._call_line(replace(copy, kernel=add.kernel, arguments=(target, source, count)))
+        yield self._call_line(
+            replace(copy_call, kernel=add_call.kernel, arguments=(target, source, count))
+        )
         self._written_state.update(sum_names)
 
     def _heading_lines(self, k: int) -> Iterator[str]:
@@ -835,5 +843,5 @@ def _real_literal(value: float) -> str:
 
 def comment_text(text: str) -> str:
     """Return a text as ASCII without comment marks, for a comment in C."""
-    unmarked = text.replace("*/", "* /").replace("/*", "/ *")
-    return unmarked.encode("ascii", "backslashreplace").decode()
+    text_without_marks = text.replace("*/", "* /").replace("/*", "/ *")
+    return text_without_marks.encode("ascii", "backslashreplace").decode()

@@ -289,7 +289,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
             commit=commit_every if commit else None,
         )
 
-    deploy_tiles = partial(_tiled_deployment, deployment, make_replay=make_replay)
+    deploy_tiles = partial(_deploy_tiles, deployment, make_replay=make_replay)
     candidates = candidate_tiles(
         step,
         tile_choice,
@@ -432,7 +432,7 @@ def check_export(folder: Path, **options: Unpack[ExportKeywords]) -> Device:
     return board
 
 
-def _tiled_deployment(
+def _deploy_tiles(
     deployment: Deployment,
     tile_bytes: int | None,
     step: LoweredStep,

@@ -22,7 +22,7 @@ from poetmodel.export.kernels import (
     make_kernel_header,
     write_shared_kernels,
 )
-from poetmodel.export.migration import state_pieces
+from poetmodel.export.migration import list_state_pieces
 from poetmodel.export.packaging import folder_template_values, format_command
 from poetmodel.export.replay import program_instructions, replay_arena_bytes, sample_tensor_names
 from poetmodel.export.source import StepSource
@@ -75,24 +75,28 @@ def check_folder(folder: Path) -> None:
         _check_empty(folder, [*(name for name, _ in _list_templates()), _MANIFEST])
 
 
-def check_shared_folder(shared: Path, folder: Path) -> None:
-    """Raise `InputError` unless `shared` can hold the shared kernels of the step in `folder`."""
-    _check_folder(shared)
-    if shared.resolve() == folder.resolve():
-        raise InputError(f"{shared}: expected another folder for shared kernels than for the step")
-    if not (shared / "include" / f"{SHARED_PREFIX}_kernels.h").is_file():
-        _check_empty(shared, [name for name, _ in _template_files(SOURCES / "shared")])
+def check_shared_folder(shared_folder: Path, folder: Path) -> None:
+    """Raise `InputError` unless `shared_folder` can contain kernels of the step in `folder`."""
+    _check_folder(shared_folder)
+    if shared_folder.resolve() == folder.resolve():
+        raise InputError(
+            f"{shared_folder}: expected another folder for shared kernels than for the step"
+        )
+    if not (shared_folder / "include" / f"{SHARED_PREFIX}_kernels.h").is_file():
+        _check_empty(shared_folder, [name for name, _ in _list_template_files(SOURCES / "shared")])
 
 
 def _check_folder(folder: Path) -> None:
     """Raise `InputError` unless a folder, or its nearest existing ancestor, can be written."""
     with raise_write_errors(folder):
-        existing = next(
+        existing_folder = next(
             ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.exists()
         )
-        if not existing.is_dir():
-            raise InputError(f"{folder}: expected a folder to write, and {existing} is a file")
-    check_writable(existing / _MANIFEST)
+        if not existing_folder.is_dir():
+            raise InputError(
+                f"{folder}: expected a folder to write, and {existing_folder} is a file"
+            )
+    check_writable(existing_folder / _MANIFEST)
 
 
 def _check_empty(folder: Path, names: Sequence[str]) -> None:
@@ -163,7 +167,7 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
     for name in names:
         check_writable(folder / name)
     with raise_write_errors(folder):
-        for name in _earlier_files(folder):
+        for name in _list_earlier_files(folder):
             if name not in names:
                 (folder / name).unlink(missing_ok=True)
     if deployment.shared_kernels is not None:
@@ -174,7 +178,7 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
         write_bytes(folder / name, content)
 
 
-def _earlier_files(folder: Path) -> Iterator[str]:
+def _list_earlier_files(folder: Path) -> Iterator[str]:
     """Yield the C files, headers and weight files of an earlier export in a folder."""
     names = _read_manifest(folder).get("files")
     for name in names if isinstance(names, list) else ():
@@ -198,18 +202,18 @@ _REPLACED_FILE: Final = re.compile(r"(src|include|examples/Train)/[a-z0-9_]+\.(c
 
 def _list_templates() -> Iterator[tuple[str, str]]:
     """Yield (path, text) of all templates, those below ``generated`` included."""
-    yield from _template_files(SOURCES)
-    yield from _template_files(SOURCES / "generated")
+    yield from _list_template_files(SOURCES)
+    yield from _list_template_files(SOURCES / "generated")
 
 
-def _template_files(folder: Traversable, parent: str = "") -> Iterator[tuple[str, str]]:
+def _list_template_files(folder: Traversable, parent: str = "") -> Iterator[tuple[str, str]]:
     """Yield (path, text) of each file below a folder, except kernels and other templates."""
     for path in folder.iterdir():
         name = f"{parent}{path.name}"
         if path.is_file():
             yield name, path.read_text(encoding="utf-8")
         elif name not in {"generated", "kernels", "shared"}:
-            yield from _template_files(path, f"{name}/")
+            yield from _list_template_files(path, f"{name}/")
 
 
 def _is_needed(name: str, deployment: Deployment) -> bool:
@@ -343,7 +347,7 @@ def _generation_document(
     tensors, buffers = list(deployment.generation), deployment.step.buffers
     states: dict[str, Any] = {}
     for tensor in deployment.step.states:
-        pieces = list(state_pieces(deployment.step, tensor))
+        pieces = list(list_state_pieces(deployment.step, tensor))
         if all(name in tensors for name, _, _ in pieces):
             states[tensor.name] = {
                 "shape": list(tensor.shape),
@@ -372,7 +376,7 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
     if replay is None:
         return {}
     plan, front = deployment.plan, replay.front
-    fixed_bytes = reserved_bytes(step, deployment.stack_bytes, replay)
+    reserved_ram_bytes = reserved_bytes(step, deployment.stack_bytes, replay)
     other_input_bytes = input_bytes(step) - replay.input_bytes
     stored_step_bytes = replay_arena_bytes(replay, step, plan, deployment.arena)
     return {
@@ -385,12 +389,12 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
             "group_samples": replay.samples_per_group,
             "group_bytes": replay.group_bytes,
             "step": {
-                "ram_bytes": deployment.arena_bytes + fixed_bytes,
+                "ram_bytes": deployment.arena_bytes + reserved_ram_bytes,
                 "instructions": program_instructions(step, plan),
                 "nodes": len(step.graph.nodes),
             },
             "stored_step": {
-                "ram_bytes": stored_step_bytes + fixed_bytes - other_input_bytes,
+                "ram_bytes": stored_step_bytes + reserved_ram_bytes - other_input_bytes,
                 "instructions": program_instructions(step, plan, front.nodes),
                 "nodes": len(step.graph.nodes) - len(front.nodes),
             },
@@ -444,9 +448,9 @@ def _table_keys(step: LoweredStep, tensor: NamedTensor) -> dict[str, Any]:
     return {"tables": [[_encode_numbers(row) for row in table] for table in rows]} if rows else {}
 
 
-def _encode_numbers(row: Sequence[float]) -> list[float | str]:
+def _encode_numbers(numbers: Sequence[float]) -> list[float | str]:
     """Return numbers for JSON, with strings in place of numbers that are not finite."""
-    return [number if math.isfinite(number) else str(number) for number in row]
+    return [number if math.isfinite(number) else str(number) for number in numbers]
 
 
 def _format_home(tensor: NamedTensor, source: StepSource) -> str:

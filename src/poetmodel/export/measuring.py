@@ -148,7 +148,7 @@ def _measure_instructions(
             program,
             target,
             folder,
-            inputs=_random_batch(step),
+            inputs=_make_random_batch(step),
             steps=1,
             learning_rate=step.learning_rate or 0.0,
             time_limit_s=time_limit_s,
@@ -171,7 +171,7 @@ def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deploy
     return export_step(step, folder, ram=ram, device=device, tile=TileChoice.WHOLE, command=command)
 
 
-def _random_batch(step: LoweredStep) -> bytes:
+def _make_random_batch(step: LoweredStep) -> bytes:
     """Return one random batch: normal numbers for reals, 0 for integers, which is a valid class."""
     random = np.random.default_rng(0)
     arrays = []

@@ -53,7 +53,7 @@ class Migration:
     """State of the other step without a match in this step."""
 
 
-def state_pieces(step: LoweredStep, tensor: NamedTensor) -> Iterator[tuple[str, int, int]]:
+def list_state_pieces(step: LoweredStep, tensor: NamedTensor) -> Iterator[tuple[str, int, int]]:
     """Yield (buffer, first element, number of elements) of each piece of a state tensor."""
     remaining = tensor.elements
     for ref in tensor.pieces:
@@ -116,7 +116,7 @@ def match_state(step: LoweredStep, source: Mapping[str, Any]) -> Migration:
         pieces=tuple(
             piece
             for tensor in migrated_states
-            for piece in _piece_copies(step, tensor, states[tensor.name])
+            for piece in _find_piece_copies(step, tensor, states[tensor.name])
         ),
         migrated=tuple(tensor.name for tensor in updated_states if tensor.name in names),
         reset=tuple(tensor.name for tensor in updated_states if tensor.name not in names),
@@ -131,7 +131,7 @@ def _matches(tensor: NamedTensor, earlier_entry: Mapping[str, Any] | None) -> bo
     )
 
 
-def _piece_copies(
+def _find_piece_copies(
     step: LoweredStep, tensor: NamedTensor, earlier_entry: Mapping[str, Any]
 ) -> Iterator[MigratedPiece]:
     """Yield the copies for a tensor: one for each pair of overlapping pieces of the two steps.
@@ -139,7 +139,7 @@ def _piece_copies(
     `earlier_entry` is the entry of the tensor in the layout of the other step.
     """
     own_pieces = _add_starts(
-        [(buffer, offset, count) for buffer, offset, count in state_pieces(step, tensor)]
+        [(buffer, offset, count) for buffer, offset, count in list_state_pieces(step, tensor)]
     )
     earlier_pieces = _add_starts(
         [(index, offset, count) for index, offset, count in earlier_entry["pieces"]]

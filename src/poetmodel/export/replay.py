@@ -164,7 +164,7 @@ def find_front(step: LoweredStep) -> Front | None:
     Nodes that depend only on inputs and constants, not on state or random numbers, are frozen. A
     front is a prefix of the frozen nodes, in the order of the graph.
     """
-    frozen_nodes = tuple(_frozen_nodes(step))
+    frozen_nodes = tuple(_find_frozen_nodes(step))
     input_index_of = {value.pieces[0].buffer: k for k, value in enumerate(step.inputs)}
     node_buffers = [{name for call in calls for name in call.buffers} for calls in step.calls]
     best_key: tuple[int, int] | None = None
@@ -178,7 +178,7 @@ def find_front(step: LoweredStep) -> Front | None:
     return best_front
 
 
-def _frozen_nodes(step: LoweredStep) -> Iterator[int]:
+def _find_frozen_nodes(step: LoweredStep) -> Iterator[int]:
     """Yield the frozen nodes: those that depend only on inputs (at least one) and constants."""
     input_buffers = {value.pieces[0].buffer for value in step.inputs}
     frozen_tensors: set[str] = set()

@@ -183,7 +183,7 @@ class StepSource:
         )
         for kind, tensors, tensor_homes in tensors_by_kind:
             for k, tensor in enumerate(tensors):
-                name = _macro_name(kind, tensor.name, used_names)
+                name = _make_macro_name(kind, tensor.name, used_names)
                 shape = "".join(f"[{size}]" for size in tensor.shape)
                 home = f", {tensor_homes[k]}" if tensor_homes else ""
                 size = tensor.elements * tensor.type.itemsize
@@ -201,7 +201,9 @@ class StepSource:
 
     def _program_values(self) -> TemplateValues:
         """Return the template values of ``pm_step.c``: arena map, tables, lists and programs."""
-        tables = "\n\n".join(self._tables())  # before the lists, because tables add to these
+        tables = "\n\n".join(
+            self._generate_tables()
+        )  # before the lists, because tables add to these
         lists = [
             f"static const int32_t {name}[] = {{{', '.join(map(str, values)) or '0'}}};"
             for values, name in self.program.lists.items()
@@ -214,7 +216,7 @@ class StepSource:
             for forward_pass in self.deployment.forward_passes
         }
         return {
-            "ARENA_MAP": "\n".join(self._arena_map()),
+            "ARENA_MAP": "\n".join(self._describe_arena()),
             "TABLES": tables,
             "LISTS": "\n".join(lists),
             "STEP_INPUTS": _indent_lines(_declare_input_pointers(self.step, "pm_progress.inputs")),
@@ -225,7 +227,7 @@ class StepSource:
             },
         }
 
-    def _arena_map(self) -> Iterator[str]:
+    def _describe_arena(self) -> Iterator[str]:
         """Yield a comment line for each copy of a tensor and each workspace in the arena.
 
         A line has offset, size, and the first and last node during its lifetime; `-` is the time
@@ -234,59 +236,60 @@ class StepSource:
         graph, plan, arena = self.step.graph, self.deployment.plan, self.deployment.arena
         nodes = [str(k) if op == Op.COMPUTE else "" for op, k in plan.program]
         node_labels = ["-", *nodes, "-"]  # from BEFORE on
-        last = list(accumulate(node_labels, _latest_nonempty))
-        first = list(accumulate(reversed(node_labels), _latest_nonempty))[::-1]
+        last_labels = list(accumulate(node_labels, _latest_nonempty))
+        first_labels = list(accumulate(reversed(node_labels), _latest_nonempty))[::-1]
         for block in sorted(
             check_arena(graph, plan, arena).rectangles,
             key=lambda block: (block.offset, block.begin),
         ):
             if not block.bytes:
                 continue
-            label = (
+            block_name = (
                 f"[{graph.nodes[block.index].name}]"
                 if block.content == Content.WORKSPACE
                 else graph.tensors[block.index].name
             )
-            begin = first[block.begin - BEFORE]
-            end = last[block.end - 1 - BEFORE] if block.end < len(plan.program) else "-"
-            yield f"   {block.offset:8} {block.bytes:8} {begin:>5} {end:>5}  {_comment_line(label)}"
+            first_node = first_labels[block.begin - BEFORE]
+            last_node = (
+                last_labels[block.end - 1 - BEFORE] if block.end < len(plan.program) else "-"
+            )
+            yield (
+                f"   {block.offset:8} {block.bytes:8} {first_node:>5} {last_node:>5}  "
+                f"{_comment_line(block_name)}"
+            )
 
     # -- tables ------------------------------------------------------------------------------------
 
-    def _tables(self) -> Iterator[str]:
+    def _generate_tables(self) -> Iterator[str]:
         """Yield the C tables of slots, buffers, state, samples, migrated state and gradients."""
         slots = self.deployment.page_bytes
         if self.deployment.generation:
             slots = (*slots, RECORD_BYTES, *self.deployment.generation_bytes, SEAL_BYTES)
-        yield _table_definition("const uint32_t pm_slot_bytes[]", map(str, slots), empty="0")
-        yield _table_definition(
-            "const pm_buffer_t pm_buffers[]", map(self._buffer_row, self._buffers)
-        )
+        yield _define_table("const uint32_t pm_slot_bytes[]", map(str, slots), empty="0")
+        yield _define_table("const pm_buffer_t pm_buffers[]", map(self._buffer_row, self._buffers))
         pieces: list[str] = []
         states = [self._tensor_row(value, pieces) for value in self.step.states]
-        yield _table_definition("const pm_piece_t pm_pieces[]", pieces)
-        yield _table_definition("const pm_pieces_t pm_state_pieces[]", states)
+        yield _define_table("const pm_piece_t pm_pieces[]", pieces)
+        yield _define_table("const pm_pieces_t pm_state_pieces[]", states)
         tensors_by_kind = {"inputs": self.step.inputs, "states": self.step.states}
         for kind, tensors in (tensors_by_kind | {"gradients": self.step.gradients}).items():
-            yield _table_definition(
-                f"const pm_tensor_t pm_{kind}_info[]", map(_make_info_row, tensors)
-            )
+            yield _define_table(f"const pm_tensor_t pm_{kind}_info[]", map(_make_info_row, tensors))
         if self.deployment.copies_to_flash:
             saved_rows = (str(self._buffers.index(name)) for name in self.deployment.generation)
-            yield _table_definition("const uint32_t pm_saved[]", saved_rows)
+            yield _define_table("const uint32_t pm_saved[]", saved_rows)
         replay = self.deployment.replay
         if replay is not None:
             sizes = map(str, replay.tensor_bytes)
-            yield _table_definition("const uint32_t pm_sample_parts[]", sizes)
+            yield _define_table("const uint32_t pm_sample_parts[]", sizes)
             input_indices = map(str, replay.front.inputs)
-            yield _table_definition("const uint32_t pm_sample_inputs[]", input_indices, empty="0")
+            yield _define_table("const uint32_t pm_sample_inputs[]", input_indices, empty="0")
         migration = self.deployment.migration
         if migration is not None:
-            yield _table_definition(
+            yield _define_table(
                 "const pm_migrated_t pm_migrated[]",
                 map(self._migrated_row, migration.pieces),
             )
-            yield _table_definition(
+            yield _define_table(
                 "const uint32_t pm_old_bytes[]", map(str, migration.source["tensor_bytes"])
             )
         yield from self._gradient_table()
@@ -353,7 +356,7 @@ class StepSource:
                 dimension_fields = f"{len(gradient.shape)}, {shape}, {strides}"
             rows.append(f"{{{slot}, {tensor_elements}, {piece.offset}, {dimension_fields}}}")
         if rows:
-            yield _table_definition("const pm_gradient_t pm_gradients[]", rows)
+            yield _define_table("const pm_gradient_t pm_gradients[]", rows)
 
 
 def _template_macro_names() -> set[str]:
@@ -370,8 +373,8 @@ def _storage_terms(unit: str, sizes: Sequence[int]) -> str:
 
 def _declare_input_pointers(step: LoweredStep, array: str) -> Iterator[str]:
     """Yield the declarations of a C pointer to each input, which the caller owns."""
-    for k, value in enumerate(step.inputs):
-        yield f"const {value.type.c_name} *const x{k} = {array}[{k}];"
+    for k, tensor in enumerate(step.inputs):
+        yield f"const {tensor.type.c_name} *const x{k} = {array}[{k}];"
     yield from (f"(void)x{k};" for k in range(len(step.inputs)))
     if not step.inputs:
         yield f"(void){array};"
@@ -385,22 +388,22 @@ def _indent_lines(lines: Iterable[str]) -> str:
     return "\n".join(f"    {line}" for line in lines)
 
 
-def _make_info_row(value: NamedTensor) -> str:
-    integer_bytes = 0 if value.type is DataType.REAL else value.type.itemsize
-    return f"{{{value.elements}, {integer_bytes}}}"
+def _make_info_row(tensor: NamedTensor) -> str:
+    integer_bytes = 0 if tensor.type is DataType.REAL else tensor.type.itemsize
+    return f"{{{tensor.elements}, {integer_bytes}}}"
 
 
-def _table_definition(declaration: str, rows: Iterable[str], *, empty: str = "{0}") -> str:
-    lines: Sequence[str] = list(rows)
-    inside = "".join(f"    {row},\n" for row in lines or (empty,))
-    return f"{declaration} = {{\n{inside}}};"
+def _define_table(declaration: str, rows: Iterable[str], *, empty: str = "{0}") -> str:
+    row_texts: Sequence[str] = list(rows)
+    row_lines = "".join(f"    {row},\n" for row in row_texts or (empty,))
+    return f"{declaration} = {{\n{row_lines}}};"
 
 
-def _latest_nonempty(earlier: str, node: str) -> str:
-    return node or earlier
+def _latest_nonempty(earlier_label: str, label: str) -> str:
+    return label or earlier_label
 
 
-def _macro_name(kind: str, name: str, used_names: set[str]) -> str:
+def _make_macro_name(kind: str, name: str, used_names: set[str]) -> str:
     """Return a unique macro name for a tensor, and add it to `used_names`."""
     name_parts = re.sub(r"\W+|_+", " ", name.encode("ascii", "replace").decode()).split()
     if kind == "INPUT" and len(name_parts) > 1 and name_parts[0] == "inputs":

@@ -76,8 +76,8 @@ class _Pieces:
         piece = int(inner_rows.flat[0]) % self.count
         if (inner_rows % self.count != piece).any():
             return None
-        inside = inner_rows // self.count * self.inner + indices % self.inner
-        piece_loops = loops.with_elements(index, loops.refs[index].buffer, inside)
+        piece_indices = inner_rows // self.count * self.inner + indices % self.inner
+        piece_loops = loops.with_elements(index, loops.refs[index].buffer, piece_indices)
         return None if piece_loops is None else (piece, piece_loops)
 
     def split_loops(self, loops: Loops, index: int) -> Iterator[tuple[int, list[Loops]]]:
@@ -258,7 +258,7 @@ class _Division:
             self.pieces[name] = pieces
             for k in self._users[name]:
                 for call in self.step.calls[k]:
-                    for other, other_pieces in _tensors_in_same_loop(
+                    for other, other_pieces in _find_tensors_in_same_loop(
                         call, name, pieces, self.step.buffers
                     ):
                         if other not in self.pieces and self._is_divisible(other):
@@ -270,20 +270,20 @@ class _Division:
         Their number must be in `counts`.
         """
         elements = self.step.buffers[name].elements
-        readers = [k for k in self._users[name] if k != self._producer_index(name)]
+        readers = [k for k in self._users[name] if k != self._find_producer(name)]
         for k in readers[:1]:
             for call in self.step.calls[k]:
                 loops = call_to_loops(call) if name in call.buffers else None
                 for index, ref in enumerate(loops.refs if loops else ()):
                     if loops and ref.buffer == name:
                         pairs = sorted(zip(loops.strides[index], loops.sizes, strict=True))
-                        inner, distance = _contiguous_sequence(pairs, elements)
+                        inner, distance = _find_contiguous_sequence(pairs, elements)
                         count = distance // inner
                         if count in counts and elements % distance == 0:
                             return [_Pieces(elements // distance, count, inner)]
         return []
 
-    def _producer_index(self, name: str) -> int:
+    def _find_producer(self, name: str) -> int:
         return self.graph.node_of[self.graph.tensor_index[name]]
 
     # -- division of nodes -------------------------------------------------------------------------
@@ -303,8 +303,8 @@ class _Division:
             if (
                 not divided_outputs or divided_outputs & self.undivided_stacks
             ) and not self._divide_node(k, self.consumer_calls, set()):
-                return self._undivide(set(self._divided_buffers(k)) - outputs)
-            accessed_names |= self._accessed_tensors(k) - outputs
+                return self._undivide(set(self._list_divided_buffers(k)) - outputs)
+            accessed_names |= self._find_accessed_tensors(k) - outputs
         return accessed_names >= self.pieces.keys() or self._undivide(
             self.pieces.keys() - accessed_names
         )
@@ -318,7 +318,9 @@ class _Division:
         they are then added to `undivided_stacks`.
         """
         other_outputs = {tensor.name for tensor in self.graph.nodes[k].outputs} - outputs
-        accessed_names = [name for name in self._divided_buffers(k) if name not in other_outputs]
+        accessed_names = [
+            name for name in self._list_divided_buffers(k) if name not in other_outputs
+        ]
         for names in (
             accessed_names,
             [n for n in accessed_names if n in outputs or not self._is_stack(n)],
@@ -333,7 +335,7 @@ class _Division:
                 return True
         return False
 
-    def _accessed_tensors(self, k: int) -> set[str]:
+    def _find_accessed_tensors(self, k: int) -> set[str]:
         """Return the divided tensors of which node `k` accesses pieces."""
         divided_calls = (*self.producer_calls.get(k, ()), *self.consumer_calls.get(k, ()))
         return {
@@ -346,7 +348,7 @@ class _Division:
     def find_readers(self, name: str) -> list[list[_PieceCall]]:
         """Return the calls that read each piece of a tensor."""
         readers: list[list[_PieceCall]] = [[] for _ in range(self.pieces[name].count)]
-        producer_index = self._producer_index(name)
+        producer_index = self._find_producer(name)
         for k in self._users[name]:
             calls_of_producer = self.producer_calls.get(k, []) if k != producer_index else []
             for call in (*calls_of_producer, *self.consumer_calls.get(k, [])):
@@ -361,12 +363,12 @@ class _Division:
             del self.pieces[name]
         return False
 
-    def _divided_buffers(self, k: int) -> list[str]:
+    def _list_divided_buffers(self, k: int) -> list[str]:
         buffer_names = {name for call in self.step.calls[k] for name in call.buffers}
         return [name for name in self.pieces if name in buffer_names]
 
     def _is_stack(self, name: str) -> bool:
-        return self.is_copy(self._producer_index(name))
+        return self.is_copy(self._find_producer(name))
 
     def _divide_calls(self, k: int, names: Sequence[str]) -> list[_DividedCall] | None:
         """Return the calls of a node divided by the pieces of `names`; None if impossible."""
@@ -408,7 +410,7 @@ _SUMS: Final = ("pm_mm", "pm_sum")
 """Kernels whose results for single pieces can be added up."""
 
 
-def _contiguous_sequence(pairs: Iterable[tuple[int, int]], elements: int) -> tuple[int, int]:
+def _find_contiguous_sequence(pairs: Iterable[tuple[int, int]], elements: int) -> tuple[int, int]:
     """Return (length of a contiguous sequence, distance to the next) of loops [elements].
 
     `pairs` are (stride, size), sorted by stride.
@@ -422,7 +424,7 @@ def _contiguous_sequence(pairs: Iterable[tuple[int, int]], elements: int) -> tup
     return length, elements
 
 
-def _tensors_in_same_loop(
+def _find_tensors_in_same_loop(
     call: Call, name: str, pieces: _Pieces, buffers: Mapping[str, Buffer]
 ) -> Iterator[tuple[str, _Pieces]]:
     """Yield (tensor, pieces) of other tensors that a call divides together with tensor `name`."""
@@ -520,7 +522,7 @@ class _Rewriter:
                 self._add_consumer(k)
             elif k not in self.division.producer_calls:
                 self.fixed_nodes[k] = _NewNode(node=node, calls=self.old_step.calls[k])
-        operations = list(self._execution_order())
+        operations = list(self._order_nodes())
         return self.old_step.with_nodes(
             (operation.node for operation in operations),
             (operation.calls for operation in operations),
@@ -541,7 +543,7 @@ class _Rewriter:
         for t in range(pieces.count):
             calls_of_piece, name = (
                 [piece_call for piece_call in piece_calls if piece_call.piece_of[result.name] == t],
-                _piece_name(result.name, t),
+                _make_piece_name(result.name, t),
             )
             alias = self._find_alias(calls_of_piece, pieces)
             if alias is not None and all(
@@ -558,14 +560,14 @@ class _Rewriter:
             new_node = _NewNode(
                 node=replace(
                     node,
-                    name=_piece_name(node.name, t),
+                    name=_make_piece_name(node.name, t),
                     inputs=tuple(
                         read_name for read_name in read_names if read_name in self.ready_after
                     ),
                     outputs=(Tensor(name=name, bytes=buffer.bytes),),
-                    flops=_piece_flops(node.flops, t, pieces.count),
+                    flops=_divide_flops(node.flops, t, pieces.count),
                     bytes_moved=None,
-                    in_place=self._in_place_pair(name, calls),
+                    in_place=self._find_in_place_pair(name, calls),
                 ),
                 calls=calls,
             )
@@ -623,15 +625,15 @@ class _Rewriter:
         """
         loops = piece_call.loops
         for name, t in piece_call.piece_of.items():
-            alias = self.aliases.get(_piece_name(name, t))
+            alias = self.aliases.get(_make_piece_name(name, t))
             loops = (
-                _rename_buffer(loops, name, _piece_name(name, t))
+                _rename_buffer(loops, name, _make_piece_name(name, t))
                 if alias is None
                 else _resolve_alias(loops, name, alias)
             )
         return loops
 
-    def _in_place_pair(self, out: str, calls: Sequence[Call]) -> tuple[tuple[str, str], ...]:
+    def _find_in_place_pair(self, out: str, calls: Sequence[Call]) -> tuple[tuple[str, str], ...]:
         """Return the (output, input) pair if the only call may overwrite an input, otherwise ().
 
         The input must not be state, must have equal size and type, and be accessed in the same
@@ -667,7 +669,7 @@ class _Rewriter:
         outputs = {tensor.name for tensor in node.outputs}
         in_place_pairs = tuple(pair for pair in node.in_place if pair[1] in accessed_names)
         if not in_place_pairs and len(outputs) == 1:
-            in_place_pairs = self._in_place_pair(node.outputs[0].name, calls)
+            in_place_pairs = self._find_in_place_pair(node.outputs[0].name, calls)
         accessed_inputs = tuple(
             name for name in accessed_names if name in self.ready_after and name not in outputs
         )
@@ -702,14 +704,14 @@ class _Rewriter:
         )
         for link in links:
             is_last = link is links[-1]
-            name = result.name if is_last else _piece_name(result.name, link[0][1])
+            name = result.name if is_last else _make_piece_name(result.name, link[0][1])
             calls: list[Call] = []
             if previous_name:
                 count = self.old_step.buffers[result.name].elements
                 calls.append(Call("pm_copy", (Ref(name), Ref(previous_name), (1, count, 1, 1))))
             for _, _, call, _ in link:
                 calls += (
-                    self._addition_calls(call, result.name, name)
+                    self._make_addition_calls(call, result.name, name)
                     if calls
                     else [_redirect_output(call, name)]
                 )
@@ -722,11 +724,11 @@ class _Rewriter:
                 _NewNode(
                     node=replace(
                         node,
-                        name=node.name if is_last else _piece_name(node.name, link[0][1]),
+                        name=node.name if is_last else _make_piece_name(node.name, link[0][1]),
                         inputs=(*read_names, previous_name) if previous_name else read_names,
                         outputs=(replace(result, name=name),),
                         flops=sum(
-                            _piece_flops(node.flops, t, len(piece_calls)) for _, t, *_ in link
+                            _divide_flops(node.flops, t, len(piece_calls)) for _, t, *_ in link
                         ),
                         bytes_moved=None,
                         workspace_bytes=result.bytes if needs_workspace else 0,
@@ -737,7 +739,7 @@ class _Rewriter:
             )
             previous_name = name
 
-    def _addition_calls(self, call: Call, result_name: str, out: str) -> list[Call]:
+    def _make_addition_calls(self, call: Call, result_name: str, out: str) -> list[Call]:
         """Return calls that add the result of `call` to buffer `out`."""
         if call.kernel == "pm_mm":
             return [
@@ -759,7 +761,7 @@ class _Rewriter:
 
     # -- order -------------------------------------------------------------------------------------
 
-    def _execution_order(self) -> Iterator[_NewNode]:
+    def _order_nodes(self) -> Iterator[_NewNode]:
         """Yield all nodes, each after the nodes of its inputs, and before an input is replaced."""
         computed: set[str] = set()
         pending_nodes = list(self.early_nodes)
@@ -808,11 +810,11 @@ def _resolve_alias(loops: Loops | None, name: str, alias: tuple[str, np.ndarray]
     return None if loops is None or loops.to_call() is None else loops
 
 
-def _piece_name(name: str, t: int) -> str:
+def _make_piece_name(name: str, t: int) -> str:
     return f"{name}[{t}]"
 
 
-def _piece_flops(total_flops: int, index: int, count: int) -> int:
+def _divide_flops(total_flops: int, index: int, count: int) -> int:
     return total_flops * (index + 1) // count - total_flops * index // count
 
 

@@ -58,7 +58,7 @@ def fuse_updates(step: LoweredStep) -> LoweredStep:
     since a stage computes a node once. Updates of int8 weights are always fused, because their
     gradients are four times as large as the weights.
     """
-    gradient_nodes = dict(_fusible_pairs(step))
+    gradient_nodes = dict(_find_fusible_pairs(step))
     if not gradient_nodes:
         return step
     graph, removed_nodes = step.graph, set(gradient_nodes.values())
@@ -77,7 +77,7 @@ def fuse_updates(step: LoweredStep) -> LoweredStep:
                 flops=gradient_node.flops + node.flops,
                 bytes_moved=None,
             )
-            calls.append((_fused_call(step, gradient_nodes[k], k),))
+            calls.append((_make_fused_call(step, gradient_nodes[k], k),))
         else:
             calls.append(step.calls[k])
         nodes.append(node)
@@ -108,7 +108,7 @@ def split_fused_updates(step: LoweredStep) -> LoweredStep:
                 nodes += _split_node(
                     node, (weight,), Tensor(name=name, bytes=buffers[name].bytes), count
                 )
-                calls.append((_gradient_call(_SEPARATE_KERNELS[kernel], Ref(name), operands),))
+                calls.append((_make_gradient_call(_SEPARATE_KERNELS[kernel], Ref(name), operands),))
                 calls.append((Call("pm_sgd", (w, Ref(name), count, rate, sign, decay)),))
             case (Call(kernel) as fused_call,) if kernel in _SEPARATE_INT8_KERNELS:
                 name = f"{node.name}.gradient"
@@ -125,7 +125,7 @@ def split_fused_updates(step: LoweredStep) -> LoweredStep:
     return step.with_nodes(nodes, calls, buffers=buffers)
 
 
-def _gradient_call(kernel: str, gradient: Ref, operands: Sequence[Argument]) -> Call:
+def _make_gradient_call(kernel: str, gradient: Ref, operands: Sequence[Argument]) -> Call:
     """Return the call that writes `gradient`, with the operands of a fused call."""
     if kernel == "pm_mm":
         return Call(kernel, (gradient, *operands, 0))
@@ -183,7 +183,7 @@ def _split_node(
     return gradient_node, replace(node, inputs=(*state, gradient.name), flops=flops)
 
 
-def _fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
+def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
     """Yield the node indices (update, gradient) of each update that can compute its gradient."""
     graph = step.graph
     returned_names = step.returned_buffers
@@ -254,7 +254,7 @@ def _reads_replaced_state(step: LoweredStep, k: int, u: int) -> bool:
     return any(new is not None and graph.node_of[new] <= u for new in replacements)
 
 
-def _fused_call(step: LoweredStep, k: int, u: int) -> Call:
+def _make_fused_call(step: LoweredStep, k: int, u: int) -> Call:
     """Return the call that computes the gradient of node `k` and executes the update `u`."""
     (gradient_call,), (update,) = step.calls[k], step.calls[u]
     if gradient_call.kernel in INT8_GRADIENT_KERNELS:

@@ -59,10 +59,10 @@ def with_instructions(nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]]) 
 
 def estimate_instructions(node: Node, calls: Iterable[Call]) -> int:
     """Return the estimated instructions of the calls that compute a node."""
-    return round(sum(map(estimate_call_instructions, computing_calls(node, calls))))
+    return round(sum(map(estimate_call_instructions, find_computing_calls(node, calls))))
 
 
-def computing_calls(node: Node, calls: Iterable[Call]) -> Iterator[Call]:
+def find_computing_calls(node: Node, calls: Iterable[Call]) -> Iterator[Call]:
     """Yield the calls of a node, except copies of buffers that it modifies in place."""
     return (call for call in calls if _copied_buffers(call) not in node.in_place)
 
@@ -103,7 +103,9 @@ def _count_elements(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     elif isinstance(arguments.get("outer"), tuple):
         n_outputs = math.prod(_loop_sizes(arguments["outer"]))
         inner_sizes = (
-            _loop_sizes(arguments["inner"]) if "inner" in arguments else _inner_sizes(arguments)
+            _loop_sizes(arguments["inner"])
+            if "inner" in arguments
+            else _find_inner_sizes(arguments)
         )
         counts.update(
             result=n_outputs,
@@ -121,7 +123,7 @@ def _count_elements(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
         counts.update(element=arguments.get("n", 1))
 
 
-def _inner_sizes(arguments: Mapping[str, Any]) -> list[int]:
+def _find_inner_sizes(arguments: Mapping[str, Any]) -> list[int]:
     """Return the sizes of the reduced dimensions, the innermost first."""
     return [arguments["n"]] if "n" in arguments else [arguments["columns"], arguments["rows"]]
 
@@ -177,7 +179,7 @@ def _count_product(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
         name = "outer, added" if arguments.get("accumulate") else "outer"
         counts.update({f"{name} row": batch * m, name: batch * m * n})
         return
-    order = _product_order(arguments)
+    order = _find_product_order(arguments)
     row_blocks, column_blocks = divmod(m, _BLOCK), divmod(n, _BLOCK)
     blocks = {
         "4x4": batch * row_blocks[0] * column_blocks[0],
@@ -189,7 +191,7 @@ def _count_product(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
         counts[f"{name} step" + (f" by {order}" if name != "1x1" else "")] += n_blocks * k
 
 
-def _product_order(arguments: Mapping[str, Any]) -> str:
+def _find_product_order(arguments: Mapping[str, Any]) -> str:
     """Return the order in which a product reads its factors, as in ``pm_mm.h``."""
     if arguments["a_column"] == 1 and arguments["b_row"] == 1:
         return "rows"
@@ -201,7 +203,7 @@ def _product_order(arguments: Mapping[str, Any]) -> str:
 # -- convolutions --------------------------------------------------------------------------------
 
 
-def _taps_inside(start: int, size: int, n_taps: int, tap_stride: int) -> range:
+def _find_taps_inside(start: int, size: int, n_taps: int, tap_stride: int) -> range:
     """Return the taps of a window from `start` that are inside the input, as ``pm_taps`` does."""
     taps_inside = [k for k in range(n_taps) if 0 <= start + k * tap_stride < size]
     return range(taps_inside[0], taps_inside[-1] + 1) if taps_inside else range(0)
@@ -223,7 +225,7 @@ class _Axis:
         """
         self.stride, self.tap_stride, self.window = stride, tap_stride, n_taps
         self.tap_counts = [
-            len(_taps_inside(start + k * stride, size, n_taps, tap_stride))
+            len(_find_taps_inside(start + k * stride, size, n_taps, tap_stride))
             for k in range(n_positions)
         ]
 
@@ -284,7 +286,7 @@ def _count_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> No
         if stride_h == stride_w == 1:
             down_axis = _Axis(1, 0, 1, 1, 1, 1)
             across_axis = _Axis(plane, 0, 1, channels * plane, channels, plane)
-    for results in _group_sizes(arguments["first"], arguments["count"], sizes.group_results):
+    for results in _list_group_sizes(arguments["first"], arguments["count"], sizes.group_results):
         for _ in range(arguments["batch"]):
             _count_correlation(
                 counts,
@@ -296,7 +298,7 @@ def _count_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> No
             )
 
 
-def _group_sizes(first: int, count: int, group_size: int) -> Iterator[int]:
+def _list_group_sizes(first: int, count: int, group_size: int) -> Iterator[int]:
     """Yield the channels of each group among `count` channels from `first` on."""
     n_counted = 0
     while n_counted < count:
@@ -311,7 +313,7 @@ def _count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) ->
     channels, axes = sizes.group_channels, sizes.directions
     is_pointwise = all(axis[2] == 1 and axis[4] == 0 for axis in axes)
     plane, out_plane = sizes.plane, sizes.out_plane
-    for n_summed in _group_sizes(arguments["first"], arguments["count"], sizes.group_results):
+    for n_summed in _list_group_sizes(arguments["first"], arguments["count"], sizes.group_results):
         for _ in range(arguments["batch"]):
             if is_pointwise and all(axis[3] == 1 for axis in axes):
                 axis_pairs = [
@@ -324,8 +326,8 @@ def _count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) ->
             else:
                 axis_pairs = [
                     (down, across, tap_distance)
-                    for down, _ in _stride_phases(*axes[0])
-                    for across, tap_distance in _stride_phases(*axes[1])
+                    for down, _ in _make_stride_phases(*axes[0])
+                    for across, tap_distance in _make_stride_phases(*axes[1])
                 ]
             for down, columns, tap_distance in axis_pairs:
                 across, n_channels = columns, n_summed if down.window and columns.window else 0
@@ -340,7 +342,7 @@ def _count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) ->
                 )
 
 
-def _stride_phases(
+def _make_stride_phases(
     size: int, n_positions: int, window: int, stride: int, padding: int, dilation: int
 ) -> Iterator[tuple[_Axis, int]]:
     """Yield (axis of the input positions with the same taps, distance of these taps) by phase."""
@@ -359,25 +361,25 @@ def _stride_phases(
         )
 
 
-def _tap_counts(sizes: ConvolutionSizes) -> Iterator[tuple[int, int]]:
+def _list_tap_counts(sizes: ConvolutionSizes) -> Iterator[tuple[int, int]]:
     """Yield for each tap the numbers of output rows and columns that read the input through it."""
     (height, rows, window_h, stride_h, pad_h, dilation_h), across = sizes.directions
     width, columns, window_w, stride_w, pad_w, dilation_w = across
     for h in range(window_h):
-        n_rows = len(_taps_inside(h * dilation_h - pad_h, height, rows, stride_h))
+        n_rows = len(_find_taps_inside(h * dilation_h - pad_h, height, rows, stride_h))
         for v in range(window_w):
-            yield n_rows, len(_taps_inside(v * dilation_w - pad_w, width, columns, stride_w))
+            yield n_rows, len(_find_taps_inside(v * dilation_w - pad_w, width, columns, stride_w))
 
 
 def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count the blocks of 4x4, 1x4 and 1x1 weights per tap, with their rows and elements."""
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     channels = sizes.group_channels
-    groups = list(_group_sizes(arguments["first"], arguments["count"], sizes.group_results))
+    groups = list(_list_group_sizes(arguments["first"], arguments["count"], sizes.group_results))
     has_dense_rows = (
         sizes.out_width == sizes.width and sizes.stride_across == sizes.stride_down == 1
     )
-    for rows, columns in _tap_counts(sizes):
+    for rows, columns in _list_tap_counts(sizes):
         counts["tap"] += len(groups)
         if rows and columns == sizes.out_width and has_dense_rows:
             rows, columns = 1, rows * columns  # noqa: PLW2901 - the rows form one
@@ -404,7 +406,7 @@ def _count_depthwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None
     if sizes[6:14] == (3, 3, 1, 1, 1, 1, 1, 1):
         counts.update({"3x3 row": planes * sizes.height, "3x3": planes * sizes.plane})
         return
-    for rows, columns in _tap_counts(sizes):
+    for rows, columns in _list_tap_counts(sizes):
         counts.update(tap=planes, row=planes * rows, element=planes * rows * columns)
 
 
@@ -413,7 +415,7 @@ def _count_strided(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     results = arguments["batch"] * arguments["count"]
     planes = results * sizes.group_channels
     counts.update(result=results * sizes.out_plane)
-    for rows, columns in _tap_counts(sizes):
+    for rows, columns in _list_tap_counts(sizes):
         counts.update(tap=planes, row=planes * rows, element=planes * rows * columns)
 
 
@@ -486,11 +488,11 @@ def _count_q8_pointwise(counts: Counter[str], arguments: Mapping[str, Any]) -> N
     _count_clamped(counts, arguments, arguments["pixels"] * arguments["results"])
 
 
-def _taps_in_image(sizes: ConvolutionSizes) -> list[list[int]]:
+def _count_taps_in_image(sizes: ConvolutionSizes) -> list[list[int]]:
     """Return the number of taps in the image for each output row, and for each output column."""
     return [
         [
-            len(_taps_inside(k * stride - padding, size, window, dilation))
+            len(_find_taps_inside(k * stride - padding, size, window, dilation))
             for k in range(n_positions)
         ]
         for size, n_positions, window, stride, padding, dilation in sizes.directions
@@ -502,7 +504,7 @@ def _count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) ->
     sizes = ConvolutionSizes(*arguments["shape"])
     n_pairs = arguments["batch"] * sizes.groups * -(-arguments["count"] // sizes.groups // 2)
     has_dense_rows = sizes.groups == sizes.dilation_across == 1
-    row_taps, column_taps = _taps_in_image(sizes)
+    row_taps, column_taps = _count_taps_in_image(sizes)
     rows_inside, columns_inside = (
         row_taps.count(sizes.window_height),
         column_taps.count(sizes.window_width),
@@ -531,7 +533,7 @@ def _count_q8_depthwise(counts: Counter[str], arguments: Mapping[str, Any]) -> N
     """Count words of four channels and single channels, for whole and for cut windows."""
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     window, (channel_words, single_channels) = sizes[6:8], divmod(arguments["count"], _BLOCK)
-    row_taps, column_taps = _taps_in_image(sizes)
+    row_taps, column_taps = _count_taps_in_image(sizes)
     whole_kind = "3x3" if window == (3, 3) else "whole"
     for rows, columns in product(row_taps, column_taps):
         n_taps, is_whole_window = rows * columns, (rows, columns) == window
@@ -584,7 +586,7 @@ def _q8_gradient_sizes(arguments: Mapping[str, Any]) -> tuple[ConvolutionSizes, 
     tap.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
-    n_visits = sum(rows * columns for rows, columns in _tap_counts(sizes))
+    n_visits = sum(rows * columns for rows, columns in _list_tap_counts(sizes))
     return sizes, batch * sizes.plane, batch * n_visits
 
 
@@ -651,7 +653,7 @@ def _count_q8_convolution_dw(counts: Counter[str], arguments: Mapping[str, Any])
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     results = arguments["count"] // (sizes.group_channels * sizes.window)
     counts.update(weight=arguments["count"])
-    for rows, columns in _tap_counts(sizes):
+    for rows, columns in _list_tap_counts(sizes):
         counts.update(tap=sizes.groups)
         for _ in range(sizes.groups):
             n_rows = batch * rows if columns else 0
@@ -665,7 +667,7 @@ def _count_q8_depthwise_dw(counts: Counter[str], arguments: Mapping[str, Any]) -
     # Kernels that also update weights have all channels; their count is the number of weights.
     channels = sizes.channels if "w" in arguments else arguments["count"]
     counts.update(weight=channels * sizes.window)
-    for rows, columns in _tap_counts(sizes):
+    for rows, columns in _list_tap_counts(sizes):
         counts.update(tap=1)
         n_rows = batch * rows if columns else 0
         for name, n_units in zip(("4", "1"), divmod(channels, _BLOCK), strict=True):

@@ -106,10 +106,10 @@ class _StepFile(Strict):
 
 def save_step(step: LoweredStep, path: str | Path) -> None:
     """Write a step to a ``*.step.json`` file, with values in base64."""
-    write_text(path, json.dumps(_document(step), allow_nan=False) + "\n")
+    write_text(path, json.dumps(_make_document(step), allow_nan=False) + "\n")
 
 
-def _document(step: LoweredStep) -> dict[str, object]:
+def _make_document(step: LoweredStep) -> dict[str, object]:
     """Return the JSON document of a step, its inference and evaluation included."""
     document: dict[str, object] = {
         "format": STEP_FORMAT,
@@ -137,7 +137,7 @@ def _document(step: LoweredStep) -> dict[str, object]:
         document["output"] = _tensor_to_json(step.output)
     for key, forward_pass in (("inference", step.inference), ("evaluation", step.evaluation)):
         if forward_pass is not None:
-            document[key] = _document(forward_pass)
+            document[key] = _make_document(forward_pass)
     return document
 
 
@@ -216,7 +216,10 @@ def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> 
     errors = list(_find_step_errors(step, document.values, outer_values))
     if errors:
         raise InputError(errors)
-    values = {name: _decode_values(step, name, coded) for name, coded in document.values.items()}
+    values = {
+        name: _decode_values(step, name, base64_text)
+        for name, base64_text in document.values.items()
+    }
     forward_passes: dict[str, LoweredStep] = {}
     values_so_far = dict(document.values)
     for key, forward_document in (
@@ -287,24 +290,24 @@ def _find_step_errors(
         yield f"values: state {name!r} has no values"
     for name in sorted(set(values) - step.buffers.keys()):
         yield f"values: {name!r} is no buffer"
-    readable_constants = {v.pieces[0].buffer for v in step.inputs} | {*values, *outer_values}
-    readable_constants.difference_update(tensor.name for tensor in step.graph.tensors)
-    yield from _find_call_errors(step, readable_constants)
+    constant_names = {v.pieces[0].buffer for v in step.inputs} | {*values, *outer_values}
+    constant_names.difference_update(tensor.name for tensor in step.graph.tensors)
+    yield from _find_call_errors(step, constant_names)
 
 
-def _find_call_errors(step: LoweredStep, readable_constants: Collection[str]) -> Iterator[str]:
+def _find_call_errors(step: LoweredStep, constant_names: Collection[str]) -> Iterator[str]:
     """Yield errors of all calls.
 
-    `readable_constants` are buffers that calls may read besides the tensors of their node.
+    `constant_names` are buffers that calls may read besides the tensors of their node.
     """
     if len(step.calls) != len(step.graph.nodes):
         yield f"calls: expected {len(step.graph.nodes)} lists, one a node, got {len(step.calls)}"
     for node, calls in zip(step.graph.nodes, step.calls, strict=False):
-        writable = {tensor.replaces or tensor.name for tensor in node.outputs}
-        writable.update([] if step.output is None else [step.output.pieces[0].buffer])
+        writable_names = {tensor.replaces or tensor.name for tensor in node.outputs}
+        writable_names.update([] if step.output is None else [step.output.pieces[0].buffer])
         for call in calls:
             for error in _find_argument_errors(
-                step, call, writable, {*readable_constants, *writable, *node.inputs}
+                step, call, writable_names, {*constant_names, *writable_names, *node.inputs}
             ):
                 yield f"calls: {node.name}: {call.kernel}: {error}"
 
@@ -332,7 +335,9 @@ def _find_named_tensor_errors(step: LoweredStep, value: NamedTensor) -> Iterator
     if value.strides is not None:
         if len(value.strides) != len(value.shape) or len(value.pieces) > 1:
             yield f"expected {len(value.shape)} strides in one piece, got {len(value.strides)}"
-        elif (n_elements := _span_elements(value.shape, value.strides)) > available_elements[0]:
+        elif (n_elements := _count_span_elements(value.shape, value.strides)) > available_elements[
+            0
+        ]:
             yield f"reaches {n_elements} elements, its buffer has {available_elements[0]}"
     elif (n_elements := math.prod(value.shape)) > sum(available_elements):
         yield f"has {n_elements} elements, its buffers {sum(available_elements)}"
@@ -340,7 +345,7 @@ def _find_named_tensor_errors(step: LoweredStep, value: NamedTensor) -> Iterator
         yield f"has {n_elements} elements, its pieces {sum(available_elements)}"
 
 
-def _span_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+def _count_span_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Return the number of buffer elements from the first to the last element of a tensor."""
     last = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
     return last + 1 if math.prod(shape) else 0
@@ -356,13 +361,13 @@ def _find_ref_errors(step: LoweredStep, ref: Ref) -> Iterator[str]:
 
 
 def _find_argument_errors(
-    step: LoweredStep, call: Call, writable: Collection[str], readable: Collection[str]
+    step: LoweredStep, call: Call, writable_names: Collection[str], readable_names: Collection[str]
 ) -> Iterator[str]:
     """Yield contradictions between a call and its kernel's parameters or its node's tensors."""
     if call.kernel not in kernel_names():
         yield "there is no such kernel"
         return
-    yield from _find_condition_errors(step, call.condition, readable)
+    yield from _find_condition_errors(step, call.condition, readable_names)
     if call.index_range is not None and not {"index", "target"} & {*parameter_names(call.kernel)}:
         yield "within: the kernel reads no indices"
     expected_types = parameter_types(call.kernel)
@@ -373,24 +378,26 @@ def _find_argument_errors(
         zip(expected_types, call.arguments, strict=True)
     ):
         if not _is_accepted(step, parameter_type, argument):
-            yield f"argument {position}: expected {parameter_type}, got {_argument_text(argument)}"
+            yield (
+                f"argument {position}: expected {parameter_type}, got {_format_argument(argument)}"
+            )
         elif isinstance(argument, Ref) and argument.buffer != WORKSPACE:
             yield from _find_ref_errors(step, argument)
-            if argument.buffer not in readable:
+            if argument.buffer not in readable_names:
                 yield f"{argument.buffer!r} is neither read nor made by its node"
-            elif "const" not in parameter_type and argument.buffer not in writable:
+            elif "const" not in parameter_type and argument.buffer not in writable_names:
                 yield f"{argument.buffer!r} is written, and not made by its node"
 
 
 def _find_condition_errors(
-    step: LoweredStep, condition: Condition | None, readable: Collection[str]
+    step: LoweredStep, condition: Condition | None, readable_names: Collection[str]
 ) -> Iterator[str]:
     """Yield an error if a call cannot depend on the counter of its condition."""
     if condition is None:
         return
     name = condition.counter.buffer
     yield from _find_ref_errors(step, condition.counter)
-    if name not in readable:
+    if name not in readable_names:
         yield f"where: {name!r} is not read by its node"
     elif step.buffers[name].type is not DataType.INT32:
         yield f"where: expected integers in {name!r}"
@@ -418,7 +425,7 @@ def _is_accepted(step: LoweredStep, parameter_type: str, argument: Argument) -> 
     return parameter_type == "pm_real"
 
 
-def _argument_text(argument: Argument) -> str:
+def _format_argument(argument: Argument) -> str:
     if isinstance(argument, Ref):
         return f"buffer {argument.buffer!r}"
     return f"{len(argument)} numbers" if isinstance(argument, tuple) else str(argument)

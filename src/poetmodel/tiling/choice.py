@@ -11,7 +11,7 @@ from poetmodel.plan.alignment import align_sizes, device_alignment
 from poetmodel.tiling.tiles import (
     BLOCK,
     MIN_TILE_BYTES,
-    distinct_tilings,
+    make_distinct_tilings,
     min_tiled_bytes,
     tile_step,
 )
@@ -72,11 +72,11 @@ def choose_tiles(
     lower_bound = min_tiled_bytes(
         step,
         alignment=device_alignment(device),
-        in_place=paging and device.is_memory_mapped,
-        resident=not paging,
+        reads_in_place=paging and device.is_memory_mapped,
+        is_resident=not paging,
     )
-    for size, tiled_step in distinct_tilings(
-        step, _candidate_sizes(max(step.graph.tensor_bytes) - 1)
+    for size, tiled_step in make_distinct_tilings(
+        step, _list_candidate_sizes(max(step.graph.tensor_bytes) - 1)
     ):
         if len(tiled_step.graph.nodes) > MAX_NODES:
             break
@@ -111,7 +111,7 @@ def candidate_tiles(
     if needed_bytes(tiled_step, device, paging=paging) > ram_bytes:
         return [first_tiling]
     tilings = [first_tiling]
-    for size, finer_step in distinct_tilings(step, _candidate_sizes(first_size)):
+    for size, finer_step in make_distinct_tilings(step, _list_candidate_sizes(first_size)):
         if len(finer_step.graph.nodes) > MAX_NODES or len(tilings) == MAX_CANDIDATES:
             break
         is_small_enough = needed_bytes(finer_step, device, paging=paging) <= ram_bytes
@@ -120,7 +120,7 @@ def candidate_tiles(
     return tilings
 
 
-def _candidate_sizes(max_bytes: int) -> list[int]:
+def _list_candidate_sizes(max_bytes: int) -> list[int]:
     """Return the sizes 1, 1.5, 2, 3 … KiB up to `max_bytes`, largest first [B]."""
     all_sizes = (size for k in range(10, 41) for size in (2**k, 3 * 2 ** (k - 1)))
     return sorted((size for size in all_sizes if size <= max_bytes), reverse=True)

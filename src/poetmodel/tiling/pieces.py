@@ -369,9 +369,9 @@ class Expansion:
                 calls.insert(0, Call(f"pm_copy{_COPY_SUFFIXES[buffer.type]}", copy_arguments))
                 in_place_pairs.append((new_name, old_name))
             elif self._writers[result_slice] == [p] and channel_range is not None:
-                in_place_pairs += self._in_place_slices(name, channel_range)
-            outputs.append(_output_tensor(tensor, new_name, result_slice, buffer.bytes))
-        inputs = self._piece_inputs(calls)
+                in_place_pairs += self._find_in_place_slices(name, channel_range)
+            outputs.append(_make_output_tensor(tensor, new_name, result_slice, buffer.bytes))
+        inputs = self._find_piece_inputs(calls)
         output_names = {tensor.name for tensor in outputs}
         inputs += [
             versioned_names[result_slice]
@@ -382,7 +382,7 @@ class Expansion:
         range_label = "".join(
             _format_range(self._ranges[axis][n]) for axis, n in piece.slice_indices.items()
         )
-        bytes_moved = self._piece_traffic(flops, inputs, outputs)
+        bytes_moved = self._estimate_piece_traffic(flops, inputs, outputs)
         return replace(
             node,
             name=node.name + range_label,
@@ -393,7 +393,7 @@ class Expansion:
             in_place=tuple(in_place_pairs),
         ), tuple(calls)
 
-    def _in_place_slices(self, name: str, channel_range: Range) -> list[tuple[str, str]]:
+    def _find_in_place_slices(self, name: str, channel_range: Range) -> list[tuple[str, str]]:
         """Return the (output slice, input slice) pairs if output `name` may overwrite an input."""
         slices = self._slices
         return [
@@ -402,7 +402,7 @@ class Expansion:
             if output_name == name and slices.ranges_of.get(input_name) == slices.ranges_of[name]
         ]
 
-    def _piece_inputs(self, calls: Iterable[Call]) -> list[str]:
+    def _find_piece_inputs(self, calls: Iterable[Call]) -> list[str]:
         """Return the inputs of a piece, as slices of the inputs of the node.
 
         These are the slices that `calls` read, and all slices of inputs that no call of the node
@@ -417,7 +417,7 @@ class Expansion:
             if slice_name in read_names or name not in call_names
         ]
 
-    def _piece_traffic(
+    def _estimate_piece_traffic(
         self, flops: int, inputs: Sequence[str], outputs: Sequence[Tensor]
     ) -> int | None:
         """Return the memory traffic of a piece [B]; None if the operator states none.
@@ -437,7 +437,7 @@ class Expansion:
         )
 
 
-def _output_tensor(tensor: Tensor, new_name: str, result_slice: str, size: int) -> Tensor:
+def _make_output_tensor(tensor: Tensor, new_name: str, result_slice: str, size: int) -> Tensor:
     """Return an output of a piece: a tensor, a slice of it, or a partial result of a chain."""
     if tensor.replaces is None:
         return Tensor(name=new_name, bytes=size)

@@ -48,11 +48,13 @@ def tile_step(step: LoweredStep, tile_bytes: int) -> LoweredStep:
     of byte inputs have any number. A group without a larger tensor stays undivided, and so do the
     tensors of kernels without ranges of channels.
     """
-    (tiled_step,) = (tiled_step for _, tiled_step in distinct_tilings(step, (tile_bytes,)))
+    (tiled_step,) = (tiled_step for _, tiled_step in make_distinct_tilings(step, (tile_bytes,)))
     return tiled_step
 
 
-def distinct_tilings(step: LoweredStep, sizes: Iterable[int]) -> Iterator[tuple[int, LoweredStep]]:
+def make_distinct_tilings(
+    step: LoweredStep, sizes: Iterable[int]
+) -> Iterator[tuple[int, LoweredStep]]:
     """Yield each size [B] with the step in tiles of that size, without repeated tilings.
 
     Skips a size whose slices are those of an earlier size.
@@ -74,27 +76,30 @@ def distinct_tilings(step: LoweredStep, sizes: Iterable[int]) -> Iterator[tuple[
                 break
 
 
-def min_tiled_bytes(step: LoweredStep, *, alignment: int, in_place: bool, resident: bool) -> int:
+def min_tiled_bytes(
+    step: LoweredStep, *, alignment: int, reads_in_place: bool, is_resident: bool
+) -> int:
     """Return a lower bound on the RAM of a step in tiles of any size [B].
 
     A call needs at least the smallest slice of each tensor. Only calls of the forward pass count,
-    because fused updates have other gradients. State needs no RAM if it is read `in_place` on
-    storage; all state is in RAM if it is `resident`. Sizes are rounded up to the alignment.
+    because updates may be fused with their gradients. State needs no RAM if the core reads it in
+    place on storage (`reads_in_place`); all state is in RAM if it `is_resident`. Sizes are rounded
+    up to the alignment.
     """
     tiling = _Tiling(split_fused_updates(step), 0, set(step.returned_buffers))
     graph = tiling.graph
     state_names = {graph.tensors[i].name for i in graph.state_tensors}
-    excluded_state = state_names if in_place or resident else set()
+    excluded_state = state_names if reads_in_place or is_resident else set()
     bound = 0
     for node, calls in zip(graph.nodes, tiling.undivided_step.calls, strict=True):
         if node.phase != Phase.FORWARD:
             continue
-        excluded_names = {new for new, _ in node.in_place} | excluded_state
+        excluded_names = {new_name for new_name, _ in node.in_place} | excluded_state
         for call in calls:
             names = {name for name in call.buffers if name in graph.tensor_index} - excluded_names
             sizes = (round_up(tiling.min_slice_bytes(name), alignment) for name in names)
             bound = max(bound, sum(sizes))
-    return bound + (graph.state_bytes if resident else 0)
+    return bound + (graph.state_bytes if is_resident else 0)
 
 
 class _BufferGroups:
