@@ -76,8 +76,8 @@ class _Pieces:
         piece = int(inner_rows.flat[0]) % self.count
         if (inner_rows % self.count != piece).any():
             return None
-        piece_indices = inner_rows // self.count * self.inner + indices % self.inner
-        piece_loops = loops.with_elements(index, loops.refs[index].buffer, piece_indices)
+        indices_in_piece = inner_rows // self.count * self.inner + indices % self.inner
+        piece_loops = loops.with_elements(index, loops.refs[index].buffer, indices_in_piece)
         return None if piece_loops is None else (piece, piece_loops)
 
     def split_loops(self, loops: Loops, index: int) -> Iterator[tuple[int, list[Loops]]]:
