@@ -302,7 +302,7 @@ class _Capuchin:
             execution = _KeepingExecution(
                 self.problem, self.pages, kept_tensors, free_bytes, full_stages
             )
-            candidate = execution.run()
+            candidate = execution.execute_stages()
             excess = self._peaks(candidate) - self.problem.usable_ram_bytes
             exceeded_stages = set(np.flatnonzero(excess > 0).tolist())
             if exceeded_stages - full_stages:
@@ -371,9 +371,9 @@ class _KeepingExecution(EvictionExecution):
     def retains(self, i: int) -> bool:
         return super().retains(i) or self.kept_until.get(i, -1) > self.stage
 
-    def _missing_in_stage(self) -> tuple[set[int], set[int]]:
+    def _find_missing(self) -> tuple[set[int], set[int]]:
         """Return the nodes and page-ins that the stage needs; mark recomputed tensors to keep."""
-        computed, page_ins = super()._missing_in_stage()
+        computed, page_ins = super()._find_missing()
         t = self.stage
         recomputed = [
             i for k in computed - {t} for i in self.graph.outputs_of[k] if self.is_awaited(i)

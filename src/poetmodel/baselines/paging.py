@@ -36,7 +36,7 @@ def lru_paging(problem: Problem) -> Schedule:
     like a clean page. Tensors without a further user are freed at once. Tensors of 0 bytes stay.
     The run time is O(n) evictions of O(n) candidates.
     """
-    return _LeastRecentlyUsed(problem).run()
+    return _LeastRecentlyUsed(problem).execute_stages()
 
 
 def offload_all(problem: Problem) -> Schedule:
@@ -193,8 +193,8 @@ class _LeastRecentlyUsed(StagedExecution):
         self.steps = 0
         self.last_use = [0] * len(self.sizes)
 
-    def victim(self, k: int) -> int | None:
-        evictable = [i for i in self.candidates(k) if self.storage.has_space_for(i)]
+    def choose_victim(self, k: int) -> int | None:
+        evictable = [i for i in self.evictable_candidates(k) if self.storage.has_space_for(i)]
         victim = min(evictable, key=lambda i: self.last_use[i], default=None)
         if victim is not None:
             self.storage.write(victim)
@@ -256,7 +256,7 @@ def execute_evictions(problem: Problem, pages: Mapping[IdleInterval, bool]) -> S
     After an interval the tensor is paged in if `pages` maps it to True; otherwise it is recomputed.
     Missing inputs of a recomputation are paged in if they are on storage, and recomputed otherwise.
     """
-    return EvictionExecution(problem, pages).run()
+    return EvictionExecution(problem, pages).execute_stages()
 
 
 class EvictionExecution(StagedExecution):
