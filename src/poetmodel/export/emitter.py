@@ -67,9 +67,9 @@ class ProgramSource:
     def __init__(
         self, deployment: Deployment, weights: Weights, forward_pass: ForwardPass | None = None
     ) -> None:
-        """Prepare the generation of `lines`: pointers, offsets, and slots of all buffers.
+        """Prepare `generate_lines`: pointers, offsets, and slots of all buffers.
 
-        Without a `forward_pass`, the lines are those of the training step.
+        The lines are those of the training step if `forward_pass` is None.
         """
         self.deployment = deployment
         self.forward_pass = forward_pass
@@ -144,16 +144,16 @@ class ProgramSource:
         """Return the offset of each output by instruction and tensor; set `_workspaces`."""
         offsets: dict[int, dict[int, int]] = {}
         self._workspaces: dict[int, int] = {}
-        base = 0 if self.forward_pass is None else self.deployment.resident_bytes
+        base_offset = 0 if self.forward_pass is None else self.deployment.resident_bytes
         for position, content, index, arena_offset in self.arena.offsets:
-            offset = base + arena_offset
+            offset = base_offset + arena_offset
             if content == Content.WORKSPACE:
                 self._workspaces[position] = offset
             else:
                 offsets.setdefault(position, {})[index] = offset
         return offsets
 
-    def lines(self) -> Iterator[str]:
+    def generate_lines(self) -> Iterator[str]:
         """Yield the C statements of the step or the forward pass."""
         tensors = {tensor.name for tensor in self.graph.tensors}
         yield from self._index_check_lines()

@@ -56,12 +56,12 @@ class StepSource:
         self.step = deployment.step
         self.weights = weights
         self.program = ProgramSource(deployment, weights)
-        self._step_lines = list(self.program.lines())
+        self._step_lines = list(self.program.generate_lines())
         self._pass_lines: dict[str, list[str]] = {}
         for forward_pass in deployment.forward_passes:
             source = ProgramSource(deployment, weights, forward_pass)
             source.lists, source.kernels = self.program.lists, self.program.kernels
-            self._pass_lines[forward_pass.kind] = list(source.lines())
+            self._pass_lines[forward_pass.kind] = list(source.generate_lines())
         self._buffers = list(
             dict.fromkeys(ref.buffer for value in self.step.states for ref in value.pieces)
         )

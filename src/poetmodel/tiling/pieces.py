@@ -189,8 +189,8 @@ class _PieceCalls:
 class Expansion:
     """The pieces that replace a node with divided tensors.
 
-    There is one piece for each slice of results, combined with each slice of the channels over
-    which they sum. Pieces that write the same tensor are a chain: each piece continues the sums of
+    There is one piece for each slice of results, combined with each slice of the channels that
+    the results sum. Pieces that write the same tensor are a chain: each piece continues the sums of
     the piece before, in the same memory.
     """
 
@@ -342,7 +342,7 @@ class Expansion:
         """Return the node and the calls of a piece.
 
         In a chain, each piece except the first begins with a copy of the previous partial result.
-        Adds the buffers of partial results to `Slices.partials`.
+        Adds the buffers of partial results to `Slices.partial_results`.
         """
         node, piece = self._node, self._piece_calls[p]
         versioned_names = {
@@ -422,8 +422,8 @@ class Expansion:
     ) -> int | None:
         """Return the memory traffic of a piece [B]; None if the operator states none.
 
-        That is the bytes of the piece's tensors, plus the piece's fraction of the operator's other
-        traffic, in proportion to FLOP.
+        The traffic is the size of the tensors of the piece, plus a fraction of the other traffic of
+        the node, in proportion to FLOP.
         """
         node, size_bytes = self._node, self._slices.size_bytes
         if node.bytes_moved is None:

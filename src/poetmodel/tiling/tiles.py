@@ -170,10 +170,12 @@ class _Tiling:
         block = 1 if name in self._converted_buffers else BLOCK
         return size * min(block, channels := self._layouts[name].channels) // channels
 
-    def shared_slices(self, inference: LoweredStep) -> dict[str, tuple[Range, ...]]:
+    def shared_slices(self, forward_pass: LoweredStep) -> dict[str, tuple[Range, ...]]:
         """Return the slices of the state that a forward pass reads."""
         state_names = (
-            self.slice_ranges.keys() & self.undivided_step.values.keys() & inference.buffers.keys()
+            self.slice_ranges.keys()
+            & self.undivided_step.values.keys()
+            & forward_pass.buffers.keys()
         )
         return {name: self.slice_ranges[name] for name in state_names}
 
@@ -196,12 +198,14 @@ class _Tiling:
                     )
         else:
             fixed_layouts = self.training_tiling._layouts.items()  # noqa: SLF001 - same class
-            states = {
+            state_buffers = {
                 ref.buffer
                 for tensor in self.training_tiling.undivided_step.states
                 for ref in tensor.pieces
             }
-            self._layouts.update((name, layout) for name, layout in fixed_layouts if name in states)
+            self._layouts.update(
+                (name, layout) for name, layout in fixed_layouts if name in state_buffers
+            )
         for channel_loops in (
             loops for node_calls in self._channel_loops for loops in node_calls if loops is not None
         ):
@@ -287,9 +291,9 @@ class _Tiling:
         )
         for tensor in affected_states:
             name = tensor.pieces[0].buffer
-            is_single = len(tensor.pieces) == 1 and tensor.strides is None
+            is_one_piece = len(tensor.pieces) == 1 and tensor.strides is None
             if (
-                not is_single
+                not is_one_piece
                 or self._layouts[name].span != self.undivided_step.buffers[name].elements
             ):
                 sliceable -= {ref.buffer for ref in tensor.pieces}
@@ -322,7 +326,9 @@ class _Tiling:
     def _find_slices(self) -> dict[str, tuple[Range, ...]]:
         """Group buffers; return the slices of groups with a large tensor, and of their weights."""
         product_groups, weight_buffers = [], set()
-        states = {ref.buffer for value in self.undivided_step.states for ref in value.pieces}
+        state_buffers = {
+            ref.buffer for tensor in self.undivided_step.states for ref in tensor.pieces
+        }
         for channel_loops in (
             loops for node_calls in self._channel_loops for loops in node_calls if loops is not None
         ):
@@ -331,7 +337,7 @@ class _Tiling:
             for index, d in dimensions.items():
                 name = split_loops.loops.refs[index].buffer
                 names_by_dimension[d].append(name)
-                if split_loops.is_weight(index, is_state=name in states):
+                if split_loops.is_weight(index, is_state=name in state_buffers):
                     weight_buffers.add(name)
             if split_loops.is_product:
                 product_groups += [names for names in names_by_dimension.values() if len(names) > 1]
