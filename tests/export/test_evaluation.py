@@ -202,7 +202,7 @@ def test_folder_without_it_knows_nothing_of_it(tmp_path):
     deployment = export_step(step, tmp_path, commit=True, gap=0.5)
     assert deployment.evaluation is None
     assert "pm_evaluate(" not in (tmp_path / "include/pm.h").read_text(encoding="utf-8")
-    assert not deployment.keeps_best
+    assert not deployment.stores_best
     plain = lower(nn.Linear(6, 4), functional.cross_entropy, (torch.randn(2, 6), IMAGES[1]))
     with pytest.raises(InputError, match="evaluate: Linear was captured without"):
         export_step(plain, tmp_path, evaluate=True)

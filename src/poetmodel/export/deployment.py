@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class WeightsFormat(StrEnum):
-    """Format of the first values of state and of the constants in an exported folder."""
+    """Format of the initial values of state and of the constants in an exported folder."""
 
     C = "c"
     """An array in C, for any build system."""
@@ -78,10 +78,12 @@ class Deployment:
     """A step to export, with its plan, offsets, limits and options."""
 
     step: LoweredStep
+    """The exported step, in tiles if tensors are divided."""
     identity: str
     """Result of `step_identity` for the step before tiling."""
     plan: Plan
     arena: Arena
+    """Offsets of the plan."""
     ram_bytes: int
     """RAM limit of the step, stack and input buffers included [B]."""
     stack_bytes: int
@@ -92,6 +94,7 @@ class Deployment:
     """Trials of tile sizes for ``auto``; empty if only one size was possible."""
     device: Device | None = None
     result: SolveResult | None = None
+    """Result of the solve of the step; None before the solve."""
     commit: bool = False
     """Whether storage holds generations of all replaced state, of which one is always complete."""
     commit_every: int = 1
@@ -109,6 +112,7 @@ class Deployment:
     prefix: str = "pm"
     """Prefix of all names in C."""
     weights: WeightsFormat = WeightsFormat.C
+    """Format of initial values and constants."""
     shared_kernels: str | None = None
     """Relative path to the folder of shared kernels; None if the folder has all kernels of the
     step."""
@@ -127,10 +131,12 @@ class Deployment:
 
         A generation consists of a record, its state tensors, and a seal.
         """
-        if not self.generation:
+        if not self.generation_names:
             return tuple(self._page_bytes)
         saved_names = (
-            map(saved_slot_name, self.generation) if self.copies_to_flash else self.generation
+            map(saved_slot_name, self.generation_names)
+            if self.copies_to_flash
+            else self.generation_names
         )
         return (*self._page_bytes, RECORD_SLOT, *saved_names, SEAL_SLOT)
 
@@ -142,17 +148,17 @@ class Deployment:
     @cached_property
     def generation_bytes(self) -> tuple[int, ...]:
         """Sizes of the state tensors of one generation [B]."""
-        return tuple(self.step.buffers[name].bytes for name in self.generation)
+        return tuple(self.step.buffers[name].bytes for name in self.generation_names)
 
     @cached_property
     def _page_bytes(self) -> dict[str, int]:
         """Sizes of the slots outside of generations, by name, in the order of slots [B]."""
         buffers = self.step.buffers
-        pages = {name: buffers[name].bytes for name in _paged_out_names(self.step, self.plan)}
+        pages = {name: buffers[name].bytes for name in _list_paged_out(self.step, self.plan)}
         pass_pages = {
             pass_slot_name(forward_pass.kind, name): forward_pass.step.buffers[name].bytes
             for forward_pass in self.forward_passes
-            for name in _paged_out_names(forward_pass.step, forward_pass.plan)
+            for name in _list_paged_out(forward_pass.step, forward_pass.plan)
         }
         gradients = {
             gradient_slot_name(value): buffers[value.pieces[0].buffer].bytes
@@ -185,7 +191,7 @@ class Deployment:
         return frozenset(self.step.graph.tensors[i].name for i in self.plan.resident or ())
 
     @cached_property
-    def generation(self) -> tuple[str, ...]:
+    def generation_names(self) -> tuple[str, ...]:
         """Names of the state in each generation: on storage in the order of writes, then in RAM."""
         if not self.commit:
             return ()
@@ -199,9 +205,9 @@ class Deployment:
         return tuple(dict.fromkeys(name for name in ordered_names if name in replaced_names))
 
     @property
-    def keeps_best(self) -> bool:
+    def stores_best(self) -> bool:
         """Whether two more generations store the state with the best evaluation."""
-        return bool(self.generation) and self.evaluation is not None
+        return bool(self.generation_names) and self.evaluation is not None
 
     @property
     def counts_correct(self) -> bool:
@@ -217,7 +223,7 @@ class Deployment:
     @cached_property
     def rotating_state(self) -> frozenset[str]:
         """Names of the state that a step writes directly to the next generation on storage."""
-        return frozenset(() if self.copies_to_flash else self.generation)
+        return frozenset(() if self.copies_to_flash else self.generation_names)
 
     def _written_state_names(self) -> Iterator[str]:
         """Yield the names of state on storage in the order in which a step writes it."""
@@ -244,19 +250,22 @@ class Deployment:
         return GenerationLayout(erase_block_bytes=self.arena.alignment)
 
     @property
-    def _paged_bytes(self) -> int:
-        """Erase blocks of the slots outside of generations [B]."""
+    def _page_storage_bytes(self) -> int:
+        """Size of the erase blocks of the slots outside of generations [B]."""
         block = self.page_layout.erase_block_bytes
         return sum(round_up(size, block) for size in self.page_bytes)
 
     @property
     def generations(self) -> int:
         """Number of generations that take turns: 0, 2, or all that fit if erasing causes wear."""
-        if not self.generation:
+        if not self.generation_names:
             return 0
         if self.device is None or self._endurance_cycles is None:
             return 2
-        flash, other_bytes = self.device.flash, 0 if self.copies_to_flash else self._paged_bytes
+        flash, other_bytes = (
+            self.device.flash,
+            0 if self.copies_to_flash else self._page_storage_bytes,
+        )
         other_bytes += self._best_generation_bytes + self.replay_bytes
         free_bytes = (self.device.aux_bytes or 0) - other_bytes
         if flash is not None and self.device.commits_to_flash:
@@ -274,7 +283,7 @@ class Deployment:
     @property
     def generations_per_block(self) -> int:
         """Number of generations that share an erase block; 1 if erasing causes no wear."""
-        causes_wear = self.generation and self._endurance_cycles is not None
+        causes_wear = self.generation_names and self._endurance_cycles is not None
         return self.layout.generations_per_block(self.generation_bytes) if causes_wear else 1
 
     @property
@@ -289,17 +298,17 @@ class Deployment:
 
     @property
     def replay_bytes(self) -> int:
-        """Erase blocks of stored samples [B]."""
+        """Size of the erase blocks of stored samples [B]."""
         return 0 if self.replay is None else self.replay.stored_bytes
 
     @property
     def _best_generation_bytes(self) -> int:
-        """Erase blocks of the best generation and of its replacement [B]."""
-        return 2 * self._bytes_per_generation if self.keeps_best else 0
+        """Size of the erase blocks of the best generation and of its next version [B]."""
+        return 2 * self._bytes_per_generation if self.stores_best else 0
 
     @property
     def _bytes_per_generation(self) -> int:
-        """Erase blocks of one generation [B]."""
+        """Size of the erase blocks of one generation [B]."""
         return self.commit_erases * self.layout.erase_block_bytes
 
     @property
@@ -312,7 +321,7 @@ class Deployment:
 
     @property
     def saved_bytes(self) -> int:
-        """Erase blocks of generations and samples in flash; 0 unless storage is volatile [B]."""
+        """Size of the erase blocks of state and samples in flash; 0 unless storage is volatile [B]."""
         if not self.copies_to_flash:
             return 0
         return (
@@ -323,23 +332,23 @@ class Deployment:
 
     @property
     def stored_bytes(self) -> int:
-        """Erase blocks on storage: pages, samples, and all generations [B]."""
+        """Size of the erase blocks on storage: pages, samples, and all generations [B]."""
         return self._stored_bytes(self._generation_groups)
 
     @property
     def min_stored_bytes(self) -> int:
-        """Erase blocks on storage with at most two groups of generations [B]."""
+        """Size of the erase blocks on storage with at most two groups of generations [B]."""
         return self._stored_bytes(min(self._generation_groups, 2))
 
     def _stored_bytes(self, groups: int) -> int:
-        """Return the erase blocks on storage with `groups` groups of generations [B].
+        """Return the size of the erase blocks on storage with `groups` groups of generations [B].
 
         The result is at least the storage of the earlier step that is migrated.
         """
         if self.copies_to_flash:
-            return self._paged_bytes
+            return self._page_storage_bytes
         stored_generations_bytes = groups * self._bytes_per_generation + self._best_generation_bytes
-        used_bytes = self._paged_bytes + stored_generations_bytes + self.replay_bytes
+        used_bytes = self._page_storage_bytes + stored_generations_bytes + self.replay_bytes
         return (
             used_bytes
             if self.migration is None
@@ -349,12 +358,12 @@ class Deployment:
     @property
     def commit_bytes(self) -> int:
         """Bytes that one commit writes: record, state, checksums, seal [B]."""
-        return self.layout.size_bytes(self.generation_bytes) if self.generation else 0
+        return self.layout.size_bytes(self.generation_bytes) if self.generation_names else 0
 
     @property
     def commit_erases(self) -> int:
         """Maximum number of erases of a commit: all blocks of a generation, or its shared block."""
-        return self.layout.n_blocks(self.generation_bytes) if self.generation else 0
+        return self.layout.n_blocks(self.generation_bytes) if self.generation_names else 0
 
     @property
     def page_writes(self) -> tuple[tuple[int, int], ...]:
@@ -376,7 +385,7 @@ class Deployment:
     def step_writes(self) -> tuple[tuple[int, float], ...]:
         """Mean writes of one step: (size [B], number); a commit counts 1 / `commit_every` times."""
         commit = (self.commit_bytes, 1 / self.commit_every)
-        return (*self.page_writes, commit) if self.generation else self.page_writes
+        return (*self.page_writes, commit) if self.generation_names else self.page_writes
 
     @property
     def written_bytes(self) -> int:
@@ -393,7 +402,7 @@ class Deployment:
         if self._endurance_cycles is None:
             return None
         steps_per_erase = [1 / count for _, count in self.page_writes if not self.copies_to_flash]
-        if self.generation:
+        if self.generation_names:
             steps_per_erase.append(self.generations * self.commit_every)
         return self._endurance_cycles * min(steps_per_erase) if steps_per_erase else None
 
@@ -454,7 +463,7 @@ class Deployment:
         }
 
 
-def _paged_out_names(step: LoweredStep, plan: Plan) -> list[str]:
+def _list_paged_out(step: LoweredStep, plan: Plan) -> list[str]:
     """Return the names of the tensors that a plan pages out, except replacements of state."""
     graph = step.graph
     paged_tensors = {i for (op, i) in plan.program if op == Op.PAGE_OUT and i not in graph.state_of}

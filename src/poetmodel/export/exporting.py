@@ -180,7 +180,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     prefix : str
         Prefix of all names in C. Steps with different prefixes can be linked into one program.
     weights : {'c', 'binary'}
-        Format of constants and first values of state: an array in C, or a binary file that the
+        Format of constants and initial values of state: an array in C, or a binary file that the
         assembler includes.
     shared_kernels : str or Path, optional
         A folder of kernels that several steps share: each export adds the kernels that it needs.
@@ -409,7 +409,7 @@ def _load_migration_source(
 def _check_migration(deployment: Deployment) -> None:
     """Raise `InputError` if a step that migrates has state on storage outside of generations."""
     graph = deployment.step.graph
-    names = {graph.tensors[i].name for i in graph.state_tensors} - {*deployment.generation}
+    names = {graph.tensors[i].name for i in graph.state_tensors} - {*deployment.generation_names}
     if deployment.migration is not None and names - deployment.resident_names:
         raise InputError(
             f"migrate_from: {listed(sorted(names))} lies on storage, and no step replaces it, so "

@@ -175,7 +175,7 @@ def count_elements(deployment: Deployment, statements: Iterable[str]) -> Counter
     counts["mapped"] += bool(deployment.slots) and deployment.plan.memory_mapped
     counts["commit"] += deployment.commit
     counts["replay"] += deployment.replay is not None
-    counts["best"] += deployment.keeps_best
+    counts["best"] += deployment.stores_best
     counts["migration"] += deployment.migration is not None
     counts["checksum"] += deployment.commit and deployment.checksum
     counts["gradients"] += bool(deployment.step.gradients)

@@ -337,14 +337,14 @@ def _evaluation_keys(deployment: Deployment) -> dict[str, Any]:
     if deployment.evaluation is None:
         return {}
     results = ["loss", *["correct"] * deployment.counts_correct]
-    return {"evaluation": {"gives": results, "keeps_best": deployment.keeps_best}}
+    return {"evaluation": {"gives": results, "keeps_best": deployment.stores_best}}
 
 
 def _generation_document(
     deployment: Deployment, *, layout_id: str, instance_id: str
 ) -> dict[str, Any]:
     """Return the value of the key ``generation``: the layout of a generation on storage."""
-    tensors, buffers = list(deployment.generation), deployment.step.buffers
+    tensors, buffers = list(deployment.generation_names), deployment.step.buffers
     states: dict[str, Any] = {}
     for tensor in deployment.step.states:
         pieces = list(list_state_pieces(deployment.step, tensor))
@@ -404,7 +404,7 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
 
 def _generation_keys(deployment: Deployment, source: StepSource) -> dict[str, Any]:
     """Return the keys ``generation`` and ``migrates``; empty without generations."""
-    if not deployment.generation:
+    if not deployment.generation_names:
         return {}
     ids = {"layout_id": source.layout_id, "instance_id": source.instance_id}
     keys: dict[str, Any] = {"generation": _generation_document(deployment, **ids)}

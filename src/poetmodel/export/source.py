@@ -87,7 +87,7 @@ class StepSource:
     def _header_values(self) -> TemplateValues:
         """Return the template values of ``pm.h``."""
         step, deployment = self.step, self.deployment
-        state_slots = len(deployment.generation)
+        state_slots = len(deployment.generation_names)
         return {
             "GRAPH": _comment_line(step.graph.name),
             "ARENA_BYTES": deployment.arena_bytes,
@@ -106,7 +106,7 @@ class StepSource:
             "WRITES_EARLY": self.program.writes_early,
             "EVALUATION": deployment.evaluation is not None,
             "COUNTS_CORRECT": deployment.counts_correct,
-            "BEST": deployment.keeps_best,
+            "BEST": deployment.stores_best,
             **self._replay_values(),
             **self._migration_values(),
             "RANDOM": self._uses_random_numbers,
@@ -114,8 +114,8 @@ class StepSource:
             "STEP_ID": deployment.identity[:8],
             "LAYOUT_ID": self.layout_id,
             "INSTANCE_ID": self.instance_id,
-            "RECORD_BYTES": RECORD_BYTES if deployment.generation else 0,
-            "SEAL_BYTES": SEAL_BYTES if deployment.generation else 0,
+            "RECORD_BYTES": RECORD_BYTES if deployment.generation_names else 0,
+            "SEAL_BYTES": SEAL_BYTES if deployment.generation_names else 0,
             "PADDING_BYTES": PADDING_BYTES,
             "PAGES_TERMS": _storage_terms("PAGE", deployment.page_bytes),
             "STATE_TERMS": _storage_terms("TENSOR", deployment.generation_bytes),
@@ -167,7 +167,7 @@ class StepSource:
     @property
     def layout_id(self) -> str:
         """Identity of the layout of a generation: a hash of the names of its state."""
-        return sha256(json.dumps(self.deployment.generation).encode()).hexdigest()[:8]
+        return sha256(json.dumps(self.deployment.generation_names).encode()).hexdigest()[:8]
 
     def _tensor_macros(self, used_names: set[str]) -> Iterator[str]:
         """Yield a macro for the index of each input, state tensor and gradient, with its shape.
@@ -263,7 +263,7 @@ class StepSource:
     def _generate_tables(self) -> Iterator[str]:
         """Yield the C tables of slots, buffers, state, samples, migrated state and gradients."""
         slots = self.deployment.page_bytes
-        if self.deployment.generation:
+        if self.deployment.generation_names:
             slots = (*slots, RECORD_BYTES, *self.deployment.generation_bytes, SEAL_BYTES)
         yield _define_table("const uint32_t pm_slot_bytes[]", map(str, slots), empty="0")
         yield _define_table("const pm_buffer_t pm_buffers[]", map(self._buffer_row, self._buffers))
@@ -275,7 +275,9 @@ class StepSource:
         for kind, tensors in (tensors_by_kind | {"gradients": self.step.gradients}).items():
             yield _define_table(f"const pm_tensor_t pm_{kind}_info[]", map(_make_info_row, tensors))
         if self.deployment.copies_to_flash:
-            saved_rows = (str(self._buffers.index(name)) for name in self.deployment.generation)
+            saved_rows = (
+                str(self._buffers.index(name)) for name in self.deployment.generation_names
+            )
             yield _define_table("const uint32_t pm_saved[]", saved_rows)
         replay = self.deployment.replay
         if replay is not None:
