@@ -527,7 +527,7 @@ def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
     storage_text = (
         f"{format_bytes(replay.stored_bytes)} of storage, {replay.sample_bytes:,} B a sample"
     )
-    yield text_fact("stored samples", f"{replay.samples:,}", storage_text)
+    yield text_fact("stored samples", f"{replay.max_samples:,}", storage_text)
     lowered_step, plan = deployment.step, deployment.plan
     batch_instructions, stored_sample_instructions = (
         program_instructions(lowered_step, plan, nodes) for nodes in ((), replay.front.nodes)

@@ -91,9 +91,9 @@ class FolderArgument:
 @command("poetmodel state firmware")
 def state(folder_argument: FolderArgument, output: OutputOptions) -> None:
     """List the state of exported C in the order of its functions and files."""
-    from poetmodel.export.state import state_tensors
+    from poetmodel.export.state import load_state_tensors
 
-    tensors = state_tensors(folder_argument.folder)
+    tensors = load_state_tensors(folder_argument.folder)
     if output.json:
         keys = ("name", "shape", "dtype", "bytes", "home")
         print_json([{key: getattr(tensor, key) for key in keys} for tensor in tensors])
