@@ -41,7 +41,7 @@ MAX_GREEDY_TIME_RATIO: Final = 0.5
 MIN_UNITS: Final = 1.0
 """Smallest value of a known schedule, in units of the objective, that a solver resolves to a
 millionth. Below it the problem is restated in finer units."""
-MAX_UNITS: Final = 1e5
+MAX_COST_UNITS: Final = 1e5
 """Largest value of a known schedule, in units of the objective, that needs no other units."""
 SETTLED: Final = frozenset({Termination.PROVED, Termination.STALLED})
 """Terminations after which the open gap is below a solver's tolerances."""
@@ -275,7 +275,7 @@ def _is_resolvable(problem: Problem, value: float) -> bool:
     """Return whether a solver resolves a value in the units of the problem's objective."""
     if value <= 0 or not problem.objective.is_sum:
         return True
-    return MIN_UNITS <= value / problem.objective.unit <= MAX_UNITS
+    return MIN_UNITS <= value / problem.objective.unit <= MAX_COST_UNITS
 
 
 def _with_known_progress(request: Request, known: Candidate, bound: float) -> Request:

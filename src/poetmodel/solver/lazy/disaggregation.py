@@ -214,7 +214,7 @@ class _Disaggregator:
         for i, a in decisions.kept:
             if i in resident:
                 continue
-            stages = events.events[i]
+            stages = events.event_groups[i]
             begin = grouping.group_of[graph.node_of[i]] if a == 0 else stages[a - 1]
             for group in range(begin + 1, stages[a] + 1):
                 self.kept_tensors[group].add(i)

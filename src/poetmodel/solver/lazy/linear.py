@@ -50,9 +50,9 @@ def add_cuts(
     solution = LinearSolution(None, float("-inf"))
     basis: Basis | None = None
     for round_index in range(params.cut_rounds):
-        raw = session.relax(relaxation.cut_form().relaxed(), basis=basis)
+        raw = session.relax(relaxation.cut_form().linear_relaxation(), basis=basis)
         if raw is None or raw.x is None or raw.bound is None:
-            if raw is not None and raw.infeasible:
+            if raw is not None and raw.is_infeasible:
                 return LinearSolution(None, 0.0, infeasible=True)
             return solution
         session.raise_bound(safe_bound(session.problem, raw.bound) * relaxation.unit)
@@ -135,7 +135,7 @@ def add_rows(
         rows = [t for t in dict.fromkeys(in_turn) if t is not None and t not in enforced_rows]
         growth = int(params.linear_growth_ratio * finest.grouping.n_groups)
         max_rows = max(params.linear_rows, growth) << idle
-        finest = session.build(finest.grouping.add(rows[:max_rows]), finest)
+        finest = session.build(finest.grouping.with_rows(rows[:max_rows]), finest)
         finest_solution = add_cuts(session, finest, on_cut_point)
         if finest_solution.infeasible:
             return finest, finest_solution
@@ -172,13 +172,13 @@ def kept_spans(
         relaxation.events,
     )
     group_of = grouping.group_of
-    always_kept = relaxation.events.kept
+    always_kept = relaxation.events.free_keeps
     for i, k in enumerate(graph.node_of):
         if not graph.users_of[i]:
             continue
         begin = group_of[k]
         levels = []
-        for a in range(len(events.events[i])):
+        for a in range(len(events.event_groups[i])):
             column = relaxation.kept.get((i, a))
             levels.append(float((i, a) in always_kept) if column is None else float(x[column]))
         readers: dict[int, list[int]] = {}
@@ -187,7 +187,7 @@ def kept_spans(
         last_reader = max(readers.get(begin, [k]))
         spans = [(k, last_reader, 1.0)]
         level = levels[0] if levels else 0.0
-        for a, event in enumerate(events.events[i]):
+        for a, event in enumerate(events.event_groups[i]):
             spans.append((last_reader, grouping.last_stage[event - 1], level))
             first_stage, last_stage = grouping.first_stage[event], grouping.last_stage[event]
             reader_nodes = readers.get(event)

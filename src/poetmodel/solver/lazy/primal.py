@@ -11,7 +11,7 @@ from poetmodel.heuristics.greedy import add_rewarded
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import Score
 from poetmodel.heuristics.restorations import restorations_of
-from poetmodel.model.grouping import change_stages
+from poetmodel.model.grouping import coefficient_change_stages
 from poetmodel.solver.lazy.disaggregation import Disaggregation, broken_stages, broken_steps
 
 if TYPE_CHECKING:
@@ -167,8 +167,8 @@ def _broken_own_rows(relaxation: Relaxation, result: Disaggregation) -> dict[int
     decisions = {("recomputed", index) for index in result.recomputed}
     decisions.update(("paged_in", index) for index in result.paged_in)
     return {
-        position: change_stages(row)
+        position: coefficient_change_stages(row)
         for position, row in enumerate(limits)
-        if position not in relaxation.grouping.own_rows
+        if position not in relaxation.grouping.user_rows
         and not row.is_satisfied(decisions.__contains__)
     }

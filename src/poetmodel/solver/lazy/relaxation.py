@@ -15,7 +15,7 @@ from poetmodel.backends.sparse import csr_array
 from poetmodel.clock import check_time_limit
 from poetmodel.heuristics.restorations import PAGE_IN, PAGE_OUT, RECOMPUTE, Restoration
 from poetmodel.model.aggregated import build_relaxation
-from poetmodel.model.memory import assign_memory
+from poetmodel.model.memory import memory_values
 from poetmodel.solver.lazy.disaggregation import (
     ROUNDING,
     Disaggregation,
@@ -47,8 +47,8 @@ FAMILIES: Final = (
     "paged_out",
     "resident",
     "storage_home",
-    "recomputed_beside",
-    "paged_in_beside",
+    "extra_recomputed",
+    "extra_paged_in",
 )
 """Families of the model's variables whose columns a relaxation has as fields."""
 
@@ -80,10 +80,10 @@ class Relaxation:
     """Column of ``resident[w]``."""
     storage_home: Family
     """Column of ``storage_home[w]``."""
-    recomputed_beside: Family
-    """Column of ``recomputed_beside[k]``."""
-    paged_in_beside: Family
-    """Column of ``paged_in_beside[i]``."""
+    extra_recomputed: Family
+    """Column of ``extra_recomputed[k]``."""
+    extra_paged_in: Family
+    """Column of ``extra_paged_in[i]``."""
     separators: dict[str, Separator] = field(init=False, default_factory=dict)
     """Separators of the cuts, by family."""
     cuts: list[Cut] = field(init=False, default_factory=list)
@@ -173,7 +173,7 @@ class Relaxation:
     def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
         """Return the group decisions of a solution."""
         return GroupDecisions(
-            kept=_indices_at_one(self.kept, x) | self.events.kept,
+            kept=_indices_at_one(self.kept, x) | self.events.free_keeps,
             recomputed=_indices_at_one(self.recomputed, x),
             paged_in=_indices_at_one(self.paged_in, x),
             resident=_indices_at_one(self.resident, x).union(
@@ -197,8 +197,8 @@ class Relaxation:
         graph, rewards = self.problem.graph, self.problem.rewards
         restorations: list[Restoration] = []
         for count_columns, groups, placed_decisions, kind in (
-            (self.recomputed_beside, self.recomputed, result.recomputed, RECOMPUTE),
-            (self.paged_in_beside, self.paged_in, result.paged_in, PAGE_IN),
+            (self.extra_recomputed, self.recomputed, result.recomputed, RECOMPUTE),
+            (self.extra_paged_in, self.paged_in, result.paged_in, PAGE_IN),
         ):
             amounts = rewards.compute if kind == RECOMPUTE else rewards.page_in
             unplaced = {item: 0 for item, amount in enumerate(amounts) if amount}
@@ -233,7 +233,7 @@ class Relaxation:
         node_of = self.problem.graph.node_of
         x = np.full(self.form.n_columns, np.nan)
         for (i, a), column in self.kept.items():
-            stages = events.events[i]
+            stages = events.event_groups[i]
             begin = group_of[node_of[i]] if a == 0 else stages[a - 1]
             crossed = range(begin + 1, stages[a] + 1)
             x[column] = all(schedule.is_kept(grouping.first_stage[group], i) for group in crossed)
@@ -244,8 +244,8 @@ class Relaxation:
         for index, column in self.paged_in.items():
             x[column] = index in page_ins
         for count_columns, groups, pairs in (
-            (self.recomputed_beside, self.recomputed, ((t, k) for t, k in schedule.R if k < t)),
-            (self.paged_in_beside, self.paged_in, schedule.M_in),
+            (self.extra_recomputed, self.recomputed, ((t, k) for t, k in schedule.R if k < t)),
+            (self.extra_paged_in, self.paged_in, schedule.M_in),
         ):
             times = Counter(item for _, item in pairs)
             for (_, item), column in groups.items():
@@ -256,11 +256,11 @@ class Relaxation:
         for i, column in self.paged_out.items():
             x[column] = i in out
         self._assign_homes(x, frozenset(schedule.resident))
-        positions, values = self.layout.positions, self.layout.values(x)
-        for column, value in assign_memory(self.model, schedule, values):
+        positions, values = self.layout.positions, self.layout.model_values(x)
+        for column, value in memory_values(self.model, schedule, values):
             if positions[column] >= 0:
                 x[positions[column]] = value
-        is_valid = not np.isnan(x).any() and self.form.violation(x) <= MAX_START_VIOLATION
+        is_valid = not np.isnan(x).any() and self.form.max_violation(x) <= MAX_START_VIOLATION
         return x if is_valid else None
 
     def _assign_homes(self, x: NDArray[np.float64], resident: frozenset[int]) -> None:

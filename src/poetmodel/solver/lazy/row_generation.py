@@ -80,7 +80,7 @@ class RowGeneration:
                 raw = self._solve_relaxation(relaxation)
                 if raw is None:
                     break  # the time limit has passed
-                if raw.infeasible or raw.status == SolverStatus.CUTOFF:
+                if raw.is_infeasible or raw.status == SolverStatus.CUTOFF:
                     infeasible = self._is_infeasible()
                     break
                 if raw.x is None:
@@ -218,7 +218,7 @@ class RowGeneration:
             return relaxation
         is_easy = raw.status in _COMPLETED and raw.nodes is not None and raw.nodes <= 1
         max_rows = self._max_rows_to_add(relaxation.grouping.n_groups, is_easy=is_easy)
-        self.grouping = relaxation.grouping.add(
+        self.grouping = relaxation.grouping.with_rows(
             broken.stages[:max_rows], broken.steps[:max_rows], broken.own
         )
         finer_relaxation = session.build(self.grouping, relaxation)

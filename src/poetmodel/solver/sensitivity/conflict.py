@@ -206,7 +206,7 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
             layout=None,
         )
         solution = backend("highs").solve(subset, Limits(time_s=left_s))
-        if solution.infeasible:
+        if solution.is_infeasible:
             return True
         return None if solution.x is None else False
 

@@ -23,7 +23,7 @@ class LimitState(StrEnum):
 
     BINDS = "binds"
     """Proven: a better schedule exists without the limit."""
-    SLACK = "slack"
+    ROUNDING_TOLERANCE = "slack"
     """Proven: removing this limit alone permits no better schedule."""
     OPEN = "open"
     """Not decided within the time limit."""
@@ -101,7 +101,7 @@ def find_used_limits(
         state, saved, most_saved = (
             _compare_without(result, unlimited.get(quantity))
             if quantity in variants
-            else (LimitState.SLACK, 0.0, 0.0)
+            else (LimitState.ROUNDING_TOLERANCE, 0.0, 0.0)
         )
         allowed, used_amount = amounts[quantity]
         used_limits.append(
@@ -132,5 +132,5 @@ def _compare_without(
     if unlimited.value < bound - EQUAL * abs(bound):
         return LimitState.BINDS, saved, most_saved
     if most_saved <= max(EQUAL * abs(value), within_gap):
-        return LimitState.SLACK, saved, most_saved
+        return LimitState.ROUNDING_TOLERANCE, saved, most_saved
     return LimitState.OPEN, saved, most_saved

@@ -133,7 +133,7 @@ class IntervalSeparator:
         segment = events.segment(i, events.group_of[relaxation.problem.graph.node_of[i]], first)
         if segment is None:
             return 0.0
-        if (i, segment) in relaxation.events.kept:
+        if (i, segment) in relaxation.events.free_keeps:
             return 1.0
         _add_term(terms, relaxation.kept.get((i, segment)))
         return 0.0
@@ -176,11 +176,11 @@ class _FractionalPoint:
     def _keep_values(self) -> NDArray[np.float64]:
         """Return the value of keeping each tensor into each group, shape (tensors, groups)."""
         keep_values = np.zeros((len(self.graph.tensors), self.n_groups))
-        for i, stages in enumerate(self.events.events):
+        for i, stages in enumerate(self.events.event_groups):
             begin = self.group_of[self.graph.node_of[i]] + 1
             for a, end in enumerate(stages):
                 column = self.relaxation.kept.get((i, a))
-                always_kept = (i, a) in self.relaxation.events.kept
+                always_kept = (i, a) in self.relaxation.events.free_keeps
                 value = self.x[column] if column is not None else float(always_kept)
                 keep_values[i, begin : end + 1] = value
                 begin = end + 1
@@ -242,7 +242,7 @@ class _FractionalPoint:
                 pages = self.page_sum[i, last + 1] - self.page_sum[i, 1:last]
                 page_out_column = self.relaxation.needed_page_out.get(i)
                 value += pages if page_out_column is None else np.minimum(pages, x[page_out_column])
-                if self.events.recompute[k]:
+                if self.events.recompute_groups[k]:
                     if recompute_value is None:
                         recompute_value = (
                             self.recompute_sum[k, last + 1] - self.recompute_sum[k, 1:last]
@@ -283,7 +283,7 @@ class _FractionalPoint:
             pages = float(self.page_sum[i, last + 1] - self.page_sum[i, first])
             page_out_column = self.relaxation.needed_page_out.get(i)
             chain.append((i, page_out_column is not None and self.x[page_out_column] < pages))
-            if self.group_of[k] >= first or not self.events.recompute[k]:
+            if self.group_of[k] >= first or not self.events.recompute_groups[k]:
                 return tuple(chain), False
             min_value = float(self.recompute_sum[k, last + 1] - self.recompute_sum[k, first])
             min_input = None
@@ -306,7 +306,7 @@ class _FractionalPoint:
         pages = float(self.page_sum[i, last + 1] - self.page_sum[i, first])
         page_out_column = self.relaxation.needed_page_out.get(i)
         value += pages if page_out_column is None else min(pages, float(self.x[page_out_column]))
-        if self.events.recompute[k]:
+        if self.events.recompute_groups[k]:
             recompute_value = float(self.recompute_sum[k, last + 1] - self.recompute_sum[k, first])
             for u in self.graph.inputs_of[k]:
                 if recompute_value <= 0:
