@@ -227,7 +227,7 @@ class ChoiceRelaxation:
         """Return a lower bound on the RAM of a step that trains only one layer [B]."""
         if self.problem.can_page:
             names, mapped = self.layers[layer], self.problem.reads_in_place
-            return self._working_bytes(names, without_state=mapped)
+            return self._working_bytes(names, remove_state=mapped)
         state_bytes = self.always_state_bytes + self.state_bytes([layer])
         return self.working_bytes[layer] + state_bytes
 
@@ -237,9 +237,9 @@ class ChoiceRelaxation:
         always = 0 if self.problem.can_page else self.always_state_bytes
         return self.problem.usable_ram_bytes - always - self.min_working_bytes
 
-    def _working_bytes(self, names: Collection[str], *, without_state: bool = True) -> int:
+    def _working_bytes(self, names: Collection[str], *, remove_state: bool = True) -> int:
         """Return the largest working set of a step that trains some parameters [B]."""
-        return floor(self._restricted_graph(names), memory_mapped=without_state).bytes
+        return floor(self._restricted_graph(names), memory_mapped=remove_state).bytes
 
     def _restricted_graph(self, names: Collection[str]) -> Graph:
         return Graph.from_valid(

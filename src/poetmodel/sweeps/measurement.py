@@ -192,7 +192,7 @@ def _warm_up(name: str, backend: str | None, formulation: str | None) -> None:
     )
     with suppress(PoetModelError):
         options: dict[str, Any] = {"time_limit": WARM_UP_S}
-        if method(name).by_solver:
+        if method(name).uses_solver:
             options |= {"backend": backend, "formulation": formulation}
         run_method(Problem(graph, costs, ram=12), name, **options)
 
@@ -201,7 +201,7 @@ def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:
     """Solve the problem of a run by its method, from the schedule `start` if one is given."""
     problem, settings = run.problem(), run.settings
     options: dict[str, Any] = {}
-    if method(run.method).by_solver:
+    if method(run.method).uses_solver:
         options |= {"backend": run.backend, "formulation": run.formulation}
         if start is not None:
             options["start"] = Schedule.from_entries(start, GraphIdentity.of(problem.graph))

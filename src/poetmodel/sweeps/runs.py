@@ -10,7 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines.lookup import method as find_method
-from poetmodel.baselines.own import fingerprint, known_elsewhere
+from poetmodel.baselines.own import hash_method_files, is_found_by_other_processes
 from poetmodel.budgets import Budget
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, OwnMethodError
@@ -223,11 +223,11 @@ def grid(
             method=name,
             backend=backend,
             formulation=formulation,
-            inputs=run.inputs + fingerprint(entry),
+            inputs=run.inputs + hash_method_files(entry),
         )
         for formulation, runs, (name, entry) in product(formulations, problems, entries.items())
-        if entry.by_solver or formulation is None
-        for backend in (backends if entry.by_solver else (None,))
+        if entry.uses_solver or formulation is None
+        for backend in (backends if entry.uses_solver else (None,))
         for run in runs
     )
     return tuple(dict.fromkeys(combinations))
@@ -236,7 +236,7 @@ def grid(
 def _method_of(name: str) -> Method:
     """Return a method by its name; raise `InputError` if only this process has it."""
     entry = find_method(name)
-    if entry.user_function is not None and not known_elsewhere(name):
+    if entry.user_function is not None and not is_found_by_other_processes(name):
         raise InputError(
             f"method {name!r}: it is registered in this process only, and a sweep uses others; "
             "name it FILE.py:FUNCTION"

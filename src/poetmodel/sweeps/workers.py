@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines.lookup import method
-from poetmodel.baselines.own import files_of
+from poetmodel.baselines.own import list_method_files
 from poetmodel.device.io import device_names
 from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.files import read_bytes, write_bytes
@@ -138,7 +138,7 @@ def files_of_run(fields: dict[str, Any]) -> dict[str, Files]:
         entry = method(fields[_METHOD])
     except (KeyError, InputError):  # a study has names of its own for some methods
         return files_by_field
-    if paths := files_of(entry):
+    if paths := list_method_files(entry):
         contents = {path.name: path.read_bytes() for path in paths}
         file = Path(fields[_METHOD].rpartition(":")[0])  # a link may have another name
         files_by_field[_METHOD] = {**contents, file.name: file.read_bytes()}
