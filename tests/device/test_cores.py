@@ -7,7 +7,7 @@ import pytest
 from kit.commands import invoke
 from kit.digits import STEP
 from poetmodel.device import Costs, Device
-from poetmodel.device.cores import CORES, WITHOUT_WAITS, find_core
+from poetmodel.device.cores import CORES, NO_WAITS_LABEL, find_core
 from poetmodel.errors import DeviceError
 from poetmodel.lowered.io import load_step
 
@@ -27,7 +27,7 @@ LABEL = "estimated: cycles of the core, without waits for memory"
 def test_a_core_is_found_by_its_name(text, name, per_cycle):
     """It has its own figure with a source; a core without one does one instruction a cycle."""
     core = find_core(text)
-    assert (core.name, core.per_cycle or 1.0) == (name, per_cycle)
+    assert (core.name, core.instructions_per_cycle or 1.0) == (name, per_cycle)
     assert core.source
     for other in ("Xtensa LX7, 240 MHz", "ARM Cortex-M0+, 48 MHz", "Cortex-M35P, 96 MHz", ""):
         assert find_core(other) is None
@@ -39,7 +39,7 @@ def test_the_model_says_what_it_leaves_out():
     board = Device.load("rp2350")
     assert board.cycle_model.instructions_per_s == 150e6
     assert "assumed: Cortex-M33 was not measured" in board.cycle_model.text
-    assert board.cycle_model.label == WITHOUT_WAITS == LABEL
+    assert board.cycle_model.label == NO_WAITS_LABEL == LABEL
     slow = replace(board, compute=replace(board.compute, memory_factor=1.25))
     assert slow.cycle_model.instructions_per_s == 120e6
     assert slow.cycle_model.label == (

@@ -25,8 +25,8 @@ from poetmodel.device.ram import (
     RamUse,
     device_ram_metrics,
     floor_ram_use,
-    gauge,
     keep_all_ram_use,
+    make_gauge,
 )
 from poetmodel.errors import CostError
 from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor, operation
@@ -207,7 +207,7 @@ GRAPH = Graph(
 def test_peak_and_resident_bytes_count_together(ram, peak, resident, blamed):
     """They fit if their sum is at most the RAM, to the byte; what is too much is named."""
     found = DeviceRam(device="board", ram_bytes=ram, peak_bytes=peak, resident_bytes=resident)
-    fits, warning = blamed is None, found.warning()
+    fits, warning = blamed is None, found.format_warning()
     assert found.fits is (warning is None) is fits
     assert fits or f"device board, which has {ram} B of RAM" in warning
     assert fits or blamed in warning
@@ -231,11 +231,11 @@ def test_graph_and_device_give_the_figures():
     assert (found.peak_bytes, found.resident_bytes) == (12, 5)
     assert DeviceRam.compare(None, graph, 12) is None
     assert set(device_ram_metrics(None).values()) == {None}
-    assert gauge(None) is gauge(found) is None  # of a plan only the peak is known
+    assert make_gauge(None) is make_gauge(found) is None  # of a plan only the peak is known
     device = replace(Device.load("paper-m4"), ram_bytes=100)
     graph = replace(GRAPH, resident_bytes={"parameters": 50, "gradients": 30, "optimizer": 7})
     use = RamUse(activation_bytes=9, gradient_bytes=1, workspace_bytes=2)
-    assert gauge(DeviceRam.compare(device, graph, use)) == {
+    assert make_gauge(DeviceRam.compare(device, graph, use)) == {
         "ram_bytes": 100,
         "state_bytes": 57,
         "activation_bytes": 9,
@@ -245,7 +245,7 @@ def test_graph_and_device_give_the_figures():
         "missing_bytes": 0,
         "trains": True,
     }
-    found = gauge(DeviceRam.compare(replace(device, ram_bytes=98), graph, use))
+    found = make_gauge(DeviceRam.compare(replace(device, ram_bytes=98), graph, use))
     assert (found["free_bytes"], found["missing_bytes"], found["trains"]) == (0, 1, False)
 
 

@@ -163,7 +163,7 @@ def test_two_powers_that_differ_are_told(plausible, flops_per_j):
     """Implied power of more than twice or less than half the stated one is a warning."""
     found = sanity_warnings(with_figure(plausible, "compute.flops_per_j", flops_per_j))
     assert len(found) == (flops_per_j in (1e8, 1.2e9))
-    assert all(f"implies {1e9 / flops_per_j:.3g} W, but power_w says 2 W" in told for told in found)
+    assert all(f"implies {1e9 / flops_per_j:.3g} W, but power_w is 2 W" in told for told in found)
 
 
 def test_storage_faster_than_ram_is_told(plausible):
@@ -206,7 +206,7 @@ def test_storage_faster_than_ram_is_told(plausible):
         ("idle_power_w", 2000.0, "idle_power_w is 2000 W, over 1000"),
         ("ram_bytes", 1000, None),
         ("idle_power_w", 0.0, None),
-        ("compute.power_w", 0.0, "implies 2 W, but power_w says 0 W"),
+        ("compute.power_w", 0.0, "implies 2 W, but power_w is 0 W"),
     ],
 )
 def test_units_that_look_wrong_are_told(plausible, key, value, words):
@@ -232,7 +232,7 @@ def test_storage_lies_in_the_flash_where_its_bytes_say_so(board):
     assert replace(lost, aux_bytes=1).aux_bytes == 1
     faults = faults_of(board, flash=replace(FLASH, storage_bytes=2048))
     assert faults == (
-        "aux_bytes: expected at most storage_bytes of [flash], where the storage lies, got 4096 "
+        "aux_bytes: expected at most storage_bytes of [flash], which holds the storage, got 4096 "
         "and 2048",
     )
 
@@ -314,7 +314,7 @@ def test_shipped_devices_are_those_of_the_paper_and_of_data_sheets():
     assert with_dma == {"esp32s3", "esp32s3-n8r2", "jetson-tx2", "stm32h743"} | CARDS.keys()
     assert {storage.mode for storage in modes.values() if storage} == set(StorageMode)
     (warning,) = sanity_warnings(Device.load("paper-a72"))
-    assert "implies 49.9 W, but power_w says 3 W" in warning
+    assert "implies 49.9 W, but power_w is 3 W" in warning
     for name in PAPER.keys() - {"paper-a72"}:
         assert sanity_warnings(Device.load(name)) == ()
 

@@ -189,7 +189,7 @@ def test_generations_take_turns(programs):
 def test_small_tensors_share_blocks():
     """Forty counters of Adam are one block, not forty."""
     layout = GenerationLayout(4, 4096)
-    assert layout.blocks([4] * 40 + [2000]) == 1
+    assert layout.n_blocks([4] * 40 + [2000]) == 1
     assert layout.size_bytes([4] * 40 + [2001]) == 32 + 40 * 8 + 2008 + 8
     assert GenerationLayout(32, 4096, checksums=False).size_bytes([5, 33]) == 32 + 32 + 64 + 32
 

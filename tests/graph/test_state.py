@@ -70,10 +70,10 @@ def test_graph_knows_its_state():
     assert graph.in_place_of == ((), (), ((2, 0),), (), ())
     assert graph.state_bytes == 8
     assert not graph.nodes[1].recomputable
-    assert graph.made_bytes == (10, 8, 6, 8, 0)
+    assert graph.allocated_bytes == (10, 8, 6, 8, 0)
     graph = step(operation("z", output_bytes=4, inputs=("y",)))
     assert graph.last_stages == (5, 4, 4, 5, 4, 5)
-    assert [graph.last_page_in(i) for i in range(len(graph.tensors))] == [5, 4, 5, 5, 5, 5]
+    assert [graph.last_page_in_stage(i) for i in range(len(graph.tensors))] == [5, 4, 5, 5, 5, 5]
     graph = step()
     assert graph.step_bytes == (10, 8, 10 + 8 + 6 - 6, 6 + 8, 8 + 8)
     assert floor(graph).bytes == 18

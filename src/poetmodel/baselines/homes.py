@@ -311,7 +311,9 @@ def _require_before_updates(problem: Problem, schedule: Schedule) -> None:
     """Raise `MethodNotApplicableError` for a node or page-in after an update of state it needs."""
     graph = problem.graph
     late_nodes = [(t, k) for t, k in schedule.R if t > graph.last_stages[k]]
-    late_nodes += [(t, graph.node_of[i]) for t, i in schedule.M_in if t > graph.last_page_in(i)]
+    late_nodes += [
+        (t, graph.node_of[i]) for t, i in schedule.M_in if t > graph.last_page_in_stage(i)
+    ]
     for t, k in late_nodes:
         raise MethodNotApplicableError(
             f"it computes or pages in {graph.nodes[k].name!r} at {graph.nodes[t].name!r}, after an "

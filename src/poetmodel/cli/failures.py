@@ -115,7 +115,7 @@ def _prefixed_lines(kind: str, sentences: Iterable[str]) -> list[str]:
 
 def print_room_warnings(*rooms: DeviceRam | None) -> None:
     """Warn on stderr about steps that do not fit their devices."""
-    warnings = (room.warning() for room in rooms if room is not None)
+    warnings = (room.format_warning() for room in rooms if room is not None)
     print_warnings(dict.fromkeys(text for text in warnings if text is not None))
 
 

@@ -26,7 +26,7 @@ from poetmodel.cli.options import (
 )
 from poetmodel.cli.output import fact_table, listing, print_json, print_text, show
 from poetmodel.device.hardware import device_quantities
-from poetmodel.device.ram import DeviceRam, floor_ram_use, gauge, keep_all_ram_use
+from poetmodel.device.ram import DeviceRam, floor_ram_use, keep_all_ram_use, make_gauge
 from poetmodel.report.presenter import (
     Fact,
     format_count,
@@ -215,7 +215,7 @@ def _gauge_values(graph: Graph, device: Device | None) -> dict[str, Any]:
     """
     if device is None:
         return {}
-    keep_all, min_ram = map(gauge, device_rooms(graph, device))
+    keep_all, min_ram = map(make_gauge, device_rooms(graph, device))
     unknown_verdict = {} if min_ram is None or not min_ram["trains"] else {"trains": None}
     return {
         "device": device.short_name,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-ASSUMED_PER_CYCLE: Final = 1.0
+ASSUMED_INSTRUCTIONS_PER_CYCLE: Final = 1.0
 """Instructions per cycle assumed for a core without a measured value."""
-WITHOUT_WAITS: Final = "estimated: cycles of the core, without waits for memory"
+NO_WAITS_LABEL: Final = "estimated: cycles of the core, without waits for memory"
 """Label of times and energies computed from cycles alone."""
 
 
@@ -15,15 +15,15 @@ class Core(NamedTuple):
     """A processor core whose instructions are counted in the kernel tables."""
 
     name: str
-    """Its name as it appears in `core` of device files."""
-    emulated_as: str
-    """Target of the exported Makefile that builds code for it: ``m3``, ``m4`` or ``m7``."""
+    """Name, as it occurs in `core` of device files."""
+    makefile_target: str
+    """Target of the exported Makefile that builds code for the core: ``m3``, ``m4`` or ``m7``."""
     has_fpu: bool
-    """Whether it has floating-point instructions, which the kernel tables count."""
-    per_cycle: float | None
+    """Whether the core has floating-point instructions, which the kernel tables count."""
+    instructions_per_cycle: float | None
     """Average instructions per cycle, without waits for memory; None if unknown."""
     source: str
-    """Source of `per_cycle`."""
+    """Source of `instructions_per_cycle`."""
 
 
 class CycleModel(NamedTuple):
@@ -32,19 +32,23 @@ class CycleModel(NamedTuple):
     core: Core | None
     """The core; None if unknown."""
     clock_hz: float
+    """Clock of the core [Hz]."""
     memory_factor: float = 1.0
     """Ratio of cycles with waits for flash and caches to cycles without."""
-    measured_per_cycle: float | None = None
-    """Instructions per cycle that the user measured, instead of the core's value."""
+    measured_instructions_per_cycle: float | None = None
+    """Instructions per cycle that the user measured; None for the core's value."""
 
     @property
     def instructions_per_cycle(self) -> float:
-        """Average instructions per cycle without waits for memory; 1 if unknown."""
-        if self.measured_per_cycle is not None:
-            return self.measured_per_cycle
-        if self.core is None or self.core.per_cycle is None:
-            return ASSUMED_PER_CYCLE
-        return self.core.per_cycle
+        """Average instructions per cycle without waits for memory.
+
+        The user's value, else the core's, else `ASSUMED_INSTRUCTIONS_PER_CYCLE`.
+        """
+        if self.measured_instructions_per_cycle is not None:
+            return self.measured_instructions_per_cycle
+        if self.core is None or self.core.instructions_per_cycle is None:
+            return ASSUMED_INSTRUCTIONS_PER_CYCLE
+        return self.core.instructions_per_cycle
 
     @property
     def instructions_per_s(self) -> float:
@@ -61,9 +65,9 @@ class CycleModel(NamedTuple):
     @property
     def origin(self) -> str:
         """Source of the instructions per cycle, for display."""
-        if self.measured_per_cycle is not None:
+        if self.measured_instructions_per_cycle is not None:
             return "given"
-        if self.core is None or self.core.per_cycle is None:
+        if self.core is None or self.core.instructions_per_cycle is None:
             name = "this core" if self.core is None else self.core.name
             return f"assumed: {name} was not measured"
         return self.core.name
@@ -72,7 +76,7 @@ class CycleModel(NamedTuple):
     def label(self) -> str:
         """Label of times and energies computed with this model."""
         if self.memory_factor == 1:
-            return WITHOUT_WAITS
+            return NO_WAITS_LABEL
         return f"estimated: cycles of the core, times {self.memory_factor:g} for waits for memory"
 
     @property
@@ -95,16 +99,26 @@ _MODEL: Final = (
     "pipeline model of the core, run on exported training steps, {range} cycles an instruction; it "
     "agrees with published cycle counts to 2 % for assembly and about 10 % for C without waits"
 )
+"""Source of a measured core; ``range`` is that of its cycles per instruction."""
 _NOT_MEASURED: Final = "not measured: one instruction per cycle is assumed"
+"""Source of a core without a measured value."""
 
 CORES: Final = (
-    Core("Cortex-M3", "m3", has_fpu=False, per_cycle=None, source=_NOT_MEASURED),
-    Core("Cortex-M33", "m4", has_fpu=True, per_cycle=None, source=_NOT_MEASURED),
+    Core("Cortex-M3", "m3", has_fpu=False, instructions_per_cycle=None, source=_NOT_MEASURED),
+    Core("Cortex-M33", "m4", has_fpu=True, instructions_per_cycle=None, source=_NOT_MEASURED),
     Core(
-        "Cortex-M4", "m4", has_fpu=True, per_cycle=0.79, source=_MODEL.format(range="1.18 to 1.36")
+        "Cortex-M4",
+        "m4",
+        has_fpu=True,
+        instructions_per_cycle=0.79,
+        source=_MODEL.format(range="1.18 to 1.36"),
     ),
     Core(
-        "Cortex-M7", "m7", has_fpu=True, per_cycle=1.05, source=_MODEL.format(range="0.78 to 1.13")
+        "Cortex-M7",
+        "m7",
+        has_fpu=True,
+        instructions_per_cycle=1.05,
+        source=_MODEL.format(range="0.78 to 1.13"),
     ),
 )
 """Known cores."""
@@ -116,6 +130,6 @@ def find_core(text: str) -> Core | None:
 
 
 def core_for_target(target: str) -> Core:
-    """Return the core of a target of the exported Makefile: ``m3``, ``m4`` or ``m7``."""
+    """Return the core of a target of the exported Makefile, which is ``m3``, ``m4`` or ``m7``."""
     name = f"Cortex-{target.upper()}"
     return next(core for core in CORES if core.name == name)

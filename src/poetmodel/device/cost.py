@@ -16,6 +16,7 @@ class Cost:
 
 
 FREE = Cost(0.0, 0.0)
+"""No time and no energy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,6 @@ class PageCost:
     """Costs of paging one tensor in and out."""
 
     page_in: Cost
-    """Storage to RAM."""
+    """Cost of a transfer from storage to RAM."""
     page_out: Cost
-    """RAM to storage."""
+    """Cost of a transfer from RAM to storage."""

@@ -33,16 +33,15 @@ _MAX_NAMED: Final = 4
 class Commit:
     """Cost per step of commits: writes of all replaced state to storage, every N steps.
 
-    The table states the cost of the write of each replacement as its page-out. If the state's home
-    is on storage, the schedule pays it at the page-out; otherwise it is paid after all other
-    actions.
+    In a `CostTable`, the cost of the page-out of a replacement is that of its write. If the state's
+    home is on storage, this cost occurs at the page-out; otherwise after all other actions.
     """
 
     replacements: tuple[int, ...]
     """The replacements whose page-outs are writes of the commit."""
     other_cost: Cost
-    """Cost of commits except writes of `replacements`: erases and the record; for volatile storage,
-    all state."""
+    """Cost of commits except writes of `replacements`: erases, the record and the seal; for
+    volatile storage, also the writes of all replaced state."""
     min_costs: Mapping[int, Cost]
     """Lower bound on the cost of each replacement: its write and its fraction of the erases."""
     written_bytes: int
@@ -82,13 +81,14 @@ class CostTable:
         names = [field.name for field in fields(self) if field.name != "commit"]
         columns = {name: getattr(self, name) for name in names}
         return {
-            k: value if isinstance(value, bool) else list(value) for k, value in columns.items()
+            name: value if isinstance(value, bool) else list(value)
+            for name, value in columns.items()
         }
 
-    def compute_totals(self, times: Mapping[int, int]) -> Cost:
-        """Return the cost of computations; `times` maps nodes to their number of computations."""
+    def compute_totals(self, counts: Mapping[int, int]) -> Cost:
+        """Return the cost of computations; `counts` maps nodes to their number of computations."""
         return Cost(
-            _weighted_sum(times, self.compute_time_s), _weighted_sum(times, self.compute_energy_j)
+            _weighted_sum(counts, self.compute_time_s), _weighted_sum(counts, self.compute_energy_j)
         )
 
     def transfer_totals(self, page_ins: Mapping[int, int], page_outs: Mapping[int, int]) -> Cost:
@@ -112,8 +112,8 @@ class CostTable:
         """
         if self.commit is None:
             return FREE
-        unpaid = {new: 1 for new in self.commit.replacements if new not in paged_out}
-        writes = self.transfer_totals({}, unpaid)
+        remaining_writes = {new: 1 for new in self.commit.replacements if new not in paged_out}
+        writes = self.transfer_totals({}, remaining_writes)
         other_cost = self.commit.other_cost
         return Cost(writes.time_s + other_cost.time_s, writes.energy_j + other_cost.energy_j)
 
@@ -223,11 +223,11 @@ class Costs:
             raise CostError(
                 f"device: expected a Device, got {shown(device)}; Device.load reads one"
             )
-        model, power_w, by_cycles = device.cycle_model, device.compute.power_w, False
+        cycle_model, power_w, uses_cycle_model = device.cycle_model, device.compute.power_w, False
         compute = {}
         for k, node in enumerate(graph.nodes):
-            if node.instructions is not None and model is not None and power_w is not None:
-                time_s, by_cycles = node.instructions / model.instructions_per_s, True
+            if node.instructions is not None and cycle_model is not None and power_w is not None:
+                time_s, uses_cycle_model = node.instructions / cycle_model.instructions_per_s, True
                 compute[node.name] = Cost(time_s, time_s * power_w)
             elif not node.is_state:
                 compute[node.name] = _estimate_node(graph, k, device)
@@ -247,7 +247,7 @@ class Costs:
                 for tensor in graph.tensors
             }
         source = f"device {device.short_name}"
-        cycles = model if by_cycles else None
+        cycles = cycle_model if uses_cycle_model else None
         return cls(compute=compute, pages=pages, device=device, source=source, cycles=cycles)
 
     @classmethod
@@ -270,9 +270,9 @@ class Costs:
         compute_time_s, compute_energy_j : sequence of float, one per node
             Costs of one computation [s], [J]; 0 for a node that holds state.
         page_in, page_out : sequence of (time, energy), one per tensor, optional
-            Costs of one transfer [s], [J]; without them nothing can be paged.
+            Costs of one transfer [s], [J]; without them no tensor can be paged.
         device : Device, optional
-            As the field.
+            The device with its RAM, storage and idle power.
 
         Returns
         -------
@@ -315,7 +315,7 @@ class Costs:
         CostError
             If a node or tensor has no costs, or costs name a node or tensor that the graph lacks.
         """
-        faults = list(_mismatch_faults(self, graph))
+        faults = list(_graph_mismatch_faults(self, graph))
         if faults:
             raise CostError(f"{self.source}: {fault}" if self.source else fault for fault in faults)
         compute = [FREE if node.is_state else self.compute[node.name] for node in graph.nodes]
@@ -340,29 +340,30 @@ class Costs:
 def _commit_cost(
     graph: Graph, page_outs: Sequence[Cost], device: Device | None, *, interval: int
 ) -> tuple[Commit, dict[int, Cost]]:
-    """Return the cost per step of a commit every `interval` steps, and the writes of replacements.
+    """Return the cost per step of a commit every `interval` steps, and of each write.
 
-    The writes are costs by tensor. In flash, bytes are written at the flash's rate, and a commit
-    erases all blocks of its generation. On other storage, writing a tensor costs as much as its
-    page-out, which includes erases.
+    The second result maps each replacement whose page-out is a write of the commit to the cost of
+    that write. In flash, bytes are written at the flash's rate, and a commit erases all blocks of
+    its generation. On other storage, writing a tensor costs as much as its page-out, which includes
+    erases.
     """
     layout, fraction = GenerationLayout.for_device(device), 1 / interval
     sizes = {i: graph.tensor_bytes[i] for i in sorted(graph.state_of)}
     storage = None if device is None else device.storage
     flash = None if device is None or not device.commits_to_flash else device.flash
-    blocks = layout.blocks(sizes.values())
+    blocks = layout.n_blocks(sizes.values())
 
-    def write_cost(size_bytes: int, page_out: Cost = FREE, paid_bytes: int = 0) -> Cost:
+    def write_cost(size_bytes: int, page_out: Cost = FREE, page_out_bytes: int = 0) -> Cost:
         """Return the cost per step of writing `size_bytes` in each commit.
 
         In flash, all bytes are written at the flash's rate. On other storage, the first
-        `paid_bytes` cost a `page_out`, and all others are written at the rate of page-outs.
+        `page_out_bytes` cost a `page_out`; the rest is written at the rate of page-outs.
         """
         if flash is not None:
             time_s, power_w = flash.write_s(size_bytes, 0), flash.power_w
         elif storage is not None:
             direction, power_w = storage.page_out, storage.page_out.power_w
-            time_s = (size_bytes - paid_bytes) / direction.bytes_per_s
+            time_s = (size_bytes - page_out_bytes) / direction.bytes_per_s
         else:
             time_s = power_w = 0.0
         first_cost = FREE if flash is not None else page_out
@@ -409,8 +410,8 @@ def _commit_cost(
     return commit, writes
 
 
-def _weighted_sum(times: Mapping[int, int], costs: Sequence[float]) -> float:
-    return sum(times[index] * costs[index] for index in sorted(times) if times[index])
+def _weighted_sum(counts: Mapping[int, int], costs: Sequence[float]) -> float:
+    return sum(counts[index] * costs[index] for index in sorted(counts) if counts[index])
 
 
 def _estimate_node(graph: Graph, k: int, device: Device) -> Cost:
@@ -448,32 +449,34 @@ def _cost_fault(prefix: str, cost: Cost) -> Iterator[str]:
             yield f"{prefix}_{quantity}: expected a finite number >= 0, got {shown(value)}"
 
 
-def _mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:
-    """Yield an error for missing costs, and for costs of unknown or stateful nodes and tensors."""
-    state = {graph.nodes[graph.node_of[i]].name for i in graph.state_tensors}
-    computing = [name for name in graph.node_index if name not in state]
+def _graph_mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:
+    """Yield an error for missing costs, and for costs of unknown nodes, tensors, or state nodes."""
+    state_names = {graph.nodes[graph.node_of[i]].name for i in graph.state_tensors}
+    computed_names = [name for name in graph.node_index if name not in state_names]
     cost_tables: list[tuple[str, str, Mapping[str, object], Collection[str]]] = [
-        ("compute", "node", costs.compute, computing)
+        ("compute", "node", costs.compute, computed_names)
     ]
     if costs.pages is not None:
         cost_tables.append(("page", "tensor", costs.pages, graph.tensor_index))
-    for kind, owner, costs_by_name, names_in_graph in cost_tables:
+    for kind, item_kind, costs_by_name, names_in_graph in cost_tables:
         missing_names = [shown(name) for name in names_in_graph if name not in costs_by_name]
         if missing_names:
             yield (
                 f"no {kind} costs for {listed(missing_names, max_names=_MAX_NAMED)} of graph "
-                f"{graph.name!r}; every {owner} needs a row with the {kind} columns"
+                f"{graph.name!r}; every {item_kind} needs a row with the {kind} columns"
             )
         graph_names = frozenset(names_in_graph)
         extra_names = [shown(name) for name in costs_by_name if name not in graph_names]
-        stateful = [shown(name) for name in costs_by_name if kind == "compute" and name in state]
-        if stateful:
+        extra_state_names = [
+            shown(name) for name in costs_by_name if kind == "compute" and name in state_names
+        ]
+        if extra_state_names:
             yield (
-                f"compute costs for {listed(stateful, max_names=_MAX_NAMED)} of graph "
+                f"compute costs for {listed(extra_state_names, max_names=_MAX_NAMED)} of graph "
                 f"{graph.name!r}, which holds state and computes nothing; leave its compute "
                 "columns empty"
             )
-            extra_names = [name for name in extra_names if name not in stateful]
+            extra_names = [name for name in extra_names if name not in extra_state_names]
         if extra_names:
             names = listed(extra_names, max_names=_MAX_NAMED)
             yield f"{kind} costs for {names}, which graph {graph.name!r} does not have"

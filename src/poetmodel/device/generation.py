@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 RECORD_BYTES: Final = 32
 """Size of the record at the start of a generation [B]: ``src/pm_record.h``."""
 SEAL_BYTES: Final = 8
-"""Size of the seal at its end [B]; a power cut leaves the seal unwritten or complete."""
+"""Size of the seal at the end of a generation [B]; a power cut leaves it unwritten or complete."""
 CHECKSUM_BYTES: Final = 4
 """Size of a tensor's checksum [B]."""
 BLOCK_BYTES: Final = 4096
@@ -26,7 +26,7 @@ MIN_WRITE_UNIT_BYTES: Final = 4
 """Minimum alignment of tensors, checksums and records [B]."""
 
 
-PAGE_BYTES: Final = 256
+FLASH_PAGE_BYTES: Final = 256
 """Generations in one erase block share no page of this size, that of usual NOR flash [B]."""
 PADDING_BYTES: Final = 64
 """Spare bytes for each generation that shares an erase block, for drivers with larger write units
@@ -71,21 +71,27 @@ class GenerationLayout:
         """Return the storage of a generation: record, tensors of these sizes, and seal [B]."""
         return sum(self.record_and_seal_bytes) + sum(map(self.stored_bytes, sizes))
 
-    def blocks(self, sizes: Iterable[int]) -> int:
+    def n_blocks(self, sizes: Iterable[int]) -> int:
         """Return the number of erase blocks of a generation, all of which a commit erases."""
         return -(-self.size_bytes(sizes) // self.erase_block_bytes)
 
     def generations_per_block(self, sizes: Sequence[int]) -> int:
-        """Return the number of generations that can share an erase block: even, or 1.
+        """Return the number of generations that can share an erase block, which is even or 1.
 
-        A block is erased only before its first generation is written. So of two such blocks, the
-        other one has the newest generation during an erase. ``PM_BLOCK_GENERATIONS`` of an exported
-        folder has the same value.
+        A block is erased only before its first generation is written. With two such blocks, the
+        newest generation is then in the block that is not erased. ``PM_BLOCK_GENERATIONS`` of an
+        exported folder has the same value.
         """
-        unit = max(MIN_WRITE_UNIT_BYTES, self.write_unit_bytes)
-        step = (PAGE_BYTES - 1 + unit) // unit * unit
+        write_unit = max(MIN_WRITE_UNIT_BYTES, self.write_unit_bytes)
+        page_multiple = (FLASH_PAGE_BYTES - 1 + write_unit) // write_unit * write_unit
         size = self.size_bytes(sizes) + PADDING_BYTES * (len(sizes) + 2)
-        return max(1, self.erase_block_bytes // ((size + step) // step * step) // 2 * 2)
+        return max(
+            1,
+            self.erase_block_bytes
+            // ((size + page_multiple) // page_multiple * page_multiple)
+            // 2
+            * 2,
+        )
 
     def _round_to_units(self, size_bytes: int) -> int:
         unit = max(MIN_WRITE_UNIT_BYTES, self.write_unit_bytes)

@@ -28,19 +28,20 @@ class DeviceQuantity(NamedTuple):
     """Description of a numeric quantity of a device, for parsing, validation and display."""
 
     name: str
-    """Its name for display, without that of its table."""
+    """Display name, without the prefix of its table."""
     unit: str
+    """Unit, such as ``B`` or ``W``."""
     typical_range: tuple[float, float] | None
-    """Its usual range; a value outside is probably in a wrong unit. None for any value."""
+    """Usual range of values; a value outside is probably in a wrong unit. None for any value."""
     is_positive: bool
-    """Whether it must be above 0; otherwise 0 is valid."""
+    """Whether the value must be above 0; otherwise 0 is valid too."""
     is_optional: bool
-    """Whether it may be None."""
+    """Whether the value may be None."""
 
 
-_BYTES: Final = (1e3, 2.0**50)
-_RATE: Final = (1e3, 1e13)
-_POWER: Final = (1e-6, 1e3)
+_BYTES_RANGE: Final = (1e3, 2.0**50)
+_RATE_RANGE: Final = (1e3, 1e13)
+_POWER_RANGE: Final = (1e-6, 1e3)
 UNIT_NAMES: Final = {
     "B": "bytes",
     "B/s": "bytes per second",
@@ -75,7 +76,7 @@ class StorageMode(StrEnum):
     BLOCKING = "blocking"
     """The core moves the bytes itself (an SD card on SPI)."""
     DMA = "dma"
-    """One DMA channel moves them while the core computes."""
+    """One DMA channel moves the bytes while the core computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ class Compute:
     flops_per_s: float = quantity_field("compute rate", "FLOP/s", typical_range=(1e3, 1e16))
     """Sustained rate [FLOP/s]."""
     power_w: float | None = quantity_field(
-        "compute power", "W", default=None, typical_range=_POWER, is_positive=False
+        "compute power", "W", default=None, typical_range=_POWER_RANGE, is_positive=False
     )
     """Power while computing [W]."""
     flops_per_j: float | None = quantity_field(
@@ -93,7 +94,7 @@ class Compute:
     )
     """Energy efficiency [FLOP/J]; takes precedence over `power_w`."""
     bytes_per_s: float | None = quantity_field(
-        "RAM bandwidth", "B/s", default=None, typical_range=_RATE
+        "RAM bandwidth", "B/s", default=None, typical_range=_RATE_RANGE
     )
     """RAM bandwidth [B/s]; if stated, memory traffic bounds the time of a node from below."""
     cache_line_bytes: int | None = quantity_field("cache lines", "B", default=None)
@@ -111,9 +112,9 @@ class Transfer:
 
     latency_s: float = quantity_field("latency", "s", typical_range=(0.0, 1.0), is_positive=False)
     """Time before the first byte [s], 0 or more."""
-    bytes_per_s: float = quantity_field("rate", "B/s", typical_range=_RATE)
+    bytes_per_s: float = quantity_field("rate", "B/s", typical_range=_RATE_RANGE)
     """Rate after the first byte [B/s]."""
-    power_w: float = quantity_field("power", "W", typical_range=_POWER, is_positive=False)
+    power_w: float = quantity_field("power", "W", typical_range=_POWER_RANGE, is_positive=False)
     """Power while transferring [W]; includes the core's if transfers block the core."""
 
     def time_s(self, size_bytes: int) -> float:
@@ -132,20 +133,21 @@ class Storage:
     page_out: Transfer
     """RAM to storage."""
     memory_mapped: bool = False
-    """Whether the core reads it like RAM (NOR flash, FRAM, MRAM): state there needs no page-in."""
+    """Whether the core reads the storage like RAM (NOR flash, FRAM, MRAM): state on it needs no
+    page-in."""
     endurance_cycles: float | None = quantity_field("endurance", "writes", default=None)
     """Number of times each erase block can be written; None if unknown."""
     erase_block_bytes: int | None = quantity_field("erase block", "B", default=None)
     """Erase block; writes erase whole blocks [B]. None for single bytes."""
     volatile: bool = False
-    """Whether it loses its content without power (PSRAM, SDRAM)."""
+    """Whether the storage loses its content without power (PSRAM, SDRAM)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flash:
-    """Flash of the program, which can also contain the storage."""
+    """The flash that contains the program; it can also contain the storage."""
 
-    size_bytes: int = quantity_field("size", "B", typical_range=_BYTES)
+    size_bytes: int = quantity_field("size", "B", typical_range=_BYTES_RANGE)
     """Total size [B]."""
     write_unit_bytes: int = quantity_field("write unit", "B")
     """Write unit; every write begins at a multiple of it [B]."""
@@ -153,14 +155,15 @@ class Flash:
     """Erase block [B]."""
     erase_s: float = quantity_field("erase", "s", typical_range=(0.0, 10.0), is_positive=False)
     """Time to erase a block [s]."""
-    write_bytes_per_s: float = quantity_field("write rate", "B/s", typical_range=_RATE)
+    write_bytes_per_s: float = quantity_field("write rate", "B/s", typical_range=_RATE_RANGE)
     """Rate of programming erased flash [B/s]."""
-    power_w: float = quantity_field("power", "W", typical_range=_POWER, is_positive=False)
-    """Power while it erases and programs, including that of the waiting core [W]."""
+    power_w: float = quantity_field("power", "W", typical_range=_POWER_RANGE, is_positive=False)
+    """Power while the flash erases and programs, including that of the waiting core [W]."""
     endurance_cycles: float | None = quantity_field("endurance", "writes", default=None)
     """Number of times each block can be erased; None if unknown."""
     storage_bytes: int = quantity_field("for storage", "B", default=0, is_positive=False)
-    """Maximum size of pages and generations of state in it [B]; 0 if storage is elsewhere."""
+    """Maximum size of pages and generations of state in the flash [B]; 0 if it contains no
+    storage."""
 
     def write_s(self, size_bytes: int, blocks: int) -> float:
         """Return the time to erase `blocks` blocks and to program `size_bytes` [s]."""
@@ -179,22 +182,22 @@ class Device:
 
     name: str
     """Name for users."""
-    ram_bytes: int = quantity_field("RAM", "B", typical_range=_BYTES)
+    ram_bytes: int = quantity_field("RAM", "B", typical_range=_BYTES_RANGE)
     """RAM for tensors [B]."""
     compute: Compute
     """The core."""
     storage: Storage | None = None
     """Auxiliary storage; None if no tensor can be paged."""
     flash: Flash | None = None
-    """Flash of the program; None if its size is not checked."""
+    """Flash that contains the program; None if its size is not checked."""
     aux_bytes: int | None = quantity_field(
-        "storage", "B", default=None, typical_range=_BYTES, is_positive=False
+        "storage", "B", default=None, typical_range=_BYTES_RANGE, is_positive=False
     )
     """Size of the auxiliary storage [B]; None for unlimited."""
     core: str = ""
     """Processor and clock, for display."""
     idle_power_w: float = quantity_field(
-        "idle power", "W", default=0.0, typical_range=_POWER, is_positive=False
+        "idle power", "W", default=0.0, typical_range=_POWER_RANGE, is_positive=False
     )
     """Power drawn during the whole step in addition to all other powers [W]."""
     source: str = ""
@@ -237,7 +240,7 @@ class Device:
 
     @property
     def has_dma(self) -> bool:
-        """Whether transfers run in parallel with the core."""
+        """Whether transfers proceed in parallel with computations."""
         return self.storage is not None and self.storage.mode == StorageMode.DMA
 
     @property
@@ -252,21 +255,25 @@ class Device:
 
     @property
     def stores_in_flash(self) -> bool:
-        """Whether storage is in the flash of the program."""
+        """Whether the storage is in the flash that contains the program."""
         in_flash = self.flash is not None and self.flash.storage_bytes > 0
         return in_flash and self.storage is not None and not self.storage.volatile
 
     @property
     def commits_to_flash(self) -> bool:
-        """Whether generations of state are in the program's flash.
+        """Whether generations of state are in the flash that contains the program.
 
-        True if storage is there or volatile.
+        True if the storage is in that flash, or if the device has such flash and its storage is
+        volatile.
         """
         return self.stores_in_flash or (self.is_volatile and self.flash is not None)
 
     @property
     def dma_line_bytes(self) -> int:
-        """Alignment of both ends of a DMA buffer, so that it shares no cache line [B]."""
+        """Alignment of both ends of a buffer that DMA fills, so that it shares no cache line [B].
+
+        1 without DMA or cache.
+        """
         return (self.compute.cache_line_bytes or 1) if self.has_dma else 1
 
     def steps_until_worn(
@@ -287,7 +294,7 @@ class Device:
             Size of the storage times its endurance, divided by the bytes of all erase blocks
             written per step; if storage is volatile, commits are written to flash, and the smaller
             result of storage and flash is returned. None if the device states no endurance or size,
-            or nothing is written.
+            or no bytes are written.
         """
         storage, flash = self.storage, self.flash
         if storage is None:
@@ -297,10 +304,10 @@ class Device:
         page_out_bytes = sum(
             -(-size // block_bytes) * block_bytes * count for size, count in writes
         )
-        commits_elsewhere = flash is not None and self.is_volatile
-        commit_bytes = 0.0 if commits_elsewhere else committed_blocks * block_bytes
+        has_separate_commits = flash is not None and self.is_volatile
+        commit_bytes = 0.0 if has_separate_commits else committed_blocks * block_bytes
         storages = [(self.aux_bytes, page_storage.endurance_cycles, page_out_bytes + commit_bytes)]
-        if flash is not None and commits_elsewhere:
+        if flash is not None and has_separate_commits:
             committed_bytes = committed_blocks * flash.erase_block_bytes
             storages.append((flash.storage_bytes, flash.endurance_cycles, committed_bytes))
         steps_of_storage = [
@@ -338,31 +345,34 @@ _TABLES_BY_PATH: Final[Mapping[str, tuple[type, str]]] = {
 
 def device_quantities() -> Iterator[tuple[str, DeviceQuantity]]:
     """Yield each quantity of a device with its path, such as ``storage.page_in.latency_s``."""
-    for table_path, (kind, prefix) in _TABLES_BY_PATH.items():
-        for entry in fields(kind):
+    for table_path, (table_class, prefix) in _TABLES_BY_PATH.items():
+        for entry in fields(table_class):
             if "quantity" in entry.metadata:
                 quantity: DeviceQuantity = entry.metadata["quantity"]
                 path = f"{table_path}.{entry.name}" if table_path else entry.name
                 yield path, quantity._replace(name=prefix + quantity.name)
 
 
-def _file_keys(kind: type) -> tuple[str, ...]:
+def _file_keys(table_class: type) -> tuple[str, ...]:
     """Return the keys of a table of device files, without subtables."""
     return tuple(
         entry.name
-        for entry in fields(kind)
+        for entry in fields(table_class)
         if entry.name not in {path.rpartition(".")[2] for path in _TABLES_BY_PATH} | {"key"}
     )
 
 
 # -- files -----------------------------------------------------------------------------------------
 _TABLE_NAMES: Final = ("compute", "storage", "flash")
-_FLASH_REQUIRED: Final = tuple(entry.name for entry in fields(Flash) if entry.default is MISSING)
+"""Tables at the top of a device file."""
+_REQUIRED_FLASH_KEYS: Final = tuple(
+    entry.name for entry in fields(Flash) if entry.default is MISSING
+)
 
 
 def _parse_device(document: dict[str, Any], *, key: str) -> Device:
     """Parse the content of a device file; raise `DeviceError` with all errors."""
-    faults: list[str] = _unknown_keys(document, (*_file_keys(Device), *_TABLE_NAMES), "")
+    faults: list[str] = _unknown_key_faults(document, (*_file_keys(Device), *_TABLE_NAMES), "")
     compute = _parse_table(document, "compute", "compute", _file_keys(Compute), faults)
     values = {name: document[name] for name in _file_keys(Device) if name in document}
     values |= {name: document.get(name) for name in ("name", "ram_bytes")}
@@ -392,7 +402,7 @@ def _parse_compute(table: Mapping[str, Any]) -> Compute:
 
 def _parse_flash(document: dict[str, Any], faults: list[str]) -> Flash:
     table = _parse_table(document, "flash", "flash", _file_keys(Flash), faults)
-    required = {key: table.get(key) for key in _FLASH_REQUIRED}
+    required = {key: table.get(key) for key in _REQUIRED_FLASH_KEYS}
     return Flash(**required | {key: table[key] for key in _file_keys(Flash) if key in table})  # type: ignore[arg-type]
 
 
@@ -414,35 +424,43 @@ def _parse_storage(document: dict[str, Any], flash: Flash | None, faults: list[s
 
 
 def _parse_table(
-    owner: Mapping[str, Any], key: str, where: str, known: tuple[str, ...], faults: list[str]
+    parent_table: Mapping[str, Any],
+    key: str,
+    path: str,
+    known_keys: tuple[str, ...],
+    faults: list[str],
 ) -> dict[str, Any]:
-    """Return the table of a file with this key; {} if the file has none.
+    """Return the table at `key` of a table of the file; {} if it is missing.
 
-    `where` is the path of the table in messages. Adds errors to `faults` for unknown keys; if the
-    value is no table, adds an error and returns {}.
+    `path` is the path of the returned table, for messages. Adds errors to `faults` for unknown
+    keys; if the value is no table, adds an error and returns {}.
     """
-    table = owner.get(key, {})
+    table = parent_table.get(key, {})
     if not isinstance(table, dict):
-        faults.append(f"[{where}]: expected a table, got {shown(table)}")
+        faults.append(f"[{path}]: expected a table, got {shown(table)}")
         return {}
-    faults += _unknown_keys(table, known, f"[{where}] ")
+    faults += _unknown_key_faults(table, known_keys, f"[{path}] ")
     return table
 
 
-def _unknown_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> list[str]:
-    return [f"{where}{key}: {unknown_key(key, known)}" for key in table if key not in known]
+def _unknown_key_faults(
+    table: Mapping[str, Any], known_keys: tuple[str, ...], prefix: str
+) -> list[str]:
+    return [
+        f"{prefix}{key}: {unknown_key(key, known_keys)}" for key in table if key not in known_keys
+    ]
 
 
 # -- checks ----------------------------------------------------------------------------------------
 def quantity_values(device: Device) -> Iterator[tuple[str, DeviceQuantity, Any]]:
     """Yield (key in files, quantity, value) for each quantity of a device; skips absent tables."""
     for path, quantity in device_quantities():
-        table, _, key = path.rpartition(".")
-        owner: Any = device
-        for name in table.split(".") if table else ():
-            owner = None if owner is None else getattr(owner, name)
-        if owner is not None:
-            yield f"[{table}] {key}" if table else key, quantity, getattr(owner, key)
+        table_path, _, key = path.rpartition(".")
+        values: Any = device
+        for name in table_path.split(".") if table_path else ():
+            values = None if values is None else getattr(values, name)
+        if values is not None:
+            yield f"[{table_path}] {key}" if table_path else key, quantity, getattr(values, key)
 
 
 def _faults(device: Device) -> Iterator[str]:
@@ -455,9 +473,9 @@ def _faults(device: Device) -> Iterator[str]:
     for key, quantity, value in quantity_values(device):
         if value is not None or not quantity.is_optional:
             yield from _quantity_fault(key, quantity, value)
-    compute, line = device.compute, device.compute.cache_line_bytes
-    if isinstance(line, int) and line & (line - 1):
-        yield f"[compute] cache_line_bytes: expected a power of two, got {shown(line)}"
+    compute, line_bytes = device.compute, device.compute.cache_line_bytes
+    if isinstance(line_bytes, int) and line_bytes & (line_bytes - 1):
+        yield f"[compute] cache_line_bytes: expected a power of two, got {shown(line_bytes)}"
     if compute.power_w is None and compute.flops_per_j is None:
         yield "[compute]: expected power_w or flops_per_j, got neither"
     if device.storage is not None:
@@ -498,7 +516,7 @@ def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
         isinstance(limit_bytes, int) and limit_bytes <= flash.storage_bytes
     ):
         yield (
-            f"aux_bytes: expected at most storage_bytes of [flash], where the storage lies, got "
+            f"aux_bytes: expected at most storage_bytes of [flash], which holds the storage, got "
             f"{shown(limit_bytes)} and {flash.storage_bytes}"
         )
 

@@ -35,10 +35,10 @@ def read_device(key: str) -> dict[str, Any]:
         path = Path(key)
     else:
         hint = did_you_mean(key.lower(), names, max_names=3)
-        aside = f" ({hint})" if hint else ""
+        hint_text = f" ({hint})" if hint else ""
         raise DeviceError(
-            f"device {shown(key)}: there is no such device{aside}; shipped are {', '.join(names)}; "
-            f"else give the path of a {_SUFFIX} file"
+            f"device {shown(key)}: there is no such device{hint_text}; shipped are "
+            f"{', '.join(names)}; else give the path of a {_SUFFIX} file"
         )
     with raised_as(DeviceError):
         text = read_text(path)

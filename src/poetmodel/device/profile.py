@@ -22,13 +22,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COMPUTE_COLUMNS: Final = ("compute_time_s", "compute_energy_j")
+"""Columns of the costs of a computation, in the order of `Cost`."""
 PAGE_COLUMNS: Final = (
     "page_in_time_s",
     "page_in_energy_j",
     "page_out_time_s",
     "page_out_energy_j",
 )
+"""Columns of the costs of paging, in the order of `PageCost`."""
 COLUMNS: Final = ("name", *COMPUTE_COLUMNS, *PAGE_COLUMNS)
+"""All columns, in the order in which they are written."""
 
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _NEEDS_QUOTES: Final = re.compile(r'[",\r\n]')
@@ -44,7 +47,7 @@ class ProfileContent(NamedTuple):
 
 
 def read_profile(path: str | Path) -> ProfileContent:
-    """Read a profile.
+    """Read a profile; return its costs by name.
 
     Raises
     ------
@@ -53,16 +56,16 @@ def read_profile(path: str | Path) -> ProfileContent:
     """
     with raised_as(CostError):
         text = read_text(path)
-    reader = _ProfileParser(text)
-    if reader.faults:
-        raise CostError(f"{path}: {fault}" for fault in reader.faults)
-    return ProfileContent(reader.compute, reader.pages)
+    parser = _ProfileParser(text)
+    if parser.faults:
+        raise CostError(f"{path}: {fault}" for fault in parser.faults)
+    return ProfileContent(parser.compute, parser.pages)
 
 
 def write_profile(
     path: str | Path, compute: Mapping[str, Cost], pages: Mapping[str, PageCost]
 ) -> None:
-    """Write a profile that `read_profile` restores."""
+    """Write a profile: the file from which `read_profile` returns `compute` and `pages`."""
     lines = [",".join(COLUMNS)]
     for name in dict.fromkeys((*compute, *pages)):
         cost, page = compute.get(name), pages.get(name)
@@ -84,13 +87,16 @@ def _quote(name: str) -> str:
 
 
 class _ProfileParser:
-    """Parses a profile to `compute` and `pages` by name, and `faults`, errors with their lines."""
+    """Parses a profile to costs by name, and collects all errors."""
 
     def __init__(self, text: str) -> None:
         """Parse `text`; sets `compute`, `pages` and `faults`."""
         self.compute: dict[str, Cost] = {}
+        """Cost of one computation of each node."""
         self.pages: dict[str, PageCost] = {}
+        """Cost of transfers of each tensor."""
         self.faults: list[str] = []
+        """Errors, with their lines."""
         self._line_of: dict[str, int] = {}
         rows = self._read_rows(text)
         header = next(rows, None)
@@ -108,7 +114,10 @@ class _ProfileParser:
             self.faults.append("expected a row for every node, got no rows")
 
     def _read_rows(self, text: str) -> Iterator[tuple[int, list[str]]]:
-        """Yield (first line, cells) for each row that is not blank; invalid CSV ends in a fault."""
+        """Yield (first line, cells) for each row that is not blank.
+
+        At invalid CSV, adds a fault and ends.
+        """
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         line = 1
         try:
@@ -135,17 +144,17 @@ class _ProfileParser:
             )
         else:
             self._line_of[name] = line
-        computing = self._parse_cells(row, COMPUTE_COLUMNS, label)
-        paging = self._parse_cells(row, PAGE_COLUMNS, label)
+        compute_values = self._parse_cells(row, COMPUTE_COLUMNS, label)
+        page_values = self._parse_cells(row, PAGE_COLUMNS, label)
         if name and not any(row[column].strip() for column in columns if column != "name"):
             self.faults.append(
                 f"{label}: expected {COMPUTE_COLUMNS[0]} and {COMPUTE_COLUMNS[1]}, or the four "
                 "page columns, or all; got only a name"
             )
-        if computing:
-            self.compute[name] = Cost(*computing)
-        if paging:
-            self.pages[name] = PageCost(Cost(*paging[:2]), Cost(*paging[2:]))
+        if compute_values:
+            self.compute[name] = Cost(*compute_values)
+        if page_values:
+            self.pages[name] = PageCost(Cost(*page_values[:2]), Cost(*page_values[2:]))
 
     def _parse_cells(
         self, row: dict[str, str], columns: tuple[str, ...], label: str
@@ -154,18 +163,20 @@ class _ProfileParser:
 
         Adds a fault for invalid numbers and for partly empty groups.
         """
-        filled = [column for column in columns if row[column].strip()]
-        empty = [column for column in columns if column not in filled]
-        if filled and empty:
-            self.faults.append(f"{label}: {filled[0]} is given, but not {', '.join(empty)}")
+        filled_columns = [column for column in columns if row[column].strip()]
+        empty_columns = [column for column in columns if column not in filled_columns]
+        if filled_columns and empty_columns:
+            self.faults.append(
+                f"{label}: {filled_columns[0]} is given, but not {', '.join(empty_columns)}"
+            )
         faults = [
             f"{label}: {column}: expected a finite number >= 0, got {shown(cell)}"
-            for column in filled
+            for column in filled_columns
             if _NUMBER.fullmatch(cell := row[column].strip()) is None
             or not 0 <= float(cell) < math.inf
         ]
         self.faults += faults
-        return [] if faults or empty else [float(row[column]) for column in columns]
+        return [] if faults or empty_columns else [float(row[column]) for column in columns]
 
 
 def _header_faults(columns: list[str], line: int) -> Iterator[str]:
@@ -175,6 +186,7 @@ def _header_faults(columns: list[str], line: int) -> Iterator[str]:
             yield f"line {line}: unknown column {shown(column)}; expected are {', '.join(COLUMNS)}"
         elif columns.count(column) > 1:
             yield f"line {line}: the column {column} comes {columns.count(column)} times"
-    missing = [column for column in COLUMNS if column not in columns]
-    if missing:
-        yield f"line {line}: missing {', '.join(missing)}; expected are {', '.join(COLUMNS)}"
+    missing_columns = [column for column in COLUMNS if column not in columns]
+    if missing_columns:
+        names = ", ".join(missing_columns)
+        yield f"line {line}: missing {names}; expected are {', '.join(COLUMNS)}"

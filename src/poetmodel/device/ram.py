@@ -40,12 +40,12 @@ class RamUse:
         """Sum of all kinds [B]."""
         return self.state_bytes + self.activation_bytes + self.gradient_bytes + self.workspace_bytes
 
-    def with_resident(self, graph: Graph) -> RamUse:
-        """Return the RAM use plus a graph's resident bytes, assigned to their kinds."""
-        kinds = dict(graph.resident_bytes)
-        gradient_bytes = kinds.pop("gradients", 0)
+    def add_resident_bytes(self, graph: Graph) -> RamUse:
+        """Return the RAM use plus a graph's resident bytes, counted under their kinds."""
+        bytes_of_kind = dict(graph.resident_bytes)
+        gradient_bytes = bytes_of_kind.pop("gradients", 0)
         return RamUse(
-            state_bytes=self.state_bytes + sum(kinds.values()),
+            state_bytes=self.state_bytes + sum(bytes_of_kind.values()),
             activation_bytes=self.activation_bytes,
             gradient_bytes=self.gradient_bytes + gradient_bytes,
             workspace_bytes=self.workspace_bytes,
@@ -53,7 +53,11 @@ class RamUse:
 
 
 def ram_use(
-    graph: Graph, copies: Iterable[int], *, step: int | None = None, dying: Collection[int] = ()
+    graph: Graph,
+    copies: Iterable[int],
+    *,
+    step: int | None = None,
+    dying_tensors: Collection[int] = (),
 ) -> RamUse:
     """Return the RAM in use at a step, by kind.
 
@@ -65,7 +69,7 @@ def ram_use(
         The tensors in RAM during the step, once per copy. Replacements of state count 0 bytes.
     step : int, optional
         The node that is computed, whose workspace is added. None if the step only pages.
-    dying : collection of int
+    dying_tensors : collection of int
         The tensors whose last use is this step. If an output overwrites one of them, the saved
         bytes are subtracted from the output's kind.
     """
@@ -75,7 +79,7 @@ def ram_use(
         bytes_of_kind[tensor_kind(graph, i)] += 0 if i in graph.state_of else sizes[i]
     if step is not None:
         for y, x in graph.in_place_of[step]:
-            if x in dying:
+            if x in dying_tensors:
                 bytes_of_kind[tensor_kind(graph, y)] -= graph.shared_bytes_of[step].get(x, 0)
     return RamUse(
         **{f"{kind}_bytes": size for kind, size in bytes_of_kind.items()},
@@ -99,33 +103,33 @@ def kind_index(graph: Graph, i: int | None) -> int:
 def keep_all_ram_use(graph: Graph) -> RamUse:
     """Return the RAM use at the keep-all peak.
 
-    Tensors are kept until their last use, state throughout.
+    Tensors are kept until their last use, state tensors during the whole step.
     """
     profile = checkpoint_all_profile(graph)
     peak_node = profile.index(max(profile))
-    last_use = [
+    last_use_of = [
         max(users, default=maker)
         for users, maker in zip(graph.users_of, graph.node_of, strict=True)
     ]
     live_tensors = [
         i
         for i, maker in enumerate(graph.node_of)
-        if graph.nodes[maker].is_state or maker <= peak_node <= last_use[i]
+        if graph.nodes[maker].is_state or maker <= peak_node <= last_use_of[i]
     ]
-    dying = {
+    dying_tensors = {
         i
         for i in live_tensors
-        if last_use[i] == peak_node and not graph.nodes[graph.node_of[i]].is_state
+        if last_use_of[i] == peak_node and not graph.nodes[graph.node_of[i]].is_state
     }
-    return ram_use(graph, live_tensors, step=peak_node, dying=dying)
+    return ram_use(graph, live_tensors, step=peak_node, dying_tensors=dying_tensors)
 
 
 def floor_ram_use(graph: Graph, *, memory_mapped: bool = False) -> RamUse:
     """Return the RAM use at the largest working set of one step; see `floor`."""
     k = floor(graph, memory_mapped=memory_mapped).node
-    on_storage = graph.state_tensors if memory_mapped else ()
-    copies = {*graph.inputs_of[k], *graph.outputs_of[k]}.difference(on_storage)
-    return ram_use(graph, copies, step=k, dying=graph.inputs_of[k])
+    mapped_tensors = graph.state_tensors if memory_mapped else ()
+    copies = {*graph.inputs_of[k], *graph.outputs_of[k]}.difference(mapped_tensors)
+    return ram_use(graph, copies, step=k, dying_tensors=graph.inputs_of[k])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +137,9 @@ class WholeStep:
     """Settings that put a built-in network's state into its graph, instead of resident bytes."""
 
     state: str
+    """Optimizer whose state is in the graph."""
     in_place: bool
+    """Whether operators may overwrite inputs."""
     min_bytes: int
     """Minimum RAM of the step with state [B]."""
 
@@ -148,15 +154,15 @@ def find_whole_step(
     """
     if device is None or name not in model_names() or shape.overrides.get("state"):
         return None
-    pages = paging and device.storage is not None
+    can_page = paging and device.storage is not None
     step = WholeStep(state="sgd", in_place=True, min_bytes=0)
     options = {**asdict(shape), "state": step.state, "in_place": step.in_place}
     try:
         graph = load_model(name, Variant(**options))
-    except InputError:  # published graphs have no state
+    except InputError:  # Published graphs have no state.
         return None
-    mapped = pages and device.is_memory_mapped
-    minimum = floor(graph, memory_mapped=mapped, resident=not pages)
+    is_mapped = can_page and device.is_memory_mapped
+    minimum = floor(graph, memory_mapped=is_mapped, resident=not can_page)
     return replace(step, min_bytes=minimum.bytes) if minimum.bytes <= device.ram_bytes else None
 
 
@@ -177,7 +183,10 @@ class DeviceRam:
 
     @classmethod
     def compare(cls, device: Device | None, graph: Graph, peak: int | RamUse) -> DeviceRam | None:
-        """Compare a peak of a graph's training step with a device's RAM; None without a device."""
+        """Compare the peak of a graph's training step with a device's RAM; None without a device.
+
+        `peak` is the RAM use at the peak or, if its kinds are unknown, its size [B].
+        """
         if device is None:
             return None
         use = peak if isinstance(peak, RamUse) else None
@@ -186,7 +195,7 @@ class DeviceRam:
             ram_bytes=device.ram_bytes,
             peak_bytes=peak.total_bytes if isinstance(peak, RamUse) else peak,
             resident_bytes=graph.total_resident_bytes,
-            use=None if use is None else use.with_resident(graph),
+            use=None if use is None else use.add_resident_bytes(graph),
         )
 
     @property
@@ -209,60 +218,70 @@ class DeviceRam:
         """Missing RAM [B]; 0 if the step fits."""
         return max(0, self.needed_bytes - self.ram_bytes)
 
-    def remark(self) -> str:
-        """Return a phrase: whether the step fits, its RAM, and the kind that exceeds the device."""
+    def format_remark(self) -> str:
+        """Return a phrase: whether the step fits the device, and the RAM that it needs."""
         return f"{'fits' if self.fits else 'does not fit'}; {self._describe_need()}"
 
-    def warning(self) -> str | None:
+    def format_warning(self) -> str | None:
         """Return a warning if the step does not fit, else None."""
         if self.fits:
             return None
         ram = format_bytes(self.ram_bytes)
-        needs = self._describe_need()
-        return f"the step does not fit device {self.device}, which has {ram} of RAM: {needs}"
+        description = self._describe_need()
+        return f"the step does not fit device {self.device}, which has {ram} of RAM: {description}"
 
     def _describe_need(self) -> str:
-        """Return a phrase with peak, resident bytes, their sum, and which exceeds the RAM."""
+        """Return a phrase with peak, resident bytes and their sum.
+
+        If the step does not fit, the phrase names which of them exceeds the device's RAM.
+        """
         peak, resident = format_bytes(self.peak_bytes), format_bytes(self.resident_bytes)
-        needs = f"it needs {peak} at the peak"
+        description = f"it needs {peak} at the peak"
         if self.resident_bytes:
-            needs += f" and {resident} of resident bytes, {format_bytes(self.needed_bytes)} in all"
+            description += (
+                f" and {resident} of resident bytes, {format_bytes(self.needed_bytes)} in all"
+            )
         if self.fits:
-            return needs
+            return description
         if self.peak_bytes > self.ram_bytes:
             each_exceeds = self.resident_bytes > self.ram_bytes
-            return f"{needs}; {'each' if each_exceeds else 'the peak'} alone is too much"
+            return f"{description}; {'each' if each_exceeds else 'the peak'} alone is too much"
         if self.resident_bytes > self.ram_bytes:
-            return f"{needs}; the resident bytes alone are too much"
-        return f"{needs}; together they are too much"
+            return f"{description}; the resident bytes alone are too much"
+        return f"{description}; together they are too much"
 
 
-def device_ram_metrics(ram: DeviceRam | None) -> dict[str, Any]:
-    """Return the metrics of files and JSON, including the gauge; all None without a device."""
+def device_ram_metrics(device_ram: DeviceRam | None) -> dict[str, Any]:
+    """Return the metrics of `DEVICE_RAM_KEYS` and the gauge, by key; all None without a device."""
     values = dict.fromkeys(DEVICE_RAM_KEYS)
-    if ram is not None:
-        values |= zip(DEVICE_RAM_KEYS, (ram.resident_bytes, ram.ram_bytes, ram.fits), strict=True)
-    return values | {GAUGE_KEY: gauge(ram)}
+    if device_ram is not None:
+        values |= zip(
+            DEVICE_RAM_KEYS,
+            (device_ram.resident_bytes, device_ram.ram_bytes, device_ram.fits),
+            strict=True,
+        )
+    return values | {GAUGE_KEY: make_gauge(device_ram)}
 
 
 KIND_NAMES: Final = ("state", "activations", "gradients", "workspace")
 """Display names of the kinds of RAM use, in the order of the fields of `RamUse`."""
 
 
-def gauge(ram: DeviceRam | None) -> dict[str, Any] | None:
-    """Return the device gauge for JSON: RAM use by kind, free or missing bytes, whether it fits.
+def make_gauge(device_ram: DeviceRam | None) -> dict[str, Any] | None:
+    """Return the device gauge for JSON; None without a device, or if the kinds are unknown.
 
-    The gauge includes resident bytes, even if the RAM budget excludes them. None if the kinds are
-    unknown.
+    Its keys are the device's RAM, the RAM use by kind, free and missing bytes, and ``trains``:
+    whether the step fits. The RAM use includes resident bytes, even if the RAM budget excludes
+    them.
     """
-    if ram is None or ram.use is None:
+    if device_ram is None or device_ram.use is None:
         return None
     return {
-        "ram_bytes": ram.ram_bytes,
-        **asdict(ram.use),
-        "free_bytes": ram.free_bytes,
-        "missing_bytes": ram.missing_bytes,
-        "trains": ram.fits,
+        "ram_bytes": device_ram.ram_bytes,
+        **asdict(device_ram.use),
+        "free_bytes": device_ram.free_bytes,
+        "missing_bytes": device_ram.missing_bytes,
+        "trains": device_ram.fits,
     }
 
 

@@ -35,7 +35,7 @@ def _power_warnings(device: Device) -> Iterator[str]:
     if high > MAX_POWER_RATIO * low:
         ratio = f"{high / low:.3g} times" if low > 0 else "infinitely far"
         yield (
-            f"[compute] flops_per_s / flops_per_j implies {implied_w:.3g} W, but power_w says "
+            f"[compute] flops_per_s / flops_per_j implies {implied_w:.3g} W, but power_w is "
             f"{compute.power_w:.3g} W, {ratio} apart; energy follows flops_per_j"
         )
 
@@ -59,6 +59,6 @@ def _unit_warnings(device: Device) -> Iterator[str]:
         if value and quantity.typical_range is not None:
             low, high = quantity.typical_range
             if not low <= value <= high:
-                side = f"under {low:g}" if value < low else f"over {high:g}"
-                amount, meant = f"{value:g} {quantity.unit}", UNIT_NAMES[quantity.unit]
-                yield f"{key} is {amount}, {side}: is it given in {meant}?"
+                bound_text = f"under {low:g}" if value < low else f"over {high:g}"
+                value_text, unit_name = f"{value:g} {quantity.unit}", UNIT_NAMES[quantity.unit]
+                yield f"{key} is {value_text}, {bound_text}: is it given in {unit_name}?"

@@ -343,7 +343,7 @@ class Deployment:
     @property
     def commit_erases(self) -> int:
         """Max. number of blocks that a commit erases: those of a generation, or a shared block."""
-        return self.layout.blocks(self.generation_bytes) if self.generation else 0
+        return self.layout.n_blocks(self.generation_bytes) if self.generation else 0
 
     @property
     def page_writes(self) -> tuple[tuple[int, int], ...]:

@@ -127,8 +127,8 @@ def emulated_board(
     if core is not None and core not in tuple(map(str, MACHINES)):
         raise InputError(f"core: expected one of {', '.join(MACHINES)}, got {core!r}")
     core_data = find_core(board.core)
-    target = Target(core or (Target.M4 if core_data is None else core_data.emulated_as))
-    if core is not None and (core_data is None or core_data.emulated_as != core):
+    target = Target(core or (Target.M4 if core_data is None else core_data.makefile_target))
+    if core is not None and (core_data is None or core_data.makefile_target != core):
         core_data = core_for_target(core)
     model = CycleModel(core_data, hertz, board.compute.memory_factor, instructions_per_cycle)
     return board, target, model, power_w

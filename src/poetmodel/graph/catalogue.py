@@ -78,13 +78,17 @@ class InputShape:
     def options(self) -> tuple[str, ...]:
         """The overrides as command-line arguments, such as ``("--batch", "8")``."""
         return tuple(
-            word
+            argument
             for name, value in self.overrides.items()
-            for word in (f"--{name.replace('_', '-')}", *(() if value is True else (f"{value}",)))
+            for argument in (
+                f"--{name.replace('_', '-')}",
+                *(() if value is True else (f"{value}",)),
+            )
         )
 
 
 _UNSET: Final = (None, False)
+"""Values of settings that leave the network's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +105,8 @@ class Variant(InputShape):
     """Weights to train, as ``--train`` accepts them."""
 
 
-_ARGUMENTS: Final = {"batch": "batch_size", "image": "image_size", "sequence": "seq_len"}
-"""Parameter names of the zoo's functions, by field of `InputShape`."""
+_PARAMETER_OF_FIELD: Final = {"batch": "batch_size", "image": "image_size", "sequence": "seq_len"}
+"""Parameter of the functions in `poetmodel.graph.zoo`, by field of `InputShape`."""
 DEFAULT_SHAPE: Final = InputShape()
 """The default input sizes of every network."""
 
@@ -124,7 +128,8 @@ def describe_model(name: str) -> str:
 def load_model(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
     """Load a built-in network or published graph from ``graphs/``.
 
-    A built-in network with other settings than its defaults is generated.
+    `shape` may be a `Variant`. A built-in network with overrides is generated. Raises `GraphError`
+    if no network has this name or the network does not have such a setting.
     """
     from poetmodel.graph.structure import Graph
 
@@ -147,10 +152,7 @@ def read_model_or_file(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
 
 def load_file(path: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
-    """Load a graph file, which has fixed sizes.
-
-    Raises `InputError` if `shape` has overrides.
-    """
+    """Load a graph file. Raises `InputError` if `shape` has overrides: a file has fixed sizes."""
     from poetmodel.graph.structure import Graph
 
     if shape.overrides:
@@ -174,16 +176,19 @@ def _build_zoo_model(name: str, shape: InputShape) -> Graph:
 
     build_graph = MODELS[name]
     parameters = signature(build_graph).parameters
-    choices = [
-        key for key, argument in _ARGUMENTS.items() if key == "batch" or argument in parameters
+    accepted_fields = [
+        key
+        for key, argument in _PARAMETER_OF_FIELD.items()
+        if key == "batch" or argument in parameters
     ]
-    if shape.overrides.keys() & _ARGUMENTS.keys() - set(choices):
+    if shape.overrides.keys() & _PARAMETER_OF_FIELD.keys() - set(accepted_fields):
         raise GraphError(
-            f"{subject}: this network only accepts {' and '.join(f'--{key}' for key in choices)}"
+            f"{subject}: this network only accepts "
+            f"{' and '.join(f'--{key}' for key in accepted_fields)}"
         )
     try:
         return build_graph(
-            **{_ARGUMENTS.get(key, key): value for key, value in shape.overrides.items()}
+            **{_PARAMETER_OF_FIELD.get(key, key): value for key, value in shape.overrides.items()}
         )
     except InputError as error:
         raise GraphError(
@@ -196,7 +201,7 @@ def _with_option_names(fault: str) -> str:
     argument_name, colon, description = fault.partition(": ")
     if argument_name in Variant.__dataclass_fields__:
         fault = f"--{argument_name.replace('_', '-')}{colon}{description}"
-    for key, argument in _ARGUMENTS.items():
+    for key, argument in _PARAMETER_OF_FIELD.items():
         fault = fault.replace(argument, f"--{key}")
     return fault
 
@@ -233,7 +238,7 @@ def model_path(folder: Path, name: str) -> Path:
 
 
 def check_model_name(name: str) -> None:
-    """Raise if no built-in network or published graph has this name.
+    """Check that a built-in network or published graph has this name.
 
     Raises
     ------
@@ -243,12 +248,14 @@ def check_model_name(name: str) -> None:
     if name in _DESCRIPTIONS:
         return
     normalized_name = name.strip().lower().replace("_", "-")
-    variants = [
+    corrected_names = [
         candidate
         for candidate in (normalized_name, f"paper/{normalized_name}")
         if candidate in _DESCRIPTIONS
     ]
-    matches = dict.fromkeys((*variants, *get_close_matches(normalized_name, _DESCRIPTIONS, n=3)))
+    matches = dict.fromkeys(
+        (*corrected_names, *get_close_matches(normalized_name, _DESCRIPTIONS, n=3))
+    )
     hint = f"did you mean {' or '.join(matches)}? " if matches else ""
     file_hint = " (a graph file is given with --graph)" if name.endswith(".json") else ""
     raise GraphError(

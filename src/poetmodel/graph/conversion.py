@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import GraphError, listed, shown
 from poetmodel.graph.io import FORMAT, VERSIONS
-from poetmodel.graph.validation import cycle_fault
+from poetmodel.graph.validation import cycle_faults
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from poetmodel.graph.node import Node
 
 _NODE_DEFAULTS: Final = {"op": "op", "phase": "forward"}
-"""Values of attributes that a user's digraph may omit."""
+"""Values of node attributes that a user's digraph may omit."""
 
 
 def to_networkx(document: Mapping[str, Any], nodes: Iterable[Node]) -> networkx.DiGraph[Any]:
@@ -43,8 +43,10 @@ def to_networkx(document: Mapping[str, Any], nodes: Iterable[Node]) -> networkx.
     """
     import networkx as nx
 
-    attributes = {k: v for k, v in document.items() if k not in ("format", "version", "nodes")}
-    digraph = nx.DiGraph(**attributes)
+    graph_attributes = {
+        key: value for key, value in document.items() if key not in ("format", "version", "nodes")
+    }
+    digraph = nx.DiGraph(**graph_attributes)
     for index, item in enumerate(document["nodes"]):
         attributes = {key: value for key, value in item.items() if key != "name"}
         digraph.add_node(item["name"], index=index, **attributes)
@@ -60,7 +62,7 @@ def to_networkx(document: Mapping[str, Any], nodes: Iterable[Node]) -> networkx.
 
 
 def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
-    """Convert a `networkx.DiGraph` (of `to_networkx` or the user's) to the content of a graph file.
+    """Convert a digraph, made by `to_networkx` or by the user, to the content of a graph file.
 
     Parameters
     ----------
@@ -86,25 +88,25 @@ def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
 
     if not isinstance(digraph, nx.DiGraph) or digraph.is_multigraph():
         raise GraphError(f"expected a networkx.DiGraph, got a {type(digraph).__name__}")
-    faults = [f"digraph: {fault}" for fault in cycle_fault(digraph, str)]
+    faults = [f"digraph: {fault}" for fault in cycle_faults(digraph, str)]
     if faults:
         raise GraphError(faults)
-    order = {key: position for position, key in enumerate(digraph)}
+    position_of = {key: position for position, key in enumerate(digraph)}
     indices = nx.get_node_attributes(digraph, "index")
-    if len(indices) == len(order) and all(map(_is_integer, indices.values())):
-        order = indices
+    if len(indices) == len(position_of) and all(map(_is_integer, indices.values())):
+        position_of = indices
     items: dict[Hashable, dict[str, Any]] = {}
-    for key in nx.lexicographical_topological_sort(digraph, key=order.__getitem__):
+    for key in nx.lexicographical_topological_sort(digraph, key=position_of.__getitem__):
         items[key] = item = {
             "name": str(key),
             **_NODE_DEFAULTS,
             **_to_json_value(dict(digraph.nodes[key])),
         }
         item.pop("index", None)
-        edges = ((maker, digraph.edges[maker, key]) for maker in digraph.predecessors(key))
+        incoming_edges = ((maker, digraph.edges[maker, key]) for maker in digraph.predecessors(key))
         edge_inputs = [
             name
-            for maker, edge in edges
+            for maker, edge in incoming_edges
             for name in _to_json_value(edge.get("tensors", _output_names(items[maker])))
         ]
         inputs = item.setdefault("inputs", edge_inputs)

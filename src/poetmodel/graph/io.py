@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT: Final = "poetmodel-graph"
+"""Value of ``format`` in graph files."""
 STEP_FORMAT: Final = "poetmodel-step"
 """Format of step files (captured and compiled steps), which contain the graph of their kernels."""
 VERSIONS: Final = (1, 2)
@@ -36,6 +37,7 @@ _NODE_DEFAULTS: Final[Mapping[str, Any]] = {
     for field in fields(Node)
     if field.name not in ("name", "op", "phase", "inputs", "outputs", "in_place")
 }
+"""Optional keys of a node with their defaults."""
 
 
 def graph_defaults(graph_type: type[Any]) -> dict[str, Any]:
@@ -66,16 +68,16 @@ def read_document(path: str | Path) -> tuple[object, str, list[str]]:
     """
     with raised_as(GraphError):
         text = read_text(path)
-    repeated_keys: list[str] = []
+    faults: list[str] = []
     with raised_as(GraphError, str(path)):
-        document = parse_json(text, expected=FORMAT, repeated=repeated_keys)
+        document = parse_json(text, expected=FORMAT, repeated=faults)
     if isinstance(document, dict) and document.get("format") == STEP_FORMAT:
-        return document.get("graph"), f"{path}: graph", repeated_keys
-    return document, str(path), repeated_keys
+        return document.get("graph"), f"{path}: graph", faults
+    return document, str(path), faults
 
 
 def write_document(document: Mapping[str, Any], path: str | Path) -> None:
-    """Write a graph's document to a file, one node per line."""
+    """Write the content of a graph file (`Graph.to_dict`), one node per line."""
     nodes = document["nodes"]
     head_items = ((key, value) for key, value in document.items() if key != "nodes")
     head = [f"{_to_json(key)}: {_to_json(value)}" for key, value in head_items]
@@ -129,7 +131,7 @@ def _tensor_to_dict(tensor: Tensor) -> dict[str, Any]:
 
 
 def _in_place_to_dict(pairs: object) -> object:
-    """Return pairs of names as an object.
+    """Return in-place pairs as a JSON object that maps outputs to inputs.
 
     Malformed or duplicate pairs are returned as a value that validation refuses.
     """
@@ -137,8 +139,8 @@ def _in_place_to_dict(pairs: object) -> object:
         isinstance(pair, tuple) and [*map(type, pair)] == [str, str] for pair in pairs
     ):
         return _refused_value(pairs) if isinstance(pairs, list | dict) else (pairs,)
-    pairing = dict(pairs)
-    return pairing if len(pairing) == len(pairs) else pairs
+    input_of_output = dict(pairs)
+    return input_of_output if len(input_of_output) == len(pairs) else pairs
 
 
 def _refused_value(value: object) -> object:
@@ -146,12 +148,14 @@ def _refused_value(value: object) -> object:
     return tuple(value) if isinstance(value, list | dict) else value
 
 
-def optional_keys(owner: object, standard: Mapping[str, Any], *, defaults: bool) -> dict[str, Any]:
-    """Return the values of the keys in `standard` that differ from their defaults.
+def optional_keys(
+    owner: object, default_of: Mapping[str, Any], *, defaults: bool
+) -> dict[str, Any]:
+    """Return the attributes of `owner` that differ from their defaults in `default_of`.
 
-    With `defaults`, also include values equal to their defaults, except those that default to None.
+    With `defaults`, also include attributes equal to their defaults, unless the default is None.
     """
-    values = ((key, getattr(owner, key), default) for key, default in standard.items())
+    values = ((key, getattr(owner, key), default) for key, default in default_of.items())
     return {
         key: value
         for key, value, default in values
@@ -177,8 +181,10 @@ def parse_graph_fields(document: object, *, source: str, faults: Iterable[str]) 
     messages = messages or structure_faults(nodes, version=document["version"])
     if messages:
         raise GraphError(messages).within(source)
-    fields = {key: value for key, value in document.items() if key not in ("format", "version")}
-    return fields | {"nodes": nodes}
+    graph_fields = {
+        key: value for key, value in document.items() if key not in ("format", "version")
+    }
+    return graph_fields | {"nodes": nodes}
 
 
 def _format_faults(document: dict[str, Any]) -> Iterator[str]:

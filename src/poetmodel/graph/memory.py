@@ -33,7 +33,7 @@ def floor(graph: Graph, *, memory_mapped: bool = False, resident: bool = False) 
     memory_mapped : bool
         Whether the core reads state from storage in place, so that state occupies no RAM.
     resident : bool
-        Whether all state stays in RAM, because nothing can be paged.
+        Whether all state stays in RAM, because paging is impossible.
 
     Notes
     -----
@@ -47,8 +47,8 @@ def floor(graph: Graph, *, memory_mapped: bool = False, resident: bool = False) 
         state = frozenset(graph.state_tensors)
         resident_bytes = graph.state_bytes if resident else 0
         working_sets = tuple(
-            size + resident_bytes - sum(graph.tensor_bytes[i] for i in {*read, *outputs} & state)
-            for size, read, outputs in zip(
+            size + resident_bytes - sum(graph.tensor_bytes[i] for i in {*inputs, *outputs} & state)
+            for size, inputs, outputs in zip(
                 working_sets, graph.inputs_of, graph.outputs_of, strict=True
             )
         )
@@ -83,7 +83,7 @@ def _keep_all_profile(graph: Graph, node_indices: Sequence[int]) -> tuple[int, .
     live_bytes = sum(sizes[i] for i in state if graph.node_of[i] in computed_nodes)
     profile = []
     for k in node_indices:
-        live_bytes += 0 if graph.nodes[k].is_state else graph.made_bytes[k]
+        live_bytes += 0 if graph.nodes[k].is_state else graph.allocated_bytes[k]
         saved_bytes = graph.shared_bytes(k, freed_after[k])
         profile.append(live_bytes + graph.nodes[k].workspace_bytes - saved_bytes)
         live_bytes -= sum(sizes[i] for i in freed_after[k])
@@ -91,7 +91,7 @@ def _keep_all_profile(graph: Graph, node_indices: Sequence[int]) -> tuple[int, .
 
 
 def checkpoint_all_peak_bytes(graph: Graph) -> int:
-    """Return the keep-all peak [B]: each node runs once, each tensor is kept until its last use."""
+    """Return the keep-all peak [B]: the maximum of `checkpoint_all_profile`."""
     return max(checkpoint_all_profile(graph))
 
 

@@ -164,10 +164,10 @@ class Graph:
     def outputs_of(self) -> tuple[tuple[int, ...], ...]:
         """Indices of the tensors that each node makes (``out(k)``)."""
         outputs: list[tuple[int, ...]] = []
-        first = 0
+        first_index = 0
         for node in self.nodes:
-            outputs.append(tuple(range(first, first + len(node.outputs))))
-            first += len(node.outputs)
+            outputs.append(tuple(range(first_index, first_index + len(node.outputs))))
+            first_index += len(node.outputs)
         return tuple(outputs)
 
     @cached_property
@@ -194,7 +194,7 @@ class Graph:
 
     @cached_property
     def step_bytes(self) -> tuple[int, ...]:
-        """Working set of each node: inputs, outputs and workspace together [B].
+        """Working set of each node (its steps): inputs, outputs and workspace together [B].
 
         A replacement uses the memory of its state tensor, and every output that may overwrite an
         input uses the input's memory.
@@ -202,11 +202,11 @@ class Graph:
         sizes = self.tensor_bytes
         return tuple(
             sum(sizes[i] for i in inputs)
-            + made_bytes
+            + allocated_bytes
             + node.workspace_bytes
             - sum(shared_bytes.values())
-            for node, inputs, made_bytes, shared_bytes in zip(
-                self.nodes, self.inputs_of, self.made_bytes, self.shared_bytes_of, strict=True
+            for node, inputs, allocated_bytes, shared_bytes in zip(
+                self.nodes, self.inputs_of, self.allocated_bytes, self.shared_bytes_of, strict=True
             )
         )
 
@@ -229,7 +229,8 @@ class Graph:
     def starts_on_storage(self) -> tuple[bool, ...]:
         """Whether each tensor is on storage when the step begins.
 
-        True for samples with `Node.on_aux` and for state (unless it is resident).
+        True for samples with `Node.on_aux` and for all state, also state that a schedule makes
+        resident.
         """
         return tuple(self.nodes[k].on_aux or self.nodes[k].is_state for k in self.node_of)
 
@@ -252,22 +253,22 @@ class Graph:
 
     @cached_property
     def last_stages(self) -> tuple[int, ...]:
-        """Last stage in which each node may run, by node.
+        """Last stage in which each node may be computed, by node.
 
-        A node that reads state may run until the stage in which that state is replaced. So may a
-        node that holds the state. All other nodes may run until the last stage of the training
-        step.
+        For nodes that read or hold state, the stage in which that state is replaced; for all other
+        nodes, the last stage of the training step.
         """
-        last = [len(self.nodes) - 1] * len(self.nodes)
+        last_stages = [len(self.nodes) - 1] * len(self.nodes)
         for old, new in self.replacement_of.items():
             for k in (self.node_of[old], *self.users_of[old]):
-                last[k] = min(last[k], self.node_of[new])
-        return tuple(last)
+                last_stages[k] = min(last_stages[k], self.node_of[new])
+        return tuple(last_stages)
 
-    def last_page_in(self, i: int) -> int:
+    def last_page_in_stage(self, i: int) -> int:
         """Return the last stage in which tensor `i` may be paged in.
 
-        For state, the stage of its replacement; for other tensors, the last stage of all.
+        For state, the stage of its replacement (if it has one); for other tensors, the last stage
+        of the training step.
         """
         k = self.node_of[i]
         return self.last_stages[k] if self.nodes[k].is_state else len(self.nodes) - 1
@@ -284,7 +285,7 @@ class Graph:
         return tuple(tuple((index[y], index[x]) for y, x in node.in_place) for node in self.nodes)
 
     @cached_property
-    def made_bytes(self) -> tuple[int, ...]:
+    def allocated_bytes(self) -> tuple[int, ...]:
         """Memory that each node's outputs allocate [B]: replacements allocate none."""
         return tuple(
             sum(tensor.bytes for tensor in node.outputs if tensor.replaces is None)
@@ -308,12 +309,12 @@ class Graph:
             for pairs in self.in_place_of
         )
 
-    def shared_bytes(self, k: int, dying: Collection[int]) -> int:
+    def shared_bytes(self, k: int, dying_tensors: Collection[int]) -> int:
         """Return the bytes that step `k` saves by overwriting inputs [B].
 
-        Only inputs among `dying`, the tensors whose last use is step `k`, count.
+        Counts only inputs among `dying_tensors`, the tensors whose last use is step `k`.
         """
-        return sum(size for x, size in self.shared_bytes_of[k].items() if x in dying)
+        return sum(size for x, size in self.shared_bytes_of[k].items() if x in dying_tensors)
 
     @property
     def n_edges(self) -> int:
@@ -342,8 +343,8 @@ class Graph:
             If the file is missing or has another format. Lists every error in the file with its
             location.
         """
-        document, source, repeated_keys = read_document(path)
-        return cls.from_dict(document, source=source, faults=repeated_keys)
+        document, source, faults = read_document(path)
+        return cls.from_dict(document, source=source, faults=faults)
 
     @classmethod
     def from_dict(
@@ -373,7 +374,7 @@ class Graph:
 
         Contains only JSON types and shares no object with the graph.
         """
-        nodes: tuple[object, ...] = self.nodes  # not checked yet
+        nodes: tuple[object, ...] = self.nodes  # Not validated yet if called by __post_init__.
         needs_version_2 = any(isinstance(node, Node) and node.needs_version_2 for node in nodes)
         document: dict[str, Any] = {
             "format": FORMAT,

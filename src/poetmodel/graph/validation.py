@@ -86,6 +86,7 @@ _GRAPH_KEYS: Final = {
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 """Characters that UTF-8 cannot encode."""
 _REQUIRED: Final = frozenset({"name", "bytes", "op", "phase", "inputs", "nodes"})
+"""Keys without a default, of all objects of a graph file."""
 
 
 def value_faults(document: Mapping[str, Any]) -> list[str]:
@@ -97,8 +98,8 @@ def value_faults(document: Mapping[str, Any]) -> list[str]:
 
     def check(item: object, rules: Mapping[str, _Rule], *path: str | int) -> None:
         """Add a message for each invalid key and value of `item`, which is at `path`."""
-        for key_path, words in _key_faults(item, rules):
-            faults.append(f"{format_location((*path, *key_path), document)}: {words}")
+        for key_path, message in _key_faults(item, rules):
+            faults.append(f"{format_location((*path, *key_path), document)}: {message}")
 
     check(document, _GRAPH_KEYS)
     if isinstance(document.get("resident_bytes"), dict):
@@ -109,9 +110,9 @@ def value_faults(document: Mapping[str, Any]) -> list[str]:
         if not isinstance(node, dict):
             continue
         if ("outputs" in node) == ("output_bytes" in node):
-            value_text = "both" if "outputs" in node else "neither"
+            found_keys = "both" if "outputs" in node else "neither"
             label = format_location(("nodes", k), document)
-            faults.append(f"{label}: expected output_bytes or outputs, got {value_text}")
+            faults.append(f"{label}: expected output_bytes or outputs, got {found_keys}")
         outputs = node.get("outputs")
         for j, output in enumerate(outputs if isinstance(outputs, list) else ()):
             check(output, _TENSOR_KEYS, "nodes", k, "outputs", j)
@@ -119,9 +120,9 @@ def value_faults(document: Mapping[str, Any]) -> list[str]:
 
 
 def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield (key, message) for each unknown key, missing key and invalid value of an object.
+    """Yield (key path, message) for each unknown key, missing key and invalid value of `item`.
 
-    The key is ``()`` if `item` is no object.
+    The path has one key, or none if `item` is no object.
     """
     if not isinstance(item, dict):
         yield (), f"expected an object, got {shown(item)}"
@@ -152,63 +153,69 @@ def structure_faults(nodes: Sequence[Node], *, version: int = 2) -> list[str]:
         for k in version_2_nodes:
             keys = ", ".join(_version_2_keys(nodes[k]))
             faults.append(f'{_node_label(nodes, k)}: {keys}: needs "version": 2, the file says 1')
-    maker: dict[str, int] = {}
-    faults += _repeated_name_faults(nodes, maker)
-    faults += _order_faults(nodes, maker)
-    return faults + (list(_state_faults(nodes, maker)) if version_2_nodes else [])
+    maker_of: dict[str, int] = {}
+    faults += _repeated_name_faults(nodes, maker_of)
+    faults += _order_faults(nodes, maker_of)
+    return faults + (list(_state_faults(nodes, maker_of)) if version_2_nodes else [])
 
 
-def _order_faults(nodes: Sequence[Node], maker: Mapping[str, int]) -> Iterator[str]:
+def _order_faults(nodes: Sequence[Node], maker_of: Mapping[str, int]) -> Iterator[str]:
     """Yield a message for each input that no node makes or that is made later, and for a cycle."""
     edges = []
     for k, node in enumerate(nodes):
         for name in dict.fromkeys(node.inputs):
-            if name not in maker:
+            if name not in maker_of:
                 yield f"{_node_label(nodes, k)}.inputs: no node makes a tensor {shown(name)}"
                 continue
-            edges.append((maker[name], k))
-            if maker[name] >= k:
+            edges.append((maker_of[name], k))
+            if maker_of[name] >= k:
                 yield (
                     f"{_node_label(nodes, k)}.inputs: {shown(name)} is made by "
-                    f"nodes[{maker[name]}], which does not come before it; nodes must be in "
+                    f"nodes[{maker_of[name]}], which does not come before it; nodes must be in "
                     "execution order"
                 )
     if any(writer >= reader for writer, reader in edges):
         import networkx as nx
 
-        cycle = cycle_fault(nx.DiGraph(edges), lambda k: nodes[k].name)
-        yield from (f"nodes: {fault}" for fault in cycle)
+        faults = cycle_faults(nx.DiGraph(edges), lambda k: nodes[k].name)
+        yield from (f"nodes: {fault}" for fault in faults)
 
 
-def _repeated_name_faults(nodes: Sequence[Node], maker: dict[str, int]) -> Iterator[str]:
+def _repeated_name_faults(nodes: Sequence[Node], maker_of: dict[str, int]) -> Iterator[str]:
     """Yield a message for each duplicate name of a node or tensor.
 
-    Fills `maker` with the index of the first node that makes each tensor.
+    Adds to `maker_of` the index of the first node that makes each tensor, by tensor name.
     """
-    first: dict[str, int] = {}
+    first_node_of: dict[str, int] = {}
     for k, node in enumerate(nodes):
-        repeated_name = node.name in first
-        if repeated_name:
-            yield f"{_node_label(nodes, k)}: its name is already used by nodes[{first[node.name]}]"
-        first.setdefault(node.name, k)
+        is_repeated = node.name in first_node_of
+        if is_repeated:
+            yield (
+                f"{_node_label(nodes, k)}: its name is already used by "
+                f"nodes[{first_node_of[node.name]}]"
+            )
+        first_node_of.setdefault(node.name, k)
         for name in (tensor.name for tensor in node.outputs):
-            if name in maker and not (repeated_name and name == node.name):
+            if name in maker_of and not (is_repeated and name == node.name):
                 yield (
                     f"{_node_label(nodes, k)}: its output tensor {shown(name)} is already an "
-                    f"output of nodes[{maker[name]}]"
+                    f"output of nodes[{maker_of[name]}]"
                 )
-            maker.setdefault(name, k)
+            maker_of.setdefault(name, k)
 
 
-def cycle_fault(digraph: networkx.DiGraph[Any], name: Callable[[Any], object]) -> Iterator[str]:
-    """Yield a message that names the nodes of one cycle of a digraph; nothing if it is acyclic."""
+def cycle_faults(digraph: networkx.DiGraph[Any], name_of: Callable[[Any], object]) -> Iterator[str]:
+    """Yield one message that names the nodes of a cycle; no message if the digraph is acyclic.
+
+    `name_of` returns the displayed name of a key of the digraph.
+    """
     import networkx as nx
 
     try:
         cycle = nx.find_cycle(digraph)
     except nx.NetworkXNoCycle:
         return
-    path = " -> ".join(str(name(key)) for key in (*(key for key, _ in cycle), cycle[0][0]))
+    path = " -> ".join(str(name_of(key)) for key in (*(key for key, _ in cycle), cycle[0][0]))
     yield f"the graph has a cycle: {path}"
 
 
@@ -240,14 +247,14 @@ def _version_2_keys(node: Node) -> Iterator[str]:
         yield "outputs.replaces"
 
 
-def _state_faults(nodes: Sequence[Node], maker: Mapping[str, int]) -> Iterator[str]:
+def _state_faults(nodes: Sequence[Node], maker_of: Mapping[str, int]) -> Iterator[str]:
     """Yield a message for each violated rule of state, replacements and in-place pairs."""
-    replacer: dict[str, int] = {}
+    replacer_of: dict[str, int] = {}
     for k, node in enumerate(nodes):
         if node.is_state:
             yield from _state_node_faults(nodes, k)
-        yield from _replacement_faults(nodes, k, maker, replacer)
-        yield from _in_place_faults(nodes, k, maker)
+        yield from _replacement_faults(nodes, k, maker_of, replacer_of)
+        yield from _in_place_faults(nodes, k, maker_of)
     replacements = {
         tensor.name for node in nodes if not node.is_state for tensor, _ in _replacement_pairs(node)
     }
@@ -256,10 +263,10 @@ def _state_faults(nodes: Sequence[Node], maker: Mapping[str, int]) -> Iterator[s
             label = f"{_node_label(nodes, k)}.inputs: {shown(name)}"
             if name in replacements:
                 yield f"{label} replaces a state tensor, and no node may read it in the same step"
-            elif replacer.get(name, k) < k:
+            elif replacer_of.get(name, k) < k:
                 yield (
-                    f"{label} is read after {_node_label(nodes, replacer[name])} has replaced it; "
-                    "the node that replaces a state tensor must be its last reader"
+                    f"{label} is read after {_node_label(nodes, replacer_of[name])} has replaced "
+                    "it; the node that replaces a state tensor must be its last reader"
                 )
 
 
@@ -276,48 +283,48 @@ def _state_node_faults(nodes: Sequence[Node], k: int) -> Iterator[str]:
 
 
 def _replacement_faults(
-    nodes: Sequence[Node], k: int, maker: Mapping[str, int], replacer: dict[str, int]
+    nodes: Sequence[Node], k: int, maker_of: Mapping[str, int], replacer_of: dict[str, int]
 ) -> Iterator[str]:
     """Yield a message for each invalid replacement among the outputs of node `k`.
 
-    Adds the node to `replacer`, the node that replaces each state tensor, by tensor name.
+    Adds `k` to `replacer_of`: the first node that replaces each state tensor, by tensor name.
     """
     node, label = nodes[k], _node_label(nodes, k)
-    replacing = _replacement_pairs(node)
-    if replacing and node.is_state:
+    replacement_pairs = _replacement_pairs(node)
+    if replacement_pairs and node.is_state:
         yield f"{label}.outputs: a node of phase state replaces nothing; leave replaces out"
         return
-    for tensor, name in replacing:
+    for tensor, name in replacement_pairs:
         message = f"{label}.outputs: {shown(tensor.name)} replaces {shown(name)}"
-        position = maker.get(name)
-        if position is None:
+        old_maker = maker_of.get(name)
+        if old_maker is None:
             yield f"{message}, which no node makes"
             continue
-        if not nodes[position].is_state:
-            maker_name = _node_label(nodes, position)
+        if not nodes[old_maker].is_state:
+            maker_name = _node_label(nodes, old_maker)
             yield f"{message}, which is no state tensor: {maker_name} is not of phase state"
             continue
         if name not in node.inputs:
             yield f"{message}, which the node does not read; add it to inputs"
-        old_bytes = next(state.bytes for state in nodes[position].outputs if state.name == name)
+        old_bytes = next(state.bytes for state in nodes[old_maker].outputs if state.name == name)
         if old_bytes != tensor.bytes:
             yield f"{message}, but they differ in bytes: {tensor.bytes} and {old_bytes}"
-        if name in replacer:
-            yield f"{message}, which {_node_label(nodes, replacer[name])} replaces already"
-        replacer.setdefault(name, k)
-    if replacing and node.recomputable:
+        if name in replacer_of:
+            yield f"{message}, which {_node_label(nodes, replacer_of[name])} replaces already"
+        replacer_of.setdefault(name, k)
+    if replacement_pairs and node.recomputable:
         yield (
             f"{label}.recomputable: expected false, since the node replaces "
-            f"{shown(replacing[0][1])}; a state tensor is updated once"
+            f"{shown(replacement_pairs[0][1])}; a state tensor is updated once"
         )
-    if replacing and node.on_aux:
+    if replacement_pairs and node.on_aux:
         yield (
-            f"{label}.on_aux: expected false, since the node replaces {shown(replacing[0][1])}: "
-            "its value is not on storage when the step begins"
+            f"{label}.on_aux: expected false, since the node replaces "
+            f"{shown(replacement_pairs[0][1])}: its value is not on storage when the step begins"
         )
 
 
-def _in_place_faults(nodes: Sequence[Node], k: int, maker: Mapping[str, int]) -> Iterator[str]:
+def _in_place_faults(nodes: Sequence[Node], k: int, maker_of: Mapping[str, int]) -> Iterator[str]:
     """Yield a message for each invalid in-place pair of node `k`."""
     node, label = nodes[k], f"{_node_label(nodes, k)}.in_place"
     outputs = [tensor.name for tensor in node.outputs]
@@ -330,7 +337,7 @@ def _in_place_faults(nodes: Sequence[Node], k: int, maker: Mapping[str, int]) ->
             yield f"{label}: {shown(output)} replaces a state tensor, in whose memory it is written"
         if name not in node.inputs:
             yield f"{label}: {shown(name)} is no input of the node"
-        elif nodes[maker.get(name, k)].is_state:
+        elif nodes[maker_of.get(name, k)].is_state:
             yield f"{label}: {shown(name)} is a state tensor; only its replacement may overwrite it"
         if name in output_by_input:
             yield f"{label}: {shown(output_by_input[name])} overwrites {shown(name)} already"

@@ -229,7 +229,7 @@ class Repair:
         page_in_restoration = Restoration(k, i, PAGE_IN)
         if i in self.partial.resident or not self.fits_limits(page_in_restoration):
             return math.inf, -1
-        return self._price(page_in_restoration, adding=True), graph.last_page_in(i)
+        return self._price(page_in_restoration, adding=True), graph.last_page_in_stage(i)
 
     def _is_allowed(self, restoration: Restoration) -> bool:
         """Return whether state permits a restoration.
@@ -244,7 +244,7 @@ class Repair:
         k = problem.graph.node_of[item]
         if stage == k or not problem.graph.nodes[k].is_state:
             return True
-        return item not in self.partial.resident and stage <= problem.graph.last_page_in(item)
+        return item not in self.partial.resident and stage <= problem.graph.last_page_in_stage(item)
 
     def fits_limits(self, restoration: Restoration) -> bool:
         """Return whether user-defined constraints, storage and state permit a restoration."""

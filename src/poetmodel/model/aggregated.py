@@ -54,7 +54,7 @@ def _add_extra_count_variables(m: Model) -> None:
         if reward and m.recomputable[k]
     }
     max_extra_page_ins = {
-        i: problem.graph.last_page_in(i) - node_of[i] - len(events.page_in_groups[i])
+        i: problem.graph.last_page_in_stage(i) - node_of[i] - len(events.page_in_groups[i])
         for i, reward in enumerate(rewards.page_in)
         if reward and problem.can_page
     }

@@ -368,7 +368,7 @@ class _EventFinder:
             if self.problem.can_page:
                 page_in_groups: Sequence[int] = self.use_groups[i]
                 if self._rewards_page_in(i):
-                    page_in_groups = self._groups_after(k, self.problem.graph.last_page_in(i))
+                    page_in_groups = self._groups_after(k, self.problem.graph.last_page_in_stage(i))
                 elif i in self.counted_page_in_groups:
                     page_in_groups = [
                         e for e in self.event_groups[i] if e in self.counted_page_in_groups[i]
@@ -426,7 +426,7 @@ class _EventFinder:
         page_in_groups: Iterable[int] = self.counted_page_in_groups.get(i, ())
         if self._rewards_page_in(i):
             page_in_groups = self._groups_after(
-                self.graph.node_of[i], self.problem.graph.last_page_in(i)
+                self.graph.node_of[i], self.problem.graph.last_page_in_stage(i)
             )
         first_group = self.group_of[self.graph.node_of[i]]
         return tuple(

@@ -141,7 +141,7 @@ def _fix_impossible_state_entries(m: Model) -> None:
     for name in ("S_RAM", "S_AUX", "M_in", "M_out"):
         for (t, i), column in m.families[name].items():
             if i in state:
-                is_impossible = name == "M_out" or t > problem.graph.last_page_in(i)
+                is_impossible = name == "M_out" or t > problem.graph.last_page_in_stage(i)
                 is_impossible = is_impossible or (i in mapped_state and name != "S_AUX")
             else:
                 is_impossible = i in problem.graph.state_of and (name != "M_out" or t > node_of[i])
@@ -225,7 +225,7 @@ class CompactRelations(StepView):
         """Return the column of ``S_AUX[t,i]``, or `ZERO` or `ONE`."""
         if i in self.m.resident:
             home = self.m.storage_home.get(i, ZERO)
-            return home if t <= self.problem.graph.last_page_in(i) else ZERO
+            return home if t <= self.problem.graph.last_page_in_stage(i) else ZERO
         if i in self.graph.on_aux:
             return ONE
         return self.m.paged_out.get(i, ZERO)
@@ -267,7 +267,7 @@ class CompactRelations(StepView):
         for i, column in m.storage_home.items():
             if is_one(column):
                 k = graph.node_of[i]
-                last_stage = self.problem.graph.last_page_in(i)
+                last_stage = self.problem.graph.last_page_in_stage(i)
                 yield from (("S_AUX", t, i) for t in range(k + 1, last_stage + 1))
                 replacement = self.problem.graph.replacement_of.get(i)
                 if replacement is not None:

@@ -246,7 +246,7 @@ def stage_limits(problem: Problem) -> Iterator[LinearRow]:
                 raise ValueError(msg)
             else:
                 family, item = "paged_in", graph.tensor_index[name]
-                last = -1 if item in unread_tensors else graph.last_page_in(item)
+                last = -1 if item in unread_tensors else graph.last_page_in_stage(item)
                 stages = range(graph.node_of[item] + 1, last + 1)
             for t in stages:
                 terms.setdefault((family, (t, item)), 0)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.ram import KIND_NAMES, DeviceRam, RamUse, gauge, keep_all_ram_use, tensor_kind
+from poetmodel.device.ram import (
+    KIND_NAMES,
+    DeviceRam,
+    RamUse,
+    keep_all_ram_use,
+    make_gauge,
+    tensor_kind,
+)
 from poetmodel.plan import Op
 from poetmodel.report.pictures import (
     COLOURS,
@@ -190,7 +197,7 @@ def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
 
 def _gauge_row(label: str, room: DeviceRam | None) -> dict[str, Any]:
     """Return the device RAM that a schedule uses, as a row of the chart."""
-    sizes: Mapping[str, Any] = gauge(room) or {}
+    sizes: Mapping[str, Any] = make_gauge(room) or {}
     return {
         "label": label,
         "device": "" if room is None else room.device,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.ram import format_gauge, gauge
+from poetmodel.device.ram import format_gauge, make_gauge
 from poetmodel.files import write_bytes
 from poetmodel.report.charts import (
     address_chart,
@@ -131,7 +131,7 @@ def _step_section(entry: Mapping[str, Any]) -> dict[str, Any]:
 def _gauge_texts(subjects: Sequence[Subject]) -> Iterator[str]:
     """Yield the RAM gauge of each schedule as text, for readers without scripts."""
     for subject in subjects:
-        sizes = gauge(subject.room)
+        sizes = make_gauge(subject.room)
         if sizes is not None:
             rest, parts = format_gauge(sizes)
             verdict = "it trains there" if sizes["trains"] else "it does not train there"

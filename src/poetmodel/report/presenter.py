@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.ram import GAUGE_KEY, DeviceRam, device_ram_metrics, format_gauge, gauge
+from poetmodel.device.ram import GAUGE_KEY, DeviceRam, device_ram_metrics, format_gauge, make_gauge
 from poetmodel.problem.totals import unit_of_terms
 from poetmodel.schedule.metrics import Display, Group, MetricUnit, metrics_at
 from poetmodel.units import format_bytes, format_joules, format_seconds
@@ -62,14 +62,16 @@ def room_facts(room: DeviceRam | None) -> Iterator[Fact]:
     """Yield device RAM and its use by a step; the values are None without a device."""
     for key, value in device_ram_metrics(room).items():
         if key == "device_ram_bytes" and room is not None:
-            yield Fact(key, value, "device RAM", format_bytes, room.remark(), alarm=not room.fits)
+            yield Fact(
+                key, value, "device RAM", format_bytes, room.format_remark(), alarm=not room.fits
+            )
         else:
             yield gauge_fact(key, "of it", room) if key == GAUGE_KEY else Fact(key, value)
 
 
 def gauge_fact(key: str, name: str, room: DeviceRam | None) -> Fact:
     """Return used and free RAM of a device as one fact, with the parts as note."""
-    sizes = gauge(room)
+    sizes = make_gauge(room)
     note = "" if sizes is None else format_gauge(sizes)[1]
     if room is not None and room.resident_bytes:
         note += "; resident bytes included"

@@ -95,7 +95,7 @@ def _device_remark(schedule: Facts) -> str:
         peak_bytes=schedule["peak_ram_bytes"],
         resident_bytes=schedule["resident_bytes"],
     )
-    warning = room.warning()
+    warning = room.format_warning()
     return "" if warning is None else f"; but {warning}"
 
 

@@ -239,7 +239,7 @@ def _find_decision(
         choice = Treatment.RESIDENT
     elif i in stages.on_storage:
         choice, paged_out_tensor = Treatment.ON_STORAGE, graph.replacement_of.get(i, i)
-        on_storage = set(range(graph.last_page_in(i) + 1))
+        on_storage = set(range(graph.last_page_in_stage(i) + 1))
         paged_in = sorted({k, *paged_in}) if i in stages.read_into_ram else []
         paged_out = sorted(stages.paged_out[paged_out_tensor])
     elif paged_in or paged_out:

@@ -344,7 +344,9 @@ def _storage_spans(graph: Graph, page_ins: Iterable[Pair], resident: Collection[
     for t, i in page_ins:
         last_stages[i] = max(t, last_stages.get(i, 0))
     last_stages |= dict.fromkeys(graph.on_aux, len(graph.nodes) - 1)
-    last_stages |= {i: graph.last_page_in(i) for i in set(graph.state_tensors).difference(resident)}
+    last_stages |= {
+        i: graph.last_page_in_stage(i) for i in set(graph.state_tensors).difference(resident)
+    }
     return [(i, graph.node_of[i] + 1, last_stage) for i, last_stage in last_stages.items()]
 
 

@@ -402,7 +402,9 @@ def _peak_content(
     ]
     compute_positions = [p for p in active_positions if machine.program[p].op == Op.COMPUTE]
     dying = [i for p in compute_positions for i in machine.moments[p].in_place]
-    peak_use = ram_use(graph, copies, step=peak.node if compute_positions else None, dying=dying)
+    peak_use = ram_use(
+        graph, copies, step=peak.node if compute_positions else None, dying_tensors=dying
+    )
     return tuple(sorted(set(copies))), peak_use
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from poetmodel.device.ram import DeviceRam, device_ram_metrics, gauge, gauge_by_json_path
+from poetmodel.device.ram import DeviceRam, device_ram_metrics, gauge_by_json_path, make_gauge
 from poetmodel.errors import InputError, ScheduleError, shown
 from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, Quantity, within
 from poetmodel.problem.infeasibility import commit_space_fault
@@ -129,7 +129,7 @@ def check_schedule(
         For a deadline that counts ``overlap`` without the makespan of a plan.
     """
     check_identity(problem.graph, schedule)
-    if problem.stand_in.transfer_share is not None:
+    if problem.stand_in.transfer_weight is not None:
         makespan_s = problem.pass_time_s  # surrogates have no idle power beyond one pass
     elif problem.is_overlapping and problem.deadline_s is not None and makespan_s is None:
         raise InputError(
@@ -245,7 +245,7 @@ def _false_claims(
     device_ram = DeviceRam.compare(problem.costs.device, problem.graph, simulation.peak_use)
     metrics: dict[str, Any] = simulated_metrics(Display.FILE, simulation)
     exact_as = {metric.key: metric.as_exact_as or metric.key for metric in METRICS}
-    metrics |= device_ram_metrics(device_ram) | gauge_by_json_path(gauge(device_ram))
+    metrics |= device_ram_metrics(device_ram) | gauge_by_json_path(make_gauge(device_ram))
     metrics[OBJECTIVE_VALUE] = problem.objective.value_of(simulation)
     for key, claimed_value in stated.items():
         value = metrics.get(key)

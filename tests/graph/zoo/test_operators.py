@@ -7,7 +7,13 @@ import pytest
 from poetmodel.errors import InputError
 from poetmodel.graph.node import Phase
 from poetmodel.graph.zoo import mlp, operators
-from poetmodel.graph.zoo.declaration import Declaration, Value, Weight, require_counts, window_grid
+from poetmodel.graph.zoo.declaration import (
+    Declaration,
+    Value,
+    Weight,
+    require_counts,
+    window_output_size,
+)
 from poetmodel.graph.zoo.state import OPTIMIZERS, update_node
 
 
@@ -118,7 +124,8 @@ def test_operator_declares_what_was_worked_out_by_hand(case):
     assert (declared.outputs[0].shape, declared.flops) == (shape, flops)
     assert sum(weight.size for weight in declared.weights) == parameters
     assert {
-        part.part: ([saved.name for saved in part.saved], part.flops) for part in declared.gradients
+        part.suffix: ([saved.name for saved in part.saved], part.flops)
+        for part in declared.gradients
     } == backward
 
 
@@ -210,13 +217,13 @@ def test_counts_that_are_none_are_refused(bad, told):
 )
 def test_window_grid(image, kernel, stride, padding, grid):
     """Windows are counted with padding, and a last incomplete step is dropped."""
-    assert window_grid("w", image, kernel=kernel, stride=stride, padding=padding) == grid
+    assert window_output_size("w", image, kernel=kernel, stride=stride, padding=padding) == grid
 
 
 def test_window_too_large_is_refused(image, told):
     """A window larger than the padded image names the operator, the sizes and the way out."""
     with told.raises(InputError):
-        window_grid("pool", image, kernel=8, stride=1, padding=1)
+        window_output_size("pool", image, kernel=8, stride=1, padding=1)
 
 
 @pytest.mark.parametrize(

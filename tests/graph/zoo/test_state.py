@@ -194,10 +194,10 @@ def test_every_random_network_with_state_is_a_step_that_runs(step):
 def tiny(**options):
     """Return a perceptron 4-3-2 with a batch norm and ReLU, batch 1."""
     tape = Tape("tiny", **options)
-    x = tape.record(linear("fc1", tape.input("input", 1, 4), features=3))
+    x = tape.record(linear("fc1", tape.add_input("input", 1, 4), features=3))
     x = tape.record(activation("relu", tape.record(batch_norm("bn", x)), kind="relu"))
     x = tape.record(linear("fc2", x, features=2))
-    return tape.differentiate(cross_entropy("loss", x, tape.indices("labels", 1)))
+    return tape.differentiate(cross_entropy("loss", x, tape.add_indices("labels", 1)))
 
 
 def test_tiny_step_with_momentum():
@@ -393,7 +393,7 @@ def test_norm_belongs_to_the_layer_before_it():
 def chain(train, *, kind="relu"):
     """Return four layers of 64 features on 32 rows, each with an activation, and a loss."""
     tape = Tape("chain", batch_size=32, state="sgd", train=train, in_place=True)
-    x = tape.input("input", 32, 64)
+    x = tape.add_input("input", 32, 64)
     for number in range(1, 5):
         x = tape.record(linear(f"fc{number}", x, features=64))
         x = tape.record(activation(f"act{number}", x, kind=kind))
@@ -437,8 +437,8 @@ def test_dropout_keeps_a_bit_of_an_element():
     """Of 10 elements both directions read 2 B where a part is trained; where all is, 10 B."""
     for train, size in (("*.bias", 2), ("all", 10)):
         tape = Tape("dropped", batch_size=2, state="sgd", train=train)
-        x = tape.record(linear("fc", tape.input("input", 2, 3), features=5))
-        graph = tape.classify("last", tape.drop("drop", x, rate=0.5), classes=2)
+        x = tape.record(linear("fc", tape.add_input("input", 2, 3), features=5))
+        graph = tape.classify("last", tape.record_dropout("drop", x, rate=0.5), classes=2)
         nodes = {node.name: node for node in graph.nodes}
         assert nodes["drop.mask"].output_bytes == size
         assert nodes["drop"].inputs == ("fc", "drop.mask")

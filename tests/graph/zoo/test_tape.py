@@ -67,12 +67,12 @@ def test_tiny_mlp_nodes(tiny_mlp):
 def test_tiny_convolutional_network_nodes():
     """Convolution, batch norm, pooling, flatten and linear read and make what they should."""
     tape = Tape("tiny")
-    x = tape.input("input", 1, 1, 4, 4)
+    x = tape.add_input("input", 1, 1, 4, 4)
     x = tape.record(conv2d("conv", x, channels=2, kernel=3, padding=1))
     x = tape.record(batch_norm("bn", x))
     x = tape.record(max_pool("pool", x, kernel=2))
     x = tape.record(linear("fc", x.flatten(), features=2))
-    graph = tape.differentiate(cross_entropy("loss", x, tape.indices("labels", 1)))
+    graph = tape.differentiate(cross_entropy("loss", x, tape.add_indices("labels", 1)))
     statistics = ("bn.mean", "bn.inverse_deviation")
     # Elements: conv and bn 2*4*4 = 32, pool 8. Weights: conv 18 (72 B), bn 4 (16 B), fc 18 (72 B).
     assert [row(node)[:-1] for node in graph.nodes] == [
@@ -122,10 +122,10 @@ def test_fused_tiny_mlp_has_one_backward_node_per_layer():
 def test_weight_gradient_first_lets_the_input_go():
     """A layer's weight gradient precedes its input gradient: the other order holds more."""
     tape = Tape("x")
-    x = tape.record(linear("fc1", tape.input("input", 1, 4), features=8))
+    x = tape.record(linear("fc1", tape.add_input("input", 1, 4), features=8))
     activated = tape.record(activation("gelu", x, kind="gelu"))
     x = tape.record(linear("fc2", activated, features=16))
-    graph = tape.differentiate(cross_entropy("loss", x, tape.indices("labels", 1)))
+    graph = tape.differentiate(cross_entropy("loss", x, tape.add_indices("labels", 1)))
     k = graph.node_index["fc2.grad_weight"]
     assert graph.nodes[k + 1].name == "fc2.grad_input"
     nodes = list(graph.nodes)
@@ -156,7 +156,7 @@ def test_settings_that_are_none_are_refused(settings, told):
 def test_weight_shared_in_two_shapes_is_refused(told):
     """Operators that share a weight must agree on its shape."""
     tape = Tape("x")
-    x = tape.record(linear("a", tape.input("input", 1, 4), features=4))
+    x = tape.record(linear("a", tape.add_input("input", 1, 4), features=4))
     with told.raises(InputError):
         tape.record(linear("b", x, features=3, tied_to="a.weight"))
 
@@ -164,14 +164,14 @@ def test_weight_shared_in_two_shapes_is_refused(told):
 def test_only_a_loss_is_differentiated(told):
     """Differentiating an operator that is no loss is refused, not answered with no backward."""
     tape = Tape("x")
-    x = tape.input("input", 1, 4)
+    x = tape.add_input("input", 1, 4)
     with told.raises(InputError):
         tape.differentiate(linear("fc", x, features=4))
 
 
 def finish(tape, x):
     """Close a network of shape (rows, features) with its loss."""
-    return tape.differentiate(cross_entropy("loss", x, tape.indices("labels", x.shape[0])))
+    return tape.differentiate(cross_entropy("loss", x, tape.add_indices("labels", x.shape[0])))
 
 
 def by_name(graph):
@@ -182,7 +182,7 @@ def by_name(graph):
 def residual(*, fused=False):
     """Return fc1, then fc2 and fc3 of it, both and itself added, then the loss."""
     tape = Tape("residual", fused_backward=fused)
-    x = tape.record(linear("fc1", tape.input("input", 1, 4), features=4))
+    x = tape.record(linear("fc1", tape.add_input("input", 1, 4), features=4))
     terms = [tape.record(linear(f"fc{k}", x, features=4)) for k in (2, 3)]
     return finish(tape, tape.record(add("sum", x, *terms)))
 
@@ -215,13 +215,13 @@ def test_repeated_term_has_its_gradient_summed():
     Both sides of a product contribute even where they are one tensor.
     """
     tape = Tape("x")
-    x = tape.record(linear("fc", tape.input("input", 8, 4), features=4))
-    row = tape.record(linear("row", tape.input("other", 1, 4), features=4)).view(4)
+    x = tape.record(linear("fc", tape.add_input("input", 8, 4), features=4))
+    row = tape.record(linear("row", tape.add_input("other", 1, 4), features=4)).view(4)
     node = by_name(finish(tape, tape.record(add("sum", x, row))))["sum.grad_input1"]
     assert node.inputs == ("loss.grad_input",)
     assert (node.output_bytes, node.flops) == (16, 32)
     tape = Tape("x")
-    x = tape.record(linear("fc", tape.input("input", 4, 4), features=4))
+    x = tape.record(linear("fc", tape.add_input("input", 4, 4), features=4))
     nodes = by_name(finish(tape, tape.record(matmul("square", x, x))))
     assert nodes["fc.grad"].inputs == ("square.grad_left", "square.grad_right")
     assert nodes["square.grad_left"].inputs == ("loss.grad_input", "fc")
@@ -232,7 +232,7 @@ def test_normalization_shares_its_sums_when_fused():
     flops = {}
     for fused in (False, True):
         tape = Tape("x", fused_backward=fused)
-        x = tape.record(linear("fc", tape.input("input", 1, 8), features=8))
+        x = tape.record(linear("fc", tape.add_input("input", 1, 8), features=8))
         graph = finish(tape, tape.record(layer_norm("norm", x)))
         flops[fused] = sum(n.flops for n in graph.nodes if n.op.startswith("layer_norm_backward"))
     assert flops == {False: (4 + 9) * 8, True: 9 * 8}
@@ -248,9 +248,9 @@ def test_shared_weight_gradients_are_not_recomputable():
 def test_dropout_rule():
     """The mask is drawn once; applying it may be repeated; backward reads only the mask."""
     tape = Tape("x", batch_size=2)
-    x = tape.record(linear("fc1", tape.input("input", 2, 8), features=8))
-    assert tape.drop("none", x, rate=0) is x
-    x = tape.drop("drop", x, rate=0.5)
+    x = tape.record(linear("fc1", tape.add_input("input", 2, 8), features=8))
+    assert tape.record_dropout("none", x, rate=0) is x
+    x = tape.record_dropout("drop", x, rate=0.5)
     nodes = by_name(finish(tape, tape.record(linear("fc2", x, features=3))))
     mask, applied, gradient = nodes["drop.mask"], nodes["drop"], nodes["drop.grad_input"]
     assert (mask.recomputable, mask.output_bytes, mask.inputs) == (False, 16, ())
@@ -269,12 +269,12 @@ def networks(draw, kinds=KINDS, **options):
     A ``tied`` layer has the weight of the last.
     """
     tape = Tape("random", fused_backward=draw(st.booleans()), **options)
-    values = [tape.input("input", 4, 4)]
+    values = [tape.add_input("input", 4, 4)]
     for k in range(draw(st.integers(1, 8))):
         kind = draw(st.sampled_from(kinds))
         x, y = draw(st.sampled_from(values)), draw(st.sampled_from(values))
         if kind == "drop":
-            values.append(tape.drop(f"n{k}", x, rate=0.5))
+            values.append(tape.record_dropout(f"n{k}", x, rate=0.5))
             continue
         declared = {
             "linear": lambda name, x, _: linear(name, x, features=4),
@@ -313,4 +313,4 @@ def test_dropout_rate_must_be_a_share(rate, told):
     """A rate outside 0..1 is refused in words."""
     tape = Tape("x")
     with told.raises(InputError):
-        tape.drop("drop", tape.input("input", 1, 4), rate=rate)  # type: ignore[arg-type]
+        tape.record_dropout("drop", tape.add_input("input", 1, 4), rate=rate)  # type: ignore[arg-type]

@@ -96,4 +96,4 @@ def test_wants_for_their_own_sake_count():
     """What a rule wants computed again needs RAM of its own, and RAM does not bind beyond that."""
     twice = skip_problem(ram=1000).subject_to(twice=lambda v: v.recomputations["a"] >= 2)
     (ram,) = find_used_limits(solve(twice))
-    assert (ram.state, ram.saved) == (LimitState.ROUNDING_TOLERANCE, 0)
+    assert (ram.state, ram.saved) == (LimitState.SLACK, 0)

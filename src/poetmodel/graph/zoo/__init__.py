@@ -5,7 +5,7 @@
 
 Notes
 -----
-How metrics are counted:
+Work, memory traffic and memory are counted as follows:
 
 - A multiply-accumulate is 2 FLOP. Every other addition, multiplication, comparison, division and
   elementary function is 1. `Graph.forward_macs` counts convolutions, linear layers and matrix
@@ -22,8 +22,8 @@ How metrics are counted:
   statistics and the loss are single precision for every element type.
 - The order is forward pass, loss, backward pass from the last operator to the first. For each
   operator, the weight gradient precedes the input gradient, so that the input can be freed.
-- Samples and labels arrive once: their nodes are not recomputable. Labels arrive right before the
-  loss.
+- Samples and labels are provided once: their nodes are not recomputable. Labels are provided right
+  before the loss.
 
 Differences with `state`:
 
@@ -31,8 +31,8 @@ Differences with `state`:
   placed before its first reader. Every weight gradient is a tensor with its bytes. No bytes are
   resident.
 - For each operator, the input gradient comes first, since it reads the weight. Then the update
-  follows each weight gradient, so that weight and gradient are needed only briefly. If several
-  operators share a weight, the gradients are summed and the update follows the last.
+  follows each weight gradient, so that both can be freed early. If several operators share a
+  weight, the gradients are summed and the update follows the last.
 - The backward of a norm is one node with all its gradients, which need the same sums.
 - A node after each batch norm updates the running statistics from the batch statistics. The batch
   norm does not read running statistics, so it is recomputable; the update of the statistics is not.

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from poetmodel.graph.structure import Graph
 
-_HEADS: Final = ("classification", "mlm")
+_OUTPUT_HEADS: Final = ("classification", "mlm")
+"""Last layers of BERT: of a classifier, or of a masked language model (MLM)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +62,12 @@ def bert_base(
     J. Devlin et al., "BERT: pre-training of deep bidirectional transformers for language
     understanding", NAACL 2019, doi:10.18653/v1/N19-1423.
     """
-    if head not in _HEADS:
-        raise InputError(f"head: expected one of {', '.join(_HEADS)}, got {head!r}")
+    if head not in _OUTPUT_HEADS:
+        raise InputError(f"head: expected one of {', '.join(_OUTPUT_HEADS)}, got {head!r}")
     tape = Tape("bert-base", **options)
     sizes = _Sizes(dropout=dropout)
     require_counts(seq_len=seq_len, classes=classes)
-    x = _encoder(tape, seq_len, sizes)
+    x = _record_encoder(tape, seq_len, sizes)
     if head == "mlm":
         return _predict_tokens(tape, x, sizes)
     return _pool_and_classify(tape, x, classes, sizes)
@@ -99,10 +100,10 @@ def transformer(
     require_counts(seq_len=seq_len, classes=classes, **counts)
     sizes = _Sizes(**counts, positions=seq_len, dropout=dropout)
     tape = Tape("transformer", **options)
-    return _pool_and_classify(tape, _encoder(tape, seq_len, sizes), classes, sizes)
+    return _pool_and_classify(tape, _record_encoder(tape, seq_len, sizes), classes, sizes)
 
 
-def _encoder(tape: Tape, seq_len: int, sizes: _Sizes) -> Value:
+def _record_encoder(tape: Tape, seq_len: int, sizes: _Sizes) -> Value:
     """Record embeddings and encoder blocks; return the last block's output."""
     if seq_len > sizes.positions:
         raise InputError(f"seq_len: expected at most {sizes.positions}, got {seq_len}")
@@ -113,31 +114,36 @@ def _encoder(tape: Tape, seq_len: int, sizes: _Sizes) -> Value:
         ("position", (seq_len,), sizes.positions),
         ("token_type", (tape.batch_size, seq_len), 2),
     )
-    terms = []
+    embeddings = []
     for kind, shape, rows in tables:
-        ids, name = tape.indices(f"{kind}_ids", *shape), f"embeddings.{kind}"
-        table = embedding(name, ids, rows=rows, features=sizes.hidden, item_bytes=tape.item_bytes)
-        terms.append(tape.record(table))
-    x = tape.record(add("embeddings.add", *terms))
+        ids, name = tape.add_indices(f"{kind}_ids", *shape), f"embeddings.{kind}"
+        declaration = embedding(
+            name, ids, rows=rows, features=sizes.hidden, item_bytes=tape.item_bytes
+        )
+        embeddings.append(tape.record(declaration))
+    x = tape.record(add("embeddings.add", *embeddings))
     x = tape.record(layer_norm("embeddings.norm", x))
-    x = tape.drop("embeddings.dropout", x, rate=sizes.dropout)
+    x = tape.record_dropout("embeddings.dropout", x, rate=sizes.dropout)
     for number in range(sizes.blocks):
-        x = _block(tape, f"block{number}", x, sizes)
+        x = _record_block(tape, f"block{number}", x, sizes)
     return x
 
 
-def _block(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
-    """Record attention and feed-forward, each with its residual connection and layer norm."""
-    y = _attention(tape, f"{name}.attention", x, sizes)
-    x = _residual(tape, f"{name}.attention", x, y, sizes)
+def _record_block(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
+    """Record attention and feed-forward, each with a residual connection and a layer norm.
+
+    Returns the block's result.
+    """
+    y = _record_attention(tape, f"{name}.attention", x, sizes)
+    x = _record_residual(tape, f"{name}.attention", x, y, sizes)
     y = tape.record(linear(f"{name}.ffn.linear1", x, features=sizes.feedforward))
     y = tape.activate(f"{name}.ffn.gelu", y, "gelu")
     y = tape.record(linear(f"{name}.ffn.linear2", y, features=sizes.hidden))
-    return _residual(tape, f"{name}.ffn", x, y, sizes)
+    return _record_residual(tape, f"{name}.ffn", x, y, sizes)
 
 
-def _attention(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
-    """Record multi-head self-attention; splitting and merging heads are views."""
+def _record_attention(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
+    """Record multi-head self-attention and return its result; heads are split by views."""
     batch, length, hidden = x.shape
     query, key, value = (
         tape.record(linear(f"{name}.{role}", x, features=hidden)).view(
@@ -148,22 +154,22 @@ def _attention(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
     scores = tape.record(matmul(f"{name}.scores", query, key, transpose_right=True))
     scores = tape.record(scale(f"{name}.scale", scores))
     weights = tape.record(softmax(f"{name}.softmax", scores))
-    weights = tape.drop(f"{name}.softmax.dropout", weights, rate=sizes.dropout)
+    weights = tape.record_dropout(f"{name}.softmax.dropout", weights, rate=sizes.dropout)
     context = tape.record(matmul(f"{name}.context", weights, value)).view(batch, length, hidden)
     return tape.record(linear(f"{name}.output", context, features=hidden))
 
 
-def _residual(tape: Tape, name: str, x: Value, y: Value, sizes: _Sizes) -> Value:
-    y = tape.drop(f"{name}.dropout", y, rate=sizes.dropout)
+def _record_residual(tape: Tape, name: str, x: Value, y: Value, sizes: _Sizes) -> Value:
+    y = tape.record_dropout(f"{name}.dropout", y, rate=sizes.dropout)
     return tape.record(layer_norm(f"{name}.norm", tape.record(add(f"{name}.add", y, x))))
 
 
 def _pool_and_classify(tape: Tape, x: Value, classes: int, sizes: _Sizes) -> Graph:
     """Record a pooler over each sample's first token and a classifier; return the graph."""
-    first = tape.record(select("pooler.select", x))
-    pooled = tape.record(linear("pooler.linear", first, features=sizes.hidden))
+    first_tokens = tape.record(select("pooler.select", x))
+    pooled = tape.record(linear("pooler.linear", first_tokens, features=sizes.hidden))
     pooled = tape.activate("pooler.tanh", pooled, "tanh")
-    pooled = tape.drop("classifier.dropout", pooled, rate=sizes.dropout)
+    pooled = tape.record_dropout("classifier.dropout", pooled, rate=sizes.dropout)
     return tape.classify("classifier", pooled, classes=classes)
 
 
@@ -175,5 +181,5 @@ def _predict_tokens(tape: Tape, x: Value, sizes: _Sizes) -> Graph:
     logits = tape.record(
         linear("mlm.decoder", x, features=sizes.vocabulary, tied_to="embeddings.token.weight")
     )
-    labels = tape.indices("labels", *logits.shape[:-1])
+    labels = tape.add_indices("labels", *logits.shape[:-1])
     return tape.differentiate(cross_entropy("loss", logits, labels))

@@ -25,7 +25,8 @@ INDEX_BYTES: Final = 4
 MASK_BYTES: Final = 1
 """Element size of a dropout mask [B]."""
 
-_LARGEST_COUNT: Final = 10**6
+_MAX_COUNT: Final = 10**6
+"""Maximum of sizes and counts that users set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +59,11 @@ class Weight(Array):
     trainable: bool = True
     """Whether it is a parameter; False for a running statistic."""
 
-    def tiles(self, max_bytes: int) -> tuple[Weight, ...]:
-        """Split the weight along its output channels (first dimension) into tiles.
+    def split_into_tiles(self, max_bytes: int) -> tuple[Weight, ...]:
+        """Return tiles of at most `max_bytes` [B]: whole output channels (first dimension).
 
-        Tiles have at most `max_bytes` [B], in whole channels.
-
-        A channel larger than `max_bytes` is a tile by itself. Returns the weight alone if it is
-        small enough or has one channel.
+        A channel larger than `max_bytes` is a tile by itself. Returns the weight alone if it has at
+        most `max_bytes` or one channel.
         """
         channels = self.shape[0]
         if self.bytes <= max_bytes or channels == 1:
@@ -88,7 +87,10 @@ class Value(Array):
     """
 
     def view(self, *shape: int) -> Value:
-        """Return a view with another shape: same tensor, no node, no copy; so its gradient."""
+        """Return a view with another shape: the same tensor, without a node or a copy.
+
+        The same applies to its gradient. Raises `InputError` if the number of elements differs.
+        """
         if prod(shape) != self.size:
             raise InputError(
                 f"{self.name}: a view of shape {self.shape} cannot have the shape {shape}"
@@ -100,16 +102,16 @@ class Value(Array):
         return self.view(self.shape[0], prod(self.shape[1:]))
 
     def new_value(self, name: str, *shape: int, item_bytes: int | None = None) -> Value:
-        """Return a value of another tensor; `item_bytes` defaults to that of this one."""
+        """Return a new tensor with a name and shape; `item_bytes` defaults to that of this one."""
         return Value(name=name, shape=shape, item_bytes=item_bytes or self.item_bytes)
 
 
 def require_counts(**counts: object) -> None:
     """Raise `GraphError` unless every argument is an integer from 1 to a million."""
     faults = [
-        f"{name}: expected a whole number from 1 to {_LARGEST_COUNT}, got {count!r}"
+        f"{name}: expected a whole number from 1 to {_MAX_COUNT}, got {count!r}"
         for name, count in counts.items()
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _LARGEST_COUNT
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MAX_COUNT
     ]
     if faults:
         raise GraphError(faults)
@@ -122,41 +124,41 @@ class Gradient:
     Every part also reads the gradient of the operator's result, which is not listed.
     """
 
-    part: str
-    """``input``, ``weight``, ``left``, ...: suffix of the names of the node and of its operation.
+    suffix: str
+    """``input``, ``weight``, ``left``, ...: end of the names of the node and of its operator.
 
     For a tile, it ends in the tile's number: ``weight.2``."""
     target: Value | Weight | None
-    """Input or weight that it is the gradient of; None for all weights of the operator together."""
+    """Input or weight that has this gradient; None for all weights of the operator together."""
     saved: tuple[Value, ...] = ()
-    """Tensors of the forward pass that it reads."""
+    """Tensors of the forward pass that this part reads."""
     reads: tuple[Weight, ...] = ()
-    """Weights that it reads."""
+    """Weights that this part reads."""
     flops: int = 0
     """Work [FLOP]."""
     shared_flops: tuple[tuple[str, int], ...] = ()
-    """FLOP saved if one node also computes another part, as pairs (name of that part, FLOP)."""
+    """FLOP saved if one node also computes another part, as pairs (suffix of that part, FLOP)."""
     workspace_bytes: int = 0
     """Memory needed only during its execution [B]."""
-    added_bytes_moved: int | None = None
-    """Traffic of adding the gradient to its buffer [B]; None if it is written once."""
+    accumulation_bytes_moved: int | None = None
+    """Traffic of adding the gradient to its buffer [B]; None if the gradient is written once."""
     in_place: bool = False
-    """Whether it may overwrite the first tensor that it reads.
+    """Whether this part may overwrite the first tensor that it reads.
 
     That is the incoming gradient; for a loss, the first saved tensor."""
 
     @property
     def kind(self) -> str:
-        """`part` without the number of a tile."""
-        return self.part.partition(".")[0]
+        """`suffix` without the number of a tile."""
+        return self.suffix.partition(".")[0]
 
     @property
     def weight_bytes_moved(self) -> int:
         """Traffic to weights and to the buffer of their gradients [B]."""
-        written = self.target.bytes if isinstance(self.target, Weight) else 0
-        if self.added_bytes_moved is not None:
-            written = self.added_bytes_moved
-        return written + sum(weight.bytes for weight in self.reads)
+        written_bytes = self.target.bytes if isinstance(self.target, Weight) else 0
+        if self.accumulation_bytes_moved is not None:
+            written_bytes = self.accumulation_bytes_moved
+        return written_bytes + sum(weight.bytes for weight in self.reads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +172,9 @@ class Declaration:
     outputs: tuple[Value, ...]
     """Result first; only the result has a gradient. The backward pass reads the other outputs."""
     inputs: tuple[Value, ...] = ()
+    """Values that the forward node reads."""
     weights: tuple[Weight, ...] = ()
+    """Parameters and statistics that the forward node reads."""
     macs: int = 0
     """Multiply-accumulates of a convolution or matrix product; 2 FLOP each."""
     other_flops: int = 0
@@ -181,13 +185,13 @@ class Declaration:
     """Traffic of the forward node to its weights [B]; None if each is read once."""
     parts: tuple[Gradient, ...] = ()
     """The parts of the backward pass, one for each input and weight that has a gradient."""
-    joint: bool = False
+    is_one_kernel: bool = False
     """Whether one kernel computes all parts, because they need the same sums."""
     same_gradient_inputs: tuple[Value, ...] = ()
     """Inputs whose gradient equals that of the result: no node, no copy."""
     in_place: Value | None = None
     """The output that may overwrite the first input."""
-    running: tuple[Weight, ...] = ()
+    running_statistics: tuple[Weight, ...] = ()
     """Running statistics, updated from the batch statistics (all outputs except the result)."""
     untrained_variant: Declaration | None = None
     """Declaration that replaces this one if its first weight is not trained."""
@@ -204,35 +208,40 @@ class Declaration:
     def gradients(self) -> tuple[Gradient, ...]:
         """Parts of the backward pass for graphs without state: one part for all weights together.
 
-        The part of the weights comes first, so that the input can be freed after it.
+        The part of the weights comes first, so that the input can be freed after that node.
         """
-        of_weights = [part for part in self.parts if isinstance(part.target, Weight)]
-        of_values = [part for part in self.parts if not isinstance(part.target, Weight)]
-        if not of_weights:
-            return tuple(of_values)
+        weight_parts = [part for part in self.parts if isinstance(part.target, Weight)]
+        value_parts = [part for part in self.parts if not isinstance(part.target, Weight)]
+        if not weight_parts:
+            return tuple(value_parts)
         weights_part = Gradient(
-            part="weight",
+            suffix="weight",
             target=None,
-            saved=tuple(dict.fromkeys(value for part in of_weights for value in part.saved)),
-            flops=sum(part.flops for part in of_weights),
-            workspace_bytes=max(part.workspace_bytes for part in of_weights),
-            added_bytes_moved=sum(part.weight_bytes_moved for part in of_weights),
+            saved=tuple(dict.fromkeys(value for part in weight_parts for value in part.saved)),
+            flops=sum(part.flops for part in weight_parts),
+            workspace_bytes=max(part.workspace_bytes for part in weight_parts),
+            accumulation_bytes_moved=sum(part.weight_bytes_moved for part in weight_parts),
         )
-        names = {part.part for part in of_weights}
+        weight_suffixes = {part.suffix for part in weight_parts}
         shared_flops = [
-            (("weight", sum(flops for name, flops in part.shared_flops if name in names)),)
-            for part in of_values
+            (
+                (
+                    "weight",
+                    sum(flops for name, flops in part.shared_flops if name in weight_suffixes),
+                ),
+            )
+            for part in value_parts
         ]
         return (
             weights_part,
             *(
                 replace(part, shared_flops=pairs)
-                for part, pairs in zip(of_values, shared_flops, strict=True)
+                for part, pairs in zip(value_parts, shared_flops, strict=True)
             ),
         )
 
 
-def window_grid(
+def window_output_size(
     name: str,
     image: Value,
     *,
@@ -248,14 +257,15 @@ def window_grid(
     height, width = image.shape[2:]
     if padding == "same":
         return -(-height // stride), -(-width // stride)
-    sides = (kernel, kernel) if isinstance(kernel, int) else kernel
-    height, width = (
-        side + 2 * padding - window for side, window in zip((height, width), sides, strict=True)
+    window_sides = (kernel, kernel) if isinstance(kernel, int) else kernel
+    last_row, last_column = (
+        side + 2 * padding - window
+        for side, window in zip((height, width), window_sides, strict=True)
     )
-    if min(height, width) < 0:
-        size, window = ("x".join(map(str, shape)) for shape in (image.shape[2:], sides))
+    if min(last_row, last_column) < 0:
+        size, window = ("x".join(map(str, shape)) for shape in (image.shape[2:], window_sides))
         raise InputError(
             f"{name}: a window of {window} does not fit its input of {size} with padding "
             f"{padding}; choose a larger image_size"
         )
-    return height // stride + 1, width // stride + 1
+    return last_row // stride + 1, last_column // stride + 1

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from poetmodel.graph.structure import Graph
 
     Convolutions = Sequence[tuple[int, int, bool]]
+    """Kernel, factor on the stage's channels, and whether the convolution has the stride."""
 
 
 def mlp(
@@ -39,7 +40,7 @@ def mlp(
     require_counts(image_size=image_size, channels=channels, classes=classes)
     require_counts(**{f"hidden[{k}]": width for k, width in enumerate(hidden)})
     tape = Tape("mlp", **options)
-    x = tape.image(image_size, channels=channels).flatten()
+    x = tape.add_image(image_size, channels=channels).flatten()
     for number, width in enumerate(hidden, start=1):
         x = tape.record(linear(f"fc{number}", x, features=width))
         x = tape.activate(f"relu{number}", x)
@@ -61,7 +62,7 @@ def vgg16(
     """Return VGG-16 (configuration D): 13 convolutions, then layers of 4096, 4096 and `classes`.
 
     The first linear layer reads the last feature map without further pooling: 7 x 7 for an image of
-    224, so 138,357,544 parameters with 1000 classes.
+    224 x 224, which gives 138,357,544 parameters with 1000 classes.
 
     Images have at least 32 x 32 pixels. `batch_norm` adds a batch norm after each convolution.
     Dropout follows the first and second linear layer.
@@ -71,9 +72,9 @@ def vgg16(
     """
     require_counts(image_size=image_size, classes=classes)
     tape = Tape("vgg16", **options)
-    x = tape.image(image_size)
-    for stage, (channels, convolutions) in enumerate(_VGG_STAGES, start=1):
-        for number in range(1, convolutions + 1):
+    x = tape.add_image(image_size)
+    for stage, (channels, n_convolutions) in enumerate(_VGG_STAGES, start=1):
+        for number in range(1, n_convolutions + 1):
             suffix = f"{stage}_{number}"
             convolution = operators.conv2d(
                 f"conv{suffix}", x, channels=channels, kernel=3, padding=1, bias=True
@@ -87,7 +88,7 @@ def vgg16(
     for number in (6, 7):
         x = tape.record(linear(f"fc{number}", x, features=4096))
         x = tape.activate(f"relu{number}", x)
-        x = tape.drop(f"drop{number}", x, rate=dropout)
+        x = tape.record_dropout(f"drop{number}", x, rate=dropout)
     return tape.classify("fc8", x, classes=classes)
 
 
@@ -101,8 +102,9 @@ def vgg16_cifar(
 ) -> Graph:
     """Return `vgg16` for CIFAR-10, with the head of the original: 512-4096-4096-`classes`.
 
-    The five poolings reduce an image of 32 pixels to one pixel of 512 channels, so 33,638,218
-    parameters with 10 classes. (Variants published elsewhere have a single linear layer as head.)
+    The five poolings reduce an image of 32 x 32 to one pixel of 512 channels, which gives
+    33,638,218 parameters with 10 classes. (Variants published elsewhere have a single linear layer
+    as head.)
     """
     graph = vgg16(
         image_size=image_size, classes=classes, batch_norm=batch_norm, dropout=dropout, **options
@@ -110,12 +112,12 @@ def vgg16_cifar(
     return replace(graph, name="vgg16-cifar")
 
 
-_WIDTHS: Final = (64, 128, 256, 512)
+_RESNET_WIDTHS: Final = (64, 128, 256, 512)
 """Channels of the four stages."""
 
-_BASIC: Final = ((3, 1, True), (3, 1, False))
-_BOTTLENECK: Final = ((1, 1, False), (3, 1, True), (1, 4, False))
-"""Convolutions of a block: kernel, factor on the stage's channels, and whether it is strided."""
+_BASIC_BLOCK: Final = ((3, 1, True), (3, 1, False))
+_BOTTLENECK_BLOCK: Final = ((1, 1, False), (3, 1, True), (1, 4, False))
+"""Convolutions of a basic block, and of a bottleneck block."""
 
 
 def resnet18(
@@ -126,7 +128,7 @@ def resnet18(
     K. He et al., "Deep residual learning for image recognition", CVPR 2016, table 1,
     doi:10.1109/CVPR.2016.90.
     """
-    return _resnet("resnet18", _BASIC, (2, 2, 2, 2), image_size, classes, **options)
+    return _build_resnet("resnet18", _BASIC_BLOCK, (2, 2, 2, 2), image_size, classes, **options)
 
 
 def resnet18_cifar(
@@ -136,8 +138,8 @@ def resnet18_cifar(
 
     It has 11,173,962 parameters with 10 classes.
     """
-    return _resnet(
-        "resnet18-cifar", _BASIC, (2, 2, 2, 2), image_size, classes, small=True, **options
+    return _build_resnet(
+        "resnet18-cifar", _BASIC_BLOCK, (2, 2, 2, 2), image_size, classes, is_small=True, **options
     )
 
 
@@ -148,49 +150,59 @@ def resnet50(
 
     It has 25,557,032 parameters with 1000 classes.
     """
-    return _resnet("resnet50", _BOTTLENECK, (3, 4, 6, 3), image_size, classes, **options)
+    return _build_resnet(
+        "resnet50", _BOTTLENECK_BLOCK, (3, 4, 6, 3), image_size, classes, **options
+    )
 
 
-def _resnet(
+def _build_resnet(
     name: str,
     convolutions: Convolutions,
     depths: Sequence[int],
     image_size: int,
     classes: int,
     *,
-    small: bool = False,
+    is_small: bool = False,
     **options: Unpack[TapeOptions],
 ) -> Graph:
-    """Return a residual network; `small` omits the first pooling and stride, for small images."""
+    """Build a residual network of `depths` blocks per stage, with `convolutions` in each block.
+
+    `is_small` omits the first stride and the first pooling, for small images.
+    """
     require_counts(image_size=image_size, classes=classes)
     tape = Tape(name, **options)
-    x = tape.image(image_size)
-    kernel, stride = (3, 1) if small else (7, 2)
-    x = tape.conv_bn(x, ("conv1", "bn1"), channels=_WIDTHS[0], kernel=kernel, stride=stride)
+    x = tape.add_image(image_size)
+    kernel, stride = (3, 1) if is_small else (7, 2)
+    x = tape.record_conv_bn(
+        x, ("conv1", "bn1"), channels=_RESNET_WIDTHS[0], kernel=kernel, stride=stride
+    )
     x = tape.activate("relu", x)
-    if not small:
+    if not is_small:
         x = tape.record(max_pool("maxpool", x, kernel=3, stride=2, padding=1))
-    for stage, (width, depth) in enumerate(zip(_WIDTHS, depths, strict=True), start=1):
+    for stage, (width, depth) in enumerate(zip(_RESNET_WIDTHS, depths, strict=True), start=1):
         for number in range(depth):
             stride = 2 if stage > 1 and number == 0 else 1
-            x = _block(tape, f"layer{stage}.{number}", x, width, stride, convolutions)
+            x = _record_block(tape, f"layer{stage}.{number}", x, width, stride, convolutions)
     return tape.classify("fc", tape.record(global_avg_pool("avgpool", x)), classes=classes)
 
 
-def _block(
+def _record_block(
     tape: Tape, name: str, x: Value, width: int, stride: int, convolutions: Convolutions
 ) -> Value:
-    """Record convolutions, a skip connection (projected if the shape changes) and a final ReLU."""
+    """Record a residual block and return its result.
+
+    The skip connection is projected if the shape changes; a ReLU ends the block.
+    """
     y = x
-    for number, (kernel, expansion, strided) in enumerate(convolutions, start=1):
+    for number, (kernel, expansion, is_strided) in enumerate(convolutions, start=1):
         if number > 1:
             y = tape.activate(f"{name}.relu{number - 1}", y)
         names = (f"{name}.conv{number}", f"{name}.bn{number}")
-        sizes = {"channels": expansion * width, "stride": stride if strided else 1}
-        y = tape.conv_bn(y, names, kernel=kernel, bias=False, **sizes)
+        sizes = {"channels": expansion * width, "stride": stride if is_strided else 1}
+        y = tape.record_conv_bn(y, names, kernel=kernel, bias=False, **sizes)
     if x.shape != y.shape:
         names = (f"{name}.downsample.conv", f"{name}.downsample.bn")
-        x = tape.conv_bn(x, names, channels=y.shape[1], kernel=1, stride=stride)
+        x = tape.record_conv_bn(x, names, channels=y.shape[1], kernel=1, stride=stride)
     return tape.activate(f"{name}.relu", tape.record(add(f"{name}.add", y, x)))
 
 
@@ -218,7 +230,7 @@ def mobilenetv2(
     M. Sandler et al., "MobileNetV2: inverted residuals and linear bottlenecks", CVPR 2018,
     doi:10.1109/CVPR.2018.00474.
     """
-    return _mobilenetv2("mobilenetv2", 1.0, image_size, classes, dropout, **options)
+    return _build_mobilenetv2("mobilenetv2", 1.0, image_size, classes, dropout, **options)
 
 
 def mobilenetv2_035(
@@ -230,13 +242,13 @@ def mobilenetv2_035(
 ) -> Graph:
     """Return `mobilenetv2` of width 0.35, by default on 48 x 48 images with 10 classes.
 
-    It has 408,938 parameters then, and 1,677,128 with 1000 classes. Channels are multiples of 8, as
-    in the published code; the last layer has 1280 channels at any width.
+    It has 408,938 parameters with 10 classes, and 1,677,128 with 1000. Channels are multiples of 8,
+    as in the published code; the last layer has 1280 channels at any width.
     """
-    return _mobilenetv2("mobilenetv2-035", 0.35, image_size, classes, dropout, **options)
+    return _build_mobilenetv2("mobilenetv2-035", 0.35, image_size, classes, dropout, **options)
 
 
-def _mobilenetv2(
+def _build_mobilenetv2(
     name: str,
     width: float,
     image_size: int,
@@ -244,13 +256,13 @@ def _mobilenetv2(
     dropout: float,
     **options: Unpack[TapeOptions],
 ) -> Graph:
-    """Return a MobileNetV2 with all channels times `width`, except the last layer's 1280."""
+    """Build a MobileNetV2 with all channels times `width`, except the last layer's 1280."""
     require_counts(image_size=image_size, classes=classes)
     tape = Tape(name, **options)
-    x = _conv_bn_relu6(
+    x = _record_conv_bn_relu6(
         tape,
         "features.first",
-        tape.image(image_size),
+        tape.add_image(image_size),
         channels=_scale_channels(32, width),
         kernel=3,
         stride=2,
@@ -261,34 +273,47 @@ def _mobilenetv2(
         for block in range(blocks):
             number += 1
             stride = first_stride if block == 0 else 1
-            x = _inverted_residual(tape, f"block{number}", x, expansion, channels, stride)
-    x = _conv_bn_relu6(tape, "features.last", x, channels=1280, kernel=1)
+            x = _record_inverted_residual(tape, f"block{number}", x, expansion, channels, stride)
+    x = _record_conv_bn_relu6(tape, "features.last", x, channels=1280, kernel=1)
     x = tape.record(global_avg_pool("avgpool", x))
-    return tape.classify("classifier", tape.drop("drop", x, rate=dropout), classes=classes)
+    return tape.classify(
+        "classifier", tape.record_dropout("drop", x, rate=dropout), classes=classes
+    )
 
 
 def _scale_channels(channels: int, width: float) -> int:
-    """Return `channels` times `width`, rounded to a multiple of 8 but at most 10 % down."""
-    exact = channels * width
-    rounded = max(8, int(exact + 4) // 8 * 8)
-    return rounded + 8 if rounded < 0.9 * exact else rounded
+    """Return `channels` times `width`, rounded to a multiple of 8, by at most 10 % downwards."""
+    scaled = channels * width
+    rounded = max(8, int(scaled + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * scaled else rounded
 
 
-def _inverted_residual(
+def _record_inverted_residual(
     tape: Tape, name: str, x: Value, expansion: int, channels: int, stride: int
 ) -> Value:
-    """Record an inverted residual: expand, filter each channel, project without activation."""
-    inner = expansion * x.shape[1]
+    """Record an inverted residual and return its result.
+
+    Convolutions expand the channels, filter each channel, and project without activation.
+    """
+    inner_channels = expansion * x.shape[1]
     y = x
     if expansion > 1:
-        y = _conv_bn_relu6(tape, f"{name}.expand", y, channels=inner, kernel=1)
-    y = _conv_bn_relu6(
-        tape, f"{name}.depthwise", y, channels=inner, kernel=3, stride=stride, groups=inner
+        y = _record_conv_bn_relu6(tape, f"{name}.expand", y, channels=inner_channels, kernel=1)
+    y = _record_conv_bn_relu6(
+        tape,
+        f"{name}.depthwise",
+        y,
+        channels=inner_channels,
+        kernel=3,
+        stride=stride,
+        groups=inner_channels,
     )
-    y = tape.conv_bn(y, (f"{name}.project", f"{name}.project.bn"), channels=channels, kernel=1)
+    y = tape.record_conv_bn(
+        y, (f"{name}.project", f"{name}.project.bn"), channels=channels, kernel=1
+    )
     return tape.record(add(f"{name}.add", y, x)) if x.shape == y.shape else y
 
 
-def _conv_bn_relu6(tape: Tape, name: str, x: Value, **sizes: int) -> Value:
-    x = tape.conv_bn(x, (name, f"{name}.bn"), bias=False, **sizes)
+def _record_conv_bn_relu6(tape: Tape, name: str, x: Value, **sizes: int) -> Value:
+    x = tape.record_conv_bn(x, (name, f"{name}.bn"), bias=False, **sizes)
     return tape.activate(f"{name}.relu6", x, "relu6")

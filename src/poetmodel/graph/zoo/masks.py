@@ -19,77 +19,88 @@ _ON_OFF_ACTIVATIONS: Final = ("relu", "relu6")
 _BITS_PER_BYTE: Final = 8
 
 
-def values_with_gradient(recorded: Sequence[Declaration]) -> frozenset[str]:
-    """Return the names of values that need a gradient: those computed with trained weights."""
+def values_with_gradient(declarations: Sequence[Declaration]) -> frozenset[str]:
+    """Return the names of values that need a gradient.
+
+    These are the results of operators with trained weights, and all values computed from them.
+    """
     names: set[str] = set()
-    for use in recorded:
-        trained = any(not isinstance(part.target, Value) for part in use.parts)
-        if trained or any(value.name in names for value in use.inputs):
-            names.add(use.outputs[0].name)
+    for declaration in declarations:
+        trains_weight = any(not isinstance(part.target, Value) for part in declaration.parts)
+        if trains_weight or any(value.name in names for value in declaration.inputs):
+            names.add(declaration.outputs[0].name)
     return frozenset(names)
 
 
-def save_bit_masks(recorded: Sequence[Declaration]) -> list[Declaration]:
-    """Return the operators with bit masks saved wherever no gradient reads the values themselves.
+def save_bit_masks(declarations: Sequence[Declaration]) -> list[Declaration]:
+    """Return the operators, changed to save bit masks in place of activations and dropout masks.
 
-    The mask of an activation is made by a node right after it. If a gradient of weights reads the
-    activation, its values are kept anyway, and no mask is added. Dropout masks are packed into
-    bits.
+    An activation gets a mask, made by a node right after it, only if no gradient except its own
+    reads the activation. Otherwise the activation is saved anyway.
     """
     packed_masks = {
-        use.outputs[0].name: _bit_mask(use.outputs[0].name, use.outputs[0])
-        for use in recorded
-        if use.op == "dropout_mask"
+        declaration.outputs[0].name: _make_bit_mask(
+            declaration.outputs[0].name, declaration.outputs[0]
+        )
+        for declaration in declarations
+        if declaration.op == "dropout_mask"
     }
-    differentiated = values_with_gradient(recorded)
+    differentiable_names = values_with_gradient(declarations)
     readers: dict[str, set[str]] = {}
-    for use in recorded:
-        for part in _needed_gradients(use, differentiated):
+    for declaration in declarations:
+        for part in _needed_gradients(declaration, differentiable_names):
             for value in part.saved:
-                readers.setdefault(value.name, set()).add(use.name)
+                readers.setdefault(value.name, set()).add(declaration.name)
     return [
-        operator
-        for use in recorded
-        for operator in _with_activation_mask(
-            _pack_dropout_mask(use, packed_masks), readers.get(use.outputs[0].name)
+        changed_declaration
+        for declaration in declarations
+        for changed_declaration in _with_activation_mask(
+            _pack_dropout_mask(declaration, packed_masks), readers.get(declaration.outputs[0].name)
         )
     ]
 
 
-def _needed_gradients(use: Declaration, differentiated: frozenset[str]) -> Iterator[Gradient]:
-    for part in use.parts:
-        if not isinstance(part.target, Value) or part.target.name in differentiated:
+def _needed_gradients(
+    declaration: Declaration, differentiable_names: frozenset[str]
+) -> Iterator[Gradient]:
+    for part in declaration.parts:
+        if not isinstance(part.target, Value) or part.target.name in differentiable_names:
             yield part
 
 
-def _bit_mask(name: str, values: Value) -> Value:
+def _make_bit_mask(name: str, values: Value) -> Value:
     return values.new_value(name, -(-values.size // _BITS_PER_BYTE), item_bytes=1)
 
 
-def _pack_dropout_mask(use: Declaration, packed_masks: dict[str, Value]) -> Declaration:
+def _pack_dropout_mask(declaration: Declaration, packed_masks: dict[str, Value]) -> Declaration:
     """Return the operator with packed dropout masks among its inputs and outputs."""
     return replace(
-        use,
-        inputs=tuple(packed_masks.get(value.name, value) for value in use.inputs),
-        outputs=tuple(packed_masks.get(value.name, value) for value in use.outputs),
+        declaration,
+        inputs=tuple(packed_masks.get(value.name, value) for value in declaration.inputs),
+        outputs=tuple(packed_masks.get(value.name, value) for value in declaration.outputs),
         parts=tuple(
             replace(part, saved=tuple(packed_masks.get(value.name, value) for value in part.saved))
-            for part in use.parts
+            for part in declaration.parts
         ),
     )
 
 
-def _with_activation_mask(use: Declaration, readers: set[str] | None) -> Iterator[Declaration]:
+def _with_activation_mask(
+    declaration: Declaration, reader_names: set[str] | None
+) -> Iterator[Declaration]:
     """Yield an operator, followed by the node of its mask if it needs one.
 
-    An activation needs one if only its own backward node (`readers`) reads its result.
+    An activation needs a mask if `reader_names`, the operators whose backward nodes read its
+    result, contains only the activation. None: no backward node reads the result.
     """
-    if use.op not in _ON_OFF_ACTIVATIONS or readers != {use.name}:
-        yield use
+    if declaration.op not in _ON_OFF_ACTIVATIONS or reader_names != {declaration.name}:
+        yield declaration
         return
-    result = use.outputs[0]
-    mask = _bit_mask(f"{result.name}.mask", result)
-    yield replace(use, parts=tuple(replace(part, saved=(mask,)) for part in use.parts))
+    result = declaration.outputs[0]
+    mask = _make_bit_mask(f"{result.name}.mask", result)
+    yield replace(
+        declaration, parts=tuple(replace(part, saved=(mask,)) for part in declaration.parts)
+    )
     yield Declaration(
         name=mask.name, op="mask", inputs=(result,), outputs=(mask,), other_flops=result.size
     )

@@ -22,7 +22,7 @@ from poetmodel.graph.zoo.declaration import (
     Gradient,
     Value,
     Weight,
-    window_grid,
+    window_output_size,
 )
 
 if TYPE_CHECKING:
@@ -54,15 +54,15 @@ def conv2d(
         raise InputError(
             f"{name}: {channels_in} and {channels} channels do not split into {groups} groups"
         )
-    grid = window_grid(name, x, kernel=kernel, stride=stride, padding=padding)
-    sides = (kernel, kernel) if isinstance(kernel, int) else kernel
-    y = x.new_value(name, batch, channels, *grid)
+    output_size = window_output_size(name, x, kernel=kernel, stride=stride, padding=padding)
+    kernel_sides = (kernel, kernel) if isinstance(kernel, int) else kernel
+    y = x.new_value(name, batch, channels, *output_size)
     weight = Weight(
         name=f"{name}.weight",
-        shape=(channels, channels_in // groups, *sides),
+        shape=(channels, channels_in // groups, *kernel_sides),
         item_bytes=x.item_bytes,
     )
-    return _affine("conv2d", name, x, y, weight=weight, bias_size=channels if bias else 0)
+    return _declare_affine("conv2d", name, x, y, weight=weight, bias_size=channels if bias else 0)
 
 
 def linear(
@@ -73,15 +73,15 @@ def linear(
     `tied_to` names an existing weight of shape (features, features_in) to share instead of a new
     one. Reads of the backward pass and costs of the bias are those of `conv2d`.
     """
-    *rows, features_in = x.shape
-    y = x.new_value(name, *rows, features)
+    *leading_sizes, features_in = x.shape
+    y = x.new_value(name, *leading_sizes, features)
     weight = Weight(
         name=tied_to or f"{name}.weight", shape=(features, features_in), item_bytes=x.item_bytes
     )
-    return _affine("linear", name, x, y, weight=weight, bias_size=features if bias else 0)
+    return _declare_affine("linear", name, x, y, weight=weight, bias_size=features if bias else 0)
 
 
-def _affine(
+def _declare_affine(
     op: str, name: str, x: Value, y: Value, *, weight: Weight, bias_size: int
 ) -> Declaration:
     """Declare an operator that multiplies its input by a weight and adds a bias.
@@ -90,11 +90,11 @@ def _affine(
     """
     weights = [weight]
     macs = y.size * (weight.size // weight.shape[0])
-    parts = [Gradient(part="weight", target=weight, saved=(x,), flops=2 * macs)]
+    parts = [Gradient(suffix="weight", target=weight, saved=(x,), flops=2 * macs)]
     if bias_size:
         bias = Weight(name=f"{name}.bias", shape=(bias_size,), item_bytes=x.item_bytes)
         weights.append(bias)
-        parts.append(Gradient(part="bias", target=bias, flops=y.size))
+        parts.append(Gradient(suffix="bias", target=bias, flops=y.size))
     return Declaration(
         name=name,
         op=op,
@@ -102,7 +102,7 @@ def _affine(
         outputs=(y,),
         weights=tuple(weights),
         macs=macs,
-        parts=(*parts, Gradient(part="input", target=x, reads=(weight,), flops=2 * macs)),
+        parts=(*parts, Gradient(suffix="input", target=x, reads=(weight,), flops=2 * macs)),
     )
 
 
@@ -127,8 +127,8 @@ def matmul(name: str, left: Value, right: Value, *, transpose_right: bool = Fals
         outputs=(y,),
         macs=macs,
         parts=(
-            Gradient(part="left", target=left, saved=(right,), flops=2 * macs),
-            Gradient(part="right", target=right, saved=(left,), flops=2 * macs),
+            Gradient(suffix="left", target=left, saved=(right,), flops=2 * macs),
+            Gradient(suffix="right", target=right, saved=(left,), flops=2 * macs),
         ),
     )
 
@@ -150,11 +150,11 @@ def embedding(name: str, ids: Value, *, rows: int, features: int, item_bytes: in
         weight_bytes_moved=y.bytes,
         parts=(
             Gradient(
-                part="weight",
+                suffix="weight",
                 target=table,
                 saved=(ids,),
                 flops=y.size,
-                added_bytes_moved=2 * y.bytes,
+                accumulation_bytes_moved=2 * y.bytes,
             ),
         ),
     )
@@ -168,11 +168,13 @@ def max_pool(
     Outputs are the maxima and their positions in the window: 1 byte each for windows of up to 256
     elements, else 4 bytes. The backward pass reads the positions and the incoming gradient.
     """
-    grid = window_grid(name, x, kernel=kernel, stride=stride or kernel, padding=padding)
-    y = x.new_value(name, *x.shape[:2], *grid)
+    output_size = window_output_size(
+        name, x, kernel=kernel, stride=stride or kernel, padding=padding
+    )
+    y = x.new_value(name, *x.shape[:2], *output_size)
     position_bytes = 1 if kernel**2 <= 2**8 else INDEX_BYTES
     positions = y.new_value(f"{name}.indices", *y.shape, item_bytes=position_bytes)
-    return _unary(
+    return _declare_unary(
         "max_pool",
         x,
         y,
@@ -187,16 +189,18 @@ def avg_pool(
     name: str, x: Value, *, kernel: int, stride: int | None = None, padding: int = 0
 ) -> Declaration:
     """Declare average pooling; its backward pass reads only the incoming gradient."""
-    grid = window_grid(name, x, kernel=kernel, stride=stride or kernel, padding=padding)
-    y = x.new_value(name, *x.shape[:2], *grid)
-    work = kernel**2 * y.size
-    return _unary("avg_pool", x, y, flops=work, gradient_flops=work)
+    output_size = window_output_size(
+        name, x, kernel=kernel, stride=stride or kernel, padding=padding
+    )
+    y = x.new_value(name, *x.shape[:2], *output_size)
+    flops = kernel**2 * y.size
+    return _declare_unary("avg_pool", x, y, flops=flops, gradient_flops=flops)
 
 
 def global_avg_pool(name: str, x: Value) -> Declaration:
     """Declare the average of each channel; its backward pass reads only the incoming gradient."""
     y = x.new_value(name, *x.shape[:2])
-    return _unary("global_avg_pool", x, y, flops=x.size, gradient_flops=x.size)
+    return _declare_unary("global_avg_pool", x, y, flops=x.size, gradient_flops=x.size)
 
 
 def select(name: str, x: Value) -> Declaration:
@@ -206,7 +210,9 @@ def select(name: str, x: Value) -> Declaration:
     copies, because a view would keep the whole sequence in RAM for one row.
     """
     batch, _, features = x.shape
-    return _unary("select", x, x.new_value(name, batch, features), flops=0, gradient_flops=0)
+    return _declare_unary(
+        "select", x, x.new_value(name, batch, features), flops=0, gradient_flops=0
+    )
 
 
 _ACTIVATIONS: Final[Mapping[str, tuple[int, int]]] = {
@@ -222,15 +228,18 @@ _ACTIVATIONS: Final[Mapping[str, tuple[int, int]]] = {
 def activation(name: str, x: Value, *, kind: str) -> Declaration:
     """Declare an activation function: ``relu``, ``relu6``, ``tanh`` or ``gelu``.
 
-    The backward pass of GELU reads the function's input. The others read their result, which the
-    next layer keeps anyway. Both directions may work in place.
+    The backward pass of GELU reads the function's input. That of the other functions reads the
+    result, which is saved for the next layer anyway. The forward node may overwrite its input, the
+    backward node the incoming gradient.
     """
     if kind not in _ACTIVATIONS:
         raise InputError(f"{name}: expected one of {', '.join(_ACTIVATIONS)}, got {kind!r}")
-    forward, backward = (flops * x.size for flops in _ACTIVATIONS[kind])
+    forward_flops, backward_flops = (flops * x.size for flops in _ACTIVATIONS[kind])
     y = x.new_value(name, *x.shape)
     saved = (x if kind == "gelu" else y,)
-    return _unary(kind, x, y, flops=forward, gradient_flops=backward, saved=saved, in_place=y)
+    return _declare_unary(
+        kind, x, y, flops=forward_flops, gradient_flops=backward_flops, saved=saved, in_place=y
+    )
 
 
 def add(name: str, *terms: Value) -> Declaration:
@@ -244,7 +253,7 @@ def add(name: str, *terms: Value) -> Declaration:
     for term in terms[1:]:
         if term.shape != first.shape[len(first.shape) - len(term.shape) :]:
             raise InputError(f"{name}: shapes {first.shape} and {term.shape} cannot be added")
-    broadcast = [k for k, term in enumerate(terms) if term.shape != first.shape]
+    broadcast_indices = [k for k, term in enumerate(terms) if term.shape != first.shape]
     y = first.new_value(name, *first.shape)
     return Declaration(
         name=name,
@@ -254,16 +263,19 @@ def add(name: str, *terms: Value) -> Declaration:
         in_place=y,
         other_flops=(len(terms) - 1) * first.size,
         parts=tuple(
-            Gradient(part=f"input{k}", target=terms[k], flops=first.size) for k in broadcast
+            Gradient(suffix=f"input{k}", target=terms[k], flops=first.size)
+            for k in broadcast_indices
         ),
-        same_gradient_inputs=tuple(term for k, term in enumerate(terms) if k not in broadcast),
+        same_gradient_inputs=tuple(
+            term for k, term in enumerate(terms) if k not in broadcast_indices
+        ),
     )
 
 
 def scale(name: str, x: Value) -> Declaration:
     """Declare a product with a constant; its backward pass reads only the incoming gradient."""
     y = x.new_value(name, *x.shape)
-    return _unary("scale", x, y, flops=x.size, gradient_flops=x.size, in_place=y)
+    return _declare_unary("scale", x, y, flops=x.size, gradient_flops=x.size, in_place=y)
 
 
 def dropout_mask(name: str, x: Value) -> Declaration:
@@ -278,21 +290,21 @@ def dropout_mask(name: str, x: Value) -> Declaration:
 
 
 def dropout(name: str, x: Value, mask: Value) -> Declaration:
-    """Declare dropout: scale the input where the mask is 1, and set it to zero elsewhere.
+    """Declare dropout: scale the input where the mask is 1, and set the result to 0 elsewhere.
 
     A mask is drawn only once, since another mask would give a gradient that is not that of the
     loss. So `dropout_mask` is not recomputable: its mask (1 byte per element) is kept or paged
     until the backward pass has read it. Applying the mask is deterministic, so this node, whose
     result is larger, is recomputable. One node with both outputs could not be recomputed.
     """
-    y, work = x.new_value(name, *x.shape), 2 * x.size
-    return _unary(
+    y, flops = x.new_value(name, *x.shape), 2 * x.size
+    return _declare_unary(
         "dropout",
         x,
         y,
         constant_inputs=(mask,),
-        flops=work,
-        gradient_flops=work,
+        flops=flops,
+        gradient_flops=flops,
         saved=(mask,),
         in_place=y,
     )
@@ -306,7 +318,7 @@ def softmax(name: str, x: Value) -> Declaration:
     """Declare softmax over the last dimension; its backward pass reads its result."""
     y = x.new_value(name, *x.shape)
     # Backward, per element: times the result, row sum, subtract, times the result.
-    return _unary(
+    return _declare_unary(
         "softmax",
         x,
         y,
@@ -324,18 +336,18 @@ def cross_entropy(name: str, logits: Value, labels: Value) -> Declaration:
     pass reads these logarithms and the labels. The gradient of the loss is 1 and has no tensor.
     """
     loss = logits.new_value(name, item_bytes=FLOAT_BYTES)
-    logs = logits.new_value(f"{name}.log_probabilities", *logits.shape)
-    return _unary(
+    log_probabilities = logits.new_value(f"{name}.log_probabilities", *logits.shape)
+    return _declare_unary(
         "cross_entropy",
         logits,
         loss,
-        logs,
+        log_probabilities,
         constant_inputs=(labels,),
         flops=_SOFTMAX_FLOPS * logits.size + labels.size,
         # exponential and scale per element; subtract 1 at each label
         gradient_flops=2 * logits.size + labels.size,
-        saved=(logs, labels),
-        in_place=logs,
+        saved=(log_probabilities, labels),
+        in_place=log_probabilities,
         phase=Phase.LOSS,
     )
 
@@ -354,13 +366,13 @@ def mean_squared_error(name: str, x: Value, target: Value) -> Declaration:
         outputs=(x.new_value(name, item_bytes=FLOAT_BYTES),),
         other_flops=3 * x.size,
         parts=(
-            Gradient(part="input", target=x, saved=(x, target), flops=2 * x.size, in_place=True),
+            Gradient(suffix="input", target=x, saved=(x, target), flops=2 * x.size, in_place=True),
         ),
         phase=Phase.LOSS,
     )
 
 
-def _unary(
+def _declare_unary(
     op: str,
     x: Value,
     *outputs: Value,
@@ -384,7 +396,7 @@ def _unary(
         other_flops=flops,
         parts=(
             Gradient(
-                part="input",
+                suffix="input",
                 target=x,
                 saved=saved,
                 flops=gradient_flops,
@@ -418,8 +430,10 @@ def batch_norm(name: str, x: Value) -> Declaration:
     batch statistics, and its backward pass scales the incoming gradient without reading the input.
     """
     channels = x.shape[1]
-    declared = _normalize("batch_norm", name, x, statistics=channels, scales=channels)
-    weight, bias = declared.weights
+    declaration = _declare_normalization(
+        "batch_norm", name, x, n_statistics=channels, n_scales=channels
+    )
+    weight, bias = declaration.weights
     mean, variance = (
         Weight(
             name=f"{name}.running_{statistic}",
@@ -433,17 +447,21 @@ def batch_norm(name: str, x: Value) -> Declaration:
         name=name,
         op="batch_norm_evaluated",
         inputs=(x,),
-        outputs=declared.outputs[:1],
+        outputs=declaration.outputs[:1],
         weights=(weight, bias, mean, variance),
         other_flops=_EVALUATED_NORM_FLOPS * x.size,
         parts=(
-            Gradient(part="bias", target=bias, flops=x.size),
-            Gradient(part="input", target=x, reads=(weight, variance), flops=x.size, in_place=True),
+            Gradient(suffix="bias", target=bias, flops=x.size),
+            Gradient(
+                suffix="input", target=x, reads=(weight, variance), flops=x.size, in_place=True
+            ),
         ),
-        joint=True,
-        in_place=declared.in_place,
+        is_one_kernel=True,
+        in_place=declaration.in_place,
     )
-    return replace(declared, running=(mean, variance), untrained_variant=untrained_variant)
+    return replace(
+        declaration, running_statistics=(mean, variance), untrained_variant=untrained_variant
+    )
 
 
 def layer_norm(name: str, x: Value) -> Declaration:
@@ -452,22 +470,29 @@ def layer_norm(name: str, x: Value) -> Declaration:
     Outputs and backward pass are those of `batch_norm`; there are no running statistics.
     """
     features = x.shape[-1]
-    return _normalize("layer_norm", name, x, statistics=x.size // features, scales=features)
+    return _declare_normalization(
+        "layer_norm", name, x, n_statistics=x.size // features, n_scales=features
+    )
 
 
-def _normalize(op: str, name: str, x: Value, *, statistics: int, scales: int) -> Declaration:
-    """Declare a normalization with `statistics` means and deviations, and `scales` weights."""
+def _declare_normalization(
+    op: str, name: str, x: Value, *, n_statistics: int, n_scales: int
+) -> Declaration:
+    """Declare a normalization with `n_statistics` means and deviations.
+
+    Weight and bias have `n_scales` elements each.
+    """
     y = x.new_value(name, *x.shape)
     mean, inverse_deviation = (
-        x.new_value(f"{name}.{statistic}", statistics, item_bytes=FLOAT_BYTES)
+        x.new_value(f"{name}.{statistic}", n_statistics, item_bytes=FLOAT_BYTES)
         for statistic in ("mean", "inverse_deviation")
     )
     saved = (x, mean, inverse_deviation)
     weights = {
-        kind: Weight(name=f"{name}.{kind}", shape=(scales,), item_bytes=x.item_bytes)
+        kind: Weight(name=f"{name}.{kind}", shape=(n_scales,), item_bytes=x.item_bytes)
         for kind in _NORM_SUMS_FLOPS
     }
-    sums = {kind: flops * x.size for kind, flops in _NORM_SUMS_FLOPS.items()}
+    sum_flops = {kind: flops * x.size for kind, flops in _NORM_SUMS_FLOPS.items()}
     return Declaration(
         name=name,
         op=op,
@@ -476,18 +501,20 @@ def _normalize(op: str, name: str, x: Value, *, statistics: int, scales: int) ->
         weights=tuple(weights.values()),
         other_flops=_NORM_FLOPS * x.size,
         parts=(
-            Gradient(part="weight", target=weights["weight"], saved=saved, flops=sums["weight"]),
-            Gradient(part="bias", target=weights["bias"], flops=sums["bias"]),
             Gradient(
-                part="input",
+                suffix="weight", target=weights["weight"], saved=saved, flops=sum_flops["weight"]
+            ),
+            Gradient(suffix="bias", target=weights["bias"], flops=sum_flops["bias"]),
+            Gradient(
+                suffix="input",
                 target=x,
                 saved=saved,
                 reads=(weights["weight"],),
-                flops=sum(sums.values()) + _NORM_INPUT_FLOPS * x.size,
-                shared_flops=tuple(sums.items()),
+                flops=sum(sum_flops.values()) + _NORM_INPUT_FLOPS * x.size,
+                shared_flops=tuple(sum_flops.items()),
                 in_place=True,
             ),
         ),
-        joint=True,
+        is_one_kernel=True,
         in_place=y,
     )

@@ -1,9 +1,9 @@
 """State in the graph: trained weights, their tiles, and the nodes that hold and update state.
 
-Every weight, every moment of the optimizer and every running statistic is a state tensor, placed
-before its first reader. A node of its own makes its replacement and is not recomputable. All other
-nodes are recomputable until state that they read is replaced. In graphs without state, one node at
-the end of the step is the optimizer's update.
+Every weight, every moment of the optimizer and every running statistic is a state tensor, whose
+node precedes its first reader. A separate node makes its replacement and is not recomputable. All
+other nodes are recomputable until state that they read is replaced. In graphs without state, one
+node at the end of the step is the optimizer's update.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class UpdateRule:
     """An optimizer's cost and state per parameter."""
 
     name: str
+    """Name of the optimizer: a value of `state`."""
     flops: int
-    """Work [FLOP]."""
+    """Work per parameter [FLOP]."""
     moments: tuple[str, ...] = ()
     """State tensors per weight, with one single-precision number per parameter."""
 
@@ -48,6 +49,7 @@ class UpdateRule:
 UPDATE_RULES: Final[Mapping[str, UpdateRule]] = {
     rule.name: rule
     for rule in (
+        # The comments list the operations per parameter and their FLOP.
         # Scale the gradient and subtract it.
         UpdateRule(name="sgd", flops=2),
         # Scale the momentum, add the gradient, then as in sgd.
@@ -61,6 +63,7 @@ UPDATE_RULES: Final[Mapping[str, UpdateRule]] = {
         UpdateRule(name="radam", flops=12, moments=("first_moment", "second_moment")),
     )
 }
+"""Optimizers of graphs with state, by name."""
 
 OPTIMIZERS: Final = {name: UPDATE_RULES[name] for name in ("sgd", "adam")}
 """Optimizers of graphs without state."""
@@ -71,10 +74,11 @@ def update_node(
 ) -> Node:
     """Return the node that updates all weights at the end of a step without state in the graph.
 
-    It reads the 0-byte tensors that signal that the gradient of a layer's weights is in its buffer.
-    Its output has 0 bytes, since weights and optimizer state are resident. It is the last node and
-    not recomputable, so no operator is recomputed with updated weights, and no weight is updated
-    twice. One update per layer requires weights that are tensors: see `StateTensors`.
+    It reads `weight_gradients`, 0-byte tensors that order it after the nodes that write the
+    gradients to their buffers. Its output has 0 bytes, since weights and optimizer state are
+    resident. It is the last node and not recomputable, so no operator is recomputed with updated
+    weights, and no weight is updated twice. One update per layer requires weights that are tensors:
+    see `StateNodeBuilder`.
     """
     rule = OPTIMIZERS[optimizer]
     return Node(
@@ -99,8 +103,10 @@ ALL: Final = "all"
 _PATTERNS: Final = {ALL: "*", "biases": "*.bias"}
 """Named values of `train`, with the patterns of parameter names that they stand for."""
 
-# Per channel: square and invert the deviation, subtract epsilon, unbias 4; update averages 6.
-_RENEWAL_FLOPS = 10
+_RENEWAL_FLOPS: Final = 10
+"""Work of updating running statistics, per channel [FLOP].
+
+Square and invert the deviation, subtract epsilon, remove the bias: 4; update both averages: 6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,15 +158,15 @@ class StateOptions:
         tile_bytes = TileChoice.parse(tile).require_size()
         return cls(rule=UPDATE_RULES.get(state), train=train or ALL, tile_bytes=tile_bytes)
 
-    def apply_to(self, recorded: Sequence[Declaration]) -> list[Declaration]:
+    def apply_to(self, declarations: Sequence[Declaration]) -> list[Declaration]:
         """Return the operators with gradients of trained weights only and weights in tiles."""
-        trained = self._trained_weight_names(recorded)
+        trained_names = self._trained_weight_names(declarations)
         return [
-            self._split_into_tiles(_without_untrained_gradients(operation, trained))
-            for operation in recorded
+            self._split_into_tiles(_omit_untrained_gradients(declaration, trained_names))
+            for declaration in declarations
         ]
 
-    def _trained_weight_names(self, recorded: Sequence[Declaration]) -> frozenset[str]:
+    def _trained_weight_names(self, declarations: Sequence[Declaration]) -> frozenset[str]:
         """Return the names of the weights that `train` selects.
 
         Raises
@@ -168,18 +174,18 @@ class StateOptions:
         InputError
             If `train` selects no weight, or the N of ``last-N`` exceeds the number of layers.
         """
-        layers = [operation for operation in recorded if operation.weights]
+        layers = [declaration for declaration in declarations if declaration.weights]
         if self.rule is None:
             return frozenset()
-        start, _, count = self.train.partition("-")
-        if start == "last" and count.isdecimal():
-            # A norm belongs to the layer before it.
-            starts = [k for k, layer in enumerate(layers) if not layer.joint]
-            if not 1 <= int(count) <= len(starts):
+        prefix, _, n_layers = self.train.partition("-")
+        if prefix == "last" and n_layers.isdecimal():
+            # A norm does not count: it belongs to the layer before it.
+            layer_starts = [k for k, layer in enumerate(layers) if not layer.is_one_kernel]
+            if not 1 <= int(n_layers) <= len(layer_starts):
                 raise InputError(
-                    f"train: expected last-1 to last-{len(starts)}, got {self.train!r}"
+                    f"train: expected last-1 to last-{len(layer_starts)}, got {self.train!r}"
                 )
-            layers = layers[starts[-int(count)] :]
+            layers = layers[layer_starts[-int(n_layers)] :]
             return frozenset(weight.name for layer in layers for weight in layer.weights)
         pattern = _PATTERNS.get(self.train, self.train)
         names = frozenset(
@@ -209,10 +215,10 @@ class StateOptions:
         )
 
     def _weight_tiles(self, weight: Weight) -> tuple[Weight, ...]:
-        return (weight,) if self.tile_bytes is None else weight.tiles(self.tile_bytes)
+        return (weight,) if self.tile_bytes is None else weight.split_into_tiles(self.tile_bytes)
 
     def _gradient_tiles(self, part: Gradient) -> list[Gradient]:
-        """Return a part of a backward pass as one part per tile of its target."""
+        """Divide a part of a backward pass into one part per tile of its target."""
         reads = tuple(tile for weight in part.reads for tile in self._weight_tiles(weight))
         if not isinstance(part.target, Weight):
             return [replace(part, reads=reads)]
@@ -220,54 +226,64 @@ class StateOptions:
         if len(tiles) == 1:
             return [replace(part, reads=reads)]
         flops = _split_amount(part.flops, tiles)
-        added = _split_amount(part.added_bytes_moved or 0, tiles)
+        accumulation_bytes = _split_amount(part.accumulation_bytes_moved or 0, tiles)
         return [
             replace(
                 part,
-                part=f"{part.part}.{number}",
+                suffix=f"{part.suffix}.{number}",
                 target=tile,
                 reads=reads,
                 flops=flops[number],
-                added_bytes_moved=None if part.added_bytes_moved is None else added[number],
+                accumulation_bytes_moved=None
+                if part.accumulation_bytes_moved is None
+                else accumulation_bytes[number],
             )
             for number, tile in enumerate(tiles)
         ]
 
 
-def _split_amount(whole: int, tiles: Sequence[Weight]) -> list[int]:
-    """Divide an amount among tiles in proportion to their channels; the integers sum to `whole`."""
+def _split_amount(amount: int, tiles: Sequence[Weight]) -> list[int]:
+    """Divide `amount` among tiles in proportion to their channels; the integers sum to it."""
     ends = list(accumulate((tile.shape[0] for tile in tiles), initial=0))
-    return [whole * end // ends[-1] - whole * first // ends[-1] for first, end in pairwise(ends)]
+    return [amount * end // ends[-1] - amount * first // ends[-1] for first, end in pairwise(ends)]
 
 
-def _without_untrained_gradients(declaration: Declaration, trained: frozenset[str]) -> Declaration:
+def _omit_untrained_gradients(
+    declaration: Declaration, trained_names: frozenset[str]
+) -> Declaration:
     """Return an operator without gradients of untrained weights, input gradients first.
 
     Input gradients precede weight gradients because they read weights that the update replaces. A
     batch norm whose weight is untrained becomes its `untrained_variant`.
     """
-    if declaration.untrained_variant is not None and declaration.weights[0].name not in trained:
+    if (
+        declaration.untrained_variant is not None
+        and declaration.weights[0].name not in trained_names
+    ):
         declaration = declaration.untrained_variant
-    of_values = [part for part in declaration.parts if isinstance(part.target, Value)]
-    of_weights = [
+    value_parts = [part for part in declaration.parts if isinstance(part.target, Value)]
+    weight_parts = [
         part
         for part in declaration.parts
-        if isinstance(part.target, Weight) and part.target.name in trained
+        if isinstance(part.target, Weight) and part.target.name in trained_names
     ]
-    return replace(declaration, parts=(*of_values, *of_weights))
+    return replace(declaration, parts=(*value_parts, *weight_parts))
 
 
-class StateTensors:
+class StateNodeBuilder:
     """Makes the nodes that hold state tensors and the nodes that replace them."""
 
     def __init__(self, rule: UpdateRule | None) -> None:
         self._rule = rule
         self._names_with_node: set[str] = set()
 
-    def add_missing(self, *weights: Weight, op: str = "parameter") -> list[Node]:
-        """Return new nodes that hold those `weights` for which no node was made earlier."""
-        new = [weight for weight in weights if weight.name not in self._names_with_node]
-        self._names_with_node.update(weight.name for weight in new)
+    def make_missing_nodes(self, *weights: Weight, op: str = "parameter") -> list[Node]:
+        """Return new nodes that hold those `weights` that have no node yet; record these weights.
+
+        `op` is the operator of nodes that hold trainable weights.
+        """
+        missing_weights = [weight for weight in weights if weight.name not in self._names_with_node]
+        self._names_with_node.update(weight.name for weight in missing_weights)
         return [
             Node(
                 name=weight.name,
@@ -275,57 +291,62 @@ class StateTensors:
                 phase=Phase.STATE,
                 outputs=(Tensor(name=weight.name, bytes=weight.bytes),),
             )
-            for weight in new
+            for weight in missing_weights
         ]
 
-    def update_nodes(self, name: str, gradients: Sequence[tuple[Weight, str]]) -> list[Node]:
+    def make_update_nodes(
+        self, name: str, weight_gradients: Sequence[tuple[Weight, str]]
+    ) -> list[Node]:
         """Return a node that updates weights from their gradients, after nodes of missing moments.
 
-        `gradients` pairs each weight with the name of its gradient. Returns [] if no weight is
-        trained.
+        `weight_gradients` pairs each weight with the name of its gradient. Returns [] without an
+        optimizer.
         """
         rule = self._rule
         if rule is None:
             return []
         moments = [
             replace(weight, name=f"{weight.name}.{moment}", item_bytes=FLOAT_BYTES)
-            for weight, _ in gradients
+            for weight, _ in weight_gradients
             for moment in rule.moments
         ]
-        state = [*(weight for weight, _ in gradients), *moments]
-        size = sum(weight.size for weight, _ in gradients)
+        state_tensors = [*(weight for weight, _ in weight_gradients), *moments]
+        n_parameters = sum(weight.size for weight, _ in weight_gradients)
         update = Node(
             name=name,
             op=f"{rule.name}_update",
             phase=Phase.UPDATE,
-            inputs=(*(gradient for _, gradient in gradients), *(tensor.name for tensor in state)),
-            outputs=tuple(map(_replacement_tensor, state)),
-            flops=rule.flops * size,
+            inputs=(
+                *(gradient for _, gradient in weight_gradients),
+                *(tensor.name for tensor in state_tensors),
+            ),
+            outputs=tuple(map(_replacement_tensor, state_tensors)),
+            flops=rule.flops * n_parameters,
             recomputable=False,
-            bytes_moved=rule.bytes_moved(gradients[0][0].item_bytes) * size,
+            bytes_moved=rule.bytes_moved(weight_gradients[0][0].item_bytes) * n_parameters,
         )
-        return [*self.add_missing(*moments, op="moment"), update]
+        return [*self.make_missing_nodes(*moments, op="moment"), update]
 
-    def renewal_nodes(self, declaration: Declaration) -> list[Node]:
+    def make_renewal_nodes(self, declaration: Declaration) -> list[Node]:
         """Return the node that updates an operator's running statistics.
 
         Nodes that hold the statistics precede it, if they are missing. Returns [] if the operator
         has no running statistics.
         """
-        running = declaration.running
-        if not running:
+        statistics = declaration.running_statistics
+        if not statistics:
             return []
-        inputs = (*declaration.outputs[1:], *running)
+        inputs = (*declaration.outputs[1:], *statistics)
         renewal = Node(
             name=f"{declaration.name}.running",
             op="running_statistics",
             phase=Phase.UPDATE,
             inputs=tuple(tensor.name for tensor in inputs),
-            outputs=tuple(map(_replacement_tensor, running)),
-            flops=_RENEWAL_FLOPS * running[0].size,
+            outputs=tuple(map(_replacement_tensor, statistics)),
+            flops=_RENEWAL_FLOPS * statistics[0].size,
             recomputable=False,
         )
-        return [*self.add_missing(*running), renewal]
+        return [*self.make_missing_nodes(*statistics), renewal]
 
 
 def _replacement_tensor(weight: Weight) -> Tensor:

@@ -25,7 +25,7 @@ from poetmodel.graph.zoo.declaration import (
 )
 from poetmodel.graph.zoo.masks import save_bit_masks, values_with_gradient
 from poetmodel.graph.zoo.operators import batch_norm
-from poetmodel.graph.zoo.state import ALL, OPTIMIZERS, StateOptions, StateTensors, update_node
+from poetmodel.graph.zoo.state import ALL, OPTIMIZERS, StateNodeBuilder, StateOptions, update_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -64,8 +64,8 @@ class Tape:
     --------
     >>> from poetmodel.graph.zoo.operators import cross_entropy, linear
     >>> tape = Tape("tiny", batch_size=2)
-    >>> y = tape.record(linear("fc", tape.input("input", 2, 8), features=3))
-    >>> graph = tape.differentiate(cross_entropy("loss", y, tape.indices("labels", 2)))
+    >>> y = tape.record(linear("fc", tape.add_input("input", 2, 8), features=3))
+    >>> graph = tape.differentiate(cross_entropy("loss", y, tape.add_indices("labels", 2)))
     >>> [node.name for node in graph.nodes]
     ['input', 'fc', 'labels', 'loss', 'loss.grad_input', 'fc.grad_weight']
     """
@@ -84,7 +84,7 @@ class Tape:
         tile: str | int | None = None,
         train: str | None = None,
     ) -> None:
-        """Validate the options, and begin an empty tape."""
+        """Validate the options and start with an empty forward pass."""
         require_counts(batch_size=batch_size)
         _require_option("dtype", dtype, ITEM_BYTES)
         if optimizer is not None:
@@ -102,14 +102,15 @@ class Tape:
         self._inputs: list[tuple[int, Node]] = []
         self._weights: dict[str, Weight] = {}
 
-    def indices(self, name: str, *shape: int) -> Value:
-        """Add a node that provides labels or token ids; see `input`."""
-        return self.input(name, *shape, item_bytes=INDEX_BYTES)
+    def add_indices(self, name: str, *shape: int) -> Value:
+        """Add a node that provides labels or token ids and return its tensor; see `add_input`."""
+        return self.add_input(name, *shape, item_bytes=INDEX_BYTES)
 
-    def input(self, name: str, *shape: int, item_bytes: int | None = None) -> Value:
-        """Add a node that provides samples; `item_bytes` defaults to the tape's element size.
+    def add_input(self, name: str, *shape: int, item_bytes: int | None = None) -> Value:
+        """Add a node that provides samples and return its tensor.
 
-        The node is not recomputable, since a sample arrives once: schedules keep it or page it.
+        `item_bytes` defaults to the tape's element size. The node is not recomputable, since a
+        sample is provided once: schedules keep it or page it.
         """
         value = Value(name=name, shape=shape, item_bytes=item_bytes or self.item_bytes)
         node = Node(
@@ -126,7 +127,7 @@ class Tape:
     def record(self, declaration: Declaration) -> Value:
         """Append an operator to the forward pass and return its result.
 
-        Raises `InputError` if a weight of the same name has another shape.
+        Raises `InputError` if an earlier weight of the same name has another shape.
         """
         for weight in declaration.weights:
             if self._weights.setdefault(weight.name, weight) != weight:
@@ -138,16 +139,17 @@ class Tape:
 
     # -- groups of operators that several networks use ----------------------------------------
 
-    def image(self, image_size: int, *, channels: int = 3) -> Value:
-        """Add a node that provides a batch of square images."""
-        return self.input("input", self.batch_size, channels, image_size, image_size)
+    def add_image(self, image_size: int, *, channels: int = 3) -> Value:
+        """Add a node that provides a batch of square images and return its tensor."""
+        return self.add_input("input", self.batch_size, channels, image_size, image_size)
 
-    def conv_bn(
+    def record_conv_bn(
         self, x: Value, names: tuple[str, str], *, kernel: int, bias: bool = False, **sizes: int
     ) -> Value:
-        """Record a convolution with padding ``kernel // 2``, and its batch norm.
+        """Record a convolution with padding ``kernel // 2`` and its batch norm; return the result.
 
-        `sizes` are further sizes of `conv2d`: `channels`, `stride` and `groups`.
+        `names` are those of the two operators; `sizes` are further arguments of `conv2d`:
+        `channels`, `stride` and `groups`.
         """
         padding = kernel // 2
         x = self.record(
@@ -159,8 +161,8 @@ class Tape:
         """Record an activation function and return its result."""
         return self.record(operators.activation(name, x, kind=kind))
 
-    def drop(self, name: str, x: Value, *, rate: float) -> Value:
-        """Record the two operators of dropout, or return `x` if `rate` is 0."""
+    def record_dropout(self, name: str, x: Value, *, rate: float) -> Value:
+        """Record the two operators of dropout and return the result; return `x` if `rate` is 0."""
         value: object = rate
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
             raise InputError(f"dropout: expected a number from 0 to below 1, got {rate!r}")
@@ -172,7 +174,7 @@ class Tape:
     def classify(self, name: str, x: Value, *, classes: int) -> Graph:
         """Record the last linear layer, labels and loss; return the training graph."""
         logits = self.record(operators.linear(name, x, features=classes))
-        labels = self.indices("labels", *logits.shape[:-1])
+        labels = self.add_indices("labels", *logits.shape[:-1])
         return self.differentiate(operators.cross_entropy("loss", logits, labels))
 
     def differentiate(self, loss: Declaration) -> Graph:
@@ -217,10 +219,12 @@ class Tape:
 
     def _nodes_without_state(self) -> list[Node]:
         """Return the nodes of a step whose weights, gradients and moments are resident bytes."""
-        recorded = [replace(operation, parts=operation.gradients) for operation in self._recorded]
-        updated = self._optimizer is not None
-        backward = BackwardPass(recorded, fused=self._fused, updated=updated)
-        nodes = [*self._forward_nodes(recorded, None), *backward.nodes]
+        declarations = [
+            replace(declaration, parts=declaration.gradients) for declaration in self._recorded
+        ]
+        has_update = self._optimizer is not None
+        backward = BackwardPass(declarations, fused=self._fused, has_update=has_update)
+        nodes = [*self._forward_nodes(declarations, None), *backward.nodes]
         if self._optimizer is not None:
             update = update_node(
                 self._optimizer,
@@ -233,36 +237,37 @@ class Tape:
 
     def _nodes_with_state(self, options: StateOptions) -> list[Node]:
         """Return the nodes of a step in which every parameter and moment is a state tensor."""
-        recorded = options.apply_to(self._recorded)
+        declarations = options.apply_to(self._recorded)
         if options.rule is not None and options.train != ALL:
-            recorded = save_bit_masks(recorded)
-        state = StateTensors(options.rule)
-        forward = list(self._forward_nodes(recorded, state))
-        return [*forward, *BackwardPass(recorded, fused=self._fused, state=state).nodes]
+            declarations = save_bit_masks(declarations)
+        builder = StateNodeBuilder(options.rule)
+        forward = list(self._forward_nodes(declarations, builder))
+        return [*forward, *BackwardPass(declarations, fused=self._fused, builder=builder).nodes]
 
     def _forward_nodes(
-        self, recorded: Sequence[Declaration], state: StateTensors | None
+        self, declarations: Sequence[Declaration], builder: StateNodeBuilder | None
     ) -> Iterator[Node]:
         """Yield forward nodes, each after the nodes of samples and state that it reads.
 
-        With `state`, nodes that update running statistics follow their operators.
+        `builder` makes the nodes of state, and nodes that update running statistics, which follow
+        their operators; None without state in the graph.
         """
         inputs = list(self._inputs)
-        for position, declaration in enumerate(recorded):
+        for position, declaration in enumerate(declarations):
             while inputs and inputs[0][0] <= position:
                 yield inputs.pop(0)[1]
-            if state is None:
+            if builder is None:
                 yield _forward_node(declaration, ())
                 continue
-            yield from state.add_missing(*declaration.weights)
+            yield from builder.make_missing_nodes(*declaration.weights)
             yield _forward_node(declaration, declaration.weights)
-            yield from state.renewal_nodes(declaration)
+            yield from builder.make_renewal_nodes(declaration)
         yield from (node for _, node in inputs)
 
 
-def _forward_node(declaration: Declaration, state: Sequence[Weight]) -> Node:
-    """Return the forward node of an operator, which also reads the `state` tensors."""
-    read = {value.name: value.bytes for value in declaration.inputs}
+def _forward_node(declaration: Declaration, state_tensors: Sequence[Weight]) -> Node:
+    """Return the forward node of an operator, which also reads `state_tensors`."""
+    input_bytes = {value.name: value.bytes for value in declaration.inputs}
     weight_bytes_moved = declaration.weight_bytes_moved
     if weight_bytes_moved is None:
         weight_bytes_moved = sum(weight.bytes for weight in declaration.weights)
@@ -271,14 +276,14 @@ def _forward_node(declaration: Declaration, state: Sequence[Weight]) -> Node:
         name=declaration.name,
         op=declaration.op,
         phase=declaration.phase,
-        inputs=(*read, *(weight.name for weight in state)),
+        inputs=(*input_bytes, *(weight.name for weight in state_tensors)),
         outputs=tuple(
             Tensor(name=tensor.name, bytes=tensor.bytes) for tensor in declaration.outputs
         ),
         workspace_bytes=declaration.workspace_bytes,
         flops=declaration.flops,
         recomputable=declaration.recomputable,
-        bytes_moved=sum(read.values())
+        bytes_moved=sum(input_bytes.values())
         + sum(tensor.bytes for tensor in declaration.outputs)
         + weight_bytes_moved,
         in_place=(
@@ -287,21 +292,22 @@ def _forward_node(declaration: Declaration, state: Sequence[Weight]) -> Node:
     )
 
 
-def _require_option(setting: str, value: str, accepted: Mapping[str, object]) -> None:
-    if value not in accepted:
-        raise InputError(f"{setting}: expected one of {', '.join(accepted)}, got {value!r}")
+def _require_option(setting: str, value: str, options: Mapping[str, object]) -> None:
+    if value not in options:
+        raise InputError(f"{setting}: expected one of {', '.join(options)}, got {value!r}")
 
 
 class BackwardPass:
     """Backward nodes of a recorded forward pass: one per gradient, or one per operator if `fused`.
 
     Without state in the graph, a weight gradient is written to the resident buffer, so its node
-    outputs 0 bytes and recomputing it is harmless. If an update node reads the weight gradients
-    (`updated`), each has a 0-byte tensor. The gradients of a shared weight are added up in the
+    outputs 0 bytes and can be recomputed. If an update node reads the weight gradients
+    (`has_update`), each has a 0-byte tensor. The gradients of a shared weight are added up in the
     buffer, so their nodes are not recomputable.
 
-    With `state`, a weight gradient is a tensor with its bytes, and the update of a weight directly
-    follows its last gradient. The input gradient comes first, since it reads the weight.
+    With state in the graph (`builder` makes its nodes), a weight gradient is a tensor with its
+    bytes, and the update of a weight directly follows its last gradient. The input gradient comes
+    first, since it reads the weight.
 
     If a gradient has several contributions (several readers of a value, several uses of a weight),
     one node sums them once all exist.
@@ -309,30 +315,33 @@ class BackwardPass:
 
     def __init__(
         self,
-        recorded: Sequence[Declaration],
+        declarations: Sequence[Declaration],
         *,
         fused: bool,
-        updated: bool = False,
-        state: StateTensors | None = None,
+        has_update: bool = False,
+        builder: StateNodeBuilder | None = None,
     ) -> None:
         """Build the backward nodes of all `recorded` operators, in reverse order."""
         self.nodes: list[Node] = []
+        """The backward nodes, in execution order."""
         self.weight_gradients: list[str] = []
-        """The 0-byte tensors that signal that a weight gradient is in its buffer."""
+        """Names of the 0-byte tensors of nodes that write weight gradients to their buffers."""
         self._fused = fused
-        self._updated = updated
-        self._state = state
-        self._differentiable = values_with_gradient(recorded)
+        self._has_update = has_update
+        self._builder = builder
+        self._differentiable = values_with_gradient(declarations)
         self._gradients_of_value: dict[str, list[Value]] = {}
         self._gradients_of_weight: dict[str, list[str]] = {}
-        self._uses = Counter(weight.name for use in recorded for weight in use.weights)
+        self._n_uses = Counter(
+            weight.name for declaration in declarations for weight in declaration.weights
+        )
         self._pending_gradients = Counter(
             part.target.name
-            for use in recorded
-            for part in use.parts
+            for declaration in declarations
+            for part in declaration.parts
             if isinstance(part.target, Weight)
         )
-        for declaration in reversed(recorded):
+        for declaration in reversed(declarations):
             self._add_backward(declaration)
 
     def _add_backward(self, declaration: Declaration) -> None:
@@ -344,13 +353,15 @@ class BackwardPass:
         if gradient is not None:
             for value in declaration.same_gradient_inputs:
                 self._register_gradient(value, gradient)
-        needed = tuple(
+        needed_parts = tuple(
             part
             for part in declaration.parts
             if not isinstance(part.target, Value) or part.target.name in self._differentiable
         )
-        is_joint = self._fused or (declaration.joint and self._state is not None)
-        for parts in [needed] if is_joint and needed else [(part,) for part in needed]:
+        is_joint = self._fused or (declaration.is_one_kernel and self._builder is not None)
+        for parts in (
+            [needed_parts] if is_joint and needed_parts else [(part,) for part in needed_parts]
+        ):
             self._add_node(declaration, parts, gradient)
             self._add_updates(declaration, parts)
 
@@ -359,58 +370,63 @@ class BackwardPass:
     ) -> None:
         """Add one backward node that computes `parts` from the incoming gradient."""
         is_joint = self._fused or len(parts) > 1
-        name = declaration.name + (".backward" if is_joint else f".grad_{parts[0].part}")
-        read = {value.name: value for part in parts for value in part.saved}
+        name = declaration.name + (".backward" if is_joint else f".grad_{parts[0].suffix}")
+        read_values = {value.name: value for part in parts for value in part.saved}
         if gradient is not None:
-            read = {gradient.name: gradient} | read
+            read_values = {gradient.name: gradient} | read_values
         outputs = self._make_outputs(declaration, parts, name)
         kinds = {part.kind for part in parts}
-        has_shared_weight = any(self._uses[weight.name] > 1 for weight in declaration.weights)
+        has_shared_weight = any(self._n_uses[weight.name] > 1 for weight in declaration.weights)
         self.nodes.append(
             Node(
                 name=name,
                 op=f"{declaration.op}_backward" + ("" if is_joint else f"_{parts[0].kind}"),
                 phase=Phase.BACKWARD,
-                inputs=(*read, *self._weights_read(parts)),
+                inputs=(*read_values, *self._names_of_read_weights(parts)),
                 outputs=tuple(outputs.values()),
                 workspace_bytes=max(part.workspace_bytes for part in parts),
                 flops=sum(part.flops for part in parts)
                 - sum(
-                    flops for part in parts for other, flops in part.shared_flops if other in kinds
+                    flops
+                    for part in parts
+                    for suffix, flops in part.shared_flops
+                    if suffix in kinds
                 ),
                 recomputable=not (has_shared_weight and any(part.target is None for part in parts)),
-                bytes_moved=sum(value.bytes for value in read.values())
+                bytes_moved=sum(value.bytes for value in read_values.values())
                 + sum(tensor.bytes for tensor in outputs.values())
                 + sum(map(self._weight_bytes_moved, parts)),
                 in_place=tuple(
-                    (outputs[part.part].name, next(iter(read))) for part in parts if part.in_place
+                    (outputs[part.suffix].name, next(iter(read_values)))
+                    for part in parts
+                    if part.in_place
                 ),
             )
         )
 
-    def _weights_read(self, parts: tuple[Gradient, ...]) -> tuple[str, ...]:
-        """Return the names of the state tensors that these parts read; () without state."""
-        if self._state is None:
+    def _names_of_read_weights(self, parts: tuple[Gradient, ...]) -> tuple[str, ...]:
+        """Return the names of the weights that these parts read as tensors; () without state."""
+        if self._builder is None:
             return ()
         return tuple(dict.fromkeys(weight.name for part in parts for weight in part.reads))
 
     def _weight_bytes_moved(self, part: Gradient) -> int:
         """Return the traffic of a part to weights, and to buffers that are not outputs [B]."""
-        if self._state is None:
+        if self._builder is None:
             return part.weight_bytes_moved
-        return sum(weight.bytes for weight in part.reads) + (part.added_bytes_moved or 0)
+        return sum(weight.bytes for weight in part.reads) + (part.accumulation_bytes_moved or 0)
 
     def _make_outputs(
-        self, declaration: Declaration, parts: tuple[Gradient, ...], node: str
+        self, declaration: Declaration, parts: tuple[Gradient, ...], node_name: str
     ) -> dict[str, Tensor]:
         """Return the output tensors of a backward node, by part, and register their gradients."""
-        gradients = [
-            part for part in parts if part.target is not None or self._updated or len(parts) == 1
+        output_parts = [
+            part for part in parts if part.target is not None or self._has_update or len(parts) == 1
         ]
         outputs = {}
-        for part in gradients:
-            name = node if len(gradients) == 1 else f"{declaration.name}.grad_{part.part}"
-            outputs[part.part] = Tensor(
+        for part in output_parts:
+            name = node_name if len(output_parts) == 1 else f"{declaration.name}.grad_{part.suffix}"
+            outputs[part.suffix] = Tensor(
                 name=name, bytes=0 if part.target is None else part.target.bytes
             )
             if isinstance(part.target, Value):
@@ -426,33 +442,33 @@ class BackwardPass:
             self._gradients_of_value.setdefault(value.name, []).append(gradient)
 
     def _incoming_gradient(self, result: Value) -> Value | None:
-        """Return the gradient of an operator's result, None if it has none.
+        """Return the gradient of an operator's result; None if no backward node makes one.
 
-        Adds a node that sums the gradient if the result has several readers.
+        Adds a node that sums the contributions if there are several.
         """
-        parts = self._gradients_of_value.get(result.name, [])
-        if not parts:
+        gradients = self._gradients_of_value.get(result.name, [])
+        if not gradients:
             return None
-        return replace(result, name=self._sum_gradients(result, [part.name for part in parts]))
+        return replace(result, name=self._sum_gradients(result, [part.name for part in gradients]))
 
-    def _sum_gradients(self, target: Array, parts: Sequence[str]) -> str:
-        """Return the name of the sum of `parts`, the contributions to one gradient.
+    def _sum_gradients(self, target: Array, gradients: Sequence[str]) -> str:
+        """Return the name of the sum of `gradients`, the contributions to the gradient of `target`.
 
-        Adds a node that computes the sum if there are several.
+        Adds a node that computes the sum if there are several contributions.
         """
-        if len(parts) == 1:
-            return parts[0]
+        if len(gradients) == 1:
+            return gradients[0]
         name = f"{target.name}.grad"
         self.nodes.append(
             Node(
                 name=name,
                 op="add",
                 phase=Phase.BACKWARD,
-                inputs=tuple(parts),
+                inputs=tuple(gradients),
                 outputs=(Tensor(name=name, bytes=target.bytes),),
-                flops=(len(parts) - 1) * target.size,
-                bytes_moved=(len(parts) + 1) * target.bytes,
-                in_place=((name, parts[0]),),
+                flops=(len(gradients) - 1) * target.size,
+                bytes_moved=(len(gradients) + 1) * target.bytes,
+                in_place=((name, gradients[0]),),
             )
         )
         return name
@@ -460,17 +476,19 @@ class BackwardPass:
     def _add_updates(self, declaration: Declaration, parts: tuple[Gradient, ...]) -> None:
         """Add the updates of weights whose last pending gradient is among `parts`.
 
-        Does nothing without state.
+        Without state in the graph, adds no node.
         """
-        if self._state is None:
+        if self._builder is None:
             return
         weights = [part.target for part in parts if isinstance(part.target, Weight)]
         self._pending_gradients.subtract(weight.name for weight in weights)
-        complete = [
+        complete_gradients = [
             (weight, self._sum_gradients(weight, self._gradients_of_weight[weight.name]))
             for weight in weights
             if not self._pending_gradients[weight.name] and weight.name in self._gradients_of_weight
         ]
-        if complete:
-            name = complete[0][0].name if len(complete) == 1 else declaration.name
-            self.nodes += self._state.update_nodes(f"{name}.update", complete)
+        if complete_gradients:
+            name = (
+                complete_gradients[0][0].name if len(complete_gradients) == 1 else declaration.name
+            )
+            self.nodes += self._builder.make_update_nodes(f"{name}.update", complete_gradients)

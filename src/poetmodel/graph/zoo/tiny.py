@@ -37,15 +37,19 @@ def resnet8(*, image_size: int = 32, classes: int = 10, **options: Unpack[TapeOp
     """
     require_counts(image_size=image_size, classes=classes)
     tape = Tape("resnet8", **options)
-    x = tape.image(image_size)
-    x = tape.activate("relu", tape.conv_bn(x, ("conv", "bn"), channels=16, kernel=3, bias=True))
+    x = tape.add_image(image_size)
+    x = tape.activate(
+        "relu", tape.record_conv_bn(x, ("conv", "bn"), channels=16, kernel=3, bias=True)
+    )
     for number, (channels, stride) in enumerate(((16, 1), (32, 2), (64, 2)), start=1):
         name, y = f"block{number}", x
-        for position, step in ((1, stride), (2, 1)):
+        for position, conv_stride in ((1, stride), (2, 1)):
             if position == 2:  # noqa: PLR2004 - the second convolution
                 y = tape.activate(f"{name}.relu1", y)
             names = (f"{name}.conv{position}", f"{name}.bn{position}")
-            y = tape.conv_bn(y, names, channels=channels, kernel=3, stride=step, bias=True)
+            y = tape.record_conv_bn(
+                y, names, channels=channels, kernel=3, stride=conv_stride, bias=True
+            )
         if x.shape != y.shape:
             skip = conv2d(f"{name}.skip", x, channels=channels, kernel=1, stride=stride, bias=True)
             x = tape.record(skip)
@@ -78,9 +82,11 @@ def mobilenetv1_vww(
     """
     require_counts(image_size=image_size, classes=classes)
     tape = Tape("mobilenetv1-vww", **options)
-    x = _conv_bn_relu(tape, "conv", tape.image(image_size), channels=8, kernel=3, stride=2)
+    x = _record_conv_bn_relu(
+        tape, "conv", tape.add_image(image_size), channels=8, kernel=3, stride=2
+    )
     for number, (channels, stride) in enumerate(_VWW_BLOCKS, start=1):
-        x = _separable(tape, f"block{number}", x, channels=channels, stride=stride)
+        x = _record_separable(tape, f"block{number}", x, channels=channels, stride=stride)
     return tape.classify("fc", tape.record(global_avg_pool("avgpool", x)), classes=classes)
 
 
@@ -95,20 +101,20 @@ def ds_cnn(*, classes: int = 12, dropout: float = 0.4, **options: Unpack[TapeOpt
     """
     require_counts(classes=classes)
     tape = Tape("ds-cnn", **options)
-    x = tape.input("input", tape.batch_size, 1, 49, 10)
+    x = tape.add_input("input", tape.batch_size, 1, 49, 10)
     x = tape.record(
         conv2d("conv", x, channels=64, kernel=(10, 4), stride=2, padding="same", bias=True)
     )
     x = tape.activate("conv.relu", tape.record(batch_norm("conv.bn", x)))
-    x = tape.drop("drop1", x, rate=dropout / 2)
+    x = tape.record_dropout("drop1", x, rate=dropout / 2)
     for number in range(1, 5):
-        x = _separable(tape, f"block{number}", x, channels=64, stride=1)
-    x = tape.drop("drop2", x, rate=dropout)
+        x = _record_separable(tape, f"block{number}", x, channels=64, stride=1)
+    x = tape.record_dropout("drop2", x, rate=dropout)
     return tape.classify("fc", tape.record(global_avg_pool("avgpool", x)), classes=classes)
 
 
-_CODE: Final = (128, 128, 128, 128, 8, 128, 128, 128, 128)
-"""Features of the hidden layers."""
+_HIDDEN_FEATURES: Final = (128, 128, 128, 128, 8, 128, 128, 128, 128)
+"""Features of the autoencoder's hidden layers."""
 
 
 def autoencoder(*, features: int = 640, **options: Unpack[TapeOptions]) -> Graph:
@@ -122,23 +128,32 @@ def autoencoder(*, features: int = 640, **options: Unpack[TapeOptions]) -> Graph
     """
     require_counts(features=features)
     tape = Tape("autoencoder", **options)
-    x = sample = tape.input("input", tape.batch_size, features)
-    for number, width in enumerate(_CODE, start=1):
+    x = sample = tape.add_input("input", tape.batch_size, features)
+    for number, width in enumerate(_HIDDEN_FEATURES, start=1):
         x = tape.record(linear(f"fc{number}", x, features=width))
         x = tape.activate(f"relu{number}", tape.record(batch_norm(f"bn{number}", x)))
-    x = tape.record(linear(f"fc{len(_CODE) + 1}", x, features=features))
+    x = tape.record(linear(f"fc{len(_HIDDEN_FEATURES) + 1}", x, features=features))
     return tape.differentiate(mean_squared_error("loss", x, sample))
 
 
-def _separable(tape: Tape, name: str, x: Value, *, channels: int, stride: int) -> Value:
-    """Record a depthwise separable convolution: filter each channel, then mix channels."""
-    inner = x.shape[1]
-    x = _conv_bn_relu(
-        tape, f"{name}.depthwise", x, channels=inner, kernel=3, stride=stride, groups=inner
+def _record_separable(tape: Tape, name: str, x: Value, *, channels: int, stride: int) -> Value:
+    """Record a depthwise separable convolution (filter each channel, then mix channels).
+
+    Returns its result.
+    """
+    channels_in = x.shape[1]
+    x = _record_conv_bn_relu(
+        tape,
+        f"{name}.depthwise",
+        x,
+        channels=channels_in,
+        kernel=3,
+        stride=stride,
+        groups=channels_in,
     )
-    return _conv_bn_relu(tape, f"{name}.pointwise", x, channels=channels, kernel=1)
+    return _record_conv_bn_relu(tape, f"{name}.pointwise", x, channels=channels, kernel=1)
 
 
-def _conv_bn_relu(tape: Tape, name: str, x: Value, **sizes: int) -> Value:
-    x = tape.conv_bn(x, (name, f"{name}.bn"), bias=True, **sizes)
+def _record_conv_bn_relu(tape: Tape, name: str, x: Value, **sizes: int) -> Value:
+    x = tape.record_conv_bn(x, (name, f"{name}.bn"), bias=True, **sizes)
     return tape.activate(f"{name}.relu", x)
