@@ -317,7 +317,7 @@ class _EvictionPlanner:
             execution = _KeepingExecution(
                 self.problem, self.evictions, kept_tensors, free_bytes, full_stages
             )
-            candidate = execution.run()
+            candidate = execution.execute_stages()
             excess = self._peaks(candidate) - self.problem.usable_ram_bytes
             exceeded_stages = set(np.flatnonzero(excess > 0).tolist())
             if exceeded_stages - full_stages:
@@ -389,12 +389,12 @@ class _KeepingExecution(EvictionExecution):
     def retains(self, i: int) -> bool:
         return super().retains(i) or self.kept_until.get(i, -1) > self.stage
 
-    def _missing_in_stage(self) -> tuple[set[int], set[int]]:
+    def _find_missing(self) -> tuple[set[int], set[int]]:
         """Return the nodes and page-ins that the stage needs.
 
         Adds recomputed tensors to `kept_tensors` if RAM is free until their next use.
         """
-        computed_nodes, page_ins = super()._missing_in_stage()
+        computed_nodes, page_ins = super()._find_missing()
         t = self.stage
         recomputed_tensors = [
             i for k in computed_nodes - {t} for i in self.graph.outputs_of[k] if self.is_awaited(i)

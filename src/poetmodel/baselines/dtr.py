@@ -81,7 +81,7 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
             f"heuristic {heuristic!r}: expected one of {', '.join((*HEURISTICS, LIVENESS))}"
         )
     if liveness:
-        return _LivenessExecution(problem, heuristic).run()
+        return _LivenessExecution(problem, heuristic).execute_stages()
     return fit_budget(problem, lambda ram_bytes: Runtime(problem, heuristic, ram_bytes).run())
 
 
@@ -115,7 +115,9 @@ def _schedule_with_paging(
     problem: Problem, *, score: str, free_transfers: bool, recompute: bool
 ) -> Schedule:
     restricted_problem = problem if recompute else replace(problem, recompute=False)
-    return _PagingExecution(restricted_problem, score, free_transfers=free_transfers).run()
+    return _PagingExecution(
+        restricted_problem, score, free_transfers=free_transfers
+    ).execute_stages()
 
 
 class Runtime(Execution):
@@ -180,7 +182,7 @@ class Runtime(Execution):
         for i in self.graph.inputs_of[k]:
             self.locks[i] -= 1
 
-    def victim(self, k: int) -> int | None:  # noqa: ARG002 - the inputs of node `k` are locked
+    def choose_victim(self, k: int) -> int | None:  # noqa: ARG002 - the inputs of node `k` are locked
         """Return the tensor with the lowest score that is neither locked nor pinned, or None."""
         evictable_tensors = (
             i for i in sorted(self.ram) if self.sizes[i] and not (self.locks[i] or i in self.pinned)
@@ -231,9 +233,9 @@ class _LivenessExecution(StagedExecution):
         self.pinned: set[int] = set()
         """Tensors in RAM without a further user that cannot be recomputed."""
 
-    def victim(self, k: int) -> int | None:
+    def choose_victim(self, k: int) -> int | None:
         is_recomputable = self._make_recomputability_test()
-        recomputable_tensors = (i for i in self.candidates(k) if is_recomputable(i))
+        recomputable_tensors = (i for i in self.evictable_candidates(k) if is_recomputable(i))
         return min(recomputable_tensors, key=self.scores.score, default=None)
 
     def retains(self, i: int) -> bool:
@@ -319,11 +321,11 @@ class _PagingExecution(_LivenessExecution):
         self.paged_out: set[int] = set()
         """Tensors that are not in RAM and are paged in on use."""
 
-    def victim(self, k: int) -> int | None:
+    def choose_victim(self, k: int) -> int | None:
         """Return the tensor with the lowest score, or None; write it if paging is cheaper."""
         is_recomputable = self._make_recomputability_test()
         best: tuple[float, int, bool] | None = None
-        for i in self.candidates(k):
+        for i in self.evictable_candidates(k):
             recomputation_cost = self._recomputation_cost(i) if is_recomputable(i) else math.inf
             transfer_cost = self._transfer_cost(i)
             cost = min(recomputation_cost, transfer_cost)

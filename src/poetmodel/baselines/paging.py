@@ -36,7 +36,7 @@ def lru_paging(problem: Problem) -> Schedule:
     like a clean page. Tensors without a further user are freed at once. Tensors of 0 bytes stay.
     The run time is O(n) evictions of O(n) candidates.
     """
-    return _LeastRecentlyUsed(problem).run()
+    return _LeastRecentlyUsed(problem).execute_stages()
 
 
 def offload_all(problem: Problem) -> Schedule:
@@ -199,8 +199,10 @@ class _LeastRecentlyUsed(StagedExecution):
         self.n_steps = 0
         self.last_use = [0] * len(self.sizes)
 
-    def victim(self, k: int) -> int | None:
-        evictable_tensors = [i for i in self.candidates(k) if self.storage.has_space_for(i)]
+    def choose_victim(self, k: int) -> int | None:
+        evictable_tensors = [
+            i for i in self.evictable_candidates(k) if self.storage.has_space_for(i)
+        ]
         victim = min(evictable_tensors, key=lambda i: self.last_use[i], default=None)
         if victim is not None:
             self.storage.write(victim)
@@ -263,7 +265,7 @@ def execute_evictions(problem: Problem, evictions: Mapping[IdleInterval, bool]) 
     True, and recomputed otherwise. Missing inputs of a recomputation are paged in if they are on
     storage, and recomputed otherwise.
     """
-    return EvictionExecution(problem, evictions).run()
+    return EvictionExecution(problem, evictions).execute_stages()
 
 
 class EvictionExecution(StagedExecution):

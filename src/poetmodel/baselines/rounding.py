@@ -230,4 +230,4 @@ def complete_schedule(graph: Graph, checkpoints: Checkpoints) -> Schedule:
         M_in=(),
         identity=GraphIdentity.of(graph),
     )
-    return PartialSchedule.of(graph, schedule).schedule()
+    return PartialSchedule.from_schedule(graph, schedule).schedule()

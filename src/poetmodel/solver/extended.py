@@ -96,7 +96,7 @@ class ModelTask(Task):
         rules_call = restate_as_call(model)
         if rules_call is not None and len(problem.graph.nodes) >= MIN_WARNED_NODES:
             _LOG.warning(
-                "model %s: what was added can be stated as %s, which is solved several times "
+                "model %s: its additions can be stated as %s, which is solved several times "
                 "faster, and over all schedules",
                 model.name,
                 rules_call,

@@ -200,7 +200,7 @@ class ModelProof:
                 return raw, candidate
             form = None
             if formulation in (COMPACT, UNREDUCED):
-                form = add_covers(self.form, raw.x, limit_rows(self.form), rejected=True)
+                form = add_covers(self.form, raw.x, limit_rows(self.form), is_rejected=True)
             if form is None:
                 raise VerificationError(candidate.violations)
             self.form = form
@@ -284,8 +284,8 @@ class ModelProof:
         problem, schedule = self.problem, self.extract_schedule(x)
         candidate = make_candidate(problem, schedule)
         if self.drops_unneeded_decisions and not candidate.violations:
-            needed_decisions = PartialSchedule.of(
-                problem.graph, schedule, problem.rewards, working=problem.working_graph
+            needed_decisions = PartialSchedule.from_schedule(
+                problem.graph, schedule, problem.rewards, working_graph=problem.working_graph
             )
             cleaned_candidate = make_candidate(problem, needed_decisions.schedule())
             if not cleaned_candidate.violations and cleaned_candidate.value <= candidate.value:

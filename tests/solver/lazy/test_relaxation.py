@@ -99,7 +99,7 @@ def test_points_of_schedules_are_admitted_and_cost_no_more(part):
     admitted, missing = 0, 0
     for number, (problem, value) in part.of(enumerate(feasible(60, "relaxation-14"))):
         best = optimum(problem)
-        tidy = PartialSchedule.of(problem.graph, best.schedule).schedule()
+        tidy = PartialSchedule.from_schedule(problem.graph, best.schedule).schedule()
         for grouping in groupings_between(problem, seeded(f"points/{number}"), 3):
             relaxation = relaxation_of(problem, grouping)
             x = relaxation.schedule_point(tidy)

@@ -118,7 +118,7 @@ def add_rows(
     params = session.params
     relaxation = session.build_relaxation(grouping)
     solution = add_cuts(session, relaxation, on_cut_point)
-    finest, finest_solution = relaxation, solution
+    finest_relaxation, finest_solution = relaxation, solution
     n_idle_rounds = 0
     while (
         finest_solution.x is not None
@@ -126,18 +126,20 @@ def add_rows(
         and n_idle_rounds < params.rounds_without_gain
     ):
         if on_solution is not None:
-            on_solution(finest, finest_solution.x)
+            on_solution(finest_relaxation, finest_solution.x)
             if session.is_done():
                 break
-        loads = stage_loads(finest, finest_solution.x)
+        loads = stage_loads(finest_relaxation, finest_solution.x)
         worst_stages = violated_stages(
-            loads.tolist(), finest.claimed_ram_bytes(finest_solution.x) * (1 + ROUNDING)
+            loads.tolist(), finest_relaxation.claimed_ram_bytes(finest_solution.x) * (1 + ROUNDING)
         )
-        enforced_stages = finest.grouping.stage_rows
+        enforced_stages = finest_relaxation.grouping.stage_rows
         if enforced_stages.issuperset(worst_stages):
             break
         tight_stages = (
-            _tight_stages(session) if finest.form.n_columns > params.large_columns else []
+            _tight_stages(session)
+            if finest_relaxation.form.n_columns > params.large_columns
+            else []
         )
         alternating_stages = chain.from_iterable(zip_longest(worst_stages, tight_stages))
         new_stages = [
@@ -145,16 +147,18 @@ def add_rows(
             for t in dict.fromkeys(alternating_stages)
             if t is not None and t not in enforced_stages
         ]
-        growth = int(params.linear_growth_ratio * finest.grouping.n_groups)
+        growth = int(params.linear_growth_ratio * finest_relaxation.grouping.n_groups)
         max_rows = max(params.linear_rows, growth) << n_idle_rounds
-        finest = session.build_relaxation(finest.grouping.with_rows(new_stages[:max_rows]), finest)
-        finest_solution = add_cuts(session, finest, on_cut_point)
+        finest_relaxation = session.build_relaxation(
+            finest_relaxation.grouping.with_rows(new_stages[:max_rows]), finest_relaxation
+        )
+        finest_solution = add_cuts(session, finest_relaxation, on_cut_point)
         if finest_solution.infeasible:
-            return finest, finest_solution
+            return finest_relaxation, finest_solution
         if finest_solution.value - solution.value > params.row_gain_ratio * abs(
             finest_solution.value
         ):
-            relaxation, solution, n_idle_rounds = finest, finest_solution, 0
+            relaxation, solution, n_idle_rounds = finest_relaxation, finest_solution, 0
         else:
             n_idle_rounds += 1
     return relaxation, solution
@@ -255,8 +259,8 @@ class _HeldBytes:
     Adds the bytes to `differences`, whose cumulative sums are the bytes of all tensors by stage.
     """
 
-    def __init__(self, change: NDArray[np.float64], size: int) -> None:
-        self.differences = change
+    def __init__(self, differences: NDArray[np.float64], size: int) -> None:
+        self.differences = differences
         self.size = size
         self.spans: list[tuple[int, int, float]] = []
 

@@ -242,7 +242,7 @@ def test_best_schedules_keep_the_cuts(part):
                 None
                 if best is None
                 else relaxation.schedule_point(
-                    PartialSchedule.of(problem.graph, best.schedule).schedule()
+                    PartialSchedule.from_schedule(problem.graph, best.schedule).schedule()
                 )
             )
             if x is None:
