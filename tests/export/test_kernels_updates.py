@@ -6,7 +6,7 @@ import torch
 from kit.kernel_calls import Memory
 from poetmodel.lowered.calls import Buffer, DataType
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.lowering.operands import Lowering, StridedView, lowering_of
+from poetmodel.torch.lowering.operands import Lowering, StridedView, find_lowering
 from poetmodel.torch.step.optimizers import OptimizerMoment, group_rules
 from poetmodel.torch.step.updates import BufferUpdate, GradientNorm, ParameterUpdate
 
@@ -64,7 +64,7 @@ class Lowered:
         named = torch.utils._pytree.tree_map(lambda a: nodes.get(a, a), arguments)
         outputs = {0: look(torch.zeros((), dtype=torch.float64), "out")}
         self.operation = Lowering(graph.call_function(operation, named), looks.__getitem__, outputs)
-        found = lowering_of(operation)
+        found = find_lowering(operation)
         assert found is not None
         found(self.operation)
         self.looks = {name: looks[node] for name, node in nodes.items()}

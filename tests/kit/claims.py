@@ -55,7 +55,7 @@ MOST_LABELS = 30_000
 millions."""
 GAPS = (0.0, 1e-6, 1e-4, 0.05)
 BACKENDS = tuple(
-    name for name in ("highs", "scip", "gurobi") if name == "highs" or back_end(name).available()
+    name for name in ("highs", "scip", "gurobi") if name == "highs" or back_end(name).is_available()
 )
 """Installed solvers; HiGHS is required."""
 
@@ -179,7 +179,7 @@ def random_params(rng):
         single_row_gain_ratio=rng.choice((0.0, 0.02, 1.0)),
         few_rows=rng.choice((1, 2)),
         wide_gap_rows=rng.choice((1, 3)),
-        counted_part_ratio=rng.choice((0.0, 0.02, 1.0)),
+        counted_use_ratio=rng.choice((0.0, 0.02, 1.0)),
     )
 
 
@@ -188,7 +188,7 @@ def random_grouping(rng, n):
     if rng.random() < 0.3:
         return None
     rows, steps = rng.choice((0.0, 0.2, 0.5, 1.0)), rng.choice((0.0, 0.0, 0.1, 0.3))
-    return Grouping(n).add(
+    return Grouping(n).with_rows(
         [t for t in range(n) if rng.random() < rows],
         [(t, k) for t in range(n) for k in range(t) if rng.random() < steps],
     )
@@ -207,7 +207,7 @@ def _lazily(problem, *, rng, backend, gap):
             problem, rng.choice((keep_all_if_valid, page_everything))(problem)
         )
     first = random_grouping(rng, len(problem.graph.nodes))
-    outcome = prove(problem, request, start=start, first=first, params=random_params(rng))
+    outcome = prove(problem, request, start=start, first_grouping=first, params=random_params(rng))
     return make_result(problem, request, outcome, formulation="lazy")
 
 
@@ -467,7 +467,7 @@ def answer(problem, way, *, seed="", **options):
         outcome = prove_model(model, request, start=None)
         return make_result(problem, request, outcome, formulation="compact")
     first = rows_to_begin_with(problem, way, seed)
-    outcome = prove(problem, request, start=None, first=first)
+    outcome = prove(problem, request, start=None, first_grouping=first)
     return make_result(problem, request, outcome, formulation="lazy")
 
 

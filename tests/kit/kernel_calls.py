@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_map_only
 import poetmodel.export
 from kit.programs import needs
 from kit.shared_objects import STORE
-from poetmodel.export.kernels import kernel_header
+from poetmodel.export.kernels import make_kernel_header
 from poetmodel.lowered.calls import WORKSPACE, Buffer, DataType, Ref, ScaledLearningRate
 from poetmodel.plan import Op
 from poetmodel.torch import lowering
-from poetmodel.torch.lowering.operands import Lowering, StridedView, data_type, lowering_of
+from poetmodel.torch.lowering.operands import Lowering, StridedView, data_type, find_lowering
 
 SOURCES = Path(poetmodel.export.__file__).parent / "c"
 KERNELS = SOURCES / "kernels"
@@ -56,7 +56,7 @@ def parameters(kernel):
 def included():
     """Return the options of a compiler for what kernels include, the header of all among it."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.c"))}
-    text = kernel_header(texts)
+    text = make_kernel_header(texts)
     header = STORE.keep("pm_kernels.h", lambda path: path.write_text(text, encoding="utf-8"))
     return (f"-I{KERNELS}", f"-I{SOURCES / 'src'}", f"-I{header.parent}")
 
@@ -113,7 +113,7 @@ class Memory:
         self.buffers[WORKSPACE] = Buffer(elements=size, type=DataType.REAL)
         self._arrays[WORKSPACE] = np.full(size + 2 * _GUARD, np.nan)
         for call in calls:
-            if call.where and self[call.where.counter.buffer][0] != call.where.value:
+            if call.condition and self[call.condition.counter.buffer][0] != call.condition.value:
                 continue
             kept = []
             arguments = [self._argument(a, kept) for a in call.arguments]
@@ -250,7 +250,7 @@ def lowered(operator, *args, strides=None, in_place_of=None, **kwargs):
     }
     if in_place_of is not None:
         outputs[0] = tuple(looks.values())[in_place_of]
-    lower = lowering_of(operator)
+    lower = find_lowering(operator)
     assert lower is not None, f"nothing lowers {operator}"
     operation = Lowering(node, looks.__getitem__, outputs)
     lower(operation)

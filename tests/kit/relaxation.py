@@ -47,7 +47,7 @@ def random_rows(rng, problem, chance=0.3):
     stages = [t for t in range(n) if rng.random() < chance]
     of_steps = chance / 3 if rng.random() < 0.5 else 0.0
     steps = [(t, k) for t in range(n) for k in range(t) if rng.random() < of_steps]
-    return no_rows(problem).add(stages, steps)
+    return no_rows(problem).with_rows(stages, steps)
 
 
 def relaxation_of(problem, grouping):
@@ -58,7 +58,7 @@ def relaxation_of(problem, grouping):
 def least(form, unit=1.0, **targets):
     """Return the optimum of a form, None where it has no point."""
     raw = backend("highs").solve(form, Limits(rel_gap=0.0, **targets))
-    assert raw.x is not None or raw.infeasible or raw.status == "cutoff"
+    assert raw.x is not None or raw.is_infeasible or raw.status == "cutoff"
     return None if raw.objective is None else raw.objective * unit
 
 
@@ -68,7 +68,7 @@ def whole_points(rng, relaxation, count):
     for _ in range(count):
         costs = np.array([rng.uniform(-0.3, 1.0) for _ in range(form.n_columns)])
         if relaxation.problem.minimize == Quantity.RAM:  # else any peak would do
-            costs[relaxation.peak] = 100.0
+            costs[relaxation.peak_column] = 100.0
         raw = backend("highs").solve(replace(form, objective=costs), Limits(rel_gap=0.0))
         if raw.x is not None:
             yield raw.x
@@ -81,7 +81,7 @@ def activity(cut, x):
 
 def solved(relaxation):
     """Solve a relaxation to the end."""
-    form = relaxation.with_cuts(relaxation.cuts)
+    form = relaxation.form_with_cuts(relaxation.cuts)
     return backend("highs").solve(form, Limits(rel_gap=0.0, time_s=120.0))
 
 
@@ -90,7 +90,7 @@ def ram_limit(relaxation, x):
     usable = relaxation.problem.usable_ram_bytes
     if relaxation.problem.minimize != Quantity.RAM:
         return usable
-    return float(x[relaxation.peak]) * usable + CLOSE
+    return float(x[relaxation.peak_column]) * usable + CLOSE
 
 
 def placed(relaxation, x):
@@ -120,7 +120,7 @@ def run_rounds(problem, grouping=None):
         raw = solved(relaxation)
         count += 1
         if raw.x is None or raw.objective is None:
-            if not raw.infeasible:
+            if not raw.is_infeasible:
                 msg = f"the solver stopped with {raw.status}"
                 raise RoundsError(msg)
             return Found(None, count, current)
@@ -140,7 +140,7 @@ def run_rounds(problem, grouping=None):
             _compare(problem, placement, value)
             return Found(value, count, current)
         # The steps only where all stage rows hold, as the driver does.
-        current = current.add(stages[:1], () if stages else steps[:1])
+        current = current.with_rows(stages[:1], () if stages else steps[:1])
 
 
 def _compare(problem, placement, value):
@@ -163,4 +163,4 @@ def groupings_between(problem, rng, count):
     for _ in range(count):
         yield grouping
         more = random_rows(rng, problem, 0.25)
-        grouping = grouping.add(tuple(more.stage_rows), tuple(more.step_rows))
+        grouping = grouping.with_rows(tuple(more.stage_rows), tuple(more.step_rows))

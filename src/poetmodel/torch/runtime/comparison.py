@@ -251,7 +251,7 @@ class StepState:
         gradients = {name: tensor.grad for name, tensor in self.gradient_tensors.items()}
         self._clear_gradients()
         try:
-            with self._generator_states.restored():
+            with self._generator_states.restore_at_end():
                 yield
         finally:
             self._moments.discard_created()
@@ -296,7 +296,7 @@ class StepState:
         self.reset(restore_modules=restore_modules)
         # An output of a model may be a buffer, which the next step changes.
         results = {
-            name: value.clone() for name, value in self._joint.results_by_name(step()).items()
+            name: value.clone() for name, value in self._joint.tensors_by_name(step()).items()
         }
         for name, tensor in self.gradient_tensors.items():
             if tensor.grad is not None:
