@@ -368,7 +368,7 @@ def test_an_own_objective_of_any_scale(scale, sense, backend):
     result = solve(model, backend=backend)
     assert (plain.status, result.status) == (Status.OPTIMAL, Status.OPTIMAL)
     assert result.value == pytest.approx(scale * (plain.value or 0.0))
-    own = result.own_objective
+    own = result.model_objective
     assert own.gap <= 1e-4
     beyond = own.bound - own.value if sense == pyo.minimize else own.value - own.bound
     assert beyond <= 0
@@ -408,7 +408,7 @@ def test_a_changed_objective_claims_no_energy_bound(change):
     result = solve(model, gap=0.0)
     assert result.schedule is not None
     assert (result.status, result.bound_j, result.gap) == (Status.OPTIMAL, None, 0.0)
-    assert result.own_objective.name == ("mine" if change == "mine" else "objective")
+    assert result.model_objective.name == ("mine" if change == "mine" else "objective")
 
 
 # -- where reductions matter -------------------------------------------------------------------

@@ -17,7 +17,7 @@ from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
 from poetmodel.heuristics.execution import retry_with_overwrites
 from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
-from poetmodel.problem.working_graph import working_graph
+from poetmodel.problem.working_graph import make_working_graph
 from poetmodel.schedule import GraphIdentity, Schedule, with_immediate_page_outs
 from poetmodel.units import format_bytes
 
@@ -202,7 +202,7 @@ def without_state(problem: Problem, resident: Collection[int], *, in_time: bool 
         "constraints": (),
     }
     if problem.minimize == USER_OBJECTIVE:  # user-defined objectives may depend on homes
-        limits |= {"minimize": Quantity.ENERGY, "own_objective": ()}
+        limits |= {"minimize": Quantity.ENERGY, "user_objective": ()}
     storage_bytes = problem.aux_limit_bytes
     if limits["ram"] <= 0:
         raise MethodNotApplicableError(
@@ -221,7 +221,9 @@ def without_state(problem: Problem, resident: Collection[int], *, in_time: bool 
                     f"{format_bytes(storage_bytes)}"
                 )
             limits["aux_bytes"] = storage_bytes - stored_bytes
-    stateless_graph = working_graph(graph, read_in_place=problem.reads_in_place, resident=resident)
+    stateless_graph = make_working_graph(
+        graph, read_in_place=problem.reads_in_place, resident=resident
+    )
     if in_time:
         stateless_graph = _restrict_recomputation(stateless_graph, graph.last_stages)
     stateless_graph = _updates_in_forward(stateless_graph)

@@ -154,7 +154,7 @@ def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, in
     not solved in time.
     """
     relaxed_problem = replace(
-        checkmate(replace(problem, constraints=(), own_objective=())),
+        checkmate(replace(problem, constraints=(), user_objective=())),
         ram=problem.resident_bytes + max(1, ram_bytes),
     )
     infeasible = MethodNotApplicableError(

@@ -211,7 +211,7 @@ def _deliver(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) 
 
         table = result_table(choice.result, total_s=total_s, read_s=0.0)
         show(fact_table("What to train", _choice_facts(choice)), table)
-    print_room_warnings(choice.result.room)
+    print_room_warnings(choice.result.device_ram)
     print_warnings([choice.note] if choice.note else [])
     if files.step is not None and choice.step is not None:
         from poetmodel.lowered.io import save_step

@@ -14,7 +14,7 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid_schedule
 from poetmodel.cli.output import fact_table, listing, live_line, print_json, print_text, show
-from poetmodel.errors import InputError, did_you_mean
+from poetmodel.errors import InputError, suggest_names
 from poetmodel.problem import Quantity
 from poetmodel.report.folding import DIGITS, Fold, fold
 from poetmodel.report.presenter import (
@@ -459,7 +459,7 @@ def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[De
 def _tensor_index(stated: VerifiedSchedule, name: str) -> int:
     index = stated.graph.tensor_index
     if name not in index:
-        hint = did_you_mean(name, index, max_names=3)
+        hint = suggest_names(name, index, max_names=3)
         message = f"tensor {name!r}: graph {stated.graph.name!r} has no such tensor"
         raise InputError(f"{message}; {hint}" if hint else message)
     return index[name]

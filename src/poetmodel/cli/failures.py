@@ -15,9 +15,9 @@ from poetmodel.errors import (
     InputError,
     MethodNotApplicableError,
     NoScheduleError,
-    OwnMethodError,
     PoetModelError,
     UnknownOptionError,
+    UserMethodError,
     VerificationError,
 )
 
@@ -89,7 +89,7 @@ def report_error(error: PoetModelError | OSError) -> ExitStatus:
         return exit_status_of(error.result)
     if isinstance(error, MethodNotApplicableError):
         return ExitStatus.NO_SCHEDULE
-    if isinstance(error, OwnMethodError) and error.refused:
+    if isinstance(error, UserMethodError) and error.refused:
         return ExitStatus.REJECTED
     return ExitStatus.FAILURE
 

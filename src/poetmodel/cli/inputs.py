@@ -163,10 +163,10 @@ def resolve_ram(limits: LimitOptions, name: str, shape: Variant) -> LimitOptions
     from poetmodel.budgets import Budget
     from poetmodel.graph import checkpoint_all_peak_bytes
 
-    if shape.tile is None or limits.ram is None or Budget.parse(limits.ram).share is None:
+    if shape.tile is None or limits.ram is None or Budget.parse(limits.ram).fraction is None:
         return limits
     keep_all_bytes = checkpoint_all_peak_bytes(read_named(name, replace(shape, tile=None)))
-    return replace(limits, ram=str(Budget.parse(limits.ram).in_bytes(keep_all_bytes)))
+    return replace(limits, ram=str(Budget.parse(limits.ram).to_size(keep_all_bytes)))
 
 
 def read_given_step(graph_options: GraphOptions) -> LoweredStep | None:
@@ -466,7 +466,7 @@ def read_valid_schedule(
             problem = Problem(graph, costs, ram=MAX_BYTES if costs.device is None else None)
         verdict = verify(problem, document.schedule)
     except ScheduleError as error:
-        raise error.within(str(path)) from None
+        raise error.with_prefix(str(path)) from None
     if verdict.violations:
         raise ScheduleError(f"{path}: is not valid: {fault}" for fault in verdict.violations)
     return VerifiedSchedule(

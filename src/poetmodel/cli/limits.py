@@ -87,7 +87,9 @@ def limits(
     )
     min_ram_tile = None if step is None or source.tile else _min_ram_tiles(step, problem)
     evaluation_bytes = None if step is None else _evaluation_bytes(step, problem)
-    rooms = [limit.result.room for limit in found_limits if limit.result.room is not None]
+    rooms = [
+        limit.result.device_ram for limit in found_limits if limit.result.device_ram is not None
+    ]
     if rooms:  # warn if not even the schedule with minimum RAM fits the device
         print_room_warnings(min(rooms, key=lambda room: room.needed_bytes))
     if output.json:
@@ -203,7 +205,7 @@ def _limit_facts(
                     f"{format_bytes(problem.floor.bytes + (extra_bytes or 0))}",
                 )
             continue
-        format_value, room = limit.result.problem.objective.format, limit.result.room
+        format_value, room = limit.result.problem.objective.format, limit.result.device_ram
         ram_note = "" if room is None or room.fits else "; does not fit the device"
         yield text_fact(
             LIMIT_NAMES[limit.name],

@@ -110,7 +110,7 @@ def _read_subject(
         verified = verify_document(document, given.graph, costing)
         planned, notes = _plan_schedule(verified)
     except ScheduleError as error:
-        raise error.within(str(path)) from None
+        raise error.with_prefix(str(path)) from None
     of_file = {field.name: getattr(verified, field.name) for field in fields(VerifiedSchedule)}
     return Subject(
         **of_file | {"notes": (*verified.notes, *notes)},

@@ -256,7 +256,7 @@ def _fit_hints(
             else "; --tile auto searches for tiles with which it fits"
         )
         yield f"proved for the step {tiles}{tile_hint}"
-    room, device = result.room, result.problem.costs.device
+    room, device = result.device_ram, result.problem.costs.device
     if room is None or room.fits or not room.resident_bytes or source.model is None:
         return
     whole_step = find_whole_step(source.model, source.shape, device, paging=result.problem.paging)
@@ -393,7 +393,7 @@ def _deliver(
         show(table, *_extra_tables(result, job_result, tiles, arena))
     elif job_result is not None:
         print_warnings(job_result.infeasibility_notes())
-    print_room_warnings(result.room)
+    print_room_warnings(result.device_ram)
     if unwritten is not None:
         raise unwritten
     if out is not None and result.schedule is not None:

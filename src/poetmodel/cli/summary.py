@@ -65,7 +65,7 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
     facts = list(proof_facts(result))
     if simulation is not None:
         facts += _memory_facts(problem, simulation)
-        facts += room_facts(result.room)
+        facts += room_facts(result.device_ram)
         facts += decision_facts(problem.graph, schedule, simulation)
         facts += metric_facts(Display.SOLVE, simulation, Group.STORAGE)
         facts += wear_facts(Display.SOLVE, simulation)
@@ -150,7 +150,7 @@ def _objective_facts(result: SolveResult) -> Iterator[Fact]:
     value, bound = (objective.format(number or 0.0) for number in (result.value, result.bound))
     name, remark = f"minimized {minimize}", ""
     if minimize == USER_OBJECTIVE:
-        name, remark = "user-defined objective", f"{format_terms(result.problem.own_objective)}; "
+        name, remark = "user-defined objective", f"{format_terms(result.problem.user_objective)}; "
     elif minimize == Quantity.TIME and objective.baseline > 0:
         increase = format_percent((result.overhead or 0.0) / objective.baseline)
         remark = f"{increase} more than a single pass; "

@@ -28,7 +28,7 @@ from poetmodel.errors import InputError, PlanError, ScheduleError
 from poetmodel.files import decode_text, read_bytes
 from poetmodel.plan.simulation import check_identity
 from poetmodel.problem import Problem
-from poetmodel.problem.rows import within
+from poetmodel.problem.rows import is_within
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
@@ -145,7 +145,7 @@ def _verify_schedule(
     try:
         verified = verify_document(document, graph, costing, limits)
     except ScheduleError as error:
-        raise error.within(str(path)) from None
+        raise error.with_prefix(str(path)) from None
     return list(_schedule_facts(verified)), f"Schedule for {graph.name}", verified.room
 
 
@@ -212,7 +212,7 @@ def _verify_plan(
         check_identity(graph, plan)
         check_names(plan.identity, graph)
     except InputError as error:
-        raise error.within(str(path)) from None
+        raise error.with_prefix(str(path)) from None
     costs, notes = costs_for_verification(plan.device, graph, costing)
     budget_bytes, problem = plan.ram_budget_bytes, _limits_of_plan(graph, costs, limits)
     if limits.ram is not None:
@@ -226,7 +226,7 @@ def _verify_plan(
         ram_budget_bytes=budget_bytes,
         aux_bytes=None if limits.aux is None else problem.aux_limit_bytes,
     )
-    is_late = check.makespan_s is not None and not within(check.makespan_s, problem.deadline_s)
+    is_late = check.makespan_s is not None and not is_within(check.makespan_s, problem.deadline_s)
     arena = document.arena
     violations = [
         *check.violations,
@@ -262,7 +262,7 @@ def _read_plan(
         graph = resolve_binary_graph(source, content, source=path)
         return PlanDocument(plan=decode(content, graph), stated={}), graph
     except PlanError as error:
-        raise error.within(str(path)) from None
+        raise error.with_prefix(str(path)) from None
 
 
 def _limits_of_plan(graph: Graph, costs: Costs | None, limits: options.LimitOptions) -> Problem:

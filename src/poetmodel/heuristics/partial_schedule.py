@@ -29,7 +29,7 @@ from poetmodel.heuristics.restorations import (
     restorations_of,
 )
 from poetmodel.problem import Coefficients
-from poetmodel.problem.working_graph import working_graph
+from poetmodel.problem.working_graph import make_working_graph
 from poetmodel.schedule import GraphIdentity, Schedule, with_immediate_page_outs
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ class PartialSchedule:
     ) -> None:
         """Begin with keep-all and add `restorations`. Use of `rows` is tracked if given."""
         self.graph = graph
-        self.working = working_graph(graph, read_in_place=False) if working is None else working
+        self.working = (
+            make_working_graph(graph, read_in_place=False) if working is None else working
+        )
         """The working graph of the problem, in which state tensors are inputs on storage."""
         self.rows = rows
         self.used: list[float] = [] if rows is None else [0] * len(rows.limits)

@@ -267,7 +267,7 @@ def _add_storage_rows(m: Model) -> None:
     ]
     state = set(graph.state_tensors)
     homes = [size if i in state else 0 for i, size in enumerate(graph.tensor_bytes)]
-    writes = problem.quantity(Quantity.WRITES).coefficients
+    writes = problem.make_objective(Quantity.WRITES).coefficients
     coefficients = writes._replace(page_out=sizes, storage_home=homes)
     add_limit(m, row_over_totals(problem, coefficients, name="storage", upper=limit))
 

@@ -15,7 +15,7 @@ from poetmodel.clock import check_time_limit
 from poetmodel.clock import time_limit as limited
 from poetmodel.device import Costs, CostTable, StorageMode
 from poetmodel.errors import PlanError, TimeLimitError, VerificationError
-from poetmodel.problem import Problem, Quantity, within
+from poetmodel.problem import Problem, Quantity, is_within
 from poetmodel.schedule import (
     GraphIdentity,
     Schedule,
@@ -172,7 +172,7 @@ def _improved_timings(
         if delayed_steps == best.given_steps:
             break
         timing = Timing(homes, table, delayed_steps, budget)
-        if not within(timing.makespan_s, best.makespan_s):
+        if not is_within(timing.makespan_s, best.makespan_s):
             break
         best = timing
         yield best

@@ -41,7 +41,7 @@ Number = Annotated[Any, BeforeValidator(_require_finite)]
 """A number; whole numbers stay integers, which are exact."""
 
 
-def _parse_moment(value: object) -> object:
+def _parse_history_entry(value: object) -> object:
     """Parse [seconds, value, bound], where value and bound may be None.
 
     Else raise a validation error.
@@ -53,7 +53,7 @@ def _parse_moment(value: object) -> object:
     raise PydanticCustomError("moment", "expected [seconds, value, bound]")
 
 
-Moment = Annotated[Any, BeforeValidator(_parse_moment)]
+HistoryEntry = Annotated[Any, BeforeValidator(_parse_history_entry)]
 """Seconds, incumbent and bound in the history of a solve."""
 Index = Annotated[int, Field(ge=0)]
 Pair = Annotated[list[Index], Field(min_length=2, max_length=2)]
@@ -167,7 +167,7 @@ class ProblemEntry(Strict):
             count_parameters=self.count_parameters,
             commit=self.commit,
             constraints=rows,
-            own_objective=tuple(self.weights.items()),
+            user_objective=tuple(self.weights.items()),
         )
 
 
@@ -229,7 +229,7 @@ class ScheduleFile(GraphFile):
     device_ram_bytes: Index | None = None
     fits_device: bool | None = None
     device_ram: GaugeEntry | None = None
-    history: list[Moment] = []
+    history: list[HistoryEntry] = []
     R: Pairs | None = None
     S_RAM: Pairs | None = None
     S_AUX: Pairs | None = None
@@ -285,7 +285,7 @@ def validate_schedule(values: object, *, source: str) -> ScheduleFile:
         )
     missing = [name for name in RELATIONS if getattr(file, name) is None]
     if missing:
-        raise ScheduleError(f"{name}: missing" for name in missing).within(source)
+        raise ScheduleError(f"{name}: missing" for name in missing).with_prefix(source)
     return file
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from poetmodel.device.ram import DeviceRam, device_ram_metrics, gauge_by_json_path, make_gauge
 from poetmodel.errors import InputError, ScheduleError, shown
-from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, Quantity, within
+from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, Quantity, is_within
 from poetmodel.problem.infeasibility import commit_space_fault
 from poetmodel.schedule.identity import OBJECTIVE_BOUND, OBJECTIVE_GAP, OBJECTIVE_VALUE, PROVED_GAP
 from poetmodel.schedule.metrics import METRICS, Display, simulated_metrics
@@ -129,7 +129,7 @@ def check_schedule(
         For a deadline that counts ``overlap`` without the makespan of a plan.
     """
     check_identity(problem.graph, schedule)
-    if problem.stand_in.transfer_share is not None:
+    if problem.surrogate_options.transfer_fraction is not None:
         makespan_s = problem.pass_time_s  # surrogates have no idle power beyond one pass
     elif problem.is_overlapping and problem.deadline_s is not None and makespan_s is None:
         raise InputError(
@@ -215,12 +215,14 @@ def _limit_violations(problem: Problem, simulation: Simulation) -> Iterator[str]
     if generations is not None:
         yield generations
     for time_s in problem.limited_times_s(simulation):
-        if not within(time_s, problem.deadline_s):
+        if not is_within(time_s, problem.deadline_s):
             yield (
                 f"time {format_seconds(time_s)} ({problem.deadline_counts}) is above the "
                 f"deadline of {format_seconds(problem.deadline_s or 0.0)}"
             )
-    if simulation.energy_j is not None and not within(simulation.energy_j, problem.energy_budget_j):
+    if simulation.energy_j is not None and not is_within(
+        simulation.energy_j, problem.energy_budget_j
+    ):
         yield (
             f"energy {format_joules(simulation.energy_j)} is above the budget of "
             f"{format_joules(problem.energy_budget_j or 0.0)}"
@@ -233,7 +235,7 @@ def _constraint_violations(problem: Problem, simulation: Simulation) -> Iterator
         row = constraint.row
         if constraint.violated_side:
             yield (
-                f"constraint {row.name!r}: {row.amount(constraint.value)} is "
+                f"constraint {row.name!r}: {row.format_value(constraint.value)} is "
                 f"{constraint.violated_side} its limit, {row.describe_limits()}"
             )
 
@@ -260,7 +262,7 @@ def _false_claims(
         (OBJECTIVE_BOUND, "objective", metrics[OBJECTIVE_VALUE]),
     ):
         bound = stated.get(key)
-        if bound is not None and value is not None and not within(bound, value):
+        if bound is not None and value is not None and not is_within(bound, value):
             yield f"{key}: the stated bound {bound!r} is above the simulated {noun} {value!r}"
     yield from _false_gap_claims(simulation, stated.get("overhead_bound_j"), stated.get("gap"))
     yield from _false_proof_claims(problem, simulation, stated)

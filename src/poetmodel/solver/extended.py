@@ -114,7 +114,7 @@ class ModelTask(Task):
         no page-in needs.
         """
         if has_added_page_outs(self.model):
-            return self.problem.surrogate(wants_page_outs=True)
+            return self.problem.surrogate(rewards_page_outs=True)
         return self.problem
 
     def prove(

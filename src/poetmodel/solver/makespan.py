@@ -104,7 +104,9 @@ class ShareSearch:
         """
         problem, minimizes_time = self.problem, self.problem.minimize == Quantity.TIME
         if self.task.can_restate:
-            problem = problem.without(Quantity.TIME, minimize=Quantity.TIME, own_objective=())
+            problem = problem.without_limits(
+                Quantity.TIME, minimize=Quantity.TIME, user_objective=()
+            )
         for share in TIME_SHARES:
             if self._is_done() or not (minimizes_time or self.best is None):
                 return
@@ -140,7 +142,7 @@ class ShareSearch:
         start_schedule = self.start if self.best is None else self.best.schedule
         base_problem = problem or self.problem
         outcome = self.task.solve_stated(
-            base_problem.surrogate(transfer_share=share), limited_request, start_schedule
+            base_problem.surrogate(transfer_fraction=share), limited_request, start_schedule
         )
         self.solved.append((share, outcome))
         self._raise_bound(share, outcome.bound)
@@ -160,7 +162,7 @@ class ShareSearch:
         if share == 0:
             self.bound = max(self.bound, bound)
         elif self.problem.minimize == Quantity.TIME and self.problem.plans_all_transfers:
-            whole_s = self.problem.surrogate(transfer_share=share).objective.baseline + bound
+            whole_s = self.problem.surrogate(transfer_fraction=share).objective.baseline + bound
             self.bound = max(self.bound, whole_s / (1 + share) - self.problem.pass_time_s)
 
     def _verify_plan(

@@ -216,10 +216,10 @@ def make_result(
             if outcome.infeasible
             else replace(blank, termination=_unproved_termination(outcome))
         )
-    own_objective, bound = candidate.own, 0.0
-    if not candidate.violations and own_objective is None:
+    model_objective, bound = candidate.own, 0.0
+    if not candidate.violations and model_objective is None:
         bound = reported_bound(problem, candidate, outcome.bound)
-    gap = relative_gap(candidate.value, bound) if own_objective is None else own_objective.gap
+    gap = relative_gap(candidate.value, bound) if model_objective is None else model_objective.gap
     is_proved = not candidate.violations and gap <= request.gap
     objective = problem.objective
     whole_bound = min(objective.baseline + bound, objective.value_of(candidate.simulation))
@@ -230,8 +230,8 @@ def make_result(
         schedule=candidate.schedule,
         simulation=candidate.simulation,
         violations=candidate.violations,
-        objective_bound=whole_bound if own_objective is None else None,
-        own_objective=own_objective,
+        objective_bound=whole_bound if model_objective is None else None,
+        model_objective=model_objective,
         verify_s=candidate.verify_s,
         overhead_bound_j=bound if problem.minimize == Quantity.ENERGY else 0.0,
         reason=REFUTED if outcome.reason == REFUTED else "",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from poetmodel.backends import OptionValue
-    from poetmodel.result import Moment
+    from poetmodel.result import HistoryEntry
     from poetmodel.schedule import Schedule
 
     OnProgress = Callable[["SolveProgress"], bool | None]
@@ -138,7 +138,7 @@ class Request:
 
     def elapsed_s(self) -> float:
         """Return the time since the solve was requested [s]."""
-        return now_s(of_processor=self.wall_end_s is not None) - self.started_s
+        return now_s(use_processor_time=self.wall_end_s is not None) - self.started_s
 
     def remaining_s(self) -> float:
         """Return the time until the limit [s], 0 or more."""
@@ -149,7 +149,7 @@ class Request:
         """Return the wall time until the limit [s], 0 or more."""
         if self.wall_end_s is None:
             return self.remaining_s()
-        return max(0.0, self.wall_end_s - now_s(of_processor=False))
+        return max(0.0, self.wall_end_s - now_s(use_processor_time=False))
 
 
 def _is_real(value: object) -> bool:
@@ -164,7 +164,7 @@ class History:
     """The user's callback, to which each report is forwarded."""
     baseline: float = 0.0
     """Baseline for the forwarded reports."""
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[HistoryEntry] = field(default_factory=list)
     best: SolveProgress | None = None
     """The report with the best schedule."""
 
@@ -184,16 +184,16 @@ class History:
             return None
         return self.on_progress(replace(progress, baseline=self.baseline))
 
-    def completed_by(self, result: SolveResult) -> tuple[Moment, ...]:
+    def completed_by(self, result: SolveResult) -> tuple[HistoryEntry, ...]:
         """Return the moments before a solve's end, and the result as the last moment.
 
         Earlier values are corrected to be no better than the result, because a solver may revise
         its reports. Return () for a user-defined objective; omit the last moment if there is no
         schedule.
         """
-        own_objective, simulation = result.own_objective, result.simulation
-        if own_objective is not None or simulation is None:
-            return () if own_objective is not None else tuple(self.moments)
+        model_objective, simulation = result.model_objective, result.simulation
+        if model_objective is not None or simulation is None:
+            return () if model_objective is not None else tuple(self.moments)
         objective = result.problem.objective
         value, bound = objective.overhead_of(simulation), result.proven_bound - objective.baseline
         if result.problem.minimize == Quantity.ENERGY:
@@ -209,7 +209,7 @@ class History:
         ]
         return (*earlier_moments, (result.wall_s, value, bound))
 
-    def _add_moment(self, moment: Moment) -> None:
+    def _add_moment(self, moment: HistoryEntry) -> None:
         """Append a moment with the best values so far, unless neither value has improved."""
         moments = self.moments
         if moments:

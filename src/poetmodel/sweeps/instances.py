@@ -21,9 +21,9 @@ from poetmodel.errors import (
     InputError,
     PoetModelError,
     ScheduleError,
-    did_you_mean,
     listed,
     raised_as,
+    suggest_names,
 )
 from poetmodel.files import (
     parse_json,
@@ -106,7 +106,7 @@ def file_name(*words: object) -> str:
 
 def _unknown_problem(origin: str, name: str, known_names: Iterable[str]) -> str:
     """Return the error message for an unknown problem, with the most similar name."""
-    hint = did_you_mean(name, known_names)
+    hint = suggest_names(name, known_names)
     return f"{origin}: no problem is called {name!r}" + (f"; {hint}" if hint else "")
 
 

@@ -349,7 +349,7 @@ def _choose_tiles(
         raise InputError(_NO_BOARD)
     ram, whole_bytes = limits.get("ram"), checkpoint_all_peak_bytes(step.graph)
     budget = Budget.from_bytes(board.ram_bytes) if ram is None else Budget.parse(ram)
-    absolute_limits = {**limits, "ram": budget.in_bytes(whole_bytes)}
+    absolute_limits = {**limits, "ram": budget.to_size(whole_bytes)}
     candidates = candidate_tiles(
         step,
         choice,

@@ -192,7 +192,7 @@ class Compiled:
         """
         keep_all_bytes = self.keep_all_bytes
         budget = Budget.parse(options.ram)
-        if first is None or budget.share is None:
+        if first is None or budget.fraction is None:
             return budget.resolve(keep_all_bytes)
         first_keeps_all = first.budget_bytes >= first.keep_all_bytes
         return max(first.budget_bytes, keep_all_bytes) if first_keeps_all else first.budget_bytes

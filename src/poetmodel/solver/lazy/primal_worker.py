@@ -233,7 +233,7 @@ class PrimalSearch:
         best = self.session.bounds.incumbent
         if best is not None and best.value < self._best_value:
             self._best_value = best.value
-            self.job.tell(FoundSchedule(best.schedule, best.value))
+            self.job.report_progress(FoundSchedule(best.schedule, best.value))
 
 
 def search_schedules(

@@ -152,9 +152,9 @@ def find_fastest(problem: Problem, request: Request, bound: float, params: LazyP
     if problem.deadline_s is None:
         msg = "there is no deadline to keep"
         raise ValueError(msg)
-    max_overhead = problem.deadline_s - problem.quantity(Quantity.TIME).baseline
+    max_overhead = problem.deadline_s - problem.make_objective(Quantity.TIME).baseline
     ceiling = max_overhead + PROOF_MARGIN * problem.deadline_s
-    fastest = problem.without(Quantity.TIME, minimize=Quantity.TIME)
+    fastest = problem.without_limits(Quantity.TIME, minimize=Quantity.TIME)
     meets_deadline = False
 
     def watch(progress: SolveProgress) -> bool:

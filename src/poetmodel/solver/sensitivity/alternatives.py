@@ -228,7 +228,7 @@ def find_ram_step(
     if given.value - objective.known_bound < gain:
         return RamStep(status=Status.INFEASIBLE)
     cheaper_problem = _limit_objective(
-        problem.without(Quantity.RAM, minimize=Quantity.RAM), value - gain, problem
+        problem.without_limits(Quantity.RAM, minimize=Quantity.RAM), value - gain, problem
     )
     min_ram_result = _solve_variant(
         ChangedProblem(problem=cheaper_problem, gap=0.0), time_limit / 2, threads
@@ -275,11 +275,13 @@ def _limit_objective(changed: Problem, upper_limit: float, problem: Problem) -> 
     if problem.minimize == Quantity.TIME:
         return replace(changed, deadline=upper_limit)
     terms = dict(
-        problem.own_objective if problem.minimize == USER_OBJECTIVE else ((Total.BYTES_WRITTEN, 1),)
+        problem.user_objective
+        if problem.minimize == USER_OBJECTIVE
+        else ((Total.BYTES_WRITTEN, 1),)
     )
     upper = upper_limit - terms.pop(CONSTANT, 0)
     row = Constraint(name=_free_name(changed, "objective"), terms=terms, upper=upper)
-    return replace(changed, constraints=(*changed.constraints, row), own_objective=())
+    return replace(changed, constraints=(*changed.constraints, row), user_objective=())
 
 
 def _forbiddable(problem: Problem, choice: Treatment, i: int) -> Iterator[Forbidden]:

@@ -258,7 +258,7 @@ def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_
             minimized = replace(variant.problem, minimize=AMOUNTS[change].quantity)
             if change == Change.STORAGE and problem.graph.state_tensors:
                 terms = tuple(_storage_terms(problem.graph))
-                minimized = replace(variant.problem, minimize=USER_OBJECTIVE, own_objective=terms)
+                minimized = replace(variant.problem, minimize=USER_OBJECTIVE, user_objective=terms)
             paging_first = change == Change.RAM and problem.can_page
             variant = ChangedProblem(problem=minimized, gap=0.0, paging_first=paging_first)
         may_help = conflict is None or change in conflict
@@ -276,7 +276,9 @@ def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_
         if _is_one_sided(rows):
             sign = 1 if row.lower is None else -1
             terms = tuple((key, sign * weight) for key, weight in row.terms.items())
-            min_sum_problem = replace(relaxed_problem, minimize=USER_OBJECTIVE, own_objective=terms)
+            min_sum_problem = replace(
+                relaxed_problem, minimize=USER_OBJECTIVE, user_objective=terms
+            )
             variant = ChangedProblem(problem=min_sum_problem, gap=0.0)
         yield _Attempt(Change.CONSTRAINT, variant, partial(_make_row_remedy, problem, rows))
 
@@ -303,7 +305,7 @@ def without_limits(problem: Problem, *limits: Stated, **changes: Any) -> Problem
     """
     quantities = [kind.quantity for change, kind in AMOUNTS.items() if change in limits]
     dropped_rows = {row for limit in limits if isinstance(limit, tuple) for row in limit}
-    return problem.without(
+    return problem.without_limits(
         *quantities,
         paging=problem.paging or Change.PAGING in limits,
         recompute=problem.recompute or Change.RECOMPUTATION in limits,
@@ -341,7 +343,7 @@ def _with_batch_size_1(problem: Problem) -> Problem | None:
     if Costs.estimate(graph, device).table(graph) != problem.table:
         return None
     small_graph = make(batch_size=1)
-    if any(user_sum_faults(small_graph, problem.constraints, problem.own_objective)):
+    if any(user_sum_faults(small_graph, problem.constraints, problem.user_objective)):
         return None
     return replace(problem.resolved(), graph=small_graph, costs=Costs.estimate(small_graph, device))
 

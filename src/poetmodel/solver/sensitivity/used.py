@@ -87,7 +87,7 @@ def find_used_limits(
     variants = [quantity for quantity in limits if quantity != problem.minimize]
     results = solve_variants(
         [
-            ChangedProblem(problem=problem.without(quantity), gap=result.requested_gap)
+            ChangedProblem(problem=problem.without_limits(quantity), gap=result.requested_gap)
             for quantity in variants
         ],
         time_limit=time_limit,

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BudgetError
-from poetmodel.problem.infeasibility import refusal
+from poetmodel.problem.infeasibility import insufficient_ram_message
 from poetmodel.torch.dynamo.planning import GraphProblem, find_min_ram
 from poetmodel.units import MAX_BYTES
 
@@ -119,7 +119,9 @@ class Frontier:
         min_bytes = min(min_bytes, self.min_peak_bytes)
         if min_bytes > budget_bytes:
             raise BudgetError(
-                refusal(self.source.name, budget_bytes, enough_bytes=min_bytes, is_proved=False)
+                insufficient_ram_message(
+                    self.source.name, budget_bytes, enough_bytes=min_bytes, is_proved=False
+                )
             )
 
     def _plan_within(self, peak_bytes: int, saved_bytes: int) -> GraphPlan | None:

@@ -16,7 +16,7 @@ from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
 from poetmodel.planner import checked_plan
 from poetmodel.problem import Problem
-from poetmodel.problem.infeasibility import missing_unit_hint, refusal
+from poetmodel.problem.infeasibility import insufficient_ram_message, missing_unit_hint
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.torch.compile_cache import CachedSchedules, is_final_result
@@ -197,7 +197,7 @@ class BackendOptions:
         """The budget as a fraction of the peak with everything kept; None for bytes."""
         if self.budget is None:
             return 1.0
-        return None if self.budget.share is None else float(self.budget.share)
+        return None if self.budget.fraction is None else float(self.budget.fraction)
 
     @property
     def stated_bytes(self) -> int | None:
@@ -219,7 +219,7 @@ class BackendOptions:
         budget = self.budget
         if budget is None:
             return keep_all_bytes if eager_bytes is None else eager_bytes
-        if budget.share is not None and joint.is_inference:
+        if budget.fraction is not None and joint.is_inference:
             return keep_all_bytes
         first_bytes = call.first_bytes.setdefault(call.function, keep_all_bytes)
         budget_bytes = budget.resolve(first_bytes)
@@ -470,7 +470,9 @@ class GraphProblem:
         regions = regions_of(self.joint, self.graph, self.settings.regions)
         if regions:
             return BudgetError(_regions_refusal(regions, self.name, budget_bytes))
-        return BudgetError(refusal(self.name, budget_bytes, enough_bytes=None, is_proved=False))
+        return BudgetError(
+            insufficient_ram_message(self.name, budget_bytes, enough_bytes=None, is_proved=False)
+        )
 
     def make_plan(
         self,
@@ -728,14 +730,14 @@ def _budget_refusal(
     smallest = _min_ram(problem, settings, call)
     is_proved = is_proved or (smallest.bound or 0.0) > problem.usable_ram_bytes
     if smallest.simulation is None:
-        return refusal(name, budget_bytes, enough_bytes=None, is_proved=is_proved)
-    is_share = settings.budget is not None and settings.budget.share is not None
-    return refusal(
+        return insufficient_ram_message(name, budget_bytes, enough_bytes=None, is_proved=is_proved)
+    is_fraction = settings.budget is not None and settings.budget.fraction is not None
+    return insufficient_ram_message(
         name,
         budget_bytes,
         enough_bytes=smallest.simulation.peak_ram_bytes + beside_bytes,
         needed_bytes=ceil(smallest.bound or 0.0) + beside_bytes,
-        whole_bytes=call.first_bytes.get(call.function) if is_share else None,
+        base_bytes=call.first_bytes.get(call.function) if is_fraction else None,
         is_proved=is_proved,
     )
 
