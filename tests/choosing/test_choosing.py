@@ -21,7 +21,7 @@ from kit.traced_models import Through
 from poetmodel.choosing.freezing import Freezable, graph_signature
 from poetmodel.choosing.pebbling import PebbleGame
 from poetmodel.choosing.relaxation import ChoiceRelaxation, costs_for
-from poetmodel.choosing.search import layers_of, select
+from poetmodel.choosing.search import group_by_layer, select_layers
 from poetmodel.errors import InputError
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.calls import Ref
@@ -122,8 +122,8 @@ def best_by_enumeration(step, problem, layers, scores):
 
 def selected(step, problem, scores, per="layer"):
     """Return the best set, to no gap."""
-    layers = layers_of(step.parameters, per)
-    return select(step, problem, layers, scores, request=Request(time_limit_s=60.0, gap=0.0))
+    layers = group_by_layer(step.parameters, per)
+    return select_layers(step, problem, layers, scores, request=Request(time_limit_s=60.0, gap=0.0))
 
 
 # -- frozen graphs ---------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_best_set_is_that_of_the_enumeration(name, limits):
     step = freezable(name)
     device, stated = LIMITS[limits]
     problem = problem_of(step, device, **stated)
-    layers = layers_of(step.parameters, "layer")
+    layers = group_by_layer(step.parameters, "layer")
     scores = {layer: 1.0 + 0.37 * (3 * place % 4) for place, layer in enumerate(layers)}
     found, best = (
         selected(step, problem, scores),
@@ -276,7 +276,7 @@ def test_best_set_of_random_chains(widths, scores, ram, deadline, *, paging):
     if deadline is not None:
         given_limits["deadline"] = f"{deadline}%"
     problem = problem_of(step, "nrf52840", **given_limits)
-    modules = layers_of(step.parameters, "layer")
+    modules = group_by_layer(step.parameters, "layer")
     worth = dict(zip(modules, scores, strict=True))
     if not any(worth.values()):
         return
@@ -291,11 +291,11 @@ def test_tensors_are_chosen_alone():
     problem = problem_of(step, "nrf52840", ram="35%", paging=False)
     scores = dict.fromkeys(step.parameters, 1.0)
     found = selected(step, problem, scores, "tensor")
-    best = best_by_enumeration(step, problem, layers_of(step.parameters, "tensor"), scores)
+    best = best_by_enumeration(step, problem, group_by_layer(step.parameters, "tensor"), scores)
     assert found.score == best
     assert any(name.endswith("bias") for name in found.layers)
     problem = problem_of(step, "nrf52840", ram="100%", paging=False)
-    names = list(layers_of(step.parameters, "layer"))
+    names = list(group_by_layer(step.parameters, "layer"))
     found = selected(step, problem, {name: float(name == names[0]) for name in names})
     assert found.layers == (names[0],)
     with pytest.raises(InputError, match="all are 0"):
@@ -337,7 +337,7 @@ def test_what_is_not_known_stays_in_the_bound(monkeypatch):
     """A set that the solver leaves open is no cut: its score stays a bound, and a gap is shown."""
     step = freezable("chain")
     problem = problem_of(step, "nrf52840", ram="100%", paging=False)
-    scores = dict.fromkeys(layers_of(step.parameters, "layer"), 1.0)
+    scores = dict.fromkeys(group_by_layer(step.parameters, "layer"), 1.0)
     real = pm.solve
 
     def open_for_all(stated, **options):
@@ -359,10 +359,10 @@ def test_layers_are_modules():
     """Parameters of one module are one layer; one without a module is a layer of its own."""
     names = ("a.weight", "a.bias", "scale", "b.norm.weight")
     expected = {"a": ("a.weight", "a.bias"), "scale": ("scale",), "b.norm": ("b.norm.weight",)}
-    assert layers_of(names, "layer") == expected
-    assert layers_of(names, "tensor") == {name: (name,) for name in names}
+    assert group_by_layer(names, "layer") == expected
+    assert group_by_layer(names, "tensor") == {name: (name,) for name in names}
     with pytest.raises(InputError, match="per: expected layer or tensor, got 'module'"):
-        layers_of(names, "module")
+        group_by_layer(names, "module")
 
 
 # -- tiles -----------------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ def test_infeasible_rows_are_named_with_the_nearest_limit():
     first, *hints = outcome.err.splitlines()
     assert "'wear' (at most 50 B)" in first
     assert hints == [
-        "hint: constraint 'wear' cannot be kept together with the RAM budget and no recomputation",
+        "hint: constraint 'wear' cannot be met together with the RAM budget and no recomputation",
         "hint: feasible from 404 bytes of RAM, which 'g2' takes with x, h1, h2 and 2 more in RAM",
         "hint: feasible with recomputation",
         "hint: feasible with constraint 'wear' at most 100 bytes",

@@ -13,7 +13,7 @@ from kit.kernel_calls import Memory, lowered
 from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, Ref
 from poetmodel.lowered.fusing import QUANTIZED_FUSED
 from poetmodel.torch.int8.gradients import RoundingDraws, update_16_bits
-from poetmodel.torch.int8.operators import operator
+from poetmodel.torch.int8.operators import find_operator
 from poetmodel.torch.int8.training import subtract_gradient
 
 GEOMETRIES = [
@@ -59,8 +59,8 @@ def out_size(window, geometry):
 
 def same(name, *args):
     """Compare a kernel with its operator: each bit."""
-    (found,) = lowered(operator(name), *args).execute().values()
-    wanted = operator(name)(*args)
+    (found,) = lowered(find_operator(name), *args).execute().values()
+    wanted = find_operator(name)(*args)
     assert found.shape == wanted.shape
     assert torch.equal(found.to(wanted.dtype), wanted), name
     return wanted
@@ -116,7 +116,7 @@ def test_gradients_of_pools(padding):
     pads = [padding, padding, 0, padding]
     for window, stride, dilation in (((3, 2), (2, 1), (1, 1)), ((2, 3), (1, 1), (2, 1))):
         numbers = (list(window), list(stride), pads, list(dilation))
-        y = operator("maximum")(x, *numbers)
+        y = find_operator("maximum")(x, *numbers)
         gradient = gradients(*y.shape)
         gradient[gradient == 0] = 0.5
         same("maximum_gradient", gradient, x, y, *numbers)
@@ -130,8 +130,8 @@ def test_masks_and_starts():
     gradient, y = gradients(3, 4, 5), integers(3, 4, 5)
     gradient[0, 0] = torch.nan
     for low, high in ((-128, 127), (-3, 90)):
-        (found,) = lowered(operator("mask"), gradient, y, low, high).execute().values()
-        wanted = operator("mask")(gradient, y, low, high)
+        (found,) = lowered(find_operator("mask"), gradient, y, low, high).execute().values()
+        wanted = find_operator("mask")(gradient, y, low, high)
         assert torch.equal(found.isnan(), wanted.isnan())
         assert torch.equal(found.nan_to_num(), wanted.nan_to_num().double())
     for shape in ((5, 7), (3, 3, 6), (6, 3, 2, 4)):

@@ -6,8 +6,8 @@ import torch
 from kit.kernel_calls import Memory
 from poetmodel.lowered.calls import Buffer, DataType
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.lowering.operands import Lowering, StridedView, lowering_of
-from poetmodel.torch.step.optimizers import OptimizerSlot, group_rules
+from poetmodel.torch.lowering.operands import Lowering, StridedView, find_lowering
+from poetmodel.torch.step.optimizers import OptimizerMoment, group_rules
 from poetmodel.torch.step.updates import BufferUpdate, GradientNorm, ParameterUpdate
 
 RATE = 0.03
@@ -64,7 +64,7 @@ class Lowered:
         named = torch.utils._pytree.tree_map(lambda a: nodes.get(a, a), arguments)
         outputs = {0: look(torch.zeros((), dtype=torch.float64), "out")}
         self.operation = Lowering(graph.call_function(operation, named), looks.__getitem__, outputs)
-        found = lowering_of(operation)
+        found = find_lowering(operation)
         assert found is not None
         found(self.operation)
         self.looks = {name: looks[node] for name, node in nodes.items()}
@@ -108,7 +108,7 @@ def trained(name, parameter):
     parameter = parameter.clone().requires_grad_()
     optimizer = OPTIMIZERS[name]([parameter])
     rule = group_rules(optimizer)[0][0]
-    state = {key: OptimizerSlot(optimizer, parameter, key).value() for key in rule.moments}
+    state = {key: OptimizerMoment(optimizer, parameter, key).value() for key in rule.moment_keys}
     if name == "dampening":
         state["momentum_buffer"].fill_(float("nan"))
     return parameter, optimizer, state

@@ -43,7 +43,7 @@ from poetmodel.problem import Problem
 from poetmodel.result import Status
 from poetmodel.schedule import GraphIdentity, Schedule, check_schedule, checkpoint_all, simulate
 from poetmodel.solver import solve
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 
 
 def value(problem, schedule):
@@ -288,7 +288,7 @@ def test_a_move_lowers_the_excess_and_adds_nothing(part):
             after = partial.restorations()
             assert len(after) <= count
             assert {(r.item, r.kind) for r in after} <= before
-            found = as_candidate(problem, partial.schedule()).violations
+            found = make_candidate(problem, partial.schedule()).violations
             limits = ("peak RAM", "time", "energy", "storage")
             assert all(one.startswith(limits) for one in found), found
     assert moves > part.share(20)

@@ -36,7 +36,7 @@ from poetmodel.heuristics.restorations import (
 from poetmodel.problem import Problem, Quantity, weighted_sum
 from poetmodel.schedule import check_schedule, simulate
 from poetmodel.solver import solve
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 
 
 def repair_of(problem, partial, **choices):
@@ -70,7 +70,7 @@ def test_what_fits_keeps_budget_and_storage_and_does_only_what_is_allowed():
         before = price(repair.prices, partial)
         repair.drop_unneeded()
         assert price(repair.prices, partial) <= before + 1e-12
-        violations = as_candidate(problem, partial.schedule()).violations
+        violations = make_candidate(problem, partial.schedule()).violations
         assert all(v.startswith(("time", "energy")) for v in violations), violations
         for restoration in partial.restorations():
             if restoration.kind != RECOMPUTE:
@@ -174,7 +174,7 @@ def test_value_and_limits_are_those_of_the_verifier(minimize):
                 if problem.can_page and rng.random() < 0.4:
                     partial.add(Restoration(t, i, PAGE_IN))
         score = PenalizedObjective(problem).score(partial)
-        candidate = as_candidate(problem, partial.schedule())
+        candidate = make_candidate(problem, partial.schedule())
         assert score.value == pytest.approx(candidate.value, abs=1e-9)
         others = ("peak RAM", "storage used")
         broken = [v for v in candidate.violations if not v.startswith(others)]
@@ -228,7 +228,7 @@ def test_what_it_finds_is_valid_worth_what_it_says_and_no_better_than_the_best(p
         if schedule is None:
             continue
         found += 1
-        least, candidate = (as_candidate(problem, each) for each in (best, schedule))
+        least, candidate = (make_candidate(problem, each) for each in (best, schedule))
         assert not candidate.violations
         assert search.best.value == pytest.approx(candidate.value, abs=1e-9)
         assert candidate.value >= least.value - 1e-9
@@ -246,7 +246,7 @@ def test_it_goes_on_from_a_schedule_and_never_returns_a_worse_one():
         if start is None:
             continue
         search = searched(problem, 30, start=restorations_of(problem.graph, start))
-        before, after = (as_candidate(problem, s).value for s in (start, search.schedule()))
+        before, after = (make_candidate(problem, s).value for s in (start, search.schedule()))
         assert after <= before + 1e-9
         better += after < before - 1e-9
     assert better > 0
@@ -257,7 +257,7 @@ def test_the_seed_determines_the_course():
     problem = shipped("paper/resnet18-cifar", "paper-m4", "20%")
     one, two = searched(problem, 25, seed=3), searched(problem, 25, seed=3)
     assert (one.best, one.schedule()) == (two.best, two.schedule())
-    assert one.best.value < as_candidate(problem, construct(problem)).value
+    assert one.best.value < make_candidate(problem, construct(problem)).value
 
 
 def test_without_time_it_finds_nothing(monkeypatch):
@@ -275,8 +275,8 @@ def test_without_time_it_finds_nothing(monkeypatch):
     more = shipped("paper/resnet18-cifar", "paper-m4", "60%", paging=False)
     less = shipped("paper/resnet18-cifar", "paper-m4", "50%", paging=False)
     schedule = construct(more)
-    assert as_candidate(less, schedule).violations
-    assert not as_candidate(less, refit(less, schedule)).violations
+    assert make_candidate(less, schedule).violations
+    assert not make_candidate(less, refit(less, schedule)).violations
     assert refit(replace(less, ram=less.floor.bytes - 1), schedule) is None
 
 
@@ -319,7 +319,7 @@ def tight_problem(rule=None, **choices):
 def made_of(problem):
     """Return what the greedy schedule of a problem does."""
     schedule = construct(problem)
-    assert not as_candidate(problem, schedule).violations
+    assert not make_candidate(problem, schedule).violations
     return simulate(problem.graph, problem.costs, schedule)
 
 
@@ -375,16 +375,16 @@ def test_greedy_and_search_return_only_what_keeps_all_rows_and_mostly_the_best(p
         search = LargeNeighbourhoodSearch(problem)
         start = construct(problem)
         if start is not None:
-            assert not as_candidate(problem, start).violations
+            assert not make_candidate(problem, start).violations
             tidy = PartialSchedule.of(problem.graph, start, problem.rewards).schedule()
-            assert not as_candidate(problem, tidy).violations
+            assert not make_candidate(problem, tidy).violations
         search.consider([])
         for _ in range(30):
             search.iterate()
         schedule = search.schedule()
         if schedule is None:
             continue
-        candidate = as_candidate(problem, schedule)
+        candidate = make_candidate(problem, schedule)
         assert not candidate.violations
         assert candidate.value == pytest.approx(search.best.value)
         found += 1
@@ -413,6 +413,6 @@ def test_rows_on_homes_of_state_are_kept(wanted):
         }[wanted](problem)
         schedule = construct(stated)
         if schedule is not None:
-            assert not as_candidate(stated, schedule).violations
+            assert not make_candidate(stated, schedule).violations
             found += 1
     assert found > (5 if wanted == "read" else 10)

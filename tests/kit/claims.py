@@ -41,10 +41,10 @@ from poetmodel.solver import solve
 from poetmodel.solver.extended import prove_model
 from poetmodel.solver.lazy import prove
 from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS, LazyParams
-from poetmodel.solver.outcome import as_candidate, make_result, verified_candidate
+from poetmodel.solver.outcome import make_candidate, make_result, make_valid_candidate
 from poetmodel.solver.request import Request
 
-EQUAL = 1e-9
+EQUALITY_TOLERANCE = 1e-9
 """Tolerance of bounds above the optimum by rounding, relative to all summed costs."""
 RESOLVED = 1e-6
 """Tolerance of optimal values, relative to the costs of decisions."""
@@ -179,7 +179,7 @@ def random_params(rng):
         single_row_gain_ratio=rng.choice((0.0, 0.02, 1.0)),
         few_rows=rng.choice((1, 2)),
         wide_gap_rows=rng.choice((1, 3)),
-        counted_part_ratio=rng.choice((0.0, 0.02, 1.0)),
+        counted_use_ratio=rng.choice((0.0, 0.02, 1.0)),
     )
 
 
@@ -203,11 +203,11 @@ def _lazily(problem, *, rng, backend, gap):
     request = Request(backend=backend, time_limit_s=LIMIT_S, gap=gap, seed=rng.randint(0, 3))
     start = None
     if rng.random() < 0.4:
-        start = verified_candidate(
+        start = make_valid_candidate(
             problem, rng.choice((keep_all_if_valid, page_everything))(problem)
         )
     first = random_grouping(rng, len(problem.graph.nodes))
-    outcome = prove(problem, request, start=start, first=first, params=random_params(rng))
+    outcome = prove(problem, request, start=start, first_grouping=first, params=random_params(rng))
     return make_result(problem, request, outcome, formulation="lazy")
 
 
@@ -243,7 +243,7 @@ def wrong_claims(problem, result, least, gap, *, sharp=False, settled=True):
     """
     value = None
     if result.schedule is not None:
-        found = as_candidate(problem, result.schedule)
+        found = make_candidate(problem, result.schedule)
         if found.violations:
             return f"a schedule with violations {found.violations}"
         if least is None:
@@ -256,7 +256,7 @@ def wrong_claims(problem, result, least, gap, *, sharp=False, settled=True):
     objective = problem.objective
     best, exact = objective.baseline + least, objective.is_in_bytes
     sizes = abs(objective.baseline), abs(best if sharp else least)
-    whole = 0.0 if exact else EQUAL * (max(sizes) if sharp else sum(sizes))
+    whole = 0.0 if exact else EQUALITY_TOLERANCE * (max(sizes) if sharp else sum(sizes))
     bound = result.objective_bound
     lacking = sharp and bound is None and result.model_objective is None
     if lacking or (bound is not None and bound > best + whole):
@@ -285,7 +285,7 @@ def wrongly_ended(problem, best, result, gap, *, settled=True, proved=True):
     Without `settled` the solve may have ended early, without a claim. Without `proved` the best
     value needs no proof.
     """
-    least = None if best is None else as_candidate(problem, best.schedule).value
+    least = None if best is None else make_candidate(problem, best.schedule).value
     said = wrong_claims(problem, result, least, gap, sharp=settled, settled=settled)
     if said:
         return said
@@ -417,7 +417,9 @@ def examine(seed, *, ways=4):
             schedules = [] if best is None else [best.schedule]
             counts["searched"] += 1
     values = [
-        made.value for each in schedules if (made := verified_candidate(problem, each)) is not None
+        made.value
+        for each in schedules
+        if (made := make_valid_candidate(problem, each)) is not None
     ]
     least = min(values, default=None)
     for name, gap, result in results:
@@ -465,7 +467,7 @@ def answer(problem, way, *, seed="", **options):
         outcome = prove_model(model, request, start=None)
         return make_result(problem, request, outcome, formulation="compact")
     first = rows_to_begin_with(problem, way, seed)
-    outcome = prove(problem, request, start=None, first=first)
+    outcome = prove(problem, request, start=None, first_grouping=first)
     return make_result(problem, request, outcome, formulation="lazy")
 
 

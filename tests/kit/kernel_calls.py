@@ -23,7 +23,7 @@ from poetmodel.export.kernels import kernel_header
 from poetmodel.lowered.calls import WORKSPACE, Buffer, DataType, Ref, ScaledLearningRate
 from poetmodel.plan import Op
 from poetmodel.torch import lowering
-from poetmodel.torch.lowering.operands import Lowering, StridedView, data_type, lowering_of
+from poetmodel.torch.lowering.operands import Lowering, StridedView, data_type, find_lowering
 
 SOURCES = Path(poetmodel.export.__file__).parent / "c"
 KERNELS = SOURCES / "kernels"
@@ -250,7 +250,7 @@ def lowered(operator, *args, strides=None, in_place_of=None, **kwargs):
     }
     if in_place_of is not None:
         outputs[0] = tuple(looks.values())[in_place_of]
-    lower = lowering_of(operator)
+    lower = find_lowering(operator)
     assert lower is not None, f"nothing lowers {operator}"
     operation = Lowering(node, looks.__getitem__, outputs)
     lower(operation)

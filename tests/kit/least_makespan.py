@@ -4,19 +4,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from poetmodel.plan import Op
-from poetmodel.planner.sequence import unread_page_ins
+from poetmodel.planner.sequence import find_unread_page_ins
 
 
 def least_makespan_s(homes, table, moves, ram_budget_bytes):
     """Return the minimum makespan [s] of a core and a DMA channel; None if no program fits.
 
     Every position of every transfer and every wait is tried. `moves` are computations, in fixed
-    order, and transfers, each of one copy of a tensor (see `computations_and_transfers`); every
+    order, and transfers, each of one copy of a tensor (see `extract_actions`); every
     page-in must have a reader. The work grows with the number of computations times ``2`` to the
     page-ins times ``3`` to the page-outs. It shares only the events with the search, so that each
     can test the other.
     """
-    if unread_page_ins(homes, moves):
+    if find_unread_page_ins(homes, moves):
         msg = "expected every page-in to have a reader"
         raise ValueError(msg)
     return _Programs(homes, table, moves, ram_budget_bytes).least()

@@ -15,7 +15,7 @@ from poetmodel.model.events import recomputable_nodes
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
 from poetmodel.solver.lazy.relaxation import Relaxation
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 
 CLOSE = 1e-6
 """By how much a solver's figures may be off; everything in the instances is a small integer."""
@@ -68,7 +68,7 @@ def whole_points(rng, relaxation, count):
     for _ in range(count):
         costs = np.array([rng.uniform(-0.3, 1.0) for _ in range(form.n_columns)])
         if relaxation.problem.minimize == Quantity.RAM:  # else any peak would do
-            costs[relaxation.peak] = 100.0
+            costs[relaxation.peak_column] = 100.0
         raw = backend("highs").solve(replace(form, objective=costs), Limits(rel_gap=0.0))
         if raw.x is not None:
             yield raw.x
@@ -81,7 +81,7 @@ def activity(cut, x):
 
 def solved(relaxation):
     """Solve a relaxation to the end."""
-    form = relaxation.with_cuts(relaxation.cuts)
+    form = relaxation.form_with_cuts(relaxation.cuts)
     return backend("highs").solve(form, Limits(rel_gap=0.0, time_s=120.0))
 
 
@@ -90,7 +90,7 @@ def ram_limit(relaxation, x):
     usable = relaxation.problem.usable_ram_bytes
     if relaxation.problem.minimize != Quantity.RAM:
         return usable
-    return float(x[relaxation.peak]) * usable + CLOSE
+    return float(x[relaxation.peak_column]) * usable + CLOSE
 
 
 def placed(relaxation, x):
@@ -144,7 +144,7 @@ def run_rounds(problem, grouping=None):
 
 
 def _compare(problem, placement, value):
-    candidate = as_candidate(problem, placement.schedule())
+    candidate = make_candidate(problem, placement.schedule())
     if candidate.violations:
         msg = f"the verifier rejects the placed answer: {candidate.violations}"
         raise RoundsError(msg)

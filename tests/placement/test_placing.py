@@ -17,7 +17,7 @@ from poetmodel.errors import PlanError
 from poetmodel.graph import Graph, operation
 from poetmodel.placement import place
 from poetmodel.placement.lifetimes import Block, Span, lower_bound_bytes
-from poetmodel.placement.packing import UNPLACED, Packing, search
+from poetmodel.placement.packing import UNPLACED, PackingProblem, search_offsets
 from poetmodel.plan import check_arena, check_plan
 
 
@@ -108,10 +108,10 @@ def test_what_is_no_valid_plan_is_refused():
 # -- the search over orders, against all orders of a few blocks ------------------------------------
 def placed(packing, order):
     """Return the top of blocks that are placed in an order."""
-    offsets = np.full(len(packing.height), UNPLACED, dtype=np.int64)
+    offsets = np.full(len(packing.heights), UNPLACED, dtype=np.int64)
     for number in order:
         offsets[number] = packing.lowest_offset(number, offsets)
-    return packing.top(offsets)
+    return packing.max_end(offsets)
 
 
 def random_blocks(seed, count, length=6):
@@ -132,9 +132,9 @@ def random_blocks(seed, count, length=6):
 def test_the_search_finds_what_all_orders_find(seed):
     """Placing each block lowest, in every order, has the least top among its results."""
     blocks = random_blocks(seed, 7, 8)
-    packing, bound = Packing.of(blocks), lower_bound_bytes(blocks, 8)
+    packing, bound = PackingProblem.from_blocks(blocks), lower_bound_bytes(blocks, 8)
     least = min(placed(packing, order) for order in permutations(range(7)))
-    found = packing.top(search(blocks, packing, bound=bound, until_s=float("inf")))
+    found = packing.max_end(search_offsets(blocks, packing, bound=bound, until_s=float("inf")))
     assert found == least >= bound
 
 
@@ -148,6 +148,6 @@ def test_lower_spans_of_a_block_keep_their_bytes():
         [(4, 5, 12)],
     )
     blocks = [Block(spans=[Span(*span) for span in block]) for block in spans]
-    packing = Packing.of(blocks)
-    found = packing.top(search(blocks, packing, bound=40, until_s=float("inf")))
+    packing = PackingProblem.from_blocks(blocks)
+    found = packing.max_end(search_offsets(blocks, packing, bound=40, until_s=float("inf")))
     assert found == min(placed(packing, order) for order in permutations(range(5))) == 44

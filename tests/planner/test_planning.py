@@ -13,8 +13,12 @@ from poetmodel.errors import PlanError
 from poetmodel.graph import Graph, operation
 from poetmodel.plan import Instruction, Op, check_plan
 from poetmodel.planner import make_plan
-from poetmodel.planner.search import best_transfers
-from poetmodel.planner.sequence import computations_and_transfers, page_in_at_use, unread_page_ins
+from poetmodel.planner.search import choose_transfers
+from poetmodel.planner.sequence import (
+    extract_actions,
+    find_unread_page_ins,
+    move_page_ins_to_readers,
+)
 from poetmodel.planner.timing import Timing, delay_page_ins
 from poetmodel.planner.windows import PageIn, PageOut, TransferWindows
 from poetmodel.schedule import Schedule, checkpoint_all, simulate, storage_entries
@@ -72,9 +76,9 @@ def test_dma_plans_are_valid_keep_the_budget_and_are_no_slower(*, with_state):
         if not with_state:
             table, moves = (
                 case.costs.table(case.graph),
-                computations_and_transfers(homes, case.schedule),
+                extract_actions(homes, case.schedule),
             )
-            at_use = Timing(homes, table, page_in_at_use(homes, moves), case.budget)
+            at_use = Timing(homes, table, move_page_ins_to_readers(homes, moves), case.budget)
             assert lower_bound_s(table, moves) <= check.makespan_s <= at_use.makespan_s
             assert at_use.makespan_s <= blocking.makespan_s
             better += check.makespan_s < at_use.makespan_s
@@ -108,7 +112,7 @@ def test_page_ins_without_a_stall_are_just_in_time():
     tried = 0
     for case in plan_cases(80):
         homes = Homes.from_resident(case.graph)
-        if unread_page_ins(homes, computations_and_transfers(homes, case.schedule)):
+        if find_unread_page_ins(homes, extract_actions(homes, case.schedule)):
             continue
         plan = case.plan("dma")
         check = check_plan(case.graph, case.costs, plan)
@@ -182,11 +186,13 @@ def test_page_ins_ahead_of_their_use_share_what_ram_is_left(spare):
         M_out=tuple((i, i) for i in paged),
     )
     table, homes = costs.table(graph), Homes.from_resident(graph)
-    moves = computations_and_transfers(homes, schedule)
+    moves = extract_actions(homes, schedule)
     budget = simulate(graph, costs, schedule).peak_ram_bytes + spare
     windows = TransferWindows(homes, table, moves, budget)
-    found = Timing(homes, table, windows.steps(best_transfers(windows).transfers), budget)
-    at_use = Timing(homes, table, page_in_at_use(homes, moves), budget)
+    found = Timing(
+        homes, table, windows.insert_transfers(choose_transfers(windows).transfers), budget
+    )
+    at_use = Timing(homes, table, move_page_ins_to_readers(homes, moves), budget)
     assert found.peak_ram_bytes <= budget
     assert found.makespan_s < at_use.makespan_s or spare == 0
 
@@ -357,14 +363,14 @@ def cases(count, *, with_state, number=0):
             graph = random_graph(rng, (5, 6))
             costs = random_costs(rng, graph, mode="dma", idle=False)
             homes, schedule = Homes.from_resident(graph), random_schedule(rng, graph, thrift=0.6)
-        moves = computations_and_transfers(homes, schedule)
+        moves = extract_actions(homes, schedule)
         transfers = sum(op != Op.COMPUTE for op, _ in moves)
-        if transfers not in TRANSFERS or unread_page_ins(homes, moves):
+        if transfers not in TRANSFERS or find_unread_page_ins(homes, moves):
             continue
         if with_state and not homes.first_reads:
             continue
         table = costs.table(graph)
-        tight = Timing(homes, table, page_in_at_use(homes, moves), 0).peak_ram_bytes
+        tight = Timing(homes, table, move_page_ins_to_readers(homes, moves), 0).peak_ram_bytes
         found += 1
         yield homes, table, moves, tight + rng.choice((0, 0, 0, 1, 3, 6))
 
@@ -383,9 +389,9 @@ def test_the_search_is_nearly_always_optimal(count, first, *, with_state):
     far = []
     for homes, table, moves, budget in cases(count, with_state=with_state, number=first):
         windows = TransferWindows(homes, table, moves, budget)
-        steps = windows.steps(best_transfers(windows).transfers)
+        steps = windows.insert_transfers(choose_transfers(windows).transfers)
         timing = Timing(homes, table, steps, budget)
-        at_use = Timing(homes, table, page_in_at_use(homes, moves), budget)
+        at_use = Timing(homes, table, move_page_ins_to_readers(homes, moves), budget)
         least = least_makespan_s(homes, table, moves, budget)
         assert timing.peak_ram_bytes <= budget
         assert least <= timing.makespan_s <= at_use.makespan_s
@@ -447,7 +453,7 @@ def test_the_program_of_a_schedule_frees_after_last_uses():
     """
     whole = plan("c0 o0 c1 f0 o1 c2 f1 i0 c3 f0 f2 f3", "blocking")
     assert compile_schedule(HOMES, SCHEDULE).program == whole.program
-    assert computations_and_transfers(HOMES, SCHEDULE) == MOVES
+    assert extract_actions(HOMES, SCHEDULE) == MOVES
 
 
 def test_page_ins_at_their_use_stall_and_early_ones_take_more_ram():
@@ -455,7 +461,7 @@ def test_page_ins_at_their_use_stall_and_early_ones_take_more_ram():
 
     Where it comes back as soon as its page-out is done, nothing stalls, for 4 + 6 + 5 bytes.
     """
-    assert page_in_at_use(HOMES, EARLY) == MOVES
+    assert move_page_ins_to_readers(HOMES, EARLY) == MOVES
     for steps, figures in ((MOVES, (11.0, 1.0, 12)), (EARLY, (10.0, 0.0, 15))):
         timing = Timing(HOMES, TABLE, steps, 15)
         assert (timing.makespan_s, timing.stall_s, timing.peak_ram_bytes) == figures
@@ -484,8 +490,8 @@ def test_page_ins_by_hand():
     slow = even_costs(GRAPH, page_in=(7.0, 1.0), page_out=(7.0, 1.0)).table(GRAPH)
     assert lower_bound_s(TABLE, MOVES) == 10.0
     assert lower_bound_s(slow, MOVES) == 14.0
-    assert unread_page_ins(HOMES, plan("c0 o0 c1 c2 i0 c3 i0").program) == {6}
-    assert unread_page_ins(HOMES, plan("c0 o0 c1 c2 i0 c0 c3").program) == {4}
+    assert find_unread_page_ins(HOMES, plan("c0 o0 c1 c2 i0 c3 i0").program) == {6}
+    assert find_unread_page_ins(HOMES, plan("c0 o0 c1 c2 i0 c0 c3").program) == {4}
     steps = plan("c0 o0 c1 c2 i0 o1 c3").program
     assert Timing(HOMES, TABLE, steps, 15).peak_ram_bytes == 15
 
@@ -494,11 +500,19 @@ def test_the_windows_of_transfers():
     """`a` may leave from the first gap on, and come back before `c` if 4 + 6 + 5 bytes fit."""
     for budget, first, due in ((15, 2, 3), (14, 3, 2)):
         windows = TransferWindows(HOMES, TABLE, MOVES, budget)
-        assert windows.need_bytes == [4, 10, 11, 12]
-        assert windows.rest_s == [10.0, 9.0, 7.0, 4.0, 0.0]
+        assert windows.min_ram_bytes == [4, 10, 11, 12]
+        assert windows.remaining_s == [10.0, 9.0, 7.0, 4.0, 0.0]
         assert windows.page_ins == [
-            PageIn(tensor=0, bytes=4, time_s=1.0, first=first, last=3, source=0)
+            PageIn(tensor=0, bytes=4, time_s=1.0, first_interval=first, last_interval=3, source=0)
         ]
         assert windows.page_outs == [
-            PageOut(tensor=0, bytes=4, time_s=1.0, first=1, last=4, dead_from=2, due=due)
+            PageOut(
+                tensor=0,
+                bytes=4,
+                time_s=1.0,
+                first_interval=1,
+                last_interval=4,
+                first_dead_interval=2,
+                due_interval=due,
+            )
         ]

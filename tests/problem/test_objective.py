@@ -136,7 +136,7 @@ def problem_of(minimize="energy"):
 
 def test_it_adds_a_share_of_the_transfers():
     """It is no makespan any more; it survives pickling, as its problem does."""
-    surrogate = problem_of().surrogate(transfer_fraction=0.25)
+    surrogate = problem_of().surrogate(transfer_weight=0.25)
     for found in (surrogate, pickle.loads(pickle.dumps(surrogate))):  # noqa: S301 - its own
         assert not found.is_overlapping
         assert [tuple(counted) for counted in found.deadline_sums] == [(1, 0.25), (0, 1)]
@@ -156,14 +156,14 @@ def test_a_reference_changes_units_alone():
     assert surrogate.objective.unit == 0.005
     assert surrogate.objective.coefficients == problem.objective.coefficients
     assert surrogate.objective != problem.objective
-    shared = problem_of("time").surrogate(transfer_fraction=0.5)
+    shared = problem_of("time").surrogate(transfer_weight=0.5)
     both = shared.surrogate(reference_value=2.0)
     assert both.time_sum == shared.time_sum
     assert both.objective.unit == replace(both, ram=12).objective.unit == 0.002
-    surrogate = problem_of().surrogate(reference_value=5.0, transfer_fraction=0.5)
+    surrogate = problem_of().surrogate(reference_value=5.0, transfer_weight=0.5)
     fastest = surrogate.without_limits(Quantity.TIME, minimize="time")
     assert fastest.objective.reference is None
-    assert fastest.surrogate_options.transfer_fraction == 0.5
+    assert fastest.surrogate_options.transfer_weight == 0.5
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 2.0), (0.5, 5.0), (1.0, 8.0)])
@@ -174,7 +174,7 @@ def test_the_time_of_a_surrogate_is_its_sum(share, value):
         compute_s, transfer_s, overtime_s = 12.0, 6.0, 1.0
 
     simulation = Simulated()
-    objective = problem_of("time").surrogate(transfer_fraction=share).objective
+    objective = problem_of("time").surrogate(transfer_weight=share).objective
     assert objective.overhead_of(simulation) == value
     assert problem_of("time").objective.overhead_of(simulation) == 1.0
 

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import (
 
 import poetmodel.torch as pmt
 from poetmodel.errors import InputError
-from poetmodel.torch.compiled import show_stages
+from poetmodel.torch.compiled import show_phases
 from poetmodel.torch.dynamo import backend as backends
 from poetmodel.torch.dynamo import planning, rewriting
 from poetmodel.torch.graph.tensors import heap_peak_bytes
@@ -174,10 +174,10 @@ def test_a_terminal_shows_what_takes_long(monkeypatch):
     written = io.StringIO()
     written.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", written)
-    with show_stages(after_s=60.0) as tell:
+    with show_phases(after_s=60.0) as tell:
         tell("solving")
     assert written.getvalue() == ""
-    with show_stages() as tell:
+    with show_phases() as tell:
         tell("solving")
         time.sleep(0.5)
     assert "solving" in written.getvalue()

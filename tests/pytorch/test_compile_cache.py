@@ -277,13 +277,13 @@ def test_no_folder_keeps_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("POETMODEL_CACHE", "")
     (tmp_path / "file").write_text("")
     for folder in (False, True, tmp_path / "file" / "below"):
-        cache = Cache.of(folder)
+        cache = Cache.from_option(folder)
         cache.write("costs", KEY, CONTENT)
         assert cache.read("costs", KEY) == (None if cache.folder else CONTENT)
-        assert Cache.of(folder).read("costs", KEY) is None
+        assert Cache.from_option(folder).read("costs", KEY) is None
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     monkeypatch.setenv("POETMODEL_CACHE", "/some/where")
-    assert Cache.of(True).folder == Path("/some/where")
+    assert Cache.from_option(True).folder == Path("/some/where")
     monkeypatch.delenv("POETMODEL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert default_folder() == Path("/caches/poetmodel")
@@ -319,7 +319,7 @@ def test_processes_share_a_folder(tmp_path):
         if writers[-1] == 0:
             try:
                 for _ in range(15):
-                    Cache.of(tmp_path).write("costs", "key", [number] * 5000)
+                    Cache.from_option(tmp_path).write("costs", "key", [number] * 5000)
                 os._exit(0)
             finally:
                 os._exit(1)

@@ -14,7 +14,7 @@ import pytest
 import poetmodel.torch as front
 from poetmodel.errors import BackendUnavailableError, InputError
 from poetmodel.torch import errors, target
-from poetmodel.torch.target import is_captured, is_target, load_step
+from poetmodel.torch.target import is_target, load_step, needs_capture
 
 TESTS = Path(__file__).resolve().parents[1]
 IMPORTED = re.compile(r'^(?:\w+ = )?pytest\.importorskip\("torch', re.MULTILINE)
@@ -201,5 +201,5 @@ def test_targets_are_told_from_files():
     assert not is_target("net.graph.json")
     assert not is_target("paper/vgg16")
     assert not is_target("a:b.json")
-    assert is_captured("train.py"), "the function was forgotten"
-    assert not is_captured("net.step.json")
+    assert needs_capture("train.py"), "the function was forgotten"
+    assert not needs_capture("net.step.json")

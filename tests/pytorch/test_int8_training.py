@@ -17,7 +17,7 @@ from kit.random_masks import uniform
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.int8.gradients import RoundingDraws, update_16_bits, update_stochastic
-from poetmodel.torch.int8.operators import operator
+from poetmodel.torch.int8.operators import find_operator
 from poetmodel.torch.int8.training import TrainedLayer, subtract_gradient
 from poetmodel.torch.step.optimizers import group_rules
 from poetmodel.torch.step.updates import QuantizedUpdate
@@ -110,13 +110,13 @@ def test_gradients_of_convolutions_are_those_of_real_values(groups, geometry):
     last = gradient.permute(0, 2, 3, 1).contiguous()
     placed = (list(stride), [above, below, left, right], list(dilation), groups)
     ones = torch.ones(8)
-    of_input = operator("convolution_input_gradient")(last, weight, ones, [7, 8], *placed)
+    of_input = find_operator("convolution_input_gradient")(last, weight, ones, [7, 8], *placed)
     assert torch.equal(of_input.permute(0, 3, 1, 2), real.grad)
-    of_weight = operator("convolution_weight_gradient")(last, x, 1.0, zero, [3, 3], *placed)
+    of_weight = find_operator("convolution_weight_gradient")(last, x, 1.0, zero, [3, 3], *placed)
     assert torch.equal(of_weight.permute(0, 3, 1, 2), filters.grad)
     if groups == 4:
         depthwise = integers(3, 3, 4, low=-127)
-        of_input = operator("convolution_input_gradient")(
+        of_input = find_operator("convolution_input_gradient")(
             last[..., :4].contiguous(), depthwise, ones[:4], [7, 8], *placed
         )
         filters = depthwise.permute(2, 0, 1)[:, None].float()
@@ -132,9 +132,9 @@ def test_gradients_of_linear_layers_are_those_of_real_values():
     torch.manual_seed(3)
     x, weight, scales = integers(5, 6), integers(4, 6, low=-127), torch.tensor([0.5, 1, 2, 4])
     gradient = torch.randint(-3, 4, (5, 4)).float()
-    of_input = operator("pointwise_input_gradient")(gradient, weight, scales)
+    of_input = find_operator("pointwise_input_gradient")(gradient, weight, scales)
     assert torch.equal(of_input, (gradient * scales) @ weight.float())
-    of_weight = operator("pointwise_weight_gradient")(gradient, x, 0.25, -7)
+    of_weight = find_operator("pointwise_weight_gradient")(gradient, x, 0.25, -7)
     assert torch.equal(of_weight, gradient.T @ (x.float() + 7) * 0.25)
 
 
@@ -151,12 +151,12 @@ def test_gradients_of_pools_are_those_of_real_values(padding):
     y.backward(gradient)
     last = gradient.permute(0, 2, 3, 1).contiguous()
     numbers = (window, [2, 2], around)
-    found = operator("maximum")(x, *numbers, [1, 1])
-    mine = operator("maximum_gradient")(last, x, found, *numbers, [1, 1])
+    found = find_operator("maximum")(x, *numbers, [1, 1])
+    mine = find_operator("maximum_gradient")(last, x, found, *numbers, [1, 1])
     assert torch.equal(mine.permute(0, 3, 1, 2), real.grad)
     real.grad = None
     functional.avg_pool2d(real, 3, 2, padding).backward(gradient * 9)
-    mine = operator("average_gradient")(last * 9, [6, 6], *numbers)
+    mine = find_operator("average_gradient")(last * 9, [6, 6], *numbers)
     assert torch.equal(mine.permute(0, 3, 1, 2), real.grad)
 
 
@@ -165,7 +165,7 @@ def test_bytes_at_a_limit_have_no_gradient():
     y = torch.tensor([-128, -10, -9, 0, 99, 100, 127], dtype=torch.int8)
     gradient = torch.full((7,), 2.0)
     gradient[3] = torch.nan
-    masked = operator("mask")(gradient, y, -10, 100)
+    masked = find_operator("mask")(gradient, y, -10, 100)
     assert masked[[0, 1, 5, 6]].tolist() == [0.0] * 4
     assert masked[[2, 4]].tolist() == [2.0, 2.0]
     assert masked[3].isnan()
@@ -388,10 +388,12 @@ def test_update_of_an_accumulating_step_is_that_of_eager(batches, rounding):
     state = [*(tensor.clone() for tensor in layer.state), torch.zeros(layer.weight.shape)]
     ((rule, _),) = group_rules(optimizer)
     draws = partial(optimizer.draws, 0) if rounding == "stochastic" else None
-    update = QuantizedUpdate(rule, site=0, draws=draws, batches=3)
+    update = QuantizedUpdate(rule, site=0, draw_numbers=draws, batches=3)
     rate, factor = torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.25)
     for count, gradient in enumerate(gradients):
-        update.replace(state, [gradient], layer.weight_scale, rate, torch.tensor(count), factor)
+        update.overwrite_state(
+            state, [gradient], layer.weight_scale, rate, torch.tensor(count), factor
+        )
         same = [torch.equal(a, b) for a, b in zip(state, layer.state, strict=False)]
         assert all(same) == (count < 2)
     layer.weight_gradient.grad = (gradients[0] + gradients[1] + gradients[2]) * factor

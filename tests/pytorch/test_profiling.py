@@ -13,7 +13,7 @@ from poetmodel.device import Costs
 from poetmodel.errors import InputError
 from poetmodel.problem import Problem
 from poetmodel.torch import measure, trace
-from poetmodel.torch.graph.operators import KERNEL
+from poetmodel.torch.graph.operators import KERNEL_KEY
 from poetmodel.torch.runtime import profiling
 from poetmodel.torch.runtime.convolutions import (
     Backward,
@@ -325,7 +325,7 @@ def test_a_budget_below_whole_convolutions_is_kept():
     found = choose_divisions(traced, budget_bytes=keep_all_bytes(traced) // 3)
     assert found
     divided = divide_convolutions(traced, found)
-    assert sum(KERNEL in unit.node.meta for unit in divided.step_graph.operations) == len(found)
+    assert sum(KERNEL_KEY in unit.node.meta for unit in divided.step_graph.operations) == len(found)
     least = min_budget_bytes(divided)
     assert least < min_budget_bytes(traced)
     step = pmt.compile(*own, ram=(least + min_budget_bytes(traced)) // 2, device="rpi4b")

@@ -53,7 +53,7 @@ class Paged:
 
     def __init__(self, compiled, folder, *, rollback=True):
         self.plan, self.joint = compiled.plan, compiled.trace.joint
-        numbers = compiled.scheduled.numbers
+        numbers = compiled.scheduled.storage_indices
         self.runner = Runner(
             compiled.trace, compiled.plan, numbers, folder=folder, rollback=rollback
         )

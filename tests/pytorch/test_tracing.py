@@ -102,8 +102,8 @@ def test_the_smallest_tensors_are_kept():
     assert 0 < sum(kept) <= 300
     following = min(size for size in sizes if size >= coarse.threshold_bytes)
     assert sum(kept) + following * sizes.count(following) > 300
-    assert len(coarse.numbers) == len(sizes) - len(kept)
-    assert coarse.graph.tensor_bytes == tuple(sizes[i] for i in coarse.numbers)
+    assert len(coarse.storage_indices) == len(sizes) - len(kept)
+    assert coarse.graph.tensor_bytes == tuple(sizes[i] for i in coarse.storage_indices)
     # Loss and new statistics lie in kept storages; one random operation, and the step's own state.
     assert coarse.reserved_bytes == sum(kept) + 3 * RANDOM_STATE_BYTES
     names = {tensor.name for tensor in coarse.graph.tensors}
@@ -115,7 +115,7 @@ def test_the_smallest_tensors_are_kept():
     table = scheduled_costs(costs, coarse.graph).table(coarse.graph)
     whole = costs.table(traced.graph)
     assert table.compute_time_s == whole.compute_time_s
-    assert table.page_in_time_s == tuple(whole.page_in_time_s[i] for i in coarse.numbers)
+    assert table.page_in_time_s == tuple(whole.page_in_time_s[i] for i in coarse.storage_indices)
     assert scheduled_costs(Costs(compute=costs.compute), coarse.graph).pages is None
 
 
@@ -195,7 +195,7 @@ def test_storages_and_results_are_those_of_the_operations():
     assert (layout.dtype, layout.offset, layout.position) == (torch.float32, 0, None)
     for output in traced.step_graph.outputs:
         makers = [traced.step_graph.storages[index].operation for index in output.reads.storages]
-        assert output.completed_by == max(makers)
+        assert output.last_operation == max(makers)
     purposes = {output.result.kind for output in traced.step_graph.outputs}
     assert purposes == {OutputKind.LOSS, OutputKind.GRADIENT, OutputKind.MUTATION}
     sources = {argument.kind for argument in traced.joint.arguments}

@@ -313,7 +313,7 @@ def test_several_optimizers_are_one_step():
     assert all(map(torch.equal, model.parameters(), twin.parameters()))
     assert all(mine.state_dict()["state"].keys() == other.state_dict()["state"].keys()
                for mine, other in zip(ours, theirs, strict=True))  # fmt: skip
-    with pytest.raises(CaptureError, match="a parameter belongs to two of them"):
+    with pytest.raises(CaptureError, match="a parameter belongs to two optimizers"):
         keep_all(
             model, nn.functional.mse_loss, inputs, optimizer=[*ours, ADAMW(model.parameters())]
         )
@@ -438,7 +438,7 @@ def test_steps_below_the_size_of_state_are_eagers(network, optimizer, tmp_path):
 def test_every_optimizer_updates_state_on_storage(optimizer, clip, tmp_path):
     """With the least RAM bits are eager's, with and without clipping."""
     twins = twins_of("perceptron", optimizer, clip)
-    least = min_budget_bytes(twins.trace(), homes=True)
+    least = min_budget_bytes(twins.trace(), decide_homes=True)
     with twins.compiled(storage=tmp_path, ram=least) as step:
         assert len(on_storage(step)) >= 3
         assert not twins.trained(step, 3)
@@ -534,7 +534,7 @@ def test_what_happens_between_steps_counts(use, seed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     draw = Random(seed)  # noqa: S311
     twins = twins_of("convolutions", ("adamw", "adagrad, decay")[seed % 2])
-    least = {"ram": min_budget_bytes(twins.trace(), homes=True)}
+    least = {"ram": min_budget_bytes(twins.trace(), decide_homes=True)}
     other = twins_of("convolutions", ("adamw", "adagrad, decay")[seed % 2])
     other.eager()
     saved = other.twin.state_dict(), other.optimizers[1].state_dict()

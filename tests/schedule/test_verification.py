@@ -227,9 +227,9 @@ def test_idle_power_counts_against_the_energy_budget(graph, costs, paged):
     simulation = check_schedule(Problem(graph, costs, ram=100), paged).simulation
     half = simulation.compute_s + simulation.transfer_s / 2
     problem = Problem(graph, costs, ram=100, deadline=half, deadline_counts="overlap")
-    assert check_schedule(problem.surrogate(transfer_fraction=0.5), paged).valid
-    assert not check_schedule(problem.surrogate(transfer_fraction=0.75), paged).valid
-    assert check_schedule(problem.surrogate(transfer_fraction=0.0), paged).valid
+    assert check_schedule(problem.surrogate(transfer_weight=0.5), paged).valid
+    assert not check_schedule(problem.surrogate(transfer_weight=0.75), paged).valid
+    assert check_schedule(problem.surrogate(transfer_weight=0.0), paged).valid
 
 
 def test_wanted_page_outs_count_once(graph, costs):

@@ -56,7 +56,7 @@ from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import Status
 from poetmodel.schedule import check_schedule
 from poetmodel.solver import solve
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 
 
 # -- kinds of problems ---------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_what_was_refuted_once_holds(name, gap, solvers):
                 found[way, solver] = answer(problem, way, backend=solver, gap=gap)
             except LicenceError:
                 assert solver == "gurobi"
-    best = [as_candidate(problem, one.schedule) for one in found.values() if one.schedule]
+    best = [make_candidate(problem, one.schedule) for one in found.values() if one.schedule]
     least = min((candidate.value for candidate in best), default=None)
     wrong = {way: wrong_claims(problem, result, least, gap) for way, result in found.items()}
     assert not {way: what for way, what in wrong.items() if what}
@@ -384,10 +384,10 @@ def test_a_wrong_claim_would_be_noticed():
         and (solved := solve(problem)).status == Status.OPTIMAL
         and solved.gap == 0.0
         and solved.schedule is not None
-        and as_candidate(problem, solved.schedule).value > 1
+        and make_candidate(problem, solved.schedule).value > 1
     )
     result = solve(problem)
-    least = as_candidate(problem, result.require_schedule()).value
+    least = make_candidate(problem, result.require_schedule()).value
     assert not wrong_claims(problem, result, least, 0.0)
     below, above = (least * (1 + sign * 10 * RESOLVED) for sign in (-1, 1))
     assert "bound" in wrong_claims(problem, result, below, 0.0)
@@ -553,7 +553,7 @@ def features(problem, *, searched):
         return
     schedule = best.schedule
     read, written = ({i for _, i in pages} for pages in (schedule.M_in, schedule.M_out))
-    yield "overhead", plain != "ram" and as_candidate(problem, schedule).value > 0
+    yield "overhead", plain != "ram" and make_candidate(problem, schedule).value > 0
     yield "rows cost", problem.minimize != USER_OBJECTIVE and best.value > free.value + 1e-6
     yield "waste", written > read
     yield "some homes in RAM", bool(schedule.resident) and {*schedule.resident} != state

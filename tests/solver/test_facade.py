@@ -34,7 +34,7 @@ from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule, check_schedule, checkpoint_all
 from poetmodel.solver import lazy, monolithic, solve, task
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 
 EXACT = ["lazy", "compact"]
 """The formulations whose results are proved for the problem."""
@@ -68,7 +68,7 @@ def loose_start():
     for problem in random_instances(200, 5, seed=77, minimize="energy"):
         best, greedy = optimum(problem), construct(problem)
         if best is not None and greedy is not None:
-            least, found = (as_candidate(problem, s).value for s in (best.schedule, greedy))
+            least, found = (make_candidate(problem, s).value for s in (best.schedule, greedy))
             if found > least + 1:
                 return problem, best.schedule
     pytest.fail("greedy is the best everywhere")

@@ -26,7 +26,7 @@ from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 from poetmodel.solver.sensitivity import find_limits
 
 CLOSE = 1e-6
@@ -313,9 +313,9 @@ def test_start_that_keeps_the_deadline_is_never_lost(monkeypatch):
         seen.append(schedule)
         if len(seen) > 1:
             raise KeyboardInterrupt
-        return as_candidate(stated, schedule)
+        return make_candidate(stated, schedule)
 
-    monkeypatch.setattr("poetmodel.solver.makespan.as_candidate", interrupted)
+    monkeypatch.setattr("poetmodel.solver.makespan.make_candidate", interrupted)
     result = solve(problem, start=first)
     assert len(seen) == 2
     assert result.schedule == first
@@ -351,9 +351,9 @@ def test_a_schedule_that_is_found_is_returned_without_time_to_plan_it(monkeypatc
     problem = slow_storage(**limits)
 
     def late(stated, schedule, **_):
-        return as_candidate(stated, schedule, planning_s=-1.0)
+        return make_candidate(stated, schedule, planning_s=-1.0)
 
-    monkeypatch.setattr("poetmodel.solver.makespan.as_candidate", late)
+    monkeypatch.setattr("poetmodel.solver.makespan.make_candidate", late)
     result = solve(problem)
     assert not verify(problem, result.schedule).violations
     run = result.simulation

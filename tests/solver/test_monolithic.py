@@ -21,9 +21,9 @@ from poetmodel.schedule.document import parse_document
 from poetmodel.schedule.relations import dump
 from poetmodel.solver import SolveProgress, monolithic, solve
 from poetmodel.solver.extended import prove_model
-from poetmodel.solver.monolithic import TERMINATIONS, start_values
-from poetmodel.solver.outcome import as_candidate
-from poetmodel.solver.request import MAX_MOMENTS, History, Request
+from poetmodel.solver.monolithic import TERMINATIONS, schedule_point
+from poetmodel.solver.outcome import make_candidate
+from poetmodel.solver.request import MAX_HISTORY_ENTRIES, History, Request
 
 RECOMPUTED = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 0), (3, 3)), S_RAM=((1, 0), (2, 1), (3, 2)))
 """The best schedule of the worked example."""
@@ -42,11 +42,11 @@ def test_a_valid_schedule_is_a_complete_start(minimize, *, reductions):
     problem = skip_problem(minimize=minimize)
     model = build(problem, reductions=reductions)
     form = compile_model(model)
-    values = start_values(form, RECOMPUTED)
+    values = schedule_point(form, RECOMPUTED)
     assert minimize == "ram" or form.violation(values) == 0.0
     found = form.value(values) * model.objective_unit
-    assert found == pytest.approx(as_candidate(problem, RECOMPUTED).value)
-    kept = start_values(form, checkpoint_all(problem.graph))
+    assert found == pytest.approx(make_candidate(problem, RECOMPUTED).value)
+    kept = schedule_point(form, checkpoint_all(problem.graph))
     assert minimize == "ram" or form.violation(kept) > 0.1
 
 
@@ -55,9 +55,9 @@ def test_a_start_says_nothing_of_own_variables():
     model = build(skip_problem())
     model.own = pyo.Var(bounds=(0, 1))
     model.row = pyo.Constraint(expr=model.own >= model.R[3, 0])
-    assert np.isnan(start_values(compile_model(model), RECOMPUTED)).sum() == 1
+    assert np.isnan(schedule_point(compile_model(model), RECOMPUTED)).sum() == 1
     paper = build(skip_problem(), "paper")
-    assert start_values(compile_model(paper), RECOMPUTED) is None
+    assert schedule_point(compile_model(paper), RECOMPUTED) is None
 
 
 # -- what the verifier rejects --------------------------------------------------------------------
@@ -74,7 +74,7 @@ def rejecting(monkeypatch, *, late):
             return RawSolution(status=SolverStatus.TIME_LIMIT)
         raw = RUN(self, form, limits, **options)
         schedule = checkpoint_all(form.layout.model.problem.graph)
-        return replace(raw, x=start_values(form, schedule)) if len(calls) == 1 else raw
+        return replace(raw, x=schedule_point(form, schedule)) if len(calls) == 1 else raw
 
     monkeypatch.setattr(Highs, "solve", first)
 
@@ -187,9 +187,9 @@ def test_long_histories_are_thinned():
     history = History()
     for at in range(10_000):
         history.record(moment(float(at), 20_000.0 - at, float(at)))
-    assert len(history.moments) <= MAX_MOMENTS
-    assert history.moments[0] == (0.0, 20_000.0, 0.0)
-    assert history.moments[-1] == (9999.0, 10_001.0, 9999.0)
+    assert len(history.entries) <= MAX_HISTORY_ENTRIES
+    assert history.entries[0] == (0.0, 20_000.0, 0.0)
+    assert history.entries[-1] == (9999.0, 10_001.0, 9999.0)
     history = History()
     for seconds, incumbent, bound in (
         (1, None, None),
@@ -199,7 +199,7 @@ def test_long_histories_are_thinned():
         (5, 8, 4),
     ):
         history.record(moment(seconds, incumbent, bound))
-    assert history.moments == [(2, None, 3), (3, 9, 3), (5, 8, 4)]
+    assert history.entries == [(2, None, 3), (3, 9, 3), (5, 8, 4)]
 
 
 def test_file_keeps_the_history():

@@ -9,11 +9,11 @@ from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solver.outcome import (
-    EQUAL,
+    EQUALITY_TOLERANCE,
     Outcome,
-    as_candidate,
     is_refuted,
     is_tight,
+    make_candidate,
     make_result,
     reported_bound,
 )
@@ -56,8 +56,8 @@ def test_values_count_beyond_what_every_schedule_pays(minimize, counts, recomput
     The least value needs no solver: it is the floor for RAM, else nothing.
     """
     problem = skip_problem(minimize=minimize, deadline_counts=counts)
-    assert as_candidate(problem, RECOMPUTED).value == recomputed
-    assert as_candidate(problem, PAGED).value == paged
+    assert make_candidate(problem, RECOMPUTED).value == recomputed
+    assert make_candidate(problem, PAGED).value == paged
     assert problem.objective.known_bound == least
 
 
@@ -95,7 +95,7 @@ def test_bytes_are_whole(minimize):
     [
         pytest.param({}, PAGED, 1.0, 1.0, id="below the value"),
         pytest.param({}, PAGED, 2.0 - 1e-12, 2.0, id="rounded down"),
-        pytest.param({}, PAGED, 2.0 + 0.5 * EQUAL, 2.0, id="rounded up"),
+        pytest.param({}, PAGED, 2.0 + 0.5 * EQUALITY_TOLERANCE, 2.0, id="rounded up"),
         pytest.param({}, KEPT, 2.1, 0.0, id="above a value that the verifier rejects"),
         pytest.param({"minimize": "ram", "ram": 15}, KEPT, 3.0, 12, id="below the floor of RAM"),
     ],
@@ -103,19 +103,19 @@ def test_bytes_are_whole(minimize):
 def test_the_bound_that_is_reported(limits, schedule, bound, reported):
     """It is as proved, but equal to the value up to rounding errors, and at least the floor."""
     problem = skip_problem(**limits)
-    assert reported_bound(problem, as_candidate(problem, schedule), bound) == reported
+    assert reported_bound(problem, make_candidate(problem, schedule), bound) == reported
 
 
 def test_bytes_are_refuted_by_one():
     """They are whole, so one byte above the peak is no rounding error. A candidate is frozen."""
     problem = skip_problem(minimize="ram")
-    candidate = as_candidate(problem, PAGED)
+    candidate = make_candidate(problem, PAGED)
     for more, refuted in ((0.0, False), (0.4, False), (1.0, True)):
         outcome = Outcome(
             termination=Termination.PROVED, candidate=candidate, bound=candidate.value + more
         )
         assert is_refuted(problem, outcome) == refuted
-    candidate = as_candidate(skip_problem(), PAGED)
+    candidate = make_candidate(skip_problem(), PAGED)
     with pytest.raises(AttributeError):
         candidate.value = 0.0
 
@@ -132,7 +132,7 @@ def test_bytes_are_refuted_by_one():
 )
 def test_optimal_means_the_requested_gap(schedule, requested, gap, status):
     """The gap is of the overhead: bound 1 J of 2 J is 50 %, though 8 % of all energy."""
-    candidate = as_candidate(skip_problem(), schedule)
+    candidate = make_candidate(skip_problem(), schedule)
     result = finished(skip_problem(), gap=requested, candidate=candidate, bound=1.0)
     assert (result.status, result.gap) == (status, gap)
     assert (result.termination == Termination.PROVED) == (status == Status.OPTIMAL)
@@ -152,7 +152,7 @@ def test_no_bound_is_above_its_value_in_the_last_digit(minimize):
             compute_energy_j=[rng.random() for _ in graph.nodes],
         )
         problem = Problem(graph, costs, ram=12, minimize=minimize)
-        candidate = as_candidate(problem, RECOMPUTED)
+        candidate = make_candidate(problem, RECOMPUTED)
         result = finished(problem, candidate=candidate, bound=candidate.value)
         value, bound = result.value or 0.0, result.objective_bound or 0.0
         rounded += value < problem.objective.baseline + candidate.value
@@ -185,7 +185,7 @@ LATE, STALLED = Termination.TIME_LIMIT, Termination.STALLED
 )
 def test_what_may_be_claimed(schedule, outcome, status, termination, bound_j, words):
     """Only what a verified schedule does not refute; absent is None, and the reason is kept."""
-    candidate = schedule and as_candidate(skip_problem(), schedule)
+    candidate = schedule and make_candidate(skip_problem(), schedule)
     result = finished(skip_problem(), candidate=candidate, **outcome)
     assert (result.status, result.termination) == (status, termination)
     assert (result.schedule, result.bound_j) == (schedule, bound_j)
@@ -199,6 +199,6 @@ def test_what_may_be_claimed(schedule, outcome, status, termination, bound_j, wo
 def test_other_quantities_bound_no_energy(minimize, value, bound):
     """The bound is of the minimized quantity; of the energy nothing is claimed."""
     problem = skip_problem(minimize=minimize)
-    result = finished(problem, candidate=as_candidate(problem, PAGED), bound=1.0)
+    result = finished(problem, candidate=make_candidate(problem, PAGED), bound=1.0)
     assert (result.value, result.objective_bound) == (value, bound)
     assert (result.bound_j, result.overhead_bound_j) == (None, 0.0)

@@ -11,7 +11,8 @@ import poetmodel
 from kit.worked import comb_problem
 from poetmodel.backends import highs, registry
 from poetmodel.model import build
-from poetmodel.solver import solve
+from poetmodel.result import Termination
+from poetmodel.solver import solve, task
 
 MOST_FRAMES = 20
 PACKAGE = str(Path(poetmodel.__file__).parent)
@@ -49,3 +50,13 @@ def test_the_way_to_the_solver_is_short(depths, counts, make, deadline):
     assert solve(make(problem), backend="watched").schedule is not None
     assert depths
     assert len(max(depths, key=len)) <= MOST_FRAMES
+
+
+def test_a_start_is_verified_although_the_time_has_passed(monkeypatch):
+    """As on a busy machine, where a large graph takes longer to verify than what is left."""
+    problem = comb_problem(8, 10)
+    start = solve(problem).schedule
+    monkeypatch.setattr(task, "GRACE_S", -1.0)
+    late = solve(problem, start=start, time_limit=1e-6)
+    assert late.termination == Termination.TIME_LIMIT
+    assert late.schedule is not None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.clock import time_left_s, time_limit
 from poetmodel.errors import MethodNotApplicableError, TimeLimitError
 from poetmodel.schedule import Schedule, Simulation, simulate
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -90,7 +90,7 @@ def bisect_budget(
     low, high, units = 0, max_units, first_units
     while low <= high:
         schedule = run(units)
-        candidate = None if schedule is None else as_candidate(problem, schedule)
+        candidate = None if schedule is None else make_candidate(problem, schedule)
         usable = problem.usable_ram_bytes
         if candidate is None or candidate.simulation.peak_ram_bytes <= usable:
             low = units + 1
@@ -115,7 +115,7 @@ def best_schedule(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> 
     with time_limit(RULES_TIME_RATIO * time_left_s()):
         for rule in rules:
             try:
-                candidates.append(as_candidate(problem, rule()))
+                candidates.append(make_candidate(problem, rule()))
             except MethodNotApplicableError as error:
                 refusals.append(error)
             except TimeLimitError:

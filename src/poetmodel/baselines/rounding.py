@@ -170,10 +170,10 @@ def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, in
     session = Session(relaxed_problem, request, params=LazyParams(cuts=frozenset()))
     relaxation, solution = run_interruptibly(
         partial(add_rows, session, initial_grouping),
-        session.stop,
+        session.stop_event,
         max_s=request.time_limit_s + PATIENCE_S,
     )
-    if session.stop.is_set():
+    if session.stop_event.is_set():
         raise KeyboardInterrupt
     if solution.infeasible:
         raise infeasible

@@ -22,7 +22,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.problem.infeasibility import describe_limits, infeasibility_reason
 from poetmodel.result import SolveResult, Status, Termination
-from poetmodel.solver.outcome import Candidate, Outcome, as_candidate, make_result
+from poetmodel.solver.outcome import Candidate, Outcome, make_candidate, make_result
 from poetmodel.solver.request import Request, SolveKeywords
 from poetmodel.units import format_seconds
 
@@ -131,7 +131,7 @@ def _solve_restricted(
         raise MethodNotApplicableError(f"it has no schedule within {describe_limits(restricted)}")
     candidate = None
     if restricted_result.schedule is not None:
-        candidate = _require_within_limits(as_candidate(problem, restricted_result.schedule))
+        candidate = _require_within_limits(make_candidate(problem, restricted_result.schedule))
     outcome = Outcome(
         termination=restricted_result.termination,
         candidate=candidate,
@@ -182,7 +182,7 @@ def _run_and_verify(problem: Problem, entry: Method) -> Candidate:
     """Run a method and verify its schedule; raise `UserMethodError` for a malformed one."""
     schedule = entry.function()(problem)
     try:
-        return as_candidate(problem, schedule)
+        return make_candidate(problem, schedule)
     except InputError as error:
         if entry.user_function is None:
             raise

@@ -1,1 +1,1 @@
-"""Selection of the layers of a network to train on a device: a search with a proof."""
+"""Selection of the layers of a network to train on a device: a search that proves optimality."""

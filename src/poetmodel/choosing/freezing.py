@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 BUFFER_UPDATE: Final = "copy_"
-"""Operator of updates without a gradient, such as those of running statistics."""
+"""Operator of updates of buffers, such as running statistics; they need no gradient."""
 QUANTIZED_UPDATE: Final = "quantized_sgd"
 """Operator of updates of int8 weights, whose gradients belong to another parameter of the layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Freezable:
-    """A step that updates all parameters, and the graphs derived from it that train fewer."""
+    """A step that trains all parameters, from which graphs that train fewer are derived."""
 
     step: LoweredStep
 
     @cached_property
     def parameters(self) -> Mapping[str, tuple[str, ...]]:
-        """The state tensors of each parameter: its tiles or itself, and its optimizer state.
+        """For each trained parameter, the names of its tensor or tiles, and of its optimizer state.
 
         Int8 weights and their residuals belong to the parameter ``weight_gradient``.
         """
@@ -52,9 +52,9 @@ class Freezable:
         for state in self.step.states:  # parameters, then their optimizer state
             pieces = tuple(ref.buffer for ref in state.pieces)
             if updates.keys() >= set(pieces):
-                update = updates[pieces[0]]
-                name = state_names[str(update.outputs[0].replaces)]
-                if update.op == QUANTIZED_UPDATE:
+                first_update = updates[pieces[0]]
+                name = state_names[str(first_update.outputs[0].replaces)]
+                if first_update.op == QUANTIZED_UPDATE:
                     name = f"{name}_gradient"
                 tensors[name] = (*tensors.get(name, ()), *pieces)
         return tensors
@@ -65,29 +65,31 @@ class Freezable:
         return self.step.graph
 
     def graph_for(self, names: Collection[str]) -> Graph:
-        """Return the graph of the step that trains only these parameters.
+        """Return the graph of the step that trains only the parameters `names`.
 
         It equals the graph of a step that was captured with only these parameters trained, except
-        for names: see `graph_signature`.
+        for the names of nodes and tensors: see `graph_signature`.
         """
-        ordered = ((node, ()) for node in _capture_order(self.restricted(names)))
+        ordered = ((node, ()) for node in _capture_order(self.restricted_nodes(names)))
         pairs = defer_updates(ordered, self.step.loss.buffer)
         return replace(self.graph, nodes=tuple(node for node, _ in pairs))
 
     def step_for(self, names: Collection[str]) -> LoweredStep:
-        """Return the step of `graph_for`, with its calls."""
-        number = {node.name: k for k, node in enumerate(self.graph.nodes)}
-        nodes = tuple(_capture_order(self.restricted(names)))
-        outputs_by_node = ((number[node.name], {t.name for t in node.outputs}) for node in nodes)
+        """Return the lowered step that trains only the parameters `names`, with its calls."""
+        index_of = {node.name: k for k, node in enumerate(self.graph.nodes)}
+        retained_nodes = tuple(_capture_order(self.restricted_nodes(names)))
+        outputs_by_node = (
+            (index_of[node.name], {t.name for t in node.outputs}) for node in retained_nodes
+        )
         return self.step.with_nodes(
-            nodes, [tuple(self._calls_for(*each)) for each in outputs_by_node]
+            retained_nodes, [tuple(self._calls_for(k, names)) for k, names in outputs_by_node]
         )
 
     def padded_graph(self, names: Collection[str]) -> Graph:
-        """Return a graph with removed nodes replaced by empty ones.
+        """Return the graph that trains only `names`, with an empty node for each removed node.
 
-        A padded graph has a schedule within the limits if the padded graph of any superset of these
-        parameters has one, because all such graphs have the same stages. Updates of buffers are
+        A padded graph has a schedule within the limits if the padded graph of any superset of
+        `names` has one, because all such graphs have the same stages. Updates of buffers are
         removed, because they come earlier if fewer nodes follow: there is an empty node at each
         possible position.
 
@@ -102,37 +104,40 @@ class Freezable:
         schedule is valid. Without the empty nodes this would not follow: stages would merge, and
         one stage computes no node twice.
         """
-        nodes = self._remove_others(self.needed(names) - self.buffer_updates)
-        stages: list[Node] = []
+        retained_nodes = self._restrict_to(self.needed_nodes(names) - self.buffer_updates)
+        padded_nodes: list[Node] = []
         for k, node in enumerate(self.graph.nodes):
-            stages.append(nodes.get(k) or _empty_node(node.name))
-            stages += [
+            padded_nodes.append(retained_nodes.get(k) or _empty_node(node.name))
+            padded_nodes += [
                 _empty_node(f"{node.name}, {number}")
                 for number in range(self._max_updates_after[k])
             ]
-        return replace(self.graph, nodes=tuple(stages))
+        return replace(self.graph, nodes=tuple(padded_nodes))
 
-    def restricted(self, names: Collection[str]) -> tuple[Node, ...]:
-        """Return the nodes of `graph_for` in the order of the complete graph."""
-        return tuple(self._remove_others(self.needed(names)).values())
+    def restricted_nodes(self, names: Collection[str]) -> tuple[Node, ...]:
+        """Return the nodes of `graph_for(names)` in the order of the complete graph."""
+        return tuple(self._restrict_to(self.needed_nodes(names)).values())
 
-    def needed(self, names: Collection[str]) -> frozenset[int]:
-        """Return the indices of the nodes of a step that trains only these parameters."""
-        return self.always.union(*(self.needed_for[name] for name in names))
+    def needed_nodes(self, names: Collection[str]) -> frozenset[int]:
+        """Return the indices of the nodes of a step that trains only the parameters `names`."""
+        return self.common_nodes.union(*(self.nodes_needed_for[name] for name in names))
 
     @cached_property
-    def needed_for(self) -> Mapping[str, frozenset[int]]:
-        """For each parameter, the nodes that its update needs, and the state that they replace."""
+    def nodes_needed_for(self) -> Mapping[str, frozenset[int]]:
+        """For each parameter, its update nodes, their ancestors, and the state that these replace.
+
+        Nodes are given by index.
+        """
         updates: dict[str, set[int]] = {name: set() for name in self.parameters}
-        for k, name in self.owner.items():
+        for k, name in self.updated_parameter_of.items():
             updates[name].add(k)
         return {name: self._ancestors(nodes) for name, nodes in updates.items()}
 
     @cached_property
-    def always(self) -> frozenset[int]:
-        """The nodes of every step: those on which the loss depends, and updates of buffers."""
-        renewals = {k for k in self.buffer_updates if not self._is_state(k)}
-        return self._ancestors({self._loss_node} | renewals)
+    def common_nodes(self) -> frozenset[int]:
+        """The nodes of every step: those on which the loss or an update of a buffer depends."""
+        updates = {k for k in self.buffer_updates if not self._is_state(k)}
+        return self._ancestors({self._loss_node} | updates)
 
     @property
     def _loss_node(self) -> int:
@@ -142,12 +147,16 @@ class Freezable:
     def buffer_updates(self) -> frozenset[int]:
         """The nodes that update buffers of the model, and the state nodes of these buffers."""
         nodes = enumerate(self.graph.nodes)
-        updates = {k for k, node in nodes if node.phase == Phase.UPDATE and k not in self.owner}
+        updates = {
+            k
+            for k, node in nodes
+            if node.phase == Phase.UPDATE and k not in self.updated_parameter_of
+        }
         return frozenset(updates | self._replaced_state(updates))
 
     @cached_property
     def _max_updates_after(self) -> Counter[int]:
-        """For each node, the maximum number of buffer updates directly after it."""
+        """For each node, the maximum number of buffer updates directly after it in any step."""
         graph = self.graph
         update_counts: Counter[int] = Counter()
         for u in self.buffer_updates:
@@ -160,8 +169,8 @@ class Freezable:
         return update_counts
 
     @cached_property
-    def owner(self) -> Mapping[int, str]:
-        """The parameter of each node that updates one."""
+    def updated_parameter_of(self) -> Mapping[int, str]:
+        """For each node that updates state of a parameter, the name of the parameter."""
         graph = self.graph
         parameter_of = {
             buffer: name for name, buffers in self.parameters.items() for buffer in buffers
@@ -174,7 +183,7 @@ class Freezable:
         }
 
     def _ancestors(self, roots: Collection[int]) -> frozenset[int]:
-        """Return `roots`, their ancestors except state, and the state nodes that these replace."""
+        """Return `roots`, their ancestors except state, and the state nodes that they replace."""
         graph, found_nodes, unvisited_nodes = self.graph, set(roots), list(roots)
         while unvisited_nodes:
             for i in graph.inputs_of[unvisited_nodes.pop()]:
@@ -188,16 +197,16 @@ class Freezable:
         return self.graph.nodes[k].is_state
 
     def _replaced_state(self, nodes: Collection[int]) -> set[int]:
-        """Return the state nodes that some nodes replace."""
+        """Return the nodes of the state tensors that the outputs of `nodes` replace."""
         graph = self.graph
         outputs = (i for k in nodes for i in graph.outputs_of[k])
         return {graph.node_of[graph.state_of[i]] for i in outputs if i in graph.state_of}
 
-    def _remove_others(self, kept_nodes: Collection[int]) -> dict[int, Node]:
-        """Return the `kept_nodes` by index, without missing inputs and without unread gradients."""
+    def _restrict_to(self, retained_nodes: Collection[int]) -> dict[int, Node]:
+        """Return `retained_nodes` by index, without unread gradients and missing inputs."""
         graph = self.graph
-        nodes = {k: graph.nodes[k] for k in sorted(kept_nodes)}
-        available = {tensor.name for node in nodes.values() for tensor in node.outputs}
+        nodes = {k: graph.nodes[k] for k in sorted(retained_nodes)}
+        available_names = {tensor.name for node in nodes.values() for tensor in node.outputs}
         read_names = {name for node in nodes.values() for name in node.inputs} | {
             self.step.loss.buffer
         }
@@ -211,13 +220,13 @@ class Freezable:
                 bytes_moved = bytes_moved and bytes_moved - node.output_bytes + sum(
                     t.bytes for t in outputs
                 )
-                wanted_outputs = {tensor.name for tensor in outputs}
-                inputs = self.inputs_for(k, wanted_outputs)
-                instruction_count = instructions(node, self._calls_for(k, wanted_outputs))
+                read_outputs = {tensor.name for tensor in outputs}
+                inputs = self.inputs_for(k, read_outputs)
+                instruction_count = instructions(node, self._calls_for(k, read_outputs))
             output_names = {tensor.name for tensor in outputs}
             restricted[k] = replace(
                 node,
-                inputs=tuple(name for name in inputs if name in available),
+                inputs=tuple(name for name in inputs if name in available_names),
                 outputs=outputs,
                 bytes_moved=bytes_moved,
                 instructions=instruction_count,
@@ -226,12 +235,15 @@ class Freezable:
         return restricted
 
     def inputs_for(self, k: int, output_names: AbstractSet[str]) -> tuple[str, ...]:
-        """Return the inputs that node `k` reads to compute the outputs with these names."""
+        """Return the names of the inputs that node `k` reads to compute `output_names`."""
         read_names = {name for call in self._calls_for(k, output_names) for name in call.buffers}
         return tuple(name for name in self.graph.nodes[k].inputs if name in read_names)
 
     def _calls_for(self, k: int, output_names: AbstractSet[str]) -> list[Call]:
-        """Return the calls of node `k` without those that only compute outputs with other names."""
+        """Return the calls of node `k` without those that only compute outputs with other names.
+
+        Calls that access no output are included.
+        """
         other_names = {tensor.name for tensor in self.graph.nodes[k].outputs}.difference(
             output_names
         )
@@ -243,20 +255,20 @@ class Freezable:
 
 
 def _empty_node(name: str) -> Node:
-    """Return a node that computes nothing, to begin a stage."""
+    """Return a node without inputs, outputs and cost, which has a stage of its own."""
     return Node(name=name, op="none", phase=Phase.BACKWARD)
 
 
 def _capture_order(nodes: Sequence[Node]) -> Iterator[Node]:
     """Yield nodes in the order of a capture.
 
-    Buffers are updated after the last read of all outputs of their readers; state precedes its
-    first reader.
+    A buffer is updated after its new value is computed and after the last use of the outputs of its
+    readers. State precedes its first reader.
     """
     buffer_updates = [
         node for node in nodes if node.phase == Phase.UPDATE and node.op == BUFFER_UPDATE
     ]
-    state = {node.outputs[0].name: node for node in nodes if node.is_state}
+    state_nodes = {node.outputs[0].name: node for node in nodes if node.is_state}
     state_order = {node.outputs[0].name: k for k, node in enumerate(nodes) if node.is_state}
     other_nodes = [n for n in nodes if not n.is_state and n not in buffer_updates]
     last_use: dict[str, int] = {}
@@ -282,16 +294,17 @@ def _capture_order(nodes: Sequence[Node]) -> Iterator[Node]:
         )
     for k, node in enumerate(other_nodes):
         updates = sorted(updates_after.get(k, []), key=lambda pair: pair[0])
-        for next_node in (node, *(renewal for _, renewal in updates)):
+        for next_node in (node, *(update for _, update in updates)):
             state_reads = sorted(
-                (name for name in next_node.inputs if name in state), key=state_order.__getitem__
+                (name for name in next_node.inputs if name in state_nodes),
+                key=state_order.__getitem__,
             )
-            yield from map(state.pop, state_reads)
+            yield from map(state_nodes.pop, state_reads)
             yield next_node
 
 
 def graph_signature(graph: Graph) -> list[tuple[Any, ...]]:
-    """Return all properties of a graph that affect schedules and costs: its nodes without names."""
+    """Return the properties of each node that affect schedules and costs; names are left out."""
     index = graph.tensor_index
     return [
         (

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from poetmodel.choosing.freezing import Freezable
 
 MAX_SETS: Final = 500
-"""Maximum number of sets of tensors to visit for one bound."""
+"""Maximum number of sets of tensors to visit for one update node."""
 
 
 class PebbleGame:
-    """Lower bounds on the RAM for the nodes of a step, without state, which has its own RAM.
+    """Lower bounds on the RAM for the nodes of a step; the RAM of state is not counted.
 
     Notes
     -----
@@ -41,50 +41,55 @@ class PebbleGame:
         self.freezable = freezable
         self.graph = freezable.graph
         self._reached: dict[frozenset[int], int] = {}
-        """RAM sufficient for each set that was shown to be computable."""
+        """For each set of tensors whose computation a search found, the RAM that it needs [B]."""
 
     def min_bytes(self, name: str, bound: int) -> int:
-        """Return a lower bound on the RAM to train a parameter [B], at least the known `bound`."""
+        """Return a lower bound on the RAM to train parameter `name` [B], at least `bound`."""
         graph = self.graph
         for u, node in enumerate(graph.nodes):
-            if self.freezable.owner.get(u) == name and not node.is_state:
+            if self.freezable.updated_parameter_of.get(u) == name and not node.is_state:
                 inputs = (i for i in graph.inputs_of[u] if not self._is_state(i))
                 bound = self._raise_bound(frozenset(inputs), bound)
         return bound
 
     def _raise_bound(self, tensors: frozenset[int], bound: int) -> int:
-        """Return a higher lower bound on the RAM to compute `tensors` [B].
+        """Return a lower bound on the RAM to compute `tensors` [B], at least `bound`.
 
         Raises `bound` until a search succeeds within it, or `MAX_SETS` sets are visited.
         """
         remaining_sets = MAX_SETS
         while remaining_sets > 0:
-            visited, next_limit = self._search_within(tensors, bound, remaining_sets)
-            if next_limit is None:
+            n_visited, next_bound = self._search_within(tensors, bound, remaining_sets)
+            if next_bound is None:
                 return bound
-            bound = next_limit
-            remaining_sets -= visited
+            bound = next_bound
+            remaining_sets -= n_visited
         return bound
 
     def _search_within(
-        self, goal: frozenset[int], limit: int, max_sets: int
+        self, final_tensors: frozenset[int], max_bytes: int, max_sets: int
     ) -> tuple[int, int | None]:
-        """Search backwards for a computation order within `limit` bytes.
+        """Search backwards for an order that computes `final_tensors` within `max_bytes` of RAM.
 
         Returns the number of sets visited, and None on success, otherwise the next limit to try.
+        That is `max_bytes` again if more than `max_sets` sets were visited.
         """
-        next_limit: int | None = None
-        path = [(goal, self._predecessors(goal))]
-        visited = {goal}
+        next_max_bytes: int | None = None
+        path = [(final_tensors, self._predecessors(final_tensors))]
+        visited = {final_tensors}
         while path:
             tensors, predecessors = path[-1]
-            if not tensors or self._reached.get(tensors, limit + 1) <= limit:
+            if not tensors or self._reached.get(tensors, max_bytes + 1) <= max_bytes:
                 for reached_set, _ in path:
-                    self._reached[reached_set] = min(limit, self._reached.get(reached_set, limit))
+                    self._reached[reached_set] = min(
+                        max_bytes, self._reached.get(reached_set, max_bytes)
+                    )
                 return len(visited), None
             for required_set, ram_bytes in predecessors:
-                if ram_bytes > limit:
-                    next_limit = ram_bytes if next_limit is None else min(next_limit, ram_bytes)
+                if ram_bytes > max_bytes:
+                    next_max_bytes = (
+                        ram_bytes if next_max_bytes is None else min(next_max_bytes, ram_bytes)
+                    )
                 elif required_set not in visited:
                     visited.add(required_set)
                     path.append((required_set, self._predecessors(required_set)))
@@ -92,14 +97,14 @@ class PebbleGame:
             else:
                 path.pop()
             if len(visited) > max_sets:
-                return len(visited), limit
-        return len(visited), next_limit
+                return len(visited), max_bytes
+        return len(visited), next_max_bytes
 
     def _predecessors(self, tensors: frozenset[int]) -> Iterator[tuple[frozenset[int], int]]:
-        """Yield (required tensors, RAM [B]) for each node that may compute the last of `tensors`.
+        """Yield (required tensors, RAM bytes) for each node that may compute the last of `tensors`.
 
-        The required tensors must be in RAM before the node is computed; the RAM is that during its
-        computation.
+        The required tensors must be in RAM before the node is computed. The bytes are in use during
+        its computation.
         """
         graph, sizes = self.graph, self.graph.tensor_bytes
         for k in sorted({graph.node_of[i] for i in tensors}):
@@ -107,12 +112,12 @@ class PebbleGame:
             outputs = tensors.intersection(graph.outputs_of[k])
             inputs = self._inputs_for(k, outputs)
             other_tensors = tensors - outputs
-            required = other_tensors | inputs
-            ram_bytes = sum(sizes[i] for i in required) + node.workspace_bytes
-            allocated = outputs if node.phase == Phase.BACKWARD else graph.outputs_of[k]
-            ram_bytes += sum(sizes[i] for i in allocated)
+            required_tensors = other_tensors | inputs
+            ram_bytes = sum(sizes[i] for i in required_tensors) + node.workspace_bytes
+            allocated_outputs = outputs if node.phase == Phase.BACKWARD else graph.outputs_of[k]
+            ram_bytes += sum(sizes[i] for i in allocated_outputs)
             ram_bytes -= graph.shared_bytes(k, inputs - other_tensors)
-            yield required, ram_bytes
+            yield required_tensors, ram_bytes
 
     def _inputs_for(self, k: int, outputs: frozenset[int]) -> frozenset[int]:
         """Return the inputs that node `k` reads to compute `outputs`, without state."""

@@ -1,4 +1,4 @@
-"""Search for the set of layers with the highest score that has a schedule, with a proof.
+"""Search for the set of layers with the highest score that has a schedule; prove it optimal.
 
 Logic-based Benders decomposition (Hooker and Ottosson, 2003): a relaxation proposes a set, the
 solver searches for a schedule of the step that trains exactly this set, and infeasible sets become
@@ -34,45 +34,44 @@ if TYPE_CHECKING:
     from poetmodel.solver.request import Request
 
 GRADIENT_NORM: Final = "gradient-norm"
-"""The option for scores that are norms of gradients."""
+"""Value of the option `scores` for which scores are norms of gradients."""
 MIN_GAP: Final = 1e-9
 """Gap up to which a set counts as optimal, even if a smaller gap was requested."""
 DEADLINE_TOLERANCE: Final = 2e-6
-"""Relative tolerance of deadlines in refutations. It exceeds the tolerance of the relaxation, which
-therefore respects the cut."""
+"""Relative tolerance of deadlines in refutations. It exceeds the tolerance of the relaxation, whose
+solutions therefore satisfy the cut."""
 CHECK_FRACTION: Final = 0.2
-"""Maximum time to check a proposed set, as a fraction of the remaining time."""
+"""Maximum time to check a set that the relaxation proposed, as a fraction of the remaining time."""
 TRIAL_FRACTION: Final = 0.03
 """Maximum time to check a set that was not proposed, as a fraction of the remaining time."""
-TRIALS_FRACTION: Final = 0.25
-"""Fraction of the time limit after which only proposed sets are checked, until the first
-proposal."""
+FIRST_TRIALS_FRACTION: Final = 0.25
+"""Maximum time to check sets before the first proposal, as a fraction of the time limit."""
 REFUTATION_FRACTION: Final = 0.05
 """Maximum time to refute a subset, as a fraction of the remaining time."""
-_MAX_NAMED: Final = 4
-"""Maximum number of names in one message."""
+_MAX_LISTED: Final = 4
+"""Maximum number of names in a list of a message."""
 ANY_GAP: Final = 1.0
-"""A gap that every schedule meets."""
+"""Requested gap for which the solver ends at the first schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSet:
-    """A set of layers, with a bound on the scores of all sets."""
+    """The selected set of layers, with a bound on the scores of all sets."""
 
     layers: tuple[str, ...]
     """The layers to train, in the order of the model; empty if no set was found."""
     score: float
-    """The sum of their scores."""
+    """The sum of the scores of `layers`."""
     bound: float
     """Upper bound on the score of every set that has a schedule."""
     status: Status
     """Status of the proof; infeasible if no layer can be trained."""
     result: SolveResult | None = None
-    """A schedule for the set, of the graph derived from the one that trains all layers."""
+    """A schedule of the graph that trains `layers`; None if no set was found."""
     reason: str = ""
-    """Reason for which no set was found, for display."""
+    """Message that states why no set was found; empty otherwise."""
     statistics: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of sets checked and of cuts added."""
+    """Number of checked sets (``sets``) and of added cuts (``cuts``)."""
 
     @property
     def gap(self) -> float:
@@ -80,7 +79,7 @@ class LayerSet:
         return (self.bound - self.score) / self.bound if self.bound > 0 else 0.0
 
 
-def select(
+def select_layers(
     freezable: Freezable,
     problem: Problem,
     layers: Mapping[str, Sequence[str]],
@@ -93,7 +92,7 @@ def select(
     Parameters
     ----------
     freezable : Freezable
-        The step.
+        The step that trains all layers.
     problem : Problem
         The limits, with the graph that trains all layers, to which percentages refer.
     layers : mapping of str to sequence of str
@@ -103,16 +102,21 @@ def select(
     request : Request
         Options and time limit of the solver.
 
+    Raises
+    ------
+    InputError
+        If all scores are 0.
+
     Notes
     -----
-    A set that trains less needs a subset of the nodes, so a schedule for more layers implies one
-    for fewer: see `Freezable.padded_graph`. So a refuted set refutes all supersets. A cut has a
-    minimal subset of layers that the solver can still refute, after subtracting from the limits the
-    needs of the other layers: their state from the RAM, if all state is in RAM, and one computation
-    of their nodes from the deadline. If the solver decides neither, only this set is excluded, and
-    its score stays in the bound.
+    A step that trains fewer layers needs a subset of the nodes, so a schedule for a set implies one
+    for each subset: see `Freezable.padded_graph`. So a refuted set refutes all supersets. A cut has
+    a minimal subset of layers that the solver can still refute, after the needs of the other layers
+    are subtracted from the limits: their state from the RAM, if all state is in RAM, and one
+    computation of their nodes from the deadline. If the solver neither finds a schedule for a set
+    nor proves that there is none, only this set is excluded, and its score remains in the bound.
     """
-    return _LayerSearch(freezable, problem, layers, scores, request).run()
+    return _LayerSearch(freezable, problem, layers, scores, request).find_best_set()
 
 
 class _LayerSearch:
@@ -126,9 +130,9 @@ class _LayerSearch:
         scores: Mapping[str, float],
         request: Request,
     ) -> None:
-        """Make the relaxation of the problem, in which every layer has a score above 0.
+        """Make the relaxation of the problem, without layers of score 0.
 
-        Layers with score 0 are omitted. No set is known to be feasible or infeasible yet.
+        No set is known to be feasible or infeasible yet.
         """
         self.freezable, self.request = freezable, request
         self.problem = problem.resolved()
@@ -141,45 +145,45 @@ class _LayerSearch:
         self.scores = scores
         self.best: tuple[str, ...] = ()
         self.result: SolveResult | None = None
-        self.open: dict[frozenset[str], float] = {}
-        """Scores of the sets that are neither feasible nor refuted."""
-        self.known: dict[frozenset[str], Status] = {}
+        self.open_scores: dict[frozenset[str], float] = {}
+        """Scores of the proposed sets that are neither feasible nor refuted."""
+        self.status_of: dict[frozenset[str], Status] = {}
         self.bound = self._score(self.relaxation.layers)
-        self.tried = self.proposals = 0
+        self.n_checked = self.n_proposals = 0
 
-    def run(self) -> LayerSet:
-        """Search until the best set is proved or time is up.
+    def find_best_set(self) -> LayerSet:
+        """Search until the best set is proved optimal or time is up; return the best set.
 
-        An interrupt ends the search with the best set so far.
+        An interrupt ends the search early. Raises `InputError` if all scores are 0.
         """
         if not self.relaxation.layers:
             raise InputError("scores: all are 0, so no set is better than another")
         with suppress(KeyboardInterrupt):  # return the best set so far
-            self._search()
-        return self._selection()
+            self._propose_and_check()
+        return self._make_layer_set()
 
-    def _search(self) -> None:
+    def _propose_and_check(self) -> None:
         """Propose and check sets: infeasible sets become cuts, and undecided sets are excluded."""
         self._try_first_sets()
-        while not self._is_closed() and self.request.remaining_s() > 0:
+        while not self._is_gap_closed() and self.request.remaining_s() > 0:
             proposed = self._propose()
             if proposed is None:
                 break
             status = self._check_set(proposed, CHECK_FRACTION)
             if status == Status.INFEASIBLE:
-                self.relaxation.cuts.append(self._refute(frozenset(proposed)))
+                self.relaxation.cuts.append(self._make_cut(frozenset(proposed)))
                 self._try_subsets(proposed)
             elif status == Status.UNKNOWN:
-                self.open[frozenset(proposed)] = self._score(proposed)
-                excluded = SetCut(layers=frozenset(proposed), is_exact=True)
-                self.relaxation.cuts.append(excluded)
+                self.open_scores[frozenset(proposed)] = self._score(proposed)
+                exact_cut = SetCut(layers=frozenset(proposed), is_exact=True)
+                self.relaxation.cuts.append(exact_cut)
                 self._try_subsets(proposed)
 
     def _propose(self) -> tuple[str, ...] | None:
         """Return the best set of the relaxation, and lower `bound` to the relaxation's bound.
 
-        Returns None if no set is left, if the best set is feasible already, or if the solver found
-        none in time.
+        Returns None if no set is left, if a schedule of this set is known already, or if the solver
+        found no set in time.
         """
         solution = self.relaxation.solve(
             self.request.backend,
@@ -187,7 +191,7 @@ class _LayerSearch:
             seed=self.request.seed,
             solver_options=self.request.solver_options,
         )
-        best_known_score = max((self._score(self.best), *self.open.values()), default=0.0)
+        best_known_score = max((self._score(self.best), *self.open_scores.values()), default=0.0)
         if solution.infeasible:
             self.bound = best_known_score
             return None
@@ -195,12 +199,12 @@ class _LayerSearch:
             self.bound = min(
                 self.bound, max(best_known_score, solution.bound * self.relaxation.unit)
             )
-        self.proposals += 1
+        self.n_proposals += 1
         proposal = self.relaxation.selected_layers(solution)
         feasible_statuses = (Status.FEASIBLE, Status.OPTIMAL)
         return (
             None
-            if not proposal or self.known.get(frozenset(proposal)) in feasible_statuses
+            if not proposal or self.status_of.get(frozenset(proposal)) in feasible_statuses
             else proposal
         )
 
@@ -212,17 +216,17 @@ class _LayerSearch:
         layer_set = frozenset(layers)
         return tuple(layer for layer in self.relaxation.layers if layer in layer_set)
 
-    def _is_closed(self) -> bool:
+    def _is_gap_closed(self) -> bool:
         """Return whether the gap is at most the requested gap."""
         score_gap = self.bound - self._score(self.best)
         return bool(self.best) and score_gap <= max(self.request.gap, MIN_GAP) * self.bound
 
-    def _selection(self) -> LayerSet:
-        """Return the best set with its status and bound."""
+    def _make_layer_set(self) -> LayerSet:
+        """Return the best set with its status and bound, or the reason if no set was found."""
         score = self._score(self.best)
         bound = score if self.bound - score <= MIN_GAP * self.bound else self.bound
         is_infeasible = not self.best and bound <= 0
-        status = Status.OPTIMAL if self.best and self._is_closed() else Status.FEASIBLE
+        status = Status.OPTIMAL if self.best and self._is_gap_closed() else Status.FEASIBLE
         if not self.best:
             status = Status.INFEASIBLE if is_infeasible else Status.UNKNOWN
         return LayerSet(
@@ -232,7 +236,7 @@ class _LayerSearch:
             status=status,
             result=self.result,
             reason="" if self.best else self._no_set_reason(is_proved=is_infeasible),
-            statistics={"sets": self.tried, "cuts": len(self.relaxation.cuts)},
+            statistics={"sets": self.n_checked, "cuts": len(self.relaxation.cuts)},
         )
 
     def _no_set_reason(self, *, is_proved: bool) -> str:
@@ -244,30 +248,32 @@ class _LayerSearch:
         if not is_proved:
             return f"no layer that can be trained within {limits} was found in time"
         relaxation, message = self.relaxation, f"no layer can be trained within {limits}"
-        if len(relaxation.excluded) < len(relaxation.layers):
+        if len(relaxation.excluded_layers) < len(relaxation.layers):
             return message
-        smallest = min(relaxation.layers, key=relaxation.floor_bytes)
+        smallest_layer = min(relaxation.layers, key=relaxation.min_ram_bytes)
         return (
-            f"{message}; the smallest RAM for one layer is {relaxation.floor_bytes(smallest):,} B, "
-            f"for {smallest!r}"
+            f"{message}; the smallest RAM for one layer is "
+            f"{relaxation.min_ram_bytes(smallest_layer):,} B, for {smallest_layer!r}"
         )
 
     # -- feasible sets -----------------------------------------------------------------------------
 
     def _try_first_sets(self) -> None:
-        """Check the last layers of the model, and then layers by score density, for first sets."""
+        """Check sets of the last layers of the model, and then sets of layers by score density."""
         candidates = [
-            layer for layer in self.relaxation.layers if layer not in self.relaxation.excluded
+            layer
+            for layer in self.relaxation.layers
+            if layer not in self.relaxation.excluded_layers
         ]
-        self._try_longest(candidates[::-1])
-        self._try_in_turn(sorted(candidates, key=self._score_density, reverse=True))
+        self._try_prefixes(candidates[::-1])
+        self._collect_layers(sorted(candidates, key=self._score_density, reverse=True))
 
     def _try_subsets(self, layers: Collection[str]) -> None:
-        """Check subsets of a set, layers with the highest score density first."""
-        self._try_longest(sorted(layers, key=self._score_density, reverse=True))
+        """Check subsets of `layers` that contain the layers with the highest score density."""
+        self._try_prefixes(sorted(layers, key=self._score_density, reverse=True))
 
-    def _try_longest(self, layers: Sequence[str]) -> None:
-        """Bisect for the longest prefix of a list of layers that can be trained."""
+    def _try_prefixes(self, layers: Sequence[str]) -> None:
+        """Bisect for the longest prefix of `layers` that can be trained; it may become `best`."""
         min_length, max_length = 0, len(layers) + 1
         while max_length - min_length > 1 and self._has_time():
             length = (min_length + max_length) // 2
@@ -276,29 +282,29 @@ class _LayerSearch:
             else:
                 max_length = length
 
-    def _try_in_turn(self, layers: Sequence[str]) -> None:
-        """Collect the layers of a list that can be trained together, in the order of the list.
+    def _collect_layers(self, layers: Sequence[str]) -> None:
+        """Search in the order of `layers` for a set of them that can be trained.
 
-        Tries blocks of layers: all first, a larger block after a success, a smaller one after a
-        failure.
+        Tries to add blocks of layers: all first, a larger block after a success, a smaller one
+        after a failure.
         """
-        trained: list[str] = []
-        position, size = 0, len(layers)
+        accepted: list[str] = []
+        position, block_size = 0, len(layers)
         while position < len(layers) and self._has_time():
-            if self._can_train([*trained, *layers[position : position + size]]):
-                trained += layers[position : position + size]
-                position += size
-                size *= 2
-            elif size == 1:
+            if self._can_train([*accepted, *layers[position : position + block_size]]):
+                accepted += layers[position : position + block_size]
+                position += block_size
+                block_size *= 2
+            elif block_size == 1:
                 position += 1
             else:
-                size = (size + 1) // 2
+                block_size = (block_size + 1) // 2
 
     def _has_time(self) -> bool:
         """Return whether time remains to check sets that are not proposed."""
         request = self.request
-        trials = 1.0 if self.proposals else TRIALS_FRACTION
-        return request.elapsed_s() < trials * request.time_limit_s
+        max_fraction = 1.0 if self.n_proposals else FIRST_TRIALS_FRACTION
+        return request.elapsed_s() < max_fraction * request.time_limit_s
 
     def _can_train(self, layers: Sequence[str]) -> bool:
         return (
@@ -306,7 +312,7 @@ class _LayerSearch:
         )
 
     def _may_fit(self, layers: Collection[str]) -> bool:
-        """Return whether the bounds on RAM and time of the relaxation permit a set."""
+        """Return whether the relaxation's lower bounds on RAM and time permit `layers`."""
         relaxation, deadline_s = self.relaxation, self.problem.deadline_s
         extra_bytes = (
             max(relaxation.working_bytes[layer] for layer in layers) - relaxation.min_working_bytes
@@ -316,12 +322,12 @@ class _LayerSearch:
             and relaxation.state_bytes(layers) + extra_bytes > relaxation.max_state_bytes
         ):
             return False
-        return deadline_s is None or relaxation.pass_s(
+        return deadline_s is None or relaxation.extra_compute_s(
             layers
-        ) + relaxation.always_s <= deadline_s * (1 + DEADLINE_TOLERANCE)
+        ) + relaxation.common_nodes_s <= deadline_s * (1 + DEADLINE_TOLERANCE)
 
     def _score_density(self, layer: str) -> float:
-        """Return a layer's score divided by its fractions of RAM and deadline."""
+        """Return a layer's score divided by the sum of its fractions of RAM and deadline."""
         relaxation = self.relaxation
         max_state_bytes = max(1, relaxation.max_state_bytes)
         used_fraction = (
@@ -329,7 +335,7 @@ class _LayerSearch:
             + relaxation.working_bytes[layer]
             - relaxation.min_working_bytes
         ) / max_state_bytes
-        used_fraction += relaxation.pass_s([layer]) / (
+        used_fraction += relaxation.extra_compute_s([layer]) / (
             self.problem.deadline_s or self.problem.pass_time_s or 1.0
         )
         return self.scores[layer] / max(used_fraction, MIN_GAP)
@@ -337,19 +343,19 @@ class _LayerSearch:
     def _check_set(self, layers: tuple[str, ...], time_fraction: float = TRIAL_FRACTION) -> Status:
         """Check whether a set has a schedule, within a fraction of the remaining time.
 
-        Stores its status, and the set itself if it is the best so far.
+        Stores and returns the status of the set; stores the set as `best` if its score is highest.
         """
         key = frozenset(layers)
-        if self.known.get(key, Status.UNKNOWN) == Status.UNKNOWN:
-            self.tried += 1
+        if self.status_of.get(key, Status.UNKNOWN) == Status.UNKNOWN:
+            self.n_checked += 1
             graph = self.freezable.graph_for(self._parameters(layers))
             problem = self._problem_for(graph)
             result = self._solve(problem, time_fraction)
             is_scheduled = result.schedule is not None
-            self.known[key] = Status.FEASIBLE if is_scheduled else result.status
+            self.status_of[key] = Status.FEASIBLE if is_scheduled else result.status
             if is_scheduled and self._score(layers) > self._score(self.best):
                 self.best, self.result = layers, result
-        return self.known[key]
+        return self.status_of[key]
 
     def _parameters(self, layers: Iterable[str]) -> list[str]:
         return [name for layer in layers for name in self.relaxation.layers[layer]]
@@ -375,14 +381,14 @@ class _LayerSearch:
             raise KeyboardInterrupt
         return result
 
-    def _problem_for(self, graph: Graph, **limits: Any) -> Problem:
+    def _problem_for(self, graph: Graph, **changes: Any) -> Problem:
         costs = costs_for(graph, self.problem)
-        return replace(self.problem, graph=graph, costs=costs, **{"minimize": "energy", **limits})
+        return replace(self.problem, graph=graph, costs=costs, **{"minimize": "energy", **changes})
 
     # -- infeasible sets ---------------------------------------------------------------------------
 
-    def _refute(self, layers: frozenset[str]) -> SetCut:
-        """Return a cut for an infeasible set."""
+    def _make_cut(self, layers: frozenset[str]) -> SetCut:
+        """Return a cut that excludes an infeasible set, and further sets if that can be proved."""
         subset = self._minimal_refuted_subset(layers)
         if subset is None:
             return SetCut(layers=layers, is_exact=True)
@@ -395,7 +401,9 @@ class _LayerSearch:
                 state_bytes = min(state_bytes, self._excess_state_bytes(subset))
             return SetCut(layers=subset, state_bytes=state_bytes)
         extra_s = (
-            deadline_s * (1 + DEADLINE_TOLERANCE) - relaxation.always_s - relaxation.pass_s(layers)
+            deadline_s * (1 + DEADLINE_TOLERANCE)
+            - relaxation.common_nodes_s
+            - relaxation.extra_compute_s(layers)
         )
         other_state_bytes = (
             0 if state_bytes is None else state_bytes - relaxation.state_bytes(subset)
@@ -407,49 +415,49 @@ class _LayerSearch:
         """Return a refuted subset from which no layer can be removed.
 
         The layers whose training needs the most nodes form the first subset, which doubles until it
-        is refuted; then layers are removed. Returns None if not even all layers are refuted.
+        is refuted; then layers are removed. Returns None if not even `layers` is refuted.
         """
-        order = sorted(layers, key=lambda layer: -len(self.relaxation.nodes_for[layer]))
-        size = 1
-        while not self._is_refuted(frozenset(order[:size]), layers):
-            if size >= len(order):
+        ordered_layers = sorted(layers, key=lambda layer: -len(self.relaxation.nodes_for[layer]))
+        count = 1
+        while not self._is_refuted(frozenset(ordered_layers[:count]), layers):
+            if count >= len(ordered_layers):
                 return None
-            size *= 2
-        remaining = order[:size]
-        size = len(remaining) // 2
-        while size:
+            count *= 2
+        remaining_layers = ordered_layers[:count]
+        count = len(remaining_layers) // 2
+        while count:
             position = 0
-            while position < len(remaining):
-                smaller_set = remaining[:position] + remaining[position + size :]
-                if smaller_set and self._is_refuted(frozenset(smaller_set), layers):
-                    remaining = smaller_set
+            while position < len(remaining_layers):
+                fewer_layers = remaining_layers[:position] + remaining_layers[position + count :]
+                if fewer_layers and self._is_refuted(frozenset(fewer_layers), layers):
+                    remaining_layers = fewer_layers
                 else:
-                    position += size
-            size //= 2
-        return frozenset(remaining)
+                    position += count
+            count //= 2
+        return frozenset(remaining_layers)
 
     def _excess_state_bytes(self, subset: frozenset[str]) -> int:
-        """Return the smallest size of trained state with which a superset is infeasible [B].
+        """Return a size of trained state with which every superset of `subset` is infeasible [B].
 
-        With this size, all state and the minimum RAM of `subset` without its state exceed the
+        With this size, the state plus the minimum RAM of `subset` without its state exceed the
         budget.
         """
         relaxation = self.relaxation
         graph = self.freezable.padded_graph(self._parameters(self._model_order(subset)))
         problem = self._problem_for(graph, ram="100%", minimize="ram")
         min_ram_bytes = math.ceil(self._solve(problem, REFUTATION_FRACTION, gap=0.0).proven_bound)
-        ram_bytes = self.problem.usable_ram_bytes - relaxation.always_state_bytes
+        ram_bytes = self.problem.usable_ram_bytes - relaxation.common_state_bytes
         return ram_bytes - (min_ram_bytes - relaxation.state_bytes(subset)) + 1
 
     def _min_extra_s(self, subset: frozenset[str], other_state_bytes: int) -> float:
-        """Return a lower bound on the time beyond a single pass of steps that train a subset [s].
+        """Return a lower bound on the time beyond a single pass of steps that train `subset` [s].
 
-        `other_state_bytes` is the RAM of the state of the other layers, which is subtracted from
-        the budget [B].
+        `other_state_bytes` is the RAM of the state of other layers, which is subtracted from the
+        budget [B]. Returns the deadline if no schedule fits.
         """
         ram = self.problem.ram_budget_bytes - other_state_bytes
         if not self.problem.can_page:
-            ram -= self.relaxation.always_state_bytes
+            ram -= self.relaxation.common_state_bytes
         graph = self.freezable.padded_graph(self._parameters(self._model_order(subset)))
         problem = self._problem_for(graph, ram=ram, deadline=None, minimize="time")
         result = self._solve(problem, REFUTATION_FRACTION, gap=self.request.gap)
@@ -460,22 +468,22 @@ class _LayerSearch:
     def _is_refuted(
         self, subset: frozenset[str], full_set: frozenset[str], *, with_state: bool = True
     ) -> bool:
-        """Return whether the solver proves that a subset of a set has no schedule.
+        """Return whether `subset` is proved to have no schedule within reduced limits.
 
         The minimum needs of the layers in `full_set` but not in `subset` are subtracted from the
-        limits: the time of their nodes, and `with_state` the RAM of their state.
+        limits: the time of their nodes and, if `with_state`, the RAM of their state.
         """
         relaxation, problem = self.relaxation, self.problem
         ram, deadline_s = problem.ram_budget_bytes, problem.deadline_s
         if not problem.can_page:
-            ram -= relaxation.always_state_bytes
+            ram -= relaxation.common_state_bytes
             ram -= (relaxation.state_bytes(full_set) - relaxation.state_bytes(subset)) * with_state
         if deadline_s is not None:
             deadline_s += (
                 DEADLINE_TOLERANCE * deadline_s
                 - relaxation.buffer_update_s
-                - relaxation.pass_s(full_set)
-                + relaxation.pass_s(subset)
+                - relaxation.extra_compute_s(full_set)
+                + relaxation.extra_compute_s(subset)
             )
         if ram <= 0 or (deadline_s is not None and deadline_s <= 0):
             return True
@@ -484,7 +492,7 @@ class _LayerSearch:
         return self._solve(subset_problem, REFUTATION_FRACTION).status == Status.INFEASIBLE
 
 
-def layers_of(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:
+def group_by_layer(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:
     """Group parameter names by layer: by module, or each parameter by itself.
 
     Parameters
@@ -493,6 +501,11 @@ def layers_of(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:
         Names of the parameters, with the paths of their modules.
     per : {'layer', 'tensor'}
         The unit that is trained or frozen. A parameter without a module is its own layer.
+
+    Raises
+    ------
+    InputError
+        If `per` is neither 'layer' nor 'tensor'.
     """
     if per not in ("layer", "tensor"):
         raise InputError(f"per: expected layer or tensor, got {per!r}")
@@ -503,33 +516,36 @@ def layers_of(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:
     return layers
 
 
-def check_names(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
-    """Raise `InputError` for scores of unknown layers."""
-    unknown = [shown(name) for name in scores if name not in layers]
-    layer_names = listed([shown(name) for name in layers], max_names=_MAX_NAMED)
-    if unknown:
+def check_layer_names(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
+    """Raise `InputError` if a score belongs to no layer; `source` begins the message."""
+    unknown_names = [shown(name) for name in scores if name not in layers]
+    layer_names = listed([shown(name) for name in layers], max_names=_MAX_LISTED)
+    if unknown_names:
         raise InputError(
-            f"{source}: no layer is called {listed(unknown, max_names=_MAX_NAMED)}; expected "
-            f"{layer_names}"
+            f"{source}: no layer is called {listed(unknown_names, max_names=_MAX_LISTED)}; "
+            f"expected {layer_names}"
         )
 
 
 def check_scores(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
-    """Raise `InputError` unless each layer, and no other name, has a finite score of 0 or more."""
-    check_names(scores, layers, source)
-    unscored = [shown(name) for name in layers if name not in scores]
-    wrong = [
+    """Raise `InputError` unless each layer, and no other name, has a finite score of 0 or more.
+
+    The sum must be finite, too. `source` begins the message.
+    """
+    check_layer_names(scores, layers, source)
+    unscored_layers = [shown(name) for name in layers if name not in scores]
+    invalid_scores = [
         f"{shown(name)} is {score:g}" for name, score in scores.items() if not 0 <= score < math.inf
     ]
-    if unscored:
+    if unscored_layers:
         raise InputError(
-            f"{source}: no score for {listed(unscored, max_names=_MAX_NAMED)}; use 0 for layers "
-            "that "
-            "should stay frozen"
+            f"{source}: no score for {listed(unscored_layers, max_names=_MAX_LISTED)}; use 0 for "
+            "layers that should stay frozen"
         )
-    if wrong:
+    if invalid_scores:
         raise InputError(
-            f"{source}: the score of {listed(wrong, max_names=_MAX_NAMED)}; expected 0 or more"
+            f"{source}: the score of {listed(invalid_scores, max_names=_MAX_LISTED)}; "
+            "expected 0 or more"
         )
     if not math.isfinite(sum(scores.values())):
         raise InputError(f"{source}: expected scores with a finite sum, such as fractions of 1")

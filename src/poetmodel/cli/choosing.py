@@ -168,7 +168,7 @@ def _choose_layers(
     from poetmodel.torch.target import default_name, load_batch, load_step
 
     require_torch()
-    from poetmodel.torch.step.optimizers import named_optimizer
+    from poetmodel.torch.step.optimizers import make_optimizer
 
     with redirect_stdout(sys.stderr):
         model, loss_fn, inputs = load_step(request.step_source, onnx)
@@ -182,7 +182,7 @@ def _choose_layers(
             per=request.per.value,
             device=costing.device,
             profile=costing.profile,
-            optimizer=named_optimizer(request.optimizer, model, loss_fn),
+            optimizer=make_optimizer(request.optimizer, model, loss_fn),
             name=request.name or default_name(request.step_source),
             tile=request.tile,
             backend=search.backend,

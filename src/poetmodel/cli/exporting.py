@@ -218,9 +218,9 @@ def export(
     """Make a folder of C that trains on a device, or a program of ExecuTorch."""
     called_s = context.obj or time.monotonic()
     from poetmodel.export.folder import check_folder
-    from poetmodel.torch.target import is_captured
+    from poetmodel.torch.target import needs_capture
 
-    captured = is_captured(request.step_source)
+    captured = needs_capture(request.step_source)
     if request.target != ExportTarget.C:
         if not captured:
             raise InputError(
@@ -363,11 +363,11 @@ def _write_program(
     from poetmodel.torch.target import load_step
 
     to_executorch = pmt.to_executorch  # raises before the capture if ExecuTorch is missing
-    from poetmodel.torch.step.optimizers import named_optimizer
+    from poetmodel.torch.step.optimizers import make_optimizer
 
     with redirect_stdout(sys.stderr):
         model, loss_fn, inputs = load_step(request.step_source, onnx)
-    user_optimizer = request.optimizer and named_optimizer(request.optimizer, model, loss_fn)
+    user_optimizer = request.optimizer and make_optimizer(request.optimizer, model, loss_fn)
     device: dict[str, Any] = (
         {"device": device_options.device} if "device" in _options_on_command_line(context) else {}
     )
@@ -409,9 +409,9 @@ def read_or_capture_step(
     Output of the user's code goes to stderr. Raises `FlashError` before the capture if the weights
     exceed the flash of the device, and `InputError` for options that a step file does not support.
     """
-    from poetmodel.torch.target import is_captured
+    from poetmodel.torch.target import needs_capture
 
-    if not is_captured(step_source):
+    if not needs_capture(step_source):
         from poetmodel.lowered.io import load_step
 
         step = load_step(step_source)  # raises for other files first
@@ -441,10 +441,10 @@ def read_or_capture_step(
             check_weight_bytes(trained_weight_bytes(model), device)
         from poetmodel.torch.lowering import inference  # imports PyTorch's compiler
         from poetmodel.torch.lowering.step import lower
-        from poetmodel.torch.step.optimizers import named_optimizer
+        from poetmodel.torch.step.optimizers import make_optimizer
 
         name = name or default_name(step_source)
-        user_optimizer = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
+        user_optimizer = None if optimizer is None else make_optimizer(optimizer, model, loss_fn)
         step = lower(
             model, loss_fn, inputs, name=name, optimizer=user_optimizer, accumulate=accumulate
         )

@@ -73,13 +73,13 @@ class CostingOptions:
     def trace(self, target: str, onnx: OnnxStep, optimizer: str | None = None) -> Trace:
         """Capture the step of ``module:function`` or of an ONNX file; its output goes to stderr."""
         from poetmodel.torch import trace
-        from poetmodel.torch.step.optimizers import named_optimizer
+        from poetmodel.torch.step.optimizers import make_optimizer
         from poetmodel.torch.target import default_name, load_step
 
         with redirect_stdout(sys.stderr):
             model, loss_fn, inputs = load_step(target, onnx)
             user_optimizer = (
-                None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
+                None if optimizer is None else make_optimizer(optimizer, model, loss_fn)
             )
             name = self.name or default_name(target)
             return trace(model, loss_fn, inputs, name=name, optimizer=user_optimizer)
@@ -363,12 +363,12 @@ def _step_properties(
 
     Raises `InputError` if properties of an ONNX file are given for another source.
     """
-    from poetmodel.torch.target import is_captured, is_onnx
+    from poetmodel.torch.target import is_onnx, needs_capture
 
     if is_onnx(step_source):
         return onnx.step(sizes.batch), replace(sizes, batch=None)
     onnx_step = onnx.step()
-    if onnx_step.given_options and not is_captured(step_source):
+    if onnx_step.given_options and not needs_capture(step_source):
         raise InputError(
             f"{onnx_step.given_options[0]}: only applies to ONNX files; {step_source} is not one"
         )
@@ -387,13 +387,13 @@ def profile(
     """Measure times and energies of a training step, on this host or on an emulated board."""
     emulating.check()
     step_source, out = request.step_source, request.out
-    from poetmodel.torch.target import is_captured
+    from poetmodel.torch.target import needs_capture
 
     onnx_step, sizes = _step_properties(step_source, onnx, sizes)
     emulated, tile = emulating.target == ProfileTarget.QEMU, sizes.tile
     if emulated:
         sizes = replace(sizes, tile=None)
-    if (emulated or is_captured(step_source)) and sizes.shape.overrides:
+    if (emulated or needs_capture(step_source)) and sizes.shape.overrides:
         raise InputError(
             f"{step_source}, {' '.join(sizes.shape.options)}: the function gives the inputs of a "
             "step; leave the option out"
@@ -401,12 +401,12 @@ def profile(
     read_device(costing.device)
     costing.check_power(emulated=emulated)
     check_outputs(("--out", out), inputs=(step_source, costing.device, costing.power_from))
-    if is_captured(step_source) and not emulated:
+    if needs_capture(step_source) and not emulated:
         costing.check_folder()
     if emulated:
         with live_line(enabled=not output.json, doing="building and running"):
             graph, costs, notes = emulating.measure(step_source, onnx_step, costing, tile)
-    elif is_captured(step_source):
+    elif needs_capture(step_source):
         with live_line(enabled=not output.json, doing="capturing and measuring"):
             traced = costing.trace(step_source, onnx_step)
             graph = traced.graph

@@ -24,7 +24,7 @@ from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.report.charts import graph_chart
 from poetmodel.schedule import Schedule, Simulation
 from poetmodel.solver.facade import solve as solve_problem
-from poetmodel.solver.outcome import is_closed
+from poetmodel.solver.outcome import is_gap_closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -231,7 +231,9 @@ class _Progress:
     @property
     def is_closed(self) -> bool:
         """Whether the best schedule is within the gap of the proven bound."""
-        return self.value is not None and is_closed(self.problem, self.value, self.bound, self.gap)
+        return self.value is not None and is_gap_closed(
+            self.problem, self.value, self.bound, self.gap
+        )
 
     def _send_schedule(self, schedule: Schedule, seconds: float) -> None:
         verdict = verify(self.problem, schedule)
@@ -262,7 +264,7 @@ def solve(job: dict[str, Any], context: JobContext) -> Frame:
         overhead = problem.objective.overhead_of(result.simulation)
         bound = max(bound, result.proven_bound - problem.objective.baseline)
         bound = min(bound, overhead)
-        if is_closed(problem, overhead, bound, search["gap"]):
+        if is_gap_closed(problem, overhead, bound, search["gap"]):
             status = "optimal"  # type: ignore[assignment]
     reply = {
         "status": str(status),

@@ -30,12 +30,13 @@ class Span(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """Content at one offset: a workspace, or a copy and all copies made in place of it."""
+    """Memory at one offset: a workspace, or a copy and all copies made in place of it."""
 
     spans: list[Span] = field(default_factory=list)
-    """Spans of all copies; two spans overlap if one copy is made in place of the other."""
+    """Spans of all copies, or of the workspace; two spans overlap if one copy is made in place of
+    the other."""
     contents: list[tuple[int, Content, int]] = field(default_factory=list)
-    """(position, content, index) of everything at this offset."""
+    """(position, kind of content, index of tensor or node) of each copy or workspace."""
 
     @property
     def is_resident(self) -> bool:
@@ -43,18 +44,18 @@ class Block:
         return self.contents[0][0] == BEFORE
 
 
-def blocks_of(graph: Graph, plan: Plan, alignment: int) -> list[Block]:
+def list_blocks(graph: Graph, plan: Plan, alignment: int) -> list[Block]:
     """Return all blocks of a valid plan, in program order."""
     blocks: list[Block] = []
-    latest: dict[int | None, Block] = {}
+    latest_block_of: dict[int | None, Block] = {}
     """Block that contains the latest copy of each tensor."""
     for copy in list_stays(graph, plan):
-        block = latest.get(copy.in_place_of)
+        block = latest_block_of.get(copy.in_place_of)
         if block is None:
             block = Block()
             blocks.append(block)
         if copy.content == Content.OUTPUT:
-            latest[copy.index] = block
+            latest_block_of[copy.index] = block
         end = copy.first_free_position(plan.program)
         block.spans.append(Span(copy.begin, end, round_up(copy.bytes, alignment)))
         block.contents.append((copy.begin, copy.content, copy.index))
@@ -62,28 +63,29 @@ def blocks_of(graph: Graph, plan: Plan, alignment: int) -> list[Block]:
 
 
 def lower_bound_bytes(blocks: Iterable[Block], length: int) -> int:
-    """Return a lower bound on the arena: the maximum RAM at one position of the program [B].
+    """Return a lower bound on the size of the arena: the maximum RAM at a position [B].
 
-    `length` is the number of instructions. If spans of a block overlap, the largest one counts.
+    `length` is the number of instructions of the program. If spans of a block overlap, the largest
+    one counts.
     """
     return max(ram_by_position(blocks, length), default=0)
 
 
 def ram_by_position(blocks: Iterable[Block], length: int) -> list[int]:
-    """Return the RAM at each position [B]; the first value is that before the program."""
-    steps = [0] * (length + 2)
+    """Return the RAM at each position [B]; the first value is the RAM before the program."""
+    ram_changes = [0] * (length + 2)
     for block in blocks:
-        for begin, end, size in without_overlaps(block.spans):
-            steps[begin + 1] += size
-            steps[end + 1] -= size
-    total, totals = 0, []
-    for step in steps[:-1]:
-        total += step
-        totals.append(total)
-    return totals
+        for begin, end, size in split_overlaps(block.spans):
+            ram_changes[begin + 1] += size
+            ram_changes[end + 1] -= size
+    ram_bytes, ram_values = 0, []
+    for change in ram_changes[:-1]:
+        ram_bytes += change
+        ram_values.append(ram_bytes)
+    return ram_values
 
 
-def without_overlaps(spans: Sequence[Span]) -> list[Span]:
+def split_overlaps(spans: Sequence[Span]) -> list[Span]:
     """Split the spans of a block so that none overlap; the largest size counts at each position."""
     if len(spans) == 1:
         return list(spans)

@@ -1,4 +1,4 @@
-"""`place`: assign offsets to all contents of RAM of a plan, in an arena as small as possible."""
+"""Assign offsets to all tensors and workspaces of a plan, in a small arena."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from poetmodel.errors import PlanError
-from poetmodel.placement.lifetimes import Block, blocks_of, lower_bound_bytes
-from poetmodel.placement.packing import Packing, search
+from poetmodel.placement.lifetimes import Block, list_blocks, lower_bound_bytes
+from poetmodel.placement.packing import PackingProblem, search_offsets
 from poetmodel.plan import Plan, check_plan
 from poetmodel.plan.alignment import ALIGNMENT, check_alignment
 from poetmodel.plan.arena import Arena, CopyOffset
@@ -39,7 +39,7 @@ def place(
     alignment : int
         Offsets are multiples of this power of two [B].
     time_limit : float
-        Wall time of the search; the best offsets found are returned [s].
+        Maximum wall time of the search, which returns its best offsets [s].
     seed : int
         Seed of the search. Equal seeds return equal offsets unless the time limit stops the search.
 
@@ -58,9 +58,9 @@ def place(
     check = check_plan(graph, None, plan, ram_budget_bytes=MAX_BYTES)
     if check.violations:
         raise PlanError(check.violations)
-    blocks = blocks_of(graph, plan, alignment)
+    blocks = list_blocks(graph, plan, alignment)
     offsets, size, bound = place_blocks(blocks, len(plan.program), time_limit=time_limit, seed=seed)
-    placed = zip(blocks, offsets, strict=True)
+    placed_blocks = zip(blocks, offsets, strict=True)
     return Arena(
         bytes=size,
         lower_bound_bytes=bound,
@@ -68,7 +68,7 @@ def place(
         offsets=tuple(
             sorted(
                 CopyOffset(*content, offset)
-                for block, offset in placed
+                for block, offset in placed_blocks
                 for content in block.contents
             )
         ),
@@ -84,18 +84,26 @@ def place_blocks(
     `place`.
     """
     bound = lower_bound_bytes(blocks, length)
-    resident = [k for k, block in enumerate(blocks) if block.is_resident]
-    temporary = [k for k, block in enumerate(blocks) if not block.is_resident]
-    # Resident blocks are at the bottom: elsewhere they would only divide the free memory.
-    sizes = (blocks[k].spans[0].bytes for k in resident)
-    *offsets, base = accumulate(sizes, initial=0)
+    resident_indices = [k for k, block in enumerate(blocks) if block.is_resident]
+    temporary_indices = [k for k, block in enumerate(blocks) if not block.is_resident]
+    # Resident blocks have the lowest offsets: elsewhere they would only divide the free memory.
+    sizes = (blocks[k].spans[0].bytes for k in resident_indices)
+    *resident_offsets, resident_bytes = accumulate(sizes, initial=0)
     until_s = time.monotonic() + time_limit
-    temporary_blocks = [blocks[k] for k in temporary]
-    packing = Packing.of(temporary_blocks)
-    temporary_offsets = search(
-        temporary_blocks, packing, bound=bound - base, until_s=until_s, seed=seed
+    temporary_blocks = [blocks[k] for k in temporary_indices]
+    problem = PackingProblem.from_blocks(temporary_blocks)
+    temporary_offsets = search_offsets(
+        temporary_blocks, problem, bound=bound - resident_bytes, until_s=until_s, seed=seed
     )
     offset_of = dict(
-        zip((*resident, *temporary), (*offsets, *(temporary_offsets + base).tolist()), strict=True)
+        zip(
+            (*resident_indices, *temporary_indices),
+            (*resident_offsets, *(temporary_offsets + resident_bytes).tolist()),
+            strict=True,
+        )
     )
-    return [offset_of[k] for k in range(len(blocks))], base + packing.top(temporary_offsets), bound
+    return (
+        [offset_of[k] for k in range(len(blocks))],
+        resident_bytes + problem.max_end(temporary_offsets),
+        bound,
+    )

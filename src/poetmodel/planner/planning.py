@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import check_time_limit
-from poetmodel.clock import time_limit as limited
+from poetmodel.clock import time_limit as limit_time
 from poetmodel.device import Costs, CostTable, StorageMode
 from poetmodel.errors import PlanError, TimeLimitError, VerificationError
 from poetmodel.problem import Problem, Quantity, is_within
@@ -69,8 +69,8 @@ def make_plan(
         RAM budget of ``dma`` plans, without resident bytes [B]. Default, and minimum: the peak of
         the schedule.
     time_limit : float, optional
-        Wall time after which ``dma`` plans are no longer improved [s]. Without any improvement,
-        each page-in begins right before its use.
+        Wall time after which ``dma`` plans are no longer improved [s]. In a plan without any
+        improvement, each page-in begins right before its use.
 
     Returns
     -------
@@ -91,12 +91,12 @@ def make_plan(
     if simulation.violations:
         raise PlanError(simulation.violations)
     peak_bytes, storage_mode = simulation.peak_ram_bytes, StorageMode(mode)
-    return _make_valid_plan(
+    return _make_unchecked_plan(
         graph, costs, schedule, storage_mode, ram_budget_bytes, peak_bytes, time_limit
     )
 
 
-def _make_valid_plan(
+def _make_unchecked_plan(
     graph: Graph,
     costs: Costs,
     schedule: Schedule,
@@ -105,7 +105,7 @@ def _make_valid_plan(
     peak_bytes: int,
     limit_s: float | None = None,
 ) -> Plan:
-    """Make the plan of a schedule that is valid and has the peak `peak_bytes` [B]."""
+    """Make the plan of a schedule without checking it; the caller states its peak [B]."""
     from poetmodel.plan import Plan
 
     budget = max(ram_budget_bytes or 0, peak_bytes)
@@ -124,23 +124,23 @@ def _make_valid_plan(
     homes = plan.homes(graph)
     if mode == StorageMode.BLOCKING:
         return replace(plan, program=compile_schedule(homes, schedule).program)
-    program = _dma_program(homes, costs.table(graph), schedule, budget, limit_s)
+    program = _make_dma_program(homes, costs.table(graph), schedule, budget, limit_s)
     return replace(plan, program=program)
 
 
-def _dma_program(
+def _make_dma_program(
     homes: Homes, table: CostTable, schedule: Schedule, budget: int, limit_s: float | None
 ) -> Program:
     """Return the fastest program for a device with DMA that is found within `limit_s` [s]."""
     from poetmodel.plan.derivation import with_waits_and_frees
-    from poetmodel.planner.sequence import computations_and_transfers, page_in_at_use
+    from poetmodel.planner.sequence import extract_actions, move_page_ins_to_readers
     from poetmodel.planner.timing import Timing
 
-    moves = computations_and_transfers(homes, schedule)
-    best_timing = Timing(homes, table, page_in_at_use(homes, moves), budget)
-    improved_timings = _improved_timings(homes, table, moves, budget, best_timing)
+    actions = extract_actions(homes, schedule)
+    best_timing = Timing(homes, table, move_page_ins_to_readers(homes, actions), budget)
+    improved_timings = _improve_timing(homes, table, actions, budget, best_timing)
     try:
-        with nullcontext() if limit_s is None else limited(limit_s):
+        with nullcontext() if limit_s is None else limit_time(limit_s):
             for candidate in improved_timings:
                 best_timing = candidate
     except TimeLimitError:
@@ -149,33 +149,33 @@ def _dma_program(
     return with_waits_and_frees(homes, best_timing.steps, StorageMode.DMA)
 
 
-def _improved_timings(
-    homes: Homes, table: CostTable, moves: Sequence[Instruction], budget: int, best: Timing
+def _improve_timing(
+    homes: Homes, table: CostTable, actions: Sequence[Instruction], budget: int, best_timing: Timing
 ) -> Iterator[Timing]:
-    """Yield timings of programs, none slower than the one before; `best` is the first to improve.
+    """Yield improvements of `best_timing`, none slower than the one before.
 
     First a search chooses the transfers' intervals. Then passes delay page-ins as long as the
     makespan stays the same.
     """
-    from poetmodel.planner.search import best_transfers
+    from poetmodel.planner.search import choose_transfers
     from poetmodel.planner.timing import Timing, delay_page_ins
     from poetmodel.planner.windows import TransferWindows
 
-    windows = TransferWindows(homes, table, moves, budget)
-    chosen_steps = windows.steps(best_transfers(windows).transfers)
+    windows = TransferWindows(homes, table, actions, budget)
+    chosen_steps = windows.insert_transfers(choose_transfers(windows).transfers)
     candidate = Timing(homes, table, chosen_steps, budget)
-    if candidate.peak_ram_bytes <= budget and candidate.makespan_s < best.makespan_s:
-        best = candidate
-        yield best
+    if candidate.peak_ram_bytes <= budget and candidate.makespan_s < best_timing.makespan_s:
+        best_timing = candidate
+        yield best_timing
     for _ in range(_MAX_DELAY_PASSES):
-        delayed_steps = delay_page_ins(best)
-        if delayed_steps == best.given_steps:
+        delayed_steps = delay_page_ins(best_timing)
+        if delayed_steps == best_timing.input_steps:
             break
         timing = Timing(homes, table, delayed_steps, budget)
-        if not is_within(timing.makespan_s, best.makespan_s):
+        if not is_within(timing.makespan_s, best_timing.makespan_s):
             break
-        best = timing
-        yield best
+        best_timing = timing
+        yield best_timing
 
 
 def checked_plan(
@@ -230,12 +230,12 @@ def verify(
     problem : Problem
         Graph, costs and limits.
     schedule : Schedule
-        The relations.
+        The schedule to verify.
     stated : mapping of str to number, optional
         Metrics stated in a file, such as ``energy_j`` and ``peak_ram_bytes``. Each is compared with
-        the simulator's. The makespan may be that of a slower plan than the default one, such as one
-        whose addresses fit. It then counts as the time, up to the time without any overlap. If RAM
-        is minimized, the RAM of a plan may likewise be larger, up to the budget.
+        the simulator's. A stated makespan above that of the default plan counts as the time, up to
+        the time without any overlap, because another plan may be slower, such as one whose
+        addresses fit. If RAM is minimized, a larger stated RAM counts likewise, up to the budget.
     plan : Plan, optional
         The plan to verify if the time of the problem is a makespan. Default: the plan that
         `make_plan` makes for DMA and the budget of the problem.
@@ -247,7 +247,7 @@ def verify(
     -------
     Verdict
         Metrics and all violations. For a makespan, ``makespan_s`` and the time that counts are
-        those that `check_plan` measured on the plan, and the plan's violations are listed, too.
+        those of `check_plan`, and the violations of the plan are listed, too.
 
     Raises
     ------
@@ -259,35 +259,39 @@ def verify(
     from poetmodel.plan import check_plan
 
     graph, costs = problem.graph, problem.costs
-    faults: list[str] = []
+    plan_violations: list[str] = []
 
-    def check_within(peak_bytes: int, budget: int) -> PlanCheck:
-        """Make and check the plan within a RAM budget [B]."""
+    def make_and_check(peak_bytes: int, budget: int) -> PlanCheck:
+        """Make the plan within a RAM budget [B], or use the given one, and check it."""
         plan_budget_bytes = budget if peak_bytes <= budget else None
-        candidate = plan or _make_valid_plan(
+        candidate = plan or _make_unchecked_plan(
             graph, costs, schedule, StorageMode.DMA, plan_budget_bytes, peak_bytes
         )
         return check_plan(graph, costs, candidate, aux_bytes=problem.aux_limit_bytes)
 
     def plan_metrics(simulation: Simulation) -> PlanMetrics:
-        """Return makespan and RAM of the checked plan, or of a plan without overlap."""
+        """Return the makespan of the checked plan, and its RAM if RAM is minimized.
+
+        Adds violations of the plan to `plan_violations`. Without a valid schedule or enough time,
+        the makespan is that of a plan without overlap, and the RAM is None.
+        """
         blocking = PlanMetrics(simulation.makespan_s)
         if simulation.violations:  # no program can execute the schedule
             return blocking
         peak_bytes, ram_bytes = simulation.peak_ram_bytes, None
         try:
-            with nullcontext() if planning_s is None else limited(planning_s):
+            with nullcontext() if planning_s is None else limit_time(planning_s):
                 check_time_limit()
                 if plan is None and problem.minimize == Quantity.RAM:
                     ram_bytes = _min_ram_bytes(
-                        problem, schedule, simulation, partial(check_within, peak_bytes)
+                        problem, schedule, simulation, partial(make_and_check, peak_bytes)
                     )
-                check = check_within(peak_bytes, ram_bytes or problem.usable_ram_bytes)
+                check = make_and_check(peak_bytes, ram_bytes or problem.usable_ram_bytes)
         except TimeLimitError:
             if planning_s is None:  # an outer time limit has expired
                 raise
             return blocking
-        faults.extend(f"plan: {violation}" for violation in check.violations)
+        plan_violations.extend(f"plan: {violation}" for violation in check.violations)
         if plan is not None:
             plan_peak_bytes = check.peak_ram_bytes if problem.minimize == Quantity.RAM else None
             return PlanMetrics(check.makespan_s, plan_peak_bytes)
@@ -296,7 +300,11 @@ def verify(
         return _raise_to_stated(checked_metrics, stated or {}, max_metrics)
 
     verdict = check_schedule(problem, schedule, stated=stated, makespan_s=plan_metrics)
-    return replace(verdict, violations=(*verdict.violations, *faults)) if faults else verdict
+    return (
+        replace(verdict, violations=(*verdict.violations, *plan_violations))
+        if plan_violations
+        else verdict
+    )
 
 
 def _raise_to_stated(
@@ -304,7 +312,7 @@ def _raise_to_stated(
 ) -> PlanMetrics:
     """Return makespan and RAM, raised to the values stated in a file, up to `max_metrics`.
 
-    A file may state these values of another, slower plan.
+    A file may state the values of another, slower plan.
     """
     makespan_s, ram_bytes = metrics
     stated_s, stated_bytes = stated.get("makespan_s"), stated.get(OBJECTIVE_VALUE)
@@ -319,18 +327,18 @@ def _min_ram_bytes(
     problem: Problem,
     schedule: Schedule,
     simulation: Simulation,
-    check_within: Callable[[int], PlanCheck],
+    make_and_check: Callable[[int], PlanCheck],
 ) -> int:
     """Bisect for the smallest RAM budget whose plan meets all limits [B], approximately.
 
     The result is at least the peak of the schedule; it is larger if page-ins must begin early.
-    `check_within` makes and checks the plan within a budget [B]. Returns the usable RAM if no plan
-    meets the limits.
+    `make_and_check` makes the plan within a budget [B] and checks it. Returns the usable RAM if no
+    plan meets the limits.
     """
 
     def peak_if_valid(ram_bytes: int) -> int | None:
         """Return the peak of the plan within a budget [B]; None if it violates a limit."""
-        check = check_within(ram_bytes)
+        check = make_and_check(ram_bytes)
         timed_simulation = with_times(
             simulation,
             problem.graph,
@@ -358,8 +366,7 @@ def _min_ram_bytes(
             if smaller_peak_bytes is None
             else (min_bytes, middle_bytes, smaller_peak_bytes)
         )
-    if (
-        peak_bytes < max_bytes and peak_if_valid(peak_bytes) is not None
-    ):  # nearly always the same plan
+    # A budget of `peak_bytes` nearly always gives the same plan.
+    if peak_bytes < max_bytes and peak_if_valid(peak_bytes) is not None:
         return peak_bytes
     return max_bytes

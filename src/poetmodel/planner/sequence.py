@@ -1,4 +1,4 @@
-"""Extract computations and transfers of a schedule, in execution order."""
+"""Extract the actions of a schedule, its computations and transfers, in execution order."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from poetmodel.schedule.homes import Homes
 
 
-def computations_and_transfers(homes: Homes, schedule: Schedule) -> Program:
-    """Return computations and transfers of a schedule in order, without frees and idle page-outs.
+def extract_actions(homes: Homes, schedule: Schedule) -> Program:
+    """Return computations and transfers of a schedule in order, without idle page-outs.
 
     First reads of state are page-ins. A page-out is idle if no page-in of the tensor follows, or if
     the tensor is already on storage. The page-out of a state replacement is never idle.
@@ -24,7 +24,7 @@ def computations_and_transfers(homes: Homes, schedule: Schedule) -> Program:
     program = homes.to_steps(compile_schedule(homes, schedule).program)
     last_page_in = {i: position for position, (op, i) in enumerate(program) if op == Op.PAGE_IN}
     on_storage = set(homes.stored)
-    moves = []
+    actions = []
     for position, step in enumerate(program):
         op, i = step
         if op == Op.FREE:
@@ -33,31 +33,33 @@ def computations_and_transfers(homes: Homes, schedule: Schedule) -> Program:
             if i in on_storage or last_page_in.get(i, -1) < position:
                 continue
             on_storage.add(i)
-        moves.append(step)
-    return tuple(moves)
+        actions.append(step)
+    return tuple(actions)
 
 
-def unread_page_ins(homes: Homes, moves: Sequence[Instruction]) -> frozenset[int]:
-    """Return the positions of page-ins whose tensor no computation reads before its replacement."""
-    copies = find_copies(homes, moves)
-    return frozenset(c.begin for c in copies if not c.reads and moves[c.begin].op == Op.PAGE_IN)
+def find_unread_page_ins(homes: Homes, actions: Sequence[Instruction]) -> frozenset[int]:
+    """Return the positions of page-ins whose copy no computation reads."""
+    copies = find_copies(homes, actions)
+    return frozenset(c.begin for c in copies if not c.reads and actions[c.begin].op == Op.PAGE_IN)
 
 
-def page_in_at_use(homes: Homes, moves: Sequence[Instruction]) -> Program:
-    """Move each page-in right before the computation that first reads it.
+def move_page_ins_to_readers(homes: Homes, actions: Sequence[Instruction]) -> Program:
+    """Return the actions with each page-in right before the computation that first reads it.
 
-    `moves` is the result of `computations_and_transfers`. Page-outs and page-ins without a reader
-    stay in place.
+    `actions` is the result of `extract_actions`. Page-outs and page-ins without a reader keep
+    their order.
     """
-    unread_positions = unread_page_ins(homes, moves)
+    unread_positions = find_unread_page_ins(homes, actions)
     steps: list[Instruction] = []
-    waiting_page_ins: dict[int, Instruction] = {}
-    for position, step in enumerate(moves):
+    deferred_page_ins: dict[int, Instruction] = {}
+    for position, step in enumerate(actions):
         op, index = step
         if op == Op.PAGE_IN and position not in unread_positions:
-            waiting_page_ins[index] = step
+            deferred_page_ins[index] = step
             continue
-        tensors = homes.inputs[index] if op == Op.COMPUTE else (index,)
-        steps.extend(waiting_page_ins.pop(i) for i in sorted(tensors) if i in waiting_page_ins)
+        read_tensors = homes.inputs[index] if op == Op.COMPUTE else (index,)
+        steps.extend(
+            deferred_page_ins.pop(i) for i in sorted(read_tensors) if i in deferred_page_ins
+        )
         steps.append(step)
     return tuple(steps)

@@ -52,9 +52,9 @@ class SurrogateOptions:
     A surrogate counts time or cost differently (surrogate relaxation: Glover, 1968).
     """
 
-    transfer_fraction: float | None = None
-    """Fraction of the transfer time in the counted time, 0 to 1, if time is a makespan. The counted
-    time is ``compute + fraction * transfer``; the deadline limits this time and the transfer time,
+    transfer_weight: float | None = None
+    """Weight of the transfer time in the counted time, 0 to 1, if time is a makespan. The counted
+    time is ``compute + weight * transfer``; the deadline limits this time and the transfer time,
     and idle power beyond one pass is omitted. With 0 the surrogate is a relaxation: its bounds are
     valid for the problem. With 1 it is a restriction: a plan that computes and transfers one after
     the other meets the deadline. None for a problem that counts the makespan itself."""
@@ -421,7 +421,7 @@ class Problem:
         If the problem minimizes `quantity`, the objective has the problem's reference value.
         """
         objective, reference = OBJECTIVES[quantity](self), self.surrogate_options.reference_value
-        if quantity == Quantity.TIME and self.surrogate_options.transfer_fraction is not None:
+        if quantity == Quantity.TIME and self.surrogate_options.transfer_weight is not None:
             time_sum = self.time_sum
             baseline = time_sum.weigh(self.pass_compute_s, self.commit_cost.time_s)
             objective = replace(objective, time_sum=time_sum, baseline=baseline)
@@ -438,13 +438,13 @@ class Problem:
     def is_overlapping(self) -> bool:
         """Whether the counted time is the makespan of a plan with overlapping transfers."""
         overlaps = self.deadline_counts == DeadlineCounts.OVERLAP
-        return overlaps and self.surrogate_options.transfer_fraction is None
+        return overlaps and self.surrogate_options.transfer_weight is None
 
     @property
     def time_sum(self) -> TimeSum:
         """The time that is minimized, as a sum; for a makespan a lower bound, the compute time."""
-        if self.surrogate_options.transfer_fraction is not None:
-            return TimeSum(1.0, self.surrogate_options.transfer_fraction)
+        if self.surrogate_options.transfer_weight is not None:
+            return TimeSum(1.0, self.surrogate_options.transfer_weight)
         return TimeSum(1.0, 1.0 if self.counts_transfers else 0.0)
 
     @cached_property
@@ -469,7 +469,7 @@ class Problem:
 
     def limited_times_s(self, simulation: SimulatedMetrics) -> tuple[float, ...]:
         """Return the times of a simulated schedule that must each meet the deadline [s]."""
-        if self.surrogate_options.transfer_fraction is None:
+        if self.surrogate_options.transfer_weight is None:
             return () if simulation.time_s is None else (simulation.time_s,)
         compute_s, transfer_s = simulation.compute_s or 0.0, simulation.transfer_s or 0.0
         return tuple(time_sum.weigh(compute_s, transfer_s) for time_sum in self.deadline_sums)

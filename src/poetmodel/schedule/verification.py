@@ -129,7 +129,7 @@ def check_schedule(
         For a deadline that counts ``overlap`` without the makespan of a plan.
     """
     check_identity(problem.graph, schedule)
-    if problem.surrogate_options.transfer_fraction is not None:
+    if problem.surrogate_options.transfer_weight is not None:
         makespan_s = problem.pass_time_s  # surrogates have no idle power beyond one pass
     elif problem.is_overlapping and problem.deadline_s is not None and makespan_s is None:
         raise InputError(

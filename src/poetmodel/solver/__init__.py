@@ -1,6 +1,6 @@
-"""The solver. It takes a problem or a model, and returns a verified schedule with its proof.
+"""The solver: `solve` takes a problem or a model, and returns a verified schedule with its proof.
 
-`fitting` is imported on first use, because a solve does not need it.
+`fitting` is imported on first use, because `solve` does not need it.
 """
 
 from __future__ import annotations

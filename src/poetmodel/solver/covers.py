@@ -1,7 +1,7 @@
-"""Cover cuts: exact rows that exclude points which only a solver's tolerance allowed.
+"""Cover cuts: exact rows that exclude points which only a solver's tolerance permitted.
 
-They are no family of `solver.lazy.cuts`: the proof needs them whatever the parameters, and they fit
-the standard form of any model, ``compact`` and a user's included.
+They are no family of `solver.lazy.cuts`, because the proof needs them with any parameters, and they
+apply to the standard form of any model, including ``compact`` and users' models.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from poetmodel.backends.standard_form import StandardForm
 
 MIN_EXCESS_RATIO: Final = Fraction(1, 10**12)
-"""Minimum relative excess of a row that counts as a violation, above the rounding errors of its
-sum."""
+"""Relative excess of a row above which it counts as violated. It exceeds the rounding errors of the
+row's sum."""
 _HALF: Final = 0.5
 
 
@@ -33,17 +33,20 @@ class _Literal(NamedTuple):
 
     column: int
     size: Fraction
-    """Amount that the literal adds to the row when it is 1; 0 or more."""
+    """Amount, 0 or more, that the literal adds to the row's sum when it is 1."""
     sign: int
     """1 for the column itself, -1 for ``1 - column``."""
 
-    def holds(self, x: NDArray[np.float64]) -> bool:
+    def is_one(self, x: NDArray[np.float64]) -> bool:
         """Return whether the literal is 1 at the point `x`."""
         return bool(x[self.column] > _HALF) == (self.sign > 0)
 
 
 def limit_rows(form: StandardForm) -> list[int]:
-    """Return the indices of rows that state limits which the verifier checks exactly."""
+    """Return the indices of the rows for which the layout has an exact limit.
+
+    The verifier checks these limits exactly.
+    """
     limits = {} if form.layout is None else form.layout.limits
     return [r for r, row in enumerate(form.rows) if isinstance(row, Label) and row in limits]
 
@@ -51,12 +54,12 @@ def limit_rows(form: StandardForm) -> list[int]:
 def add_covers(
     form: StandardForm, x: NDArray[np.float64], rows: Sequence[int], *, rejected: bool = False
 ) -> StandardForm | None:
-    """Return a form with a cover cut for each row that a 0/1 point exceeds; None if there is none.
+    """Return a form with a cover cut for each row that a 0/1 point violates; None without a cut.
 
-    The rows are ``sum of coefficient * column <= limit``. Columns with positive coefficients are
-    binary, those with negative ones have an upper bound. If the verifier `rejected` the point, it
-    exceeds a limit: any excess above 0 then counts if no row is exceeded by more than rounding
-    errors.
+    `rows` are the indices of rows ``sum of coefficient * column <= limit``. Columns with positive
+    coefficients are binary, those with negative ones have an upper bound. If the verifier
+    `rejected` the point, it violates a limit. If then no row is violated by more than rounding
+    errors, any excess above 0 counts.
 
     Notes
     -----
@@ -97,23 +100,23 @@ def add_covers(
 def _find_cover(
     form: StandardForm, x: NDArray[np.float64], literals: list[_Literal], limit: Fraction
 ) -> tuple[list[_Literal], int] | None:
-    """Return literals that exceed a limit, and the right side of the cut on their columns.
+    """Return the literals of a cover cut and its right-hand side, as a row over columns.
 
     Return None if the point `x` meets the limit, or if a column can exceed 1.
     """
-    by_size = sorted(literals, key=lambda literal: -literal.size)
-    ones = [literal for literal in by_size if literal.holds(x)]
+    sorted_literals = sorted(literals, key=lambda literal: -literal.size)
+    ones = [literal for literal in sorted_literals if literal.is_one(x)]
     sums = list(accumulate((literal.size for literal in ones), initial=Fraction(0)))
-    size = next((u for u, total in enumerate(sums) if total > limit), 0)
-    if not size or any(form.upper[literal.column] > 1 for literal in literals):
+    cover_size = next((u for u, total in enumerate(sums) if total > limit), 0)
+    if not cover_size or any(form.upper[literal.column] > 1 for literal in literals):
         return None
-    begin = 0  # first of equally many smaller literals, so that more columns can join the cut
-    while begin + size < len(ones) and sums[begin + 1 + size] - sums[begin + 1] > limit:
+    begin = 0  # take the smallest literals that exceed the limit: more columns can join the cut
+    while begin + cover_size < len(ones) and sums[begin + 1 + cover_size] - sums[begin + 1] > limit:
         begin += 1
-    cover = ones[begin : begin + size]
-    members = {literal for literal in by_size if literal.size >= cover[0].size}.union(cover)
+    cover = ones[begin : begin + cover_size]
+    members = {literal for literal in sorted_literals if literal.size >= cover[0].size}.union(cover)
     n_complements = sum(literal.sign < 0 for literal in members)
-    return sorted(members), size - 1 - n_complements
+    return sorted(members), cover_size - 1 - n_complements
 
 
 def _exact_row(
@@ -125,8 +128,8 @@ def _exact_row(
     the form's coefficients.
     """
     label, layout = form.rows[row], form.layout
-    exact = layout.limits.get(label) if layout and isinstance(label, Label) else None
-    if layout is None or exact is None:
+    exact_limit = layout.limits.get(label) if layout and isinstance(label, Label) else None
+    if layout is None or exact_limit is None:
         span = slice(form.matrix.indptr[row], form.matrix.indptr[row + 1])
         limit, literals = Fraction(form.row_upper[row]), []
         for j, value in zip(form.matrix.indices[span], form.matrix.data[span], strict=True):
@@ -135,7 +138,7 @@ def _exact_row(
             else:
                 literals.append(_Literal(int(j), Fraction(value), 1))
         return literals, limit + allowance
-    terms, upper = layout.exact_limit(exact)
+    terms, upper = layout.exact_limit(exact_limit)
     literals = [_Literal(j, abs(Fraction(value)), 1 if value > 0 else -1) for value, j in terms]
     limit = upper - sum(min(Fraction(value), Fraction(0)) for value, _ in terms)
-    return literals, limit if isinstance(exact.upper, int) else limit + allowance * abs(limit)
+    return literals, limit if isinstance(exact_limit.upper, int) else limit + allowance * abs(limit)

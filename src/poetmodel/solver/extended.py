@@ -1,4 +1,4 @@
-"""Solve a user's model: one from `build`, with any rows, variables and objective added to it."""
+"""Solve a user's model: made by `build`, with any rows, variables and objective added to it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from poetmodel.problem import (
     row_over_totals,
 )
 from poetmodel.result import ModelObjective
-from poetmodel.solver.monolithic import ModelProof, late_outcome
+from poetmodel.solver.monolithic import ModelProof, build_timeout_outcome
 from poetmodel.solver.outcome import (
-    EQUAL,
+    EQUALITY_TOLERANCE,
     SOLVER_ERROR,
     Candidate,
     Outcome,
@@ -52,33 +52,34 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 _LOG: Final = logging.getLogger(__name__)
-MANY_NODES: Final = 50
-"""Number of nodes from which a model is much slower than its problem with user-defined constraints:
-4 to 100 times the processor time for networks of 67 to 413 nodes, and a second or less below."""
+MIN_WARNED_NODES: Final = 50
+"""Number of nodes from which a user's model causes a warning, because its problem with user-defined
+constraints is solved much faster. The model takes 4 to 100 times the processor time for networks of
+67 to 413 nodes, and a second or less below."""
 MAX_OFFSET: Final = 1e12
-"""Largest constant of a user-defined objective, in units: floats have sixteen digits."""
-PAGE_OUTS: Final = frozenset({"paged_out", "M_out"})
+"""Largest constant of a user-defined objective, in units: floats have sixteen decimal digits."""
+PAGE_OUT_FAMILIES: Final = frozenset({"paged_out", "M_out"})
 """Families of the variables that decide page-outs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTask(Task):
-    """A task stated by a model from `build`, which may be extended.
+    """A task stated by a model from `build` that may have added rows, variables and an objective.
 
-    Only the compiled model shows whether a schedule satisfies its added rows.
+    Only the compiled model shows whether a schedule satisfies the added rows.
     """
 
     model: pyo.ConcreteModel
     rules_call: str | None = None
-    """The additions to the model as a call of `subject_to` and `minimizing`; None if these cannot
-    state it."""
+    """The additions to the model as a Python call of `subject_to` and `minimizing`; None if these
+    methods cannot state them."""
     can_restate: ClassVar[bool] = False
 
     @classmethod
-    def of(cls, model: pyo.ConcreteModel, formulation: str | None) -> ModelTask:
+    def from_model(cls, model: pyo.ConcreteModel, formulation: str | None) -> ModelTask:
         """Return the task of a model, which is solved as it was built.
 
-        Warns if the problem with user-defined constraints would be solved faster. Raises
+        Logs a warning if the problem with user-defined constraints would be solved faster. Raises
         `InputError` for any other object, or for another `formulation` than that of the model.
         """
         problem = getattr(model, "problem", None)
@@ -86,32 +87,35 @@ class ModelTask(Task):
             raise InputError(
                 "solve takes a Problem or a model made by build(problem), which carries its problem"
             )
-        name = model.formulation.name
-        if formulation is not None and not name.startswith(formulation):
+        formulation_name = model.formulation.name
+        if formulation is not None and not formulation_name.startswith(formulation):
             raise InputError(
-                f"formulation: the model was built as {name!r}; leave it out, or pass the problem"
+                f"formulation: the model was built as {formulation_name!r}; leave it out, or pass "
+                "the problem"
             )
         rules_call = restate_as_call(model)
-        if rules_call is not None and len(problem.graph.nodes) >= MANY_NODES:
+        if rules_call is not None and len(problem.graph.nodes) >= MIN_WARNED_NODES:
             _LOG.warning(
                 "model %s: what was added can be stated as %s, which is solved several times "
                 "faster, and over all schedules",
                 model.name,
                 rules_call,
             )
-        return cls(problem=problem, formulation=name, model=model, rules_call=rules_call)
+        return cls(
+            problem=problem, formulation=formulation_name, model=model, rules_call=rules_call
+        )
 
     @property
     def exact(self) -> bool:
-        """Whether a proof of the model holds for the problem."""
-        return bool(self.model.exact) and has_stated_objective(self.model)
+        """Whether bounds and infeasibility proved by the model hold for the problem."""
+        return bool(self.model.exact) and has_problem_objective(self.model)
 
     @property
     def planned_problem(self) -> Problem:
         """The problem whose schedules are planned.
 
-        If added rows or the objective have variables of page-outs, the plans include page-outs that
-        no page-in needs.
+        If added rows or an added objective have variables of page-outs, it is a surrogate whose
+        plans include page-outs that no page-in needs.
         """
         if has_added_page_outs(self.model):
             return self.problem.surrogate(rewards_page_outs=True)
@@ -119,14 +123,14 @@ class ModelTask(Task):
 
     def prove(
         self,
-        stated: Problem,
+        problem: Problem,
         request: Request,
         start: Candidate | None,
         bound: float = 0.0,  # noqa: ARG002 - a model is solved as a whole
     ) -> Outcome:
-        """Solve the model, restated for a surrogate of its problem."""
+        """Solve the model, restated for `problem`: the task's problem or a surrogate of it."""
         return prove_model(
-            self.model, request, start=start, problem=stated, rules_call=self.rules_call
+            self.model, request, start=start, problem=problem, rules_call=self.rules_call
         )
 
 
@@ -138,29 +142,29 @@ def prove_model(
     problem: Problem | None = None,
     rules_call: str | None = None,
 ) -> Outcome:
-    """Solve a model from `build` that may be extended, and verify its solution.
+    """Solve a model from `build`, with any additions, and verify its solution.
 
-    The valid schedule `start` is returned if the solver finds no better one and it satisfies the
-    model. `problem`, if given, is a surrogate of the model's problem, for which the model is
+    The outcome has the valid schedule `start` if it satisfies the model and the solver finds no
+    better one. `problem`, if given, is a surrogate of the model's problem, for which the model is
     restated. `rules_call` is the call that states the model's additions, for the hint of an
     infeasible model.
 
     Raises `VerificationError` if the verifier rejects the solution of an exact formulation.
     """
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     problem = problem or model.problem
     # Only a compiled model shows whether a start satisfies user-defined constraints.
     try:
         with time_limit(request.remaining_s() + GRACE_S):
             form = compile_model(model)
     except TimeLimitError:
-        return late_outcome(time.monotonic() - begun_s)
-    as_stated = has_stated_objective(model)
-    form = restate_form(form, problem, as_stated=as_stated)
+        return build_timeout_outcome(time.monotonic() - started_s)
+    is_problem_objective = has_problem_objective(model)
+    form = restate_form(form, problem, is_problem_objective=is_problem_objective)
     unit = _objective_unit(form)
-    if as_stated:
-        own = problem.objective.is_sum
-        unit = problem.objective.unit if own else model.arrays.objective_unit
+    if is_problem_objective:
+        is_sum = problem.objective.is_sum
+        unit = problem.objective.unit if is_sum else model.arrays.objective_unit
     else:
         form = replace(form, objective=form.objective / unit, offset=form.offset / unit)
     return ExtendedProof(
@@ -169,11 +173,11 @@ def prove_model(
         model=model,
         request=request,
         form=form,
-        as_stated=as_stated,
+        is_problem_objective=is_problem_objective,
         hint=_reduction_hint(model.formulation, rules_call),
         unit=unit,
-        build_s=time.monotonic() - begun_s,
-    ).run(start)
+        build_s=time.monotonic() - started_s,
+    ).prove(start)
 
 
 def _objective_unit(form: StandardForm) -> float:
@@ -192,45 +196,45 @@ def _objective_unit(form: StandardForm) -> float:
 
 @dataclass(slots=True, kw_only=True)
 class ExtendedProof(ModelProof):
-    """The proof by a user's model, whose added rows the problem does not have."""
+    """The proof of a bound by a user's model, which may have rows that the problem lacks."""
 
     model: pyo.ConcreteModel
     conflict_phrase: ClassVar[str] = "and the constraints added to the model"
-    drops_unneeded: ClassVar[bool] = False
+    drops_unneeded_decisions: ClassVar[bool] = False
 
-    def schedule(self, x: NDArray[np.float64]) -> Schedule:
+    def extract_schedule(self, x: NDArray[np.float64]) -> Schedule:
         """Return the schedule of a solution, and load the solution into the Pyomo model."""
         load_values(self.form, x)
         return read_schedule(self.model)
 
-    def own(self, value: float | None, bound: float | None) -> ModelObjective | None:
-        """Return the user-defined objective at a value; None if the model has the stated objective.
+    def model_objective(self, value: float | None, bound: float | None) -> ModelObjective | None:
+        """Return the user-defined objective with its value and bound.
 
-        The bound of the objective is that of the solver minus the maximum error. A bound within
-        that error of the value counts as the value. A bound beyond the value proves nothing, so
-        `bound` is then None.
+        Returns None without a value, or if the model has the problem's objective. The bound of the
+        objective is that of the solver minus the maximum error. A bound within that error of the
+        value counts as the value. A bound beyond the value proves nothing: it becomes None.
         """
-        if self.as_stated or value is None:
+        if self.is_problem_objective or value is None:
             return None
         (objective,) = self.model.component_data_objects(pyo.Objective, active=True)
-        proven = None
+        proven_bound = None
         if bound is not None and math.isfinite(bound):
             sense, tolerance = self.form.sense, SOLVER_ERROR * max(1.0, abs(bound) / 1000)
             difference = sense * (value - bound)
             if difference > tolerance:
-                proven = (bound - sense * tolerance) * self.unit
-            elif difference >= -EQUAL * max(1.0, abs(value)):
-                proven = value * self.unit
+                proven_bound = (bound - sense * tolerance) * self.unit
+            elif difference >= -EQUALITY_TOLERANCE * max(1.0, abs(value)):
+                proven_bound = value * self.unit
         return ModelObjective(
             name=objective.name,
             sense="minimize" if objective.sense == pyo.minimize else "maximize",
             value=value * self.unit,
-            bound=proven,
+            bound=proven_bound,
         )
 
 
-def has_stated_objective(model: pyo.ConcreteModel) -> bool:
-    """Return whether the objective of a model is active and the one that `build` made."""
+def has_problem_objective(model: pyo.ConcreteModel) -> bool:
+    """Return whether the active objective of a model is the one that `build` made."""
     objective = model.component("objective")
     return (
         getattr(objective, "active", False)
@@ -246,35 +250,35 @@ def has_added_page_outs(model: pyo.ConcreteModel) -> bool:
         for row in model.component_data_objects(pyo.Constraint, active=True)
         if row.parent_component().name not in model.stated_rows
     ]
-    if not has_stated_objective(model):
+    if not has_problem_objective(model):
         objectives = model.component_data_objects(pyo.Objective, active=True)
         expressions += [objective.expr for objective in objectives]
     return any(
-        variable.parent_component().local_name in PAGE_OUTS
+        variable.parent_component().local_name in PAGE_OUT_FAMILIES
         for expression in expressions
         for variable in identify_variables(expression)
     )
 
 
 def _reduction_hint(formulation: Formulation | None, rules_call: str | None) -> str:
-    """Return the hint for a reduced model without a schedule.
-
-    Return "" for models without reductions.
-    """
+    """Return the hint for an infeasible model with reductions; "" for models without reductions."""
     if formulation != COMPACT:
         return ""
     remedy = "reductions=False" if rules_call is None else rules_call
-    return f"; the reductions may drop what they need: try {remedy}"
+    return f"; the model's reductions may exclude decisions that the constraints need: try {remedy}"
 
 
 # -- surrogates ----------------------------------------------------------------------------------
 
 
-def restate_form(form: StandardForm, problem: Problem, *, as_stated: bool) -> StandardForm:
-    """Return a model's form, changed to state a surrogate of its problem.
+def restate_form(
+    form: StandardForm, problem: Problem, *, is_problem_objective: bool
+) -> StandardForm:
+    """Return a model's form, changed to state `problem`, a surrogate of the model's problem.
 
-    The surrogate may have another unit of the objective, another limit of time, RAM or written
-    bytes. The objective is only replaced if the model minimizes its problem's (`as_stated`).
+    The surrogate may have another unit of the objective, or another limit on time, RAM or written
+    bytes. The objective is only replaced if `is_problem_objective`: the form minimizes the
+    objective of the model's problem.
     """
     model = require_layout(form).model
     model_problem, objective = model.problem, problem.objective
@@ -289,12 +293,14 @@ def restate_form(form: StandardForm, problem: Problem, *, as_stated: bool) -> St
         form = _lower_peak_limits(form, problem)
     elif problem.aux_limit_bytes != model_problem.aux_limit_bytes:
         upper_limit = problem.aux_limit_bytes or 0
-        fewer = row_over_totals(problem, objective.coefficients, name=WRITES_ROW, upper=upper_limit)
-        form = _add_limit_row(form, fewer)
+        limit_row = row_over_totals(
+            problem, objective.coefficients, name=WRITES_ROW, upper=upper_limit
+        )
+        form = _add_limit_row(form, limit_row)
     for limit in problem.linear_limits:
         if limit.key == (WRITTEN_BYTES_CUTOFF, "upper"):
             form = _add_limit_row(form, replace(limit, name=WRITES_ROW, key=None))
-    if objective.is_sum and objective != model_problem.objective and as_stated:
+    if objective.is_sum and objective != model_problem.objective and is_problem_objective:
         costs, offset = objective_terms(model, problem)
         columns, constant = _to_form_columns(form, costs)
         objective_row = np.zeros(form.n_columns)
@@ -304,25 +310,28 @@ def restate_form(form: StandardForm, problem: Problem, *, as_stated: bool) -> St
 
 
 def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardForm:
-    """Return a form without the rows that limit transfer times, if plans may omit transfers."""
+    """Return the form, without rows that limit the transfer time if plans may omit transfers."""
     if problem.plans_all_transfers:
         return form
-    kept_rows = [
+    retained_rows = [
         row_number
         for row_number, row in enumerate(form.rows)
         if not (isinstance(row, Label) and row.family == DEADLINE_ROWS[1])
     ]
     return replace(
         form,
-        matrix=form.matrix[kept_rows],
-        row_lower=form.row_lower[kept_rows],
-        row_upper=form.row_upper[kept_rows],
-        rows=[form.rows[row_number] for row_number in kept_rows],
+        matrix=form.matrix[retained_rows],
+        row_lower=form.row_lower[retained_rows],
+        row_upper=form.row_upper[retained_rows],
+        rows=[form.rows[row_number] for row_number in retained_rows],
     )
 
 
 def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
-    """Return a form with one more row, for a limit on totals. Its layout has the exact limit."""
+    """Return a form with a row for a limit on totals; its layout has the exact limit.
+
+    Returns `form` itself if all points satisfy the limit.
+    """
     model = require_layout(form).model
     reduced_terms = reduce_coefficients(model.decisions.row_over_columns(limit), model.upper)
     columns: Mapping[int, float] = {}
@@ -344,18 +353,23 @@ def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
 
 
 def _lower_peak_limits(form: StandardForm, problem: Problem) -> StandardForm:
-    """Return a form whose memory rows have the smaller budget of a problem that minimizes RAM."""
+    """Return a form with the smaller RAM budget of `problem`, which minimizes RAM.
+
+    Lowers the exact limits of memory rows, and the upper bound of the peak.
+    """
     layout = require_layout(form)
-    old_limit_bytes, peak = layout.model.problem, layout.model.peak
-    lower = old_limit_bytes.usable_ram_bytes - problem.usable_ram_bytes
+    model_problem, peak = layout.model.problem, layout.model.peak
+    reduction_bytes = model_problem.usable_ram_bytes - problem.usable_ram_bytes
     limits = {
-        label: replace(limit, upper=limit.upper - lower) if label.family == "memory" else limit
+        label: replace(limit, upper=limit.upper - reduction_bytes)
+        if label.family == "memory"
+        else limit
         for label, limit in layout.limits.items()
     }
     upper = form.upper.copy()
     position = -1 if peak is None else layout.positions[peak]
     if position >= 0:
-        upper_limit = upper[position] * problem.usable_ram_bytes / old_limit_bytes.usable_ram_bytes
+        upper_limit = upper[position] * problem.usable_ram_bytes / model_problem.usable_ram_bytes
         upper[position] = max(form.lower[position], upper_limit)
     return replace(form, upper=upper, layout=replace(layout, limits=limits))
 
@@ -363,7 +377,10 @@ def _lower_peak_limits(form: StandardForm, problem: Problem) -> StandardForm:
 def _to_form_columns(
     form: StandardForm, terms: Iterable[tuple[float, int]]
 ) -> tuple[dict[int, float], float]:
-    """Convert terms over a model's columns to coefficients of a form's columns, and a constant."""
+    """Convert terms over a model's columns to coefficients of a form's columns, and a constant.
+
+    The constant is the sum over the columns that the form omits because they are fixed.
+    """
     layout = require_layout(form)
     columns: dict[int, float] = {}
     constant = 0.0

@@ -11,7 +11,7 @@ from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import SolveResult, Termination
 from poetmodel.schedule import Schedule, check_identity
-from poetmodel.solver.outcome import Outcome, better_candidate, make_result, verified_candidate
+from poetmodel.solver.outcome import Outcome, better_candidate, make_result, make_valid_candidate
 from poetmodel.solver.request import History, Request, SolveProgress
 from poetmodel.solver.task import CUT_SHORT, Task
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from poetmodel.solver.request import OnProgress
 
 
-DEFAULT: Final = "lazy"
-"""The formulation that solves a problem unless another one is requested."""
+DEFAULT_FORMULATION: Final = "lazy"
+"""The formulation of a problem unless another one is requested."""
 
 
 def solve(
@@ -62,7 +62,8 @@ def solve(
     seed : int
         Seed of the solver.
     start : Schedule, optional
-        A first schedule, valid for the problem. The best of it and the built-in heuristics is used.
+        A first schedule for the problem. The better of it, if it is valid, and the schedules of
+        built-in heuristics is used.
     on_progress : callable, optional
         Called with a `SolveProgress` at irregular intervals; returning False stops the solve.
     solver_options : mapping of str to bool, int, float or str, optional
@@ -115,18 +116,19 @@ def solve(
         if reason is not None:
             outcome = Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
         elif problem.is_overlapping:
-            from poetmodel.solver.makespan import ShareSearch
+            from poetmodel.solver.makespan import TransferWeightSearch
 
-            outcome = ShareSearch(task, request, start).run()
+            outcome = TransferWeightSearch(task, request, start).find_schedule()
         else:
-            outcome = task.solve_stated(problem, request, start)
+            outcome = task.solve_problem(problem, request, start)
         if task.can_restate and task.exact:
             outcome = _add_reported_schedule(problem, outcome, history.best)
         result = make_result(problem, request, outcome, formulation=task.formulation)
-        return replace(result, reduction=task.reduction, history=history.completed_by(result))
+        return replace(result, reduction=task.reduction, history=history.complete_history(result))
 
 
 def _check_capabilities(solver: Solver) -> None:
+    """Raise `InputError` if a solver cannot solve models with integers."""
     if not solver.capabilities.integers:
         raise InputError(
             f"backend {solver.name!r}: {solver.display_name} solves no models with integers"
@@ -134,19 +136,22 @@ def _check_capabilities(solver: Solver) -> None:
 
 
 def _make_task(problem_or_model: Problem | pyo.ConcreteModel, formulation: str | None) -> Task:
-    """Return the task of solving a problem by a formulation, or a model as it was built."""
+    """Return the task of a problem and a formulation, or of a model as it was built.
+
+    Raises `InputError` if the formulation does not fit the problem or model.
+    """
     if not isinstance(problem_or_model, Problem):
         from poetmodel.solver.extended import ModelTask
 
-        return ModelTask.of(problem_or_model, formulation)
-    name = formulation or DEFAULT
+        return ModelTask.from_model(problem_or_model, formulation)
+    name = formulation or DEFAULT_FORMULATION
     _check_formulation(problem_or_model, name)
     return Task(problem=problem_or_model, formulation=name)
 
 
 def _check_formulation(problem: Problem, formulation: str) -> None:
-    """Raise `InputError` if a formulation is unknown, or cannot state the problem."""
-    if formulation == DEFAULT:
+    """Raise `InputError` if a formulation is unknown, `ModelError` if it cannot state a problem."""
+    if formulation == DEFAULT_FORMULATION:
         return
     from poetmodel.model import FORMULATIONS
     from poetmodel.model.paper import check_fits
@@ -162,14 +167,14 @@ def _check_formulation(problem: Problem, formulation: str) -> None:
 def _add_reported_schedule(
     problem: Problem, outcome: Outcome, best: SolveProgress | None
 ) -> Outcome:
-    """Return an outcome, with the best reported schedule if the search was cut short.
+    """Return `outcome`; if the search was cut short, add the best reported schedule.
 
-    The reported schedule is used only if it is better than that of the outcome.
+    The reported schedule is used only if it is valid and better than that of the outcome.
     """
     candidate, schedule = outcome.candidate, None if best is None else best.schedule
     is_included = candidate is not None and candidate.schedule is schedule
     if schedule is None or is_included or outcome.termination not in CUT_SHORT:
         return outcome
     return replace(
-        outcome, candidate=better_candidate(candidate, verified_candidate(problem, schedule))
+        outcome, candidate=better_candidate(candidate, make_valid_candidate(problem, schedule))
     )

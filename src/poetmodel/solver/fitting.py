@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 
-from poetmodel.clock import time_limit as limited
+from poetmodel.clock import time_limit as limit_execution
 from poetmodel.device import Costs, StorageMode
 from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.heuristics.greedy import construct, page_everything, refit
@@ -21,7 +21,7 @@ from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule, simulate
 from poetmodel.solver.facade import solve as solve_by_default
 from poetmodel.solver.lazy.params import LazyParams
-from poetmodel.solver.outcome import verified_candidate
+from poetmodel.solver.outcome import make_valid_candidate
 from poetmodel.solver.request import Request, SearchKeywords
 from poetmodel.units import format_bytes
 
@@ -39,11 +39,11 @@ further solves if the arena is too large, each with half of the remaining time."
 QUICK_S: Final = 5.0
 """Maximum time for a greedy schedule if no arena fits before the time limit [s]."""
 QUICK_DIVISORS: Final = (48, 12)
-"""Divisors of the RAM that is removed: for repairing the best schedule so far, and for building
-another."""
+"""Divisors of the RAM by which the quick heuristics reduce it: to repair the first schedule, and to
+construct a new one."""
 MARGIN_DIVISOR: Final = 256
-"""Divisor of the RAM that is removed in addition to the excess if the first solve was cut short,
-since another solve would cost more than the margin."""
+"""Divisor of the RAM that gives a margin. If the first solve was cut short, the RAM is reduced by
+the margin in addition to the excess, because a further solve would cost more than the margin."""
 MAX_PLACING_S: Final = 10.0
 """Maximum time to place one plan in an arena [s]."""
 
@@ -52,7 +52,7 @@ class Fitted(NamedTuple):
     """A result with the plan of its schedule and an arena within the budget."""
 
     result: SolveResult
-    """Result for the problem as stated; without a schedule, the reason."""
+    """Result for the stated problem; without a schedule, it has the reason."""
     plan: Plan | None
     """The plan; None without a schedule."""
     arena: Arena | None
@@ -73,7 +73,7 @@ def fit_arena(
     """Solve a problem, plan its schedule and place all copies in an arena within the RAM budget.
 
     If the arena exceeds the budget, the problem is solved again with the budget reduced by the
-    excess, until the arena fits or no smaller budget is left.
+    excess, until the arena fits, no smaller budget is left, or solves or time run out.
 
     Parameters
     ----------
@@ -98,9 +98,9 @@ def fit_arena(
     Returns
     -------
     Fitted
-        Result, plan and arena. The bound of the result is that of the problem as stated, so its gap
+        Result, plan and arena. The bound of the result is that of the stated problem, so its gap
         includes the cost of the arena. Without a schedule, plan and arena are None, and the result
-        has the reason and the status ``infeasible`` if it is proved that no arena fits.
+        has the reason; its status is ``infeasible`` if it is proved that no arena fits.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def fit_arena(
     greedy schedule with clearly less RAM is tried.
     """
     check_alignment(alignment)
-    mode, clock = StorageMode(mode), Request(time_limit_s=time_limit)
+    mode, request = StorageMode(mode), Request(time_limit_s=time_limit)
     if mode == StorageMode.BLOCKING and problem.is_overlapping and problem.can_page:
         raise InputError(
             "deadline_counts: 'overlap' is the time of a plan whose transfers overlap computation, "
@@ -131,9 +131,9 @@ def fit_arena(
     device = problem.costs.device
     if available_bytes is None and device is not None:
         available_bytes = device.ram_bytes - problem.resident_bytes
-    search = _FittingSearch(problem, mode, alignment, solve, options, clock)
-    search.available_bytes = available_bytes
-    return search.run(max_solves)
+    fitting_search = _FittingSearch(problem, mode, alignment, solve, options, request)
+    fitting_search.available_bytes = available_bytes
+    return fitting_search.find_fitting(max_solves)
 
 
 def plan_and_place(
@@ -154,13 +154,13 @@ def plan_and_place(
     Parameters
     ----------
     graph, costs, schedule, mode
-        As in `make_plan`.
+        As in `poetmodel.planner.make_plan`.
     ram_budget_bytes : int or None
         RAM that the plan may use [B].
     arena_limit_bytes : int, optional
-        Limit on the arena, and the budget that the plan states [B]. Default: that of the plan.
+        Limit on the arena, and the budget that the plan states [B]. Default: `ram_budget_bytes`.
     alignment, seed : int
-        As in `place`.
+        As in `poetmodel.placement.place`.
     may_delay_transfers : bool
         Whether to plan with a smaller budget, so that overlapping transfers start later, if the
         arena exceeds its limit.
@@ -172,7 +172,7 @@ def plan_and_place(
     tuple of Plan and Arena
         The arena may exceed its limit.
     """
-    until_s = time.monotonic() + (math.inf if time_limit is None else time_limit)
+    end_s = time.monotonic() + (math.inf if time_limit is None else time_limit)
     limit_bytes = ram_budget_bytes if arena_limit_bytes is None else arena_limit_bytes
     peak_bytes = simulate(graph, costs, schedule).peak_ram_bytes
     budget = ram_budget_bytes
@@ -183,17 +183,17 @@ def plan_and_place(
             schedule,
             mode=mode,
             ram_budget_bytes=budget,
-            time_limit=until_s - time.monotonic(),
+            time_limit=end_s - time.monotonic(),
         )
-        planning_s = min(MAX_PLACING_S, until_s - time.monotonic())
+        planning_s = min(MAX_PLACING_S, end_s - time.monotonic())
         arena = place(graph, plan, alignment=alignment, seed=seed, time_limit=planning_s)
         if limit_bytes is None or budget is None:
             return plan, arena
         fits = arena.bytes <= limit_bytes
         if fits or budget <= peak_bytes or mode != StorageMode.DMA or not may_delay_transfers:
             return replace(plan, ram_budget_bytes=limit_bytes), arena
-        excess = arena.bytes - limit_bytes if time.monotonic() < until_s else budget
-        budget = max(peak_bytes, budget - excess)
+        excess_bytes = arena.bytes - limit_bytes if time.monotonic() < end_s else budget
+        budget = max(peak_bytes, budget - excess_bytes)
 
 
 class _FittingSearch:
@@ -206,13 +206,13 @@ class _FittingSearch:
         alignment: int,
         solve: Callable[..., SolveResult],
         options: SearchKeywords,
-        clock: Request,
+        request: Request,
     ) -> None:
-        """Store the arguments; no schedule is known. `clock` has the time limit of all solves."""
+        """Store the arguments. `request` has the time limit of all solves together."""
         self.problem, self.mode, self.alignment = problem, mode, alignment
-        self.solve, self.clock = solve, clock
+        self.solve, self.request = solve, request
         self.start = options.get("start")
-        """First schedule of the first solve; later solves may have other sizes."""
+        """Start of the first solve only, because later solves may have other sizes."""
         self.options = options.copy()
         self.options.pop("start", None)
         self.usable_bytes = problem.usable_ram_bytes
@@ -223,7 +223,7 @@ class _FittingSearch:
         self.planning_s = 0.0
         """Time to plan and place the last schedule [s]."""
 
-    def run(self, max_solves: int) -> Fitted:
+    def find_fitting(self, max_solves: int) -> Fitted:
         """Solve with smaller RAM budgets until the arena fits, or until solves or time run out."""
         first = self._solve_within(self.problem, FIRST_SOLVE_RATIO, self.start)
         if first.schedule is None or first.violations:
@@ -233,44 +233,53 @@ class _FittingSearch:
             return self._improve_fitting(first, plan, arena)
         return self._solve_with_less_ram(first, arena.bytes - self.usable_bytes, max_solves - 1)
 
-    def _solve_with_less_ram(self, first: SolveResult, excess: int, max_solves: int) -> Fitted:
-        """Solve with smaller RAM budgets, because the first arena is `excess` bytes too large.
+    def _solve_with_less_ram(
+        self, first: SolveResult, excess_bytes: int, max_solves: int
+    ) -> Fitted:
+        """Solve with smaller RAM budgets, because the first arena is `excess_bytes` too large.
 
         Returns a result without a schedule if no arena fits within `max_solves` and the time limit.
         """
         result = first
-        peak = 0 if first.simulation is None else first.simulation.peak_ram_bytes
-        rounded = rounded_problem(self.problem, self.alignment)
+        peak_bytes = 0 if first.simulation is None else first.simulation.peak_ram_bytes
+        aligned_problem = align_problem(self.problem, self.alignment)
         is_unproved = first.termination == Termination.TIME_LIMIT
         margin = self.usable_bytes // MARGIN_DIVISOR if is_unproved else 0
-        low, high, budget = 0, self.usable_bytes + 1, self.usable_bytes - margin
-        if rounded.graph == self.problem.graph:
-            high = min(self.usable_bytes, peak)
-            budget = high - excess - margin
+        too_small_bytes, too_large_bytes, budget = (
+            0,
+            self.usable_bytes + 1,
+            self.usable_bytes - margin,
+        )
+        if aligned_problem.graph == self.problem.graph:
+            too_large_bytes = min(self.usable_bytes, peak_bytes)
+            budget = too_large_bytes - excess_bytes - margin
         for _ in range(max_solves):
-            if budget <= low:
-                budget = (low + high) // 2
-            if high - low <= 1 or result.termination == Termination.INTERRUPTED:
+            if budget <= too_small_bytes:
+                budget = (too_small_bytes + too_large_bytes) // 2
+            if (
+                too_large_bytes - too_small_bytes <= 1
+                or result.termination == Termination.INTERRUPTED
+            ):
                 break
-            if self.clock.remaining_s() <= 2 * self.planning_s:
-                quick = self._fit_quickly(first, rounded, high)
-                return quick or Fitted(self._no_fit_result(first), None, None)
-            result = self._solve_from_first(first, _with_ram(rounded, budget))
+            if self.request.remaining_s() <= 2 * self.planning_s:
+                quick_fit = self._fit_quickly(first, aligned_problem, too_large_bytes)
+                return quick_fit or Fitted(self._no_fit_result(first), None, None)
+            result = self._solve_from_first(first, _with_ram(aligned_problem, budget))
             if result.schedule is None or result.violations:
                 if result.status == Status.INFEASIBLE and budget == self.usable_bytes:
                     return Fitted(self._infeasible_result(result), None, None)
-                low = budget
+                too_small_bytes = budget
                 continue
             plan, arena = self._plan_and_place(result.schedule, budget)
             if arena.bytes <= self.usable_bytes:
                 fitted = self._make_fitted(first, result, plan, arena)
                 if not fitted.result.violations:
                     return fitted
-                low = budget  # for example, the plan misses the deadline with less RAM
+                too_small_bytes = budget  # for example, the plan misses the deadline with less RAM
                 continue
-            peak = 0 if result.simulation is None else result.simulation.peak_ram_bytes
-            high = min(budget, peak)
-            budget = high - self._min_excess_bytes() - margin
+            peak_bytes = 0 if result.simulation is None else result.simulation.peak_ram_bytes
+            too_large_bytes = min(budget, peak_bytes)
+            budget = too_large_bytes - self._min_excess_bytes() - margin
         return Fitted(self._no_fit_result(first), None, None)
 
     def _improve_fitting(self, first: SolveResult, plan: Plan, arena: Arena) -> Fitted:
@@ -279,8 +288,8 @@ class _FittingSearch:
         Returns the better schedule whose arena fits, with the better bound and the time of both
         solves.
         """
-        cut_short = first.method == "optimal" and first.termination == Termination.TIME_LIMIT
-        if not cut_short or self.clock.remaining_s() <= 2 * self.planning_s:
+        was_cut_short = first.method == "optimal" and first.termination == Termination.TIME_LIMIT
+        if not was_cut_short or self.request.remaining_s() <= 2 * self.planning_s:
             return Fitted(first, plan, arena)
         result = self._solve_within(self.problem, 1.0, start=first.schedule)
         first = _with_status(
@@ -292,31 +301,34 @@ class _FittingSearch:
                 solve_s=first.solve_s + result.solve_s,
             )
         )
-        value, candidate = result.value, first.value
+        value, first_value = result.value, first.value
         if (
             value is not None
-            and candidate is not None
-            and value < candidate
+            and first_value is not None
+            and value < first_value
             and not result.violations
         ):
-            placed = self._plan_and_place(result.require_schedule(), self.usable_bytes)
-            if placed[1].bytes <= self.usable_bytes:
+            plan_and_arena = self._plan_and_place(result.require_schedule(), self.usable_bytes)
+            if plan_and_arena[1].bytes <= self.usable_bytes:
                 result = replace(result, build_s=0.0, solve_s=0.0)
-                fitted = self._make_fitted(first, result, *placed)
+                fitted = self._make_fitted(first, result, *plan_and_arena)
                 if not fitted.result.violations:
                     return fitted
         return Fitted(first, plan, arena)
 
-    def _fit_quickly(self, first: SolveResult, rounded: Problem, high: int) -> Fitted | None:
-        """Return a schedule from a fast heuristic with less RAM whose arena fits.
+    def _fit_quickly(
+        self, first: SolveResult, aligned_problem: Problem, too_large_bytes: int
+    ) -> Fitted | None:
+        """Build schedules with less RAM by fast heuristics; return the first whose arena fits.
 
-        Return None if no such arena fits, and for methods of `poetmodel.baselines`, whose schedules
-        no other heuristic may replace.
+        Return None if none fits, and for methods of `poetmodel.baselines`, whose schedules no other
+        heuristic may replace.
         """
         if first.method != "optimal":  # a baseline's schedule must come from its own method
             return None
         slightly_smaller, clearly_smaller = (
-            _with_ram(rounded, high - high // divisor) for divisor in QUICK_DIVISORS
+            _with_ram(aligned_problem, too_large_bytes - too_large_bytes // divisor)
+            for divisor in QUICK_DIVISORS
         )
         attempts: tuple[tuple[Callable[[Problem], Schedule | None], Problem], ...] = (
             (partial(_refit_quickly, schedule=first.require_schedule()), slightly_smaller),
@@ -336,13 +348,13 @@ class _FittingSearch:
         return None
 
     def _solve_within(
-        self, stated: Problem, ratio: float, start: Schedule | None = None
+        self, problem: Problem, ratio: float, start: Schedule | None = None
     ) -> SolveResult:
-        """Solve within a fraction of the remaining time, minus the time to plan and place."""
-        limit_s = max(ratio * (self.clock.remaining_s() - self.planning_s), 1e-3)
+        """Solve within a fraction of the remaining time less the time to plan and place."""
+        limit_s = max(ratio * (self.request.remaining_s() - self.planning_s), 1e-3)
         keywords: SearchKeywords = {} if start is None else {"start": start}
-        result = self.solve(stated, time_limit=limit_s, **{**self.options, **keywords})
-        return replace(result, time_limit_s=self.clock.time_limit_s)
+        result = self.solve(problem, time_limit=limit_s, **{**self.options, **keywords})
+        return replace(result, time_limit_s=self.request.time_limit_s)
 
     def _solve_from_first(self, first: SolveResult, smaller_problem: Problem) -> SolveResult:
         """Solve with less RAM, from the first solve's schedule if that solve was cut short."""
@@ -350,7 +362,7 @@ class _FittingSearch:
             return self._solve_within(smaller_problem, 1 / 2)
         if (first.gap or 0.0) > LazyParams().wide_gap_ratio and not smaller_problem.is_overlapping:
             return self._search_from_first(first, smaller_problem)
-        max_s = min(QUICK_S, self.clock.remaining_s() / 4)
+        max_s = min(QUICK_S, self.request.remaining_s() / 4)
         start = _refit_quickly(smaller_problem, first.require_schedule(), max_s=max_s)
         return self._solve_within(smaller_problem, 1 / 2, start)
 
@@ -359,24 +371,24 @@ class _FittingSearch:
 
         No bound is computed, because a bound for less RAM does not hold for the problem.
         """
-        max_s = max((self.clock.remaining_s() - self.planning_s) / 2, 1e-3)
+        max_s = max((self.request.remaining_s() - self.planning_s) / 2, 1e-3)
         schedule, seed = None, self.options.get("seed", 0)
-        with limited(max_s + QUICK_S), suppress(TimeLimitError):
+        with limit_execution(max_s + QUICK_S), suppress(TimeLimitError):
             schedule = improve_schedule(
                 smaller_problem, first.require_schedule(), max_s=max_s, seed=seed
             )
-        candidate = verified_candidate(smaller_problem, schedule)
+        candidate = make_valid_candidate(smaller_problem, schedule)
         result = replace(first, problem=smaller_problem, build_s=0.0, solve_s=0.0)
         if candidate is None:
             return replace(result, status=Status.UNKNOWN, schedule=None, simulation=None)
         return replace(result, schedule=candidate.schedule, simulation=candidate.simulation)
 
     def _plan_and_place(self, schedule: Schedule, budget: int) -> tuple[Plan, Arena]:
-        """Plan a schedule within a budget and place its tensors in an arena.
+        """Plan a schedule within `budget` bytes and place its tensors in an arena.
 
-        Store the time that this takes, and the smallest arena so far.
+        Stores the time that this takes, and the size of the smallest arena so far.
         """
-        graph, begun_s = self.problem.graph, self.clock.elapsed_s()
+        graph, started_s = self.problem.graph, self.request.elapsed_s()
         plan, arena = plan_and_place(
             graph,
             self.problem.costs,
@@ -387,9 +399,9 @@ class _FittingSearch:
             alignment=self.alignment,
             seed=self.options.get("seed", 0),
             may_delay_transfers=not self.problem.is_overlapping,
-            time_limit=self.clock.remaining_s() / 2,
+            time_limit=self.request.remaining_s() / 2,
         )
-        self.planning_s = self.clock.elapsed_s() - begun_s
+        self.planning_s = self.request.elapsed_s() - started_s
         if self.smallest_arena_bytes is None or arena.bytes < self.smallest_arena_bytes:
             self.smallest_arena_bytes = arena.bytes
         return plan, arena
@@ -397,7 +409,10 @@ class _FittingSearch:
     def _make_fitted(
         self, first: SolveResult, result: SolveResult, plan: Plan, arena: Arena
     ) -> Fitted:
-        """Convert a result with less RAM to one of the stated problem, verified with its plan."""
+        """Convert a result with less RAM to one of the stated problem, verified with its plan.
+
+        The bound is that of the first result, and the times are those of both.
+        """
         schedule = replace(result.require_schedule(), identity=plan.identity)
         verdict = verify(self.problem, schedule, plan=plan)
         fitted = replace(
@@ -429,16 +444,16 @@ class _FittingSearch:
 
     def _no_fit_result(self, first: SolveResult) -> SolveResult:
         """Return the first result without its schedule, with the reason and hints."""
-        excess = self._min_excess_bytes()
-        is_late = self.clock.remaining_s() <= 2 * self.planning_s
+        excess_bytes = self._min_excess_bytes()
+        is_late = self.request.remaining_s() <= 2 * self.planning_s
         reason = f"no schedule was found{' in time' if is_late else ''} whose addresses fit "
         reason += f"{self._usable_ram_text()}: "
         hints = ["raise the time limit"] if is_late else []
         max_bytes = math.inf if self.available_bytes is None else self.available_bytes
-        if self.usable_bytes + excess <= max_bytes:
+        if self.usable_bytes + excess_bytes <= max_bytes:
             hints.insert(0, "add as much to ram")
-        if excess > 0:
-            reason += f"the smallest block found takes {format_bytes(excess)} more; "
+        if excess_bytes > 0:
+            reason += f"the smallest block found takes {format_bytes(excess_bytes)} more; "
             reason += ", or ".join(hints or ["the device has no more RAM: take a smaller step"])
         else:
             reason += "raise the time limit"
@@ -456,7 +471,7 @@ class _FittingSearch:
 
 
 def _with_status(result: SolveResult) -> SolveResult:
-    """Return a result with the status and termination that its gap implies."""
+    """Return a result with a schedule, with the status and termination that its gap implies."""
     is_proved = (result.gap or 0.0) <= result.requested_gap
     termination = result.termination
     if is_proved or termination == Termination.PROVED:
@@ -473,23 +488,23 @@ def _with_ram(problem: Problem, usable_bytes: int) -> Problem:
 def _refit_quickly(
     problem: Problem, schedule: Schedule, *, max_s: float = QUICK_S
 ) -> Schedule | None:
-    """Repair a schedule for a problem with less RAM; None if `max_s` do not suffice."""
-    with limited(max_s), suppress(TimeLimitError):
+    """Repair a schedule for a problem with less RAM; None if that fails within `max_s`."""
+    with limit_execution(max_s), suppress(TimeLimitError):
         return refit(problem, schedule, max_s=max_s / 2)
     return None
 
 
 def _construct_quickly(problem: Problem) -> Schedule | None:
-    """Construct a greedy schedule within `QUICK_S`; None if the time does not suffice."""
-    with limited(QUICK_S), suppress(TimeLimitError):
+    """Construct a greedy schedule; None if that fails within `QUICK_S`."""
+    with limit_execution(QUICK_S), suppress(TimeLimitError):
         return construct(problem, max_s=QUICK_S / 2)
     return None
 
 
-def rounded_problem(problem: Problem, alignment: int) -> Problem:
-    """Return the problem with sizes rounded up to the alignment, and its limits as numbers.
+def align_problem(problem: Problem, alignment: int) -> Problem:
+    """Return a problem with sizes rounded up to `alignment`, and its limits as numbers.
 
-    The storage limit rises by the maximum rounding.
+    The storage limit rises by `alignment` bytes for each tensor, more than the sizes rise.
     """
     graph, resolved_problem = problem.graph, problem.resolved()
     limit_bytes = resolved_problem.aux_limit_bytes

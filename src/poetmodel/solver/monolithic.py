@@ -1,6 +1,6 @@
 """Solve one model as a whole and verify its solution.
 
-`ExtendedProof` is the variant for users' models.
+The subclass `ExtendedProof` of `ModelProof` solves users' models.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from poetmodel.solver.covers import add_covers, limit_rows
 from poetmodel.solver.outcome import (
     Candidate,
     Outcome,
-    as_candidate,
+    make_candidate,
     safe_bound,
 )
 from poetmodel.solver.request import GRACE_S, PATIENCE_S, Request
@@ -58,7 +58,8 @@ TERMINATIONS: Final[Mapping[SolverStatus, Termination]] = {
 """Termination of a solve by the status of the back end."""
 
 GAP_FRACTION: Final = 0.99
-"""Fraction of the gap tolerance for the solver. The rest covers the safe reduction of its bound."""
+"""Fraction of the gap tolerance that is the solver's. The rest covers the reduction of its bound by
+`safe_bound`."""
 
 BUILD_TIMED_OUT: Final = "the time limit passed while the model was built"
 
@@ -74,7 +75,8 @@ def prove_formulation(
 ) -> Outcome:
     """Build and solve the model of a formulation, and verify its solution.
 
-    The valid schedule `start` is returned if the solver finds no better one.
+    The outcome has the valid schedule `start` if the solver finds no better one, and no schedule if
+    building would take or takes longer than the remaining time.
 
     Raises `VerificationError` if the verifier rejects the solution of an exact formulation.
     """
@@ -85,37 +87,37 @@ def prove_formulation(
             "time limit"
         )
         return Outcome(termination=Termination.TIME_LIMIT, reason=reason)
-    begun = time.monotonic()
+    started_s = time.monotonic()
     try:
         with time_limit(request.remaining_s()), infrequent_gc():
-            model = build_arrays(problem, formulation)
+            arrays = build_arrays(problem, formulation)
     except TimeLimitError:
         reason = f"the time limit passed while the model of {formulation!r} was built"
-        build_s = time.monotonic() - begun
+        build_s = time.monotonic() - started_s
         return Outcome(termination=Termination.TIME_LIMIT, reason=reason, build_s=build_s)
     try:
         with time_limit(request.remaining_s()):
-            form = to_standard_form(model)
+            form = to_standard_form(arrays)
     except TimeLimitError:
-        return late_outcome(time.monotonic() - begun)
+        return build_timeout_outcome(time.monotonic() - started_s)
     objective = problem.objective
     return ModelProof(
         problem=problem,
-        arrays=model,
+        arrays=arrays,
         request=request,
         form=form,
-        unit=objective.unit if objective.is_sum else model.objective_unit,
-        build_s=time.monotonic() - begun,
-    ).run(start)
+        unit=objective.unit if objective.is_sum else arrays.objective_unit,
+        build_s=time.monotonic() - started_s,
+    ).prove(start)
 
 
-def late_outcome(build_s: float) -> Outcome:
+def build_timeout_outcome(build_s: float) -> Outcome:
     """Return the outcome of a model that was not built within the time limit."""
     return Outcome(termination=Termination.TIME_LIMIT, reason=BUILD_TIMED_OUT, build_s=build_s)
 
 
-def start_values(form: StandardForm, schedule: Schedule) -> NDArray[np.float64] | None:
-    """Return the columns of a schedule, NaN where it does not decide them; None for ``paper``."""
+def schedule_point(form: StandardForm, schedule: Schedule) -> NDArray[np.float64] | None:
+    """Return the point of a schedule; None for ``paper``. Undecided columns are NaN."""
     layout = require_layout(form)
     if layout.model.formulation == PAPER:
         return None
@@ -124,57 +126,60 @@ def start_values(form: StandardForm, schedule: Schedule) -> NDArray[np.float64] 
 
 @dataclass(slots=True, kw_only=True)
 class ModelProof:
-    """The proof by one compiled model."""
+    """The proof of a bound by one compiled model."""
 
     problem: Problem
     """The problem that the model states."""
     arrays: Model
     request: Request
     form: StandardForm
-    """The model as the solver gets it, cuts included."""
+    """The model that the solver solves, cover cuts included."""
     unit: float
     """Amount of the minimized quantity in one unit of the form's objective."""
     build_s: float
     """Time to build and compile the model [s]."""
-    as_stated: bool = True
+    is_problem_objective: bool = True
     """Whether the model minimizes its problem's objective."""
     hint: str = ""
-    """Hint for a model without a schedule, as text."""
+    """Text that is appended to the reason if the model is infeasible."""
     conflict_phrase: ClassVar[str] = "together"
-    """How the limits conflict if each can be met alone, as text for the reason of infeasibility."""
-    drops_unneeded: ClassVar[bool] = True
-    """Whether unneeded decisions may be removed from the solution; not if the model has rows of a
-    user."""
+    """End of the message that the limits cannot be met, if each can be met alone."""
+    drops_unneeded_decisions: ClassVar[bool] = True
+    """Whether unneeded decisions may be removed from the solution; False if users may have added
+    rows."""
     log: list[str] = field(default_factory=list)
-    """The solver's log, in the pieces that it wrote."""
-    latest: BackendProgress | None = None
+    """The solver's log, in the order in which it was written."""
+    last_report: BackendProgress | None = None
     """The solver's last report, with its best solution."""
     is_abandoned: bool = False
     """Whether the solver exceeded the limit and its reports are ignored."""
 
-    def run(self, start: Candidate | None) -> Outcome:
-        """Solve, and return the better of the solution and the first schedule.
+    def prove(self, start: Candidate | None) -> Outcome:
+        """Solve the model; return the outcome with the better of the solution and `start`.
 
-        The first schedule counts only if it satisfies the rows of the model.
+        The first schedule `start` is used only if it satisfies the rows of the model.
         """
         form = self.form
-        values = None if start is None else start_values(form, start.schedule)
-        raw, candidate = self._search(values)
+        start_point = None if start is None else schedule_point(form, start.schedule)
+        raw, candidate = self._solve_until_accepted(start_point)
         value, bound = (None, None) if raw is None else (raw.objective, raw.bound)
         if (
             start is not None
-            and values is not None
-            and (candidate is None or (self.drops_unneeded and start.value < candidate.value))
-            and not np.isnan(values).any()
-            and form.violation(values) <= MAX_START_VIOLATION
+            and start_point is not None
+            and (
+                candidate is None
+                or (self.drops_unneeded_decisions and start.value < candidate.value)
+            )
+            and not np.isnan(start_point).any()
+            and form.violation(start_point) <= MAX_START_VIOLATION
         ):
-            candidate, value = start, form.value(values)
+            candidate, value = start, form.value(start_point)
         if candidate is not None:
-            candidate = replace(candidate, own=self.own(value, bound))
+            candidate = replace(candidate, model_objective=self.model_objective(value, bound))
         return self._make_outcome(raw, candidate)
 
-    def _search(
-        self, values: NDArray[np.float64] | None
+    def _solve_until_accepted(
+        self, start_point: NDArray[np.float64] | None
     ) -> tuple[RawSolution | None, Candidate | None]:
         """Solve, and exclude rejected solutions by cover cuts until the verifier accepts one.
 
@@ -184,7 +189,7 @@ class ModelProof:
         Raises `VerificationError` if no cover cut excludes a rejected solution.
         """
         formulation = self.arrays.formulation
-        raw = self._call_solver(values)
+        raw = self._call_solver(start_point)
         while raw is not None and raw.x is not None:
             try:  # The solution of a late solver is verified as well, within GRACE_S.
                 with time_limit(self.request.remaining_s() + GRACE_S):
@@ -199,7 +204,7 @@ class ModelProof:
             if form is None:
                 raise VerificationError(candidate.violations)
             self.form = form
-            next_solution = self._call_solver(values)
+            next_solution = self._call_solver(start_point)
             if next_solution is None:
                 return _without_solution(raw), None
             bounds = [
@@ -207,23 +212,25 @@ class ModelProof:
             ]
             raw = replace(
                 next_solution,
-                bound=max(bounds, default=None) if self.as_stated else next_solution.bound,
+                bound=max(bounds, default=None)
+                if self.is_problem_objective
+                else next_solution.bound,
                 build_s=raw.build_s + next_solution.build_s,
                 solve_s=raw.solve_s + next_solution.solve_s,
             )
         return raw, None
 
-    def _call_solver(self, values: NDArray[np.float64] | None) -> RawSolution | None:
+    def _call_solver(self, start_point: NDArray[np.float64] | None) -> RawSolution | None:
         """Solve the form within the remaining time; return None if no time remains.
 
         If the solver exceeds the limit, it is abandoned and its last report is returned.
         """
-        request, remaining = self.request, self.request.remaining_s()
-        if remaining <= 0:
+        request, remaining_s = self.request, self.request.remaining_s()
+        if remaining_s <= 0:
             return None
         solver = backend(request.backend)
         limits = Limits(
-            time_s=remaining,
+            time_s=remaining_s,
             rel_gap=GAP_FRACTION * request.gap,
             threads=request.threads,
             seed=request.seed,
@@ -232,19 +239,19 @@ class ModelProof:
             options=request.solver_options,
         )
         stop = threading.Event()
-        self.latest = None
-        solve = partial(solver.solve, self.form, limits, start=values)
+        self.last_report = None
+        solve = partial(solver.solve, self.form, limits, start=start_point)
         solve = partial(solve, on_progress=self._report, stop=stop)
         try:
-            return run_interruptibly(solve, stop, max_s=remaining + PATIENCE_S)
+            return run_interruptibly(solve, stop, max_s=remaining_s + PATIENCE_S)
         except TimeLimitError:
             return self._abandoned_solution(
-                request.elapsed_s() - (request.time_limit_s - remaining)
+                request.elapsed_s() - (request.time_limit_s - remaining_s)
             )
 
     def _abandoned_solution(self, solve_s: float) -> RawSolution:
-        """Return the last report of a solver as its solution, and mark the solver as abandoned."""
-        self.is_abandoned, last_report = True, self.latest
+        """Convert the last report of the solver to a solution, and mark the solver as abandoned."""
+        self.is_abandoned, last_report = True, self.last_report
         x = None if last_report is None else last_report.x
         return RawSolution(
             status=SolverStatus.TIME_LIMIT,
@@ -255,34 +262,37 @@ class ModelProof:
         )
 
     def _report(self, progress: BackendProgress) -> bool | None:
-        """Forward a report of the solver as bounds on the problem.
+        """Store a report of the solver, and forward its incumbent and bound to the request.
 
-        Returns False to stop an abandoned solver.
+        Returns the callback's result, or False to stop an abandoned solver.
         """
         if self.is_abandoned:
             return False
-        previous, self.latest = self.latest, progress
+        previous, self.last_report = self.last_report, progress
         if progress.x is None and previous is not None:
-            self.latest = replace(progress, x=previous.x)
+            self.last_report = replace(progress, x=previous.x)
         incumbent = None
-        if self.as_stated and progress.incumbent is not None:
+        if self.is_problem_objective and progress.incumbent is not None:
             incumbent = max(0.0, progress.incumbent * self.unit)
         return self.request.report(incumbent, self._problem_bound(progress.bound))
 
     def _extract_candidate(self, x: NDArray[np.float64]) -> Candidate:
-        """Verify the schedule of a solution, without unneeded decisions if `drops_unneeded`."""
-        problem, schedule = self.problem, self.schedule(x)
-        candidate = as_candidate(problem, schedule)
-        if self.drops_unneeded and not candidate.violations:
+        """Verify the schedule of a solution.
+
+        With `drops_unneeded_decisions`, return it without unneeded decisions if it remains valid.
+        """
+        problem, schedule = self.problem, self.extract_schedule(x)
+        candidate = make_candidate(problem, schedule)
+        if self.drops_unneeded_decisions and not candidate.violations:
             needed_decisions = PartialSchedule.of(
                 problem.graph, schedule, problem.rewards, working=problem.working_graph
             )
-            cleaned = as_candidate(problem, needed_decisions.schedule())
-            if not cleaned.violations and cleaned.value <= candidate.value:
-                return cleaned
+            cleaned_candidate = make_candidate(problem, needed_decisions.schedule())
+            if not cleaned_candidate.violations and cleaned_candidate.value <= candidate.value:
+                return cleaned_candidate
         return candidate
 
-    def schedule(self, x: NDArray[np.float64]) -> Schedule:
+    def extract_schedule(self, x: NDArray[np.float64]) -> Schedule:
         """Return the schedule of a solution."""
         rounded = round_binaries(x, self.form)
         values = require_layout(self.form).values(rounded)
@@ -293,17 +303,17 @@ class ModelProof:
 
         Return None if the model is not exact, or minimizes another objective.
         """
-        if bound is None or not (self.arrays.exact and self.as_stated):
+        if bound is None or not (self.arrays.exact and self.is_problem_objective):
             return None
         known_bound = float(self.problem.objective.known_bound)
         return max(known_bound, safe_bound(self.problem, bound) * self.unit)
 
-    def own(self, value: float | None, bound: float | None) -> ModelObjective | None:  # noqa: ARG002
-        """Return the user-defined objective at a value; None except in `ExtendedProof`."""
+    def model_objective(self, value: float | None, bound: float | None) -> ModelObjective | None:  # noqa: ARG002
+        """Return None: only `ExtendedProof` has a user-defined objective."""
         return None
 
     def _make_outcome(self, raw: RawSolution | None, candidate: Candidate | None) -> Outcome:
-        """Return the outcome with the candidate, and bound and statistics of the raw solution."""
+        """Return the outcome with `candidate`, and with bound and statistics of `raw`."""
         form = self.form
         statistics: dict[str, Any] = {
             "columns": form.n_columns,

@@ -25,13 +25,13 @@ GRACE_S: Final = 1.0
 PATIENCE_S: Final = 0.7
 """Time after the limit at which a solver is abandoned [s]. HiGHS checks no clock in some phases of
 its root node, which take seconds from ten thousand columns on."""
-MAX_MOMENTS: Final = 100
-"""Maximum length of a history. When it is exceeded, every second moment is deleted."""
+MAX_HISTORY_ENTRIES: Final = 100
+"""Maximum number of entries of a history. When it is exceeded, every second entry is deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveProgress:
-    """The state of a solve at one moment, in the unit of the minimized quantity."""
+    """The progress of a solve at one time, in the unit of the minimized quantity."""
 
     seconds: float
     """Time since the solve was requested, building included [s]."""
@@ -42,7 +42,7 @@ class SolveProgress:
     baseline: float = 0.0
     """The cost of every schedule: for energies and times, that of a single pass."""
     schedule: Schedule | None = None
-    """The verified schedule with that overhead; None if the solver reports the overhead alone."""
+    """The verified schedule with `overhead`; None if the solver reports the overhead alone."""
 
     @property
     def value(self) -> float | None:
@@ -87,14 +87,14 @@ class Request:
 
     backend: str = "highs"
     time_limit_s: float = 60.0
-    """Wall time for everything, building included [s]."""
+    """Wall time for the whole solve, building included [s]."""
     gap: float = 1e-4
     """Gap tolerance of the overhead, at which the solve stops."""
     threads: int = 1
     seed: int = 0
     """Seed of every random choice."""
     on_progress: OnProgress | None = None
-    """Called with every better schedule and bound; returning False stops the solve."""
+    """Called with reports of progress; returning False stops the solve."""
     solver_options: Mapping[str, OptionValue] = field(default_factory=dict)
     """Options of the back end by its own names, for each of its solves."""
     presolve: bool = True
@@ -105,7 +105,7 @@ class Request:
     """Latest end on the monotonic clock if the limit is processor time [s]; None otherwise."""
 
     def __post_init__(self) -> None:
-        """Raise `InputError` with all errors of time limit, gap, threads and seed."""
+        """Raise `InputError` if the time limit, gap, threads or seed are invalid."""
         errors = []
         if not _is_real(self.time_limit_s) or self.time_limit_s <= 0:
             errors.append(f"time limit: expected seconds above 0, got {self.time_limit_s!r}")
@@ -123,7 +123,7 @@ class Request:
     ) -> bool | None:
         """Call `on_progress` with the overhead and bound so far; return its result.
 
-        False stops the solve.
+        False requests the end of the solve. Returns None without a callback.
         """
         if self.on_progress is None:
             return None
@@ -142,8 +142,8 @@ class Request:
 
     def remaining_s(self) -> float:
         """Return the time until the limit [s], 0 or more."""
-        left_s = max(0.0, self.time_limit_s - self.elapsed_s())
-        return left_s if self.wall_end_s is None else min(left_s, self.remaining_wall_s())
+        remaining_s = max(0.0, self.time_limit_s - self.elapsed_s())
+        return remaining_s if self.wall_end_s is None else min(remaining_s, self.remaining_wall_s())
 
     def remaining_wall_s(self) -> float:
         """Return the wall time until the limit [s], 0 or more."""
@@ -164,19 +164,19 @@ class History:
     """The user's callback, to which each report is forwarded."""
     baseline: float = 0.0
     """Baseline for the forwarded reports."""
-    moments: list[HistoryEntry] = field(default_factory=list)
+    entries: list[HistoryEntry] = field(default_factory=list)
     best: SolveProgress | None = None
     """The report with the best schedule."""
 
     def record(self, progress: SolveProgress) -> bool | None:
         """Add a report to the history and forward it to `on_progress`.
 
-        Return the result of that call.
+        Return the result of `on_progress`; None without a callback.
         """
-        values = (progress.overhead, progress.overhead_bound)
-        known_values = [value for value in values if value is not None]
+        overheads = (progress.overhead, progress.overhead_bound)
+        known_values = [value for value in overheads if value is not None]
         if known_values and all(map(math.isfinite, known_values)):
-            self._add_moment((progress.seconds, *values))
+            self._add_entry((progress.seconds, *overheads))
         if progress.schedule is not None and progress.overhead is not None:
             best = None if self.best is None else self.best.overhead
             self.best = progress if best is None or progress.overhead < best else self.best
@@ -184,42 +184,42 @@ class History:
             return None
         return self.on_progress(replace(progress, baseline=self.baseline))
 
-    def completed_by(self, result: SolveResult) -> tuple[HistoryEntry, ...]:
-        """Return the moments before a solve's end, and the result as the last moment.
+    def complete_history(self, result: SolveResult) -> tuple[HistoryEntry, ...]:
+        """Return the entries before the end of a solve, and its result as the last entry.
 
         Earlier values are corrected to be no better than the result, because a solver may revise
-        its reports. Return () for a user-defined objective; omit the last moment if there is no
-        schedule.
+        its reports. Return () for a user-defined objective, and all entries as they are if there is
+        no schedule.
         """
         model_objective, simulation = result.model_objective, result.simulation
         if model_objective is not None or simulation is None:
-            return () if model_objective is not None else tuple(self.moments)
+            return () if model_objective is not None else tuple(self.entries)
         objective = result.problem.objective
         value, bound = objective.overhead_of(simulation), result.proven_bound - objective.baseline
         if result.problem.minimize == Quantity.ENERGY:
             bound = result.overhead_bound_j
-        earlier_moments = [
+        earlier_entries = [
             (
                 seconds,
                 None if incumbent is None else max(incumbent, value),
                 None if lower is None else min(lower, bound),
             )
-            for seconds, incumbent, lower in self.moments
+            for seconds, incumbent, lower in self.entries
             if seconds < result.wall_s
         ]
-        return (*earlier_moments, (result.wall_s, value, bound))
+        return (*earlier_entries, (result.wall_s, value, bound))
 
-    def _add_moment(self, moment: HistoryEntry) -> None:
-        """Append a moment with the best values so far, unless neither value has improved."""
-        moments = self.moments
-        if moments:
-            _, incumbent, bound = moments[-1]
-            moment = (moment[0], _min_known(moment[1], incumbent), _max_known(moment[2], bound))
-            if moment[1:] == moments[-1][1:]:
+    def _add_entry(self, entry: HistoryEntry) -> None:
+        """Append an entry with the best values so far, unless neither value has improved."""
+        entries = self.entries
+        if entries:
+            _, incumbent, bound = entries[-1]
+            entry = (entry[0], _min_known(entry[1], incumbent), _max_known(entry[2], bound))
+            if entry[1:] == entries[-1][1:]:
                 return
-        moments.append(moment)
-        if len(moments) > MAX_MOMENTS:
-            del moments[1:-1:2]
+        entries.append(entry)
+        if len(entries) > MAX_HISTORY_ENTRIES:
+            del entries[1:-1:2]
 
 
 def _min_known(first: float | None, second: float | None) -> float | None:

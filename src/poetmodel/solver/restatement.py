@@ -1,4 +1,4 @@
-"""Rewrite the rows and objective added to a Pyomo model as `Problem.subject_to` and `minimizing`.
+"""Write the rows and objective added to a Pyomo model as `Problem.subject_to` and `minimizing`.
 
 The default formulation solves such a problem with few enforced rows, over all schedules. A model is
 solved as a whole, over the schedules that its variables can represent.
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 MAX_TERMS: Final = 4
-"""Maximum number of terms of a sum that the call shows."""
+"""Maximum number of terms of a sum in the call; "..." stands for the rest."""
 MAX_RULES: Final = 4
-"""Maximum number of constraints that the call shows."""
+"""Maximum number of constraints in the call; "..." stands for the rest."""
 
 
 class _CountKey(NamedTuple):
@@ -29,6 +29,7 @@ class _CountKey(NamedTuple):
 
     kind: Count
     item: int
+    """The node or tensor that is counted."""
     stage: int | None
     """The stage; None if the variable counts over all stages."""
 
@@ -43,26 +44,30 @@ class _Sum(NamedTuple):
 def restate_as_call(model: pyo.ConcreteModel) -> str | None:
     """Return the Python call that states the rows and objective added to a model from `build`.
 
-    Return None if nothing was added, if it cannot be stated by totals, or if variables or rows of
-    the model itself were changed.
+    Return None if nothing was added, if totals cannot state the additions, if the model is not
+    exact, or if variables or rows that `build` made were changed.
     """
     objective = next(model.component_data_objects(pyo.Objective, active=True), None)
     added_rows = _added_rows(model)
     if added_rows is None or objective is None or not model.exact or _is_narrowed(model):
         return None
     writer = _TotalsWriter(model, _counted_variables(model))
-    calls: list[str | None] = []
+    method_calls: list[str | None] = []
     if added_rows:
-        calls.append(writer.subject_to_call(added_rows))
+        method_calls.append(writer.subject_to_call(added_rows))
     if objective.expr is not getattr(model, "stated_objective", None):
-        calls.append(writer.objective(objective))
-    return f"problem.{'.'.join(map(str, calls))}" if calls and all(calls) else None
+        method_calls.append(writer.minimizing_call(objective))
+    return (
+        f"problem.{'.'.join(map(str, method_calls))}"
+        if method_calls and all(method_calls)
+        else None
+    )
 
 
 def _added_rows(model: pyo.ConcreteModel) -> dict[str, list[Any]] | None:
-    """Return the added rows by constraint name; None if rows of the model itself were changed."""
+    """Return the added rows by constraint name; None if rows that `build` made were changed."""
     rows_by_name: dict[str, list[Any]] = {}
-    active = 0
+    n_unchanged = 0
     for row in model.component_data_objects(pyo.Constraint, active=True):
         name = row.parent_component().name
         if name not in model.stated_rows:
@@ -70,12 +75,12 @@ def _added_rows(model: pyo.ConcreteModel) -> dict[str, list[Any]] | None:
         elif row.expr is not model.stated_rows[name].get(row.index()):
             return None
         else:
-            active += 1
-    return rows_by_name if active == sum(map(len, model.stated_rows.values())) else None
+            n_unchanged += 1
+    return rows_by_name if n_unchanged == sum(map(len, model.stated_rows.values())) else None
 
 
 def _is_narrowed(model: pyo.ConcreteModel) -> bool:
-    """Return whether variables of the model were fixed, or have other bounds than `build` set."""
+    """Return whether variables of the model were fixed or unfixed, or their bounds changed."""
     arrays = model.arrays
     for column, variable in enumerate(model.variables):
         if variable.fixed != (column in arrays.fixed):
@@ -86,7 +91,7 @@ def _is_narrowed(model: pyo.ConcreteModel) -> bool:
 
 
 def _counted_variables(model: pyo.ConcreteModel) -> dict[int, _CountKey]:
-    """Return the count key of each decision variable, by the `id` of the variable."""
+    """Return the count key of each variable that a total counts, by the `id` of the variable."""
     decisions = model.decisions
     key_by_id = {
         id(variable): _CountKey(count, item, None)
@@ -108,51 +113,51 @@ def _counted_variables(model: pyo.ConcreteModel) -> dict[int, _CountKey]:
 
 
 class _TotalsWriter:
-    """Writes linear expressions over the variables of a model as sums over totals, in Python."""
+    """Writes linear expressions over the variables of a model as Python sums over totals."""
 
-    def __init__(self, model: pyo.ConcreteModel, counted: Mapping[int, _CountKey]) -> None:
-        """Count the variables of each item."""
+    def __init__(self, model: pyo.ConcreteModel, count_key_of: Mapping[int, _CountKey]) -> None:
+        """Count, for each item, the variables that are not fixed."""
         self.model = model
         self.graph = model.problem.graph
-        self.counted = counted
+        self.count_key_of = count_key_of
         self.storage_homes = {id(home): item for item, home in model.decisions.storage_homes}
         self.n_variables: dict[Count, dict[int, int]] = {count: defaultdict(int) for count in Count}
         """Number of variables that count each item, fixed ones excluded."""
         for variable in model.variables:
-            key = counted.get(id(variable))
+            key = count_key_of.get(id(variable))
             if key is not None and not variable.fixed:
                 self.n_variables[key.kind][key.item] += 1
 
-    def subject_to_call(self, added: Mapping[str, list[Any]]) -> str | None:
-        """Return a call of `subject_to` with the added constraints.
+    def subject_to_call(self, added_rows: Mapping[str, list[Any]]) -> str | None:
+        """Return a call of `subject_to` with the added rows, by constraint name.
 
-        Return None if totals cannot state them.
+        Return None if totals cannot state the rows.
         """
-        subject_to_call = []
-        for name, rows in added.items():
+        rules = []
+        for name, rows in added_rows.items():
             relations = [self.write_constraint(row) for row in rows]
             if not all(relations):
                 return None
-            several = f"[{relations[0]}, ...]" if len(rows) > 1 else relations[0]
+            relations_text = f"[{relations[0]}, ...]" if len(rows) > 1 else relations[0]
             keyword = re.sub(r"\W", "_", name)
-            subject_to_call.append(f"{keyword}=lambda v: {several}")
-        more = len(subject_to_call) - MAX_RULES
-        shown_rules = subject_to_call[:MAX_RULES] + [f"... {more} more"] * (more > 0)
+            rules.append(f"{keyword}=lambda v: {relations_text}")
+        n_hidden = len(rules) - MAX_RULES
+        shown_rules = rules[:MAX_RULES] + [f"... {n_hidden} more"] * (n_hidden > 0)
         return f"subject_to({', '.join(shown_rules)})"
 
     def write_constraint(self, row: Any) -> str | None:
-        """Return a constraint as Python code; None if totals cannot state it."""
-        parsed = self._parse_sum(row.body)
-        if parsed is None or not parsed.terms:
+        """Return a row as Python code; None if totals cannot state it."""
+        count_sum = self._parse_sum(row.body)
+        if count_sum is None or not count_sum.terms:
             return None
-        sides = [None if side is None else pyo.value(side) for side in (row.lower, row.upper)]
-        lower, upper = (None if side is None else side - parsed.constant for side in sides)
-        text = self._write_totals(parsed.terms)
+        bounds = [None if bound is None else pyo.value(bound) for bound in (row.lower, row.upper)]
+        lower, upper = (None if bound is None else bound - count_sum.constant for bound in bounds)
+        text = self._write_totals(count_sum.terms)
         if text is None:
-            one_sided = upper is not None and (lower or 0) <= 0
-            if not one_sided or min(parsed.terms.values()) < 0:
+            has_upper_only = upper is not None and (lower or 0) <= 0
+            if not has_upper_only or min(count_sum.terms.values()) < 0:
                 return None
-            text, lower = self._write_stage_terms(parsed.terms), None
+            text, lower = self._write_stage_terms(count_sum.terms), None
         if text is None:
             return None
         if lower == upper:
@@ -161,13 +166,13 @@ class _TotalsWriter:
             return f"({lower:.10g}, {text}, {upper:.10g})"
         return f"{text} <= {upper:.10g}" if upper is not None else f"{text} >= {lower:.10g}"
 
-    def objective(self, objective: Any) -> str | None:
+    def minimizing_call(self, objective: Any) -> str | None:
         """Return a call of `minimizing` with an objective; None if totals cannot state it."""
-        parsed = self._parse_sum(objective.expr)
-        if parsed is None or not parsed.terms:
+        count_sum = self._parse_sum(objective.expr)
+        if count_sum is None or not count_sum.terms:
             return None
         sign = 1 if objective.sense == pyo.minimize else -1
-        text = self._write_totals({key: sign * value for key, value in parsed.terms.items()})
+        text = self._write_totals({key: sign * value for key, value in count_sum.terms.items()})
         return None if text is None else f"minimizing(lambda v: {text})"
 
     def _parse_sum(self, expression: Any) -> _Sum | None:
@@ -181,7 +186,7 @@ class _TotalsWriter:
         terms: defaultdict[_CountKey, float] = defaultdict(float)
         constant = float(linear.constant)
         for value, variable in zip(linear.linear_coefs, linear.linear_vars, strict=True):
-            key = self.counted.get(id(variable))
+            key = self.count_key_of.get(id(variable))
             if key is not None:
                 terms[key] += value
             elif id(variable) in self.storage_homes:  # the variable is 1 - resident
@@ -192,11 +197,15 @@ class _TotalsWriter:
         return _Sum({key: value for key, value in terms.items() if value}, constant)
 
     def _write_totals(self, terms: Mapping[_CountKey, float]) -> str | None:
-        """Return a sum over items as code; None if an item's coefficients differ between stages."""
+        """Return a sum over items as Python code.
+
+        Return None if the coefficients of an item differ between stages, or some stages are
+        missing.
+        """
         items: dict[Count, dict[int, list[float]]] = {}
         for key, value in terms.items():
             items.setdefault(key.kind, {}).setdefault(key.item, []).append(value)
-        parts: list[tuple[float, str]] = []
+        terms_of_counts: list[tuple[float, str]] = []
         for count, values in items.items():
             n_variables = self.n_variables[count]
             if any(
@@ -204,22 +213,22 @@ class _TotalsWriter:
                 for i, coefficients in values.items()
             ):
                 return None
-            parts += self._total_terms(
+            terms_of_counts += self._terms_of_count(
                 count, {i: coefficients[0] for i, coefficients in values.items()}
             )
-        return _write_sum(parts)
+        return _write_sum(terms_of_counts)
 
-    def _total_terms(
+    def _terms_of_count(
         self, count: Count, values: Mapping[int, float]
     ) -> Iterator[tuple[float, str]]:
-        """Yield the (coefficient, name) terms of one count.
+        """Yield (coefficient, Python expression) terms of one count, with `values` by item.
 
-        One term if all coefficients are equal.
+        Yields one term if the values of all items are equal or proportional to their sizes.
         """
         n_variables, sizes = self.n_variables[count].keys(), self.graph.tensor_bytes
-        same = set(values.values())
-        if len(values) > 1 and values.keys() == n_variables and len(same) == 1:
-            yield same.pop(), f"sum(v.{count}.values())"
+        distinct_values = set(values.values())
+        if len(values) > 1 and values.keys() == n_variables and len(distinct_values) == 1:
+            yield distinct_values.pop(), f"sum(v.{count}.values())"
             return
         byte_totals = {Count.PAGE_OUTS: Total.BYTES_WRITTEN, Count.PAGE_INS: Total.BYTES_READ}
         if count in byte_totals and not self.graph.state_tensors:
@@ -231,7 +240,7 @@ class _TotalsWriter:
             yield value, f"v.{count}[{self._quoted_name(count, item)}]"
 
     def _write_stage_terms(self, terms: Mapping[_CountKey, float]) -> str | None:
-        """Return a sum over (stage, item) as code; None if a term has a count without stages."""
+        """Return a sum over (stage, item) as Python; None if a term has a count without stages."""
         if any(key.kind not in STAGE_COUNTS for key in terms):
             return None
         return _write_sum(
@@ -240,16 +249,16 @@ class _TotalsWriter:
         )
 
     def _quoted_name(self, count: Count, item: int) -> str:
-        nodes = count == Count.RECOMPUTATIONS
-        name = self.graph.nodes[item].name if nodes else self.graph.tensors[item].name
+        counts_nodes = count == Count.RECOMPUTATIONS
+        name = self.graph.nodes[item].name if counts_nodes else self.graph.tensors[item].name
         return f'"{name}"'
 
 
-def _write_sum(parts: Iterable[tuple[float, str]]) -> str:
-    """Return terms as a sum in Python: the first `MAX_TERMS` of them."""
-    text, number = "", 0
-    for number, (value, name) in enumerate(parts, start=1):
-        if number > MAX_TERMS:
+def _write_sum(terms: Iterable[tuple[float, str]]) -> str:
+    """Return (coefficient, expression) terms as a Python sum of at most `MAX_TERMS` terms."""
+    text, n_terms = "", 0
+    for n_terms, (value, name) in enumerate(terms, start=1):
+        if n_terms > MAX_TERMS:
             return f"{text} + ..."
         factor = "" if abs(value) == 1 else f"{abs(value):.10g} * "
         sign = "-" if value < 0 else "+"

@@ -1,4 +1,4 @@
-"""Solve one task: find a first schedule, scale the objective's units for the solver, and prove."""
+"""Solve a task: find a first schedule, choose the unit of the objective, and prove a bound."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from poetmodel.solver.outcome import (
     Candidate,
     Outcome,
     better_candidate,
-    is_closed,
+    drop_proof,
+    is_gap_closed,
     is_refuted,
     is_tight,
-    verified_candidate,
-    without_proof,
+    make_valid_candidate,
 )
 from poetmodel.solver.request import GRACE_S, Request, SolveProgress
 from poetmodel.units import format_seconds
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 CUT_SHORT: Final = frozenset({Termination.TIME_LIMIT, Termination.INTERRUPTED})
-"""Terminations after which the first schedule is returned if the solver found none."""
+"""Terminations before the end of a proof, after which a schedule found earlier may be returned."""
 RETRY_NOTE: Final = (
     "a verified schedule refutes what the solver proved; the problem is solved again without "
     "presolve"
@@ -40,84 +40,85 @@ MAX_GREEDY_TIME_RATIO: Final = 0.5
 """Fraction of the remaining time after which greedy ends without a schedule."""
 MIN_UNITS: Final = 1.0
 """Smallest value of a known schedule, in units of the objective, that a solver resolves to a
-millionth. Below it the problem is restated in finer units."""
+millionth. For a smaller value, the problem is restated in finer units."""
 MAX_UNITS: Final = 1e5
-"""Largest value of a known schedule, in units of the objective, that needs no other units."""
-SETTLED: Final = frozenset({Termination.PROVED, Termination.STALLED})
-"""Terminations after which the open gap is below a solver's tolerances."""
+"""Largest value of a known schedule, in units of the objective. For a larger value, the problem is
+restated in coarser units."""
+REFINABLE: Final = frozenset({Termination.PROVED, Termination.STALLED})
+"""Terminations after which an open gap may be due to a solver's tolerances."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A problem with the formulation that solves it; `ModelTask` is that of a user's model.
+    """A problem with the formulation that solves it. The subclass `ModelTask` has a user's model.
 
-    `solve_stated` finds a first schedule, scales the objective's units for the solver, and proves.
-    The problem to solve is that of the task, or a surrogate if time is a makespan.
+    `solve_problem` finds a first schedule, chooses the unit of the objective, and proves a bound.
+    It solves the problem of the task or, if time is a makespan, a surrogate.
     """
 
     problem: Problem
     formulation: str
-    """Name of the formulation; for a model, the one that it was built by."""
+    """Name of the formulation; for a model, the formulation by which `build` made it."""
     can_restate: ClassVar[bool] = True
-    """Whether limits and objective can be replaced; a model keeps its rows."""
+    """Whether limits and objective can be replaced; False for models, whose rows are fixed."""
 
     @property
     def exact(self) -> bool:
-        """Whether a proof of the formulation holds for the problem."""
+        """Whether bounds and infeasibility proved by the formulation hold for the problem."""
         return self.formulation != "paper"
 
     @property
     def planned_problem(self) -> Problem:
-        """The problem whose schedules are planned: that of the task."""
+        """The problem whose schedules are planned: `problem`, except in `ModelTask`."""
         return self.problem
 
     @property
     def reduction(self) -> str:
-        """How the formulation reduced a graph that it could not represent; empty if it did not."""
+        """Text on how the formulation reduced a graph that it cannot represent; empty otherwise."""
         if self.formulation != "paper":
             return ""
         from poetmodel.model.paper import describe_reduction
 
         return describe_reduction(self.problem.graph) or ""
 
-    def solve_stated(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
-        """Solve the problem or a surrogate of it, from a first schedule if given.
+    def solve_problem(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
+        """Solve `problem`, that of the task or a surrogate, from a first schedule if there is one.
 
-        If a verified schedule refutes the proof, the problem is solved again without presolve. The
-        second proof is returned unless a schedule refutes it too.
+        If a verified schedule refutes the proof, the problem is solved again without presolve. If a
+        schedule refutes the second proof, too, the outcome has no proof.
         """
         outcome = self._solve_once(problem, request, start)
         if not is_refuted(problem, outcome):
             return outcome
-        without_claim = without_proof(problem, outcome)
-        if request.remaining_s() <= 0 or without_claim.candidate is None:
-            return without_claim
-        start, log = without_claim.candidate.schedule, f"{outcome.log}poetmodel: {RETRY_NOTE}\n"
+        unproved_outcome = drop_proof(problem, outcome)
+        if request.remaining_s() <= 0 or unproved_outcome.candidate is None:
+            return unproved_outcome
+        start, log = unproved_outcome.candidate.schedule, f"{outcome.log}poetmodel: {RETRY_NOTE}\n"
         second_outcome = self._solve_once(problem, replace(request, presolve=False), start)
         second_outcome = replace(
             second_outcome,
-            candidate=better_candidate(second_outcome.candidate, without_claim.candidate),
+            candidate=better_candidate(second_outcome.candidate, unproved_outcome.candidate),
         )
         if is_refuted(problem, second_outcome):
-            second_outcome = without_proof(problem, second_outcome)
-        return second_outcome.with_solves([replace(without_claim, log=log), second_outcome])
+            second_outcome = drop_proof(problem, second_outcome)
+        return second_outcome.with_solves([replace(unproved_outcome, log=log), second_outcome])
 
     def _solve_once(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
-        """Build first schedules by heuristics, and prove from the best.
+        """Build first schedules by heuristics, and prove a bound, starting with the best of them.
 
         After a time limit, Ctrl-C or a model that is too large, the best first schedule is
         returned.
         """
         best: Candidate | None = None
         try:
+            best = make_valid_candidate(problem, start)  # without a limit, so that it is not lost
             with time_limit(request.remaining_s() + GRACE_S):
-                best = better_candidate(
-                    verified_candidate(problem, start), _segment_candidate(problem, request)
-                )
+                best = better_candidate(best, _segment_candidate(problem, request))
                 best = better_candidate(best, _greedy_candidate(problem, request))
-                if best is None or not problem.objective.is_sum:  # its peak is the floor
+                # With page_everything, the peak is the minimum RAM.
+                if best is None or not problem.objective.is_sum:
                     best = better_candidate(
-                        best, verified_candidate(problem, page_everything(problem))
+                        best, make_valid_candidate(problem, page_everything(problem))
                     )
                 best = best or self._construct_restricted(problem, request)
             prove = self._prove_in_fine_units if self.exact else self.prove
@@ -141,54 +142,66 @@ class Task:
         return outcome
 
     def _construct_restricted(self, problem: Problem, request: Request) -> Candidate | None:
-        """Return a schedule without paging, or without recomputation; None if neither is valid.
+        """Construct a schedule without paging, or without recomputation; None if neither is valid.
 
-        Such schedules meet many user-defined constraints. None if the problem has no constraints.
+        Such schedules meet many user-defined constraints. Returns None for a problem without them.
         """
         if not (self.can_restate and problem.constraints):
             return None
         max_s = GREEDY_TIME_RATIO * request.time_limit_s
-        for other in (replace(problem, paging=False), replace(problem, recompute=False)):
-            candidate = verified_candidate(problem, construct(other, max_s=max_s))
+        for restricted_problem in (
+            replace(problem, paging=False),
+            replace(problem, recompute=False),
+        ):
+            candidate = make_valid_candidate(problem, construct(restricted_problem, max_s=max_s))
             if candidate is not None:
                 return candidate
         return None
 
     def _check_start(
-        self, problem: Problem, request: Request, best: Candidate | None
+        self, problem: Problem, request: Request, first_candidate: Candidate | None
     ) -> Outcome | None:
-        """Report the first schedule, and return an outcome if it is optimal or the callback stops.
+        """Report the first schedule; return an outcome if it is optimal or the callback stops.
 
-        ``paper`` has another objective and a model may have more rows, so no first schedule is
-        reported for them.
+        Returns None otherwise. ``paper`` has another objective and a model may have more rows, so
+        no first schedule is reported for them.
         """
-        if best is None or not (self.can_restate and self.exact):
+        if first_candidate is None or not (self.can_restate and self.exact):
             return None
         known_bound = problem.objective.known_bound
-        if is_tight(problem, best.value, known_bound):
-            return Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
-        if request.report(best.value, known_bound, best.schedule) is False:
+        if is_tight(problem, first_candidate.value, known_bound):
+            return Outcome(
+                termination=Termination.PROVED,
+                candidate=first_candidate,
+                bound=first_candidate.value,
+            )
+        if request.report(first_candidate.value, known_bound, first_candidate.schedule) is False:
             return Outcome(termination=Termination.INTERRUPTED)
         return None
 
     def _prove_in_fine_units(
-        self, problem: Problem, request: Request, best: Candidate | None
+        self, problem: Problem, request: Request, first_candidate: Candidate | None
     ) -> Outcome:
-        """Prove, and repeat with finer units of the objective while the gap is open.
+        """Prove a bound, and repeat with finer units of the objective while the gap is open.
 
         A solver resolves the objective to an absolute tolerance. If the best value is too small or
         too large for the units of the objective, the problem is restated with that value as the
-        unit. For bytes, the repeated solve searches for a schedule that saves at least one byte.
+        reference of the unit. For bytes, the repeated solve searches for a schedule that saves at
+        least one byte.
         """
         objective, stated_problem = problem.objective, problem
-        if best is not None and self.can_restate and not _is_resolvable(problem, best.value):
-            stated_problem = problem.surrogate(reference_value=best.value)
-        outcome = self.prove(stated_problem, request, best)
-        while outcome.termination in SETTLED and request.remaining_s() > 0:
+        if (
+            first_candidate is not None
+            and self.can_restate
+            and not _is_resolvable(problem, first_candidate.value)
+        ):
+            stated_problem = problem.surrogate(reference_value=first_candidate.value)
+        outcome = self.prove(stated_problem, request, first_candidate)
+        while outcome.termination in REFINABLE and request.remaining_s() > 0:
             candidate = outcome.candidate
             if candidate is None or candidate.violations or outcome.infeasible:
                 break
-            if is_closed(problem, candidate.value, outcome.bound, request.gap):
+            if is_gap_closed(problem, candidate.value, outcome.bound, request.gap):
                 break
             reference, start = stated_problem.objective.reference, None
             if objective.is_sum and (reference is None or candidate.value < reference / 2):
@@ -219,26 +232,26 @@ class Task:
         return outcome
 
     def prove(
-        self, stated: Problem, request: Request, start: Candidate | None, bound: float = 0.0
+        self, problem: Problem, request: Request, start: Candidate | None, bound: float = 0.0
     ) -> Outcome:
-        """Solve a problem as it is stated, from a known schedule and a known bound."""
+        """Solve `problem` by the formulation, from a known schedule and a known bound."""
         if self.formulation == "lazy":
             from poetmodel.solver import lazy
 
             with time_limit(request.remaining_s() + GRACE_S):
-                outcome = lazy.prove(stated, request, start=start, bound=bound)
-            return _fall_back_to_compact(stated, request, outcome)
+                outcome = lazy.prove(problem, request, start=start, bound=bound)
+            return _fall_back_to_compact(problem, request, outcome)
         from poetmodel.solver.monolithic import prove_formulation
 
-        return prove_formulation(stated, request, self.formulation, start=start)
+        return prove_formulation(problem, request, self.formulation, start=start)
 
 
 def _fall_back_to_compact(problem: Problem, request: Request, lazy_outcome: Outcome) -> Outcome:
     """Solve with ``compact`` if ``lazy`` stalled and stages are limited or decisions rewarded.
 
-    The groups of a relaxation cannot represent some user-defined constraints by stage, nor
-    decisions that are rewarded for themselves. The better schedule and bound are returned, or
-    `lazy_outcome` if the model takes too long to build or is too large.
+    The groups of a relaxation cannot represent some per-stage user-defined constraints, nor some
+    rewarded decisions. The better schedule and bound are returned, or `lazy_outcome` if ``compact``
+    is not needed, takes too long to build or is too large.
     """
     candidate = lazy_outcome.candidate
     has_stage_terms = bool(problem.stage_limits) or any(any(column) for column in problem.rewards)
@@ -272,62 +285,66 @@ def _fall_back_to_compact(problem: Problem, request: Request, lazy_outcome: Outc
 
 
 def _is_resolvable(problem: Problem, value: float) -> bool:
-    """Return whether a solver resolves a value in the units of the problem's objective."""
+    """Return whether `value` is between `MIN_UNITS` and `MAX_UNITS` of the objective's unit.
+
+    True for values of 0 and for a peak.
+    """
     if value <= 0 or not problem.objective.is_sum:
         return True
     return MIN_UNITS <= value / problem.objective.unit <= MAX_UNITS
 
 
-def _with_known_progress(request: Request, known: Candidate, bound: float) -> Request:
-    """Return a request whose reports are at least as good as the known schedule and bound."""
+def _with_known_progress(request: Request, known_candidate: Candidate, bound: float) -> Request:
+    """Return a request that never reports a worse schedule or bound than the known ones."""
 
     def report_best(progress: SolveProgress) -> bool | None:
-        value, overhead_bound = progress.overhead, progress.overhead_bound
+        overhead, overhead_bound = progress.overhead, progress.overhead_bound
         overhead_bound = bound if overhead_bound is None else max(overhead_bound, bound)
-        if value is not None and value < known.value:
-            return request.report(value, overhead_bound, progress.schedule)
-        return request.report(known.value, min(overhead_bound, known.value), known.schedule)
+        if overhead is not None and overhead < known_candidate.value:
+            return request.report(overhead, overhead_bound, progress.schedule)
+        return request.report(
+            known_candidate.value,
+            min(overhead_bound, known_candidate.value),
+            known_candidate.schedule,
+        )
 
     return replace(request, on_progress=report_best)
 
 
-def _merge_outcomes(first: Outcome, second: Outcome, known: Candidate) -> Outcome:
-    """Merge two solves, the second of which searched for a schedule better than `known`.
+def _merge_outcomes(first: Outcome, second: Outcome, known_candidate: Candidate) -> Outcome:
+    """Merge two outcomes; the second solve searched for a schedule better than `known_candidate`.
 
-    If the second solve is infeasible, `known` is optimal.
+    If the second solve is infeasible, `known_candidate` is optimal.
     """
-    bound = known.value if second.infeasible else min(second.bound, known.value)
+    bound = known_candidate.value if second.infeasible else min(second.bound, known_candidate.value)
     return replace(
         second,
-        candidate=better_candidate(second.candidate, known),
+        candidate=better_candidate(second.candidate, known_candidate),
         bound=max(first.bound, bound),
         infeasible=False,
     ).with_solves([first, second])
 
 
 def _segment_candidate(problem: Problem, request: Request) -> Candidate | None:
-    """Return the best schedule with checkpoints between segments.
-
-    Return None if no such schedule is valid or found in time.
-    """
+    """Return the schedule of `checkpoint_segments`; None if it is invalid or not found in time."""
     try:
         with time_limit(request.remaining_s() + GRACE_S):
-            return verified_candidate(problem, checkpoint_segments(problem))
+            return make_valid_candidate(problem, checkpoint_segments(problem))
     except (TimeLimitError, TooLargeError):
         return None
 
 
 def _greedy_candidate(problem: Problem, request: Request) -> Candidate | None:
-    """Return keep-all if it is valid and optimal, else the better of keep-all and greedy.
+    """Return keep-all if it is valid and optimal, else the better of keep-all and `construct`.
 
-    *Greedy* is the schedule of `poetmodel.heuristics.greedy.construct`.
+    Return None if neither is valid.
     """
-    keep_all = verified_candidate(problem, keep_all_if_valid(problem))
+    keep_all = make_valid_candidate(problem, keep_all_if_valid(problem))
     if keep_all is not None and is_tight(problem, keep_all.value, problem.objective.known_bound):
         return keep_all
     try:
         with time_limit(max(request.remaining_s() * MAX_GREEDY_TIME_RATIO, GRACE_S)):
             schedule = construct(problem, max_s=request.time_limit_s * GREEDY_TIME_RATIO)
-            return better_candidate(keep_all, verified_candidate(problem, schedule))
+            return better_candidate(keep_all, make_valid_candidate(problem, schedule))
     except (TimeLimitError, TooLargeError):  # on graphs of thousands of nodes
         return keep_all

@@ -23,14 +23,14 @@ TRIAL_RATIO: Final = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileTrial:
-    """Value and bound of a short solve with one tile size."""
+    """Value and bound that a short solve found for one tile size."""
 
     tile_bytes: int
     """The tile size [B]."""
     value: float | None
-    """The minimized value of the best schedule, in its own unit; None without a schedule."""
+    """The minimized value of the best schedule, in the unit of the quantity; None without one."""
     bound: float | None
-    """Proven bound on the value; None if no schedule exists."""
+    """Proven bound on the value; None if it is proved that no schedule exists."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -39,15 +39,15 @@ class TileTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenTiles:
-    """The tile size that the trials chose."""
+    """The tile size with the best trial."""
 
     tile_bytes: int | None
     """The tile size [B]; None if the step has no tiles."""
     step: LoweredStep
-    """The step in tiles of that size."""
+    """The step in tiles of `tile_bytes`."""
     result: SolveResult | None = None
-    """The result of the trial with the best schedule, for the next solve to start from; None
-    without one."""
+    """The result of the trial with the best schedule, from which the next solve starts; None if no
+    trial found one."""
     trials: tuple[TileTrial, ...] = ()
     """All trials in the order of the candidates; empty if there was a single candidate."""
     interrupted: bool = False
@@ -57,14 +57,14 @@ class ChosenTiles:
 def find_cheapest_tiles(
     candidates: Sequence[tuple[int | None, LoweredStep]],
     make_problem: Callable[[LoweredStep], Problem],
-    clock: Request,
+    request: Request,
     *,
     solve: Callable[..., SolveResult] = solve_by_default,
     time_ratio: float = TRIAL_RATIO,
 ) -> ChosenTiles:
-    """Solve each tile size for a fraction of the time, and return the size of the smallest value.
+    """Solve each tile size for a fraction of the time, and return the size with the smallest value.
 
-    If values are equal, the first candidate wins. A single candidate is returned without a solve.
+    If values are equal or missing, the first size is returned. A single size is not solved.
 
     Parameters
     ----------
@@ -73,8 +73,8 @@ def find_cheapest_tiles(
         is valid only as the single candidate.
     make_problem : callable
         Returns the problem of a step.
-    clock : Request
-        The request with the time limit, gap, back end and progress callback.
+    request : Request
+        The time limit, gap, back end and progress callback.
     solve : callable
         The function that solves a problem, with keyword arguments of `poetmodel.solve`.
     time_ratio : float
@@ -83,50 +83,50 @@ def find_cheapest_tiles(
     """
     trials: list[TileTrial] = []
     best: tuple[float, int, SolveResult | None] = (math.inf, 0, None)
-    interrupted = False
-    end_s = clock.remaining_s() * (1 - time_ratio)
-    for number, (tile_bytes, step) in enumerate(candidates if len(candidates) > 1 else ()):
-        limit_s = (clock.remaining_s() - end_s) / (len(candidates) - number)
-        if limit_s <= 0 or tile_bytes is None or interrupted:
+    was_interrupted = False
+    reserved_s = request.remaining_s() * (1 - time_ratio)
+    for position, (tile_bytes, step) in enumerate(candidates if len(candidates) > 1 else ()):
+        limit_s = (request.remaining_s() - reserved_s) / (len(candidates) - position)
+        if limit_s <= 0 or tile_bytes is None or was_interrupted:
             break
-        cutoff = _Cutoff(clock, best[0])
+        cutoff = _Cutoff(request, best[0])
         result = solve(
             make_problem(step),
             time_limit=limit_s,
-            gap=clock.gap,
-            backend=clock.backend,
-            threads=clock.threads,
-            seed=clock.seed,
-            solver_options=clock.solver_options,
-            on_progress=cutoff.watch,
+            gap=request.gap,
+            backend=request.backend,
+            threads=request.threads,
+            seed=request.seed,
+            solver_options=request.solver_options,
+            on_progress=cutoff.handle_report,
         )
         value, bound = result.value, result.proven_bound
         known_bound = bound if math.isfinite(bound) else None
         trials.append(TileTrial(tile_bytes=tile_bytes, value=value, bound=known_bound))
         if value is not None and value < best[0]:
-            best = value, number, result
-        interrupted = result.termination == Termination.INTERRUPTED and not cutoff.is_reached
+            best = value, position, result
+        was_interrupted = result.termination == Termination.INTERRUPTED and not cutoff.is_reached
     tile_bytes, step = candidates[best[1]]
     return ChosenTiles(
         tile_bytes=tile_bytes,
         step=step,
         result=best[2],
         trials=tuple(trials),
-        interrupted=interrupted,
+        interrupted=was_interrupted,
     )
 
 
 class _Cutoff:
-    """A progress callback that ends a trial whose bound reaches the best value so far."""
+    """A progress callback that ends a trial when its bound reaches the best value so far."""
 
-    def __init__(self, clock: Request, min_value: float) -> None:
-        self.clock, self.min_value = clock, min_value
+    def __init__(self, request: Request, min_value: float) -> None:
+        self.request, self.min_value = request, min_value
         self.is_reached = False
 
-    def watch(self, progress: SolveProgress) -> bool:
-        """Forward a report to the callback of the request. Return whether the trial continues."""
+    def handle_report(self, progress: SolveProgress) -> bool:
+        """Forward a report to the callback of the request; return whether the trial continues."""
         callback_result = (
-            None if self.clock.on_progress is None else self.clock.on_progress(progress)
+            None if self.request.on_progress is None else self.request.on_progress(progress)
         )
         if progress.bound is not None and progress.bound >= self.min_value:
             self.is_reached = True

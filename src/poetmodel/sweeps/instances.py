@@ -270,7 +270,7 @@ class Finding(StrEnum):
     """The schedule breaks a rule or a limit, or its file cannot be read."""
     WORSE = "worse"
     """The overhead is above the smallest known one."""
-    EQUAL = "equal"
+    EQUALITY_TOLERANCE = "equal"
     """The overhead is the smallest known one, within `TOLERANCE`."""
     BETTER = "better"
     """The overhead is below the smallest known one, or no other is known."""
@@ -423,5 +423,7 @@ def _check_solution(line: Mapping[str, Any], path: Path, problems: _ProblemReade
     elif best["overhead"] is None or overhead < best["overhead"] - slack:
         finding = Finding.BETTER
     else:
-        finding = Finding.EQUAL if overhead <= best["overhead"] + slack else Finding.WORSE
+        finding = (
+            Finding.EQUALITY_TOLERANCE if overhead <= best["overhead"] + slack else Finding.WORSE
+        )
     return Checked(**known_overhead, finding=finding, overhead=overhead)

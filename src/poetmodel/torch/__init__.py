@@ -1,6 +1,6 @@
 """The PyTorch front end: capture a training step, measure it, and execute it within a budget.
 
-PyTorch is imported when a name is first used that needs it, not with this package.
+PyTorch is imported at the first use of a name that needs it, not with this package.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ _MODULES: Final = {
     "to_executorch": "executorch.program",
     "trace": "step.trace",
 }
+"""Module of each name that is imported when it is first used."""
 
 __all__ = [
     "Backend",

@@ -29,6 +29,7 @@ VERSION: Final = 1
 MAX_FILES: Final = 512
 """Maximum number of files; the least recently used ones are removed."""
 MAX_FILE_BYTES: Final = 2**28
+"""Maximum size of a file; larger ones count as damaged [B]."""
 _NAME_DIGITS: Final = 40
 """Digits of a key in the name of its file."""
 _NAME_PATTERN: Final = "*-" + "[0-9a-f]" * _NAME_DIGITS + ".json"
@@ -39,9 +40,9 @@ FOLDER_VARIABLE: Final = "POETMODEL_CACHE"
 _LOG: Final = logging.getLogger(__name__)
 
 
-def digest(*parts: Any) -> str:
+def digest(*values: Any) -> str:
     """Return a SHA-256 digest of JSON values."""
-    text = json.dumps(parts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(values, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
@@ -58,18 +59,19 @@ def default_folder() -> Path | None:
 
 
 class Cache:
-    """Plain values by kind and key, as files in a folder; without a folder, in the object only."""
+    """A cache of plain values by kind and key: files in a folder, or in memory without a folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self._texts: dict[tuple[str, str], bytes] = {}
+        self._encoded_values: dict[tuple[str, str], bytes] = {}
         """Values of a cache without a folder, encoded as in a file."""
 
     @classmethod
-    def of(cls, option: str | Path | bool) -> Cache:  # noqa: FBT001 - like the option of `compile`
+    def from_option(cls, option: str | Path | bool) -> Cache:  # noqa: FBT001 - like the option of `compile`
         """Return the cache for the option ``cache`` of `compile`.
 
-        False, or True for a user without a home, gives a cache in memory.
+        The cache is in memory if the option is False, or if it is True and the user has no home
+        directory.
         """
         if option is False:
             return cls(None)
@@ -79,22 +81,22 @@ class Cache:
             return cls(None)
 
     def read(self, kind: str, key: str) -> Any:
-        """Return the stored value; None if it is missing or its file is damaged.
+        """Return the stored value; None if it is missing, or its file is unreadable or damaged.
 
-        Sets the modification time of the file, for `_prune`.
+        Sets the modification time of the file to now, for `_prune`.
         """
         if self.folder is None:
-            text = self._texts.get((kind, key))
-            return None if text is None else json.loads(text)
+            encoded = self._encoded_values.get((kind, key))
+            return None if encoded is None else json.loads(encoded)
         path = self._path(kind, key)
         try:
             with path.open("rb") as stream:
                 size = min(os.fstat(stream.fileno()).st_size, MAX_FILE_BYTES)
-                header_line, _, text = stream.read(size).partition(b"\n")
+                header_line, _, encoded = stream.read(size).partition(b"\n")
             header = json.loads(header_line)
-            if header != _header(kind, key, text):
+            if header != _header(kind, key, encoded):
                 raise ValueError("different or damaged file")  # noqa: TRY301 - like json.loads
-            content = json.loads(text)
+            content = json.loads(encoded)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
@@ -105,16 +107,16 @@ class Cache:
         return content
 
     def write(self, kind: str, key: str, content: Any) -> None:
-        """Store a plain value, and remove old files. Failures to write are only logged."""
-        text = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+        """Store a plain value; remove files above `MAX_FILES`. Only log a failure to write."""
+        encoded = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
         if self.folder is None:
-            self._texts[kind, key] = text
+            self._encoded_values[kind, key] = encoded
             return
         path = self._path(kind, key)
-        line = json.dumps(_header(kind, key, text)).encode()
+        header_line = json.dumps(_header(kind, key, encoded)).encode()
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_bytes(path, line + b"\n" + text)
+            write_bytes(path, header_line + b"\n" + encoded)
             self._prune()
         except (OSError, ValueError) as error:
             _LOG.info("%s: cannot be written (%s)", path, error)
@@ -123,7 +125,7 @@ class Cache:
         return (self.folder or Path()) / f"{kind}-{key[:_NAME_DIGITS]}.json"
 
     def _prune(self) -> None:
-        """Remove the least recently used files above `MAX_FILES`."""
+        """Remove the least recently used files until `MAX_FILES` remain."""
         files = list((self.folder or Path()).glob(_NAME_PATTERN))
         if len(files) <= MAX_FILES:
             return
@@ -135,8 +137,8 @@ class Cache:
             path.unlink(missing_ok=True)
 
 
-def _header(kind: str, key: str, content: bytes) -> dict[str, Any]:
-    checksum = hashlib.sha256(content).hexdigest()
+def _header(kind: str, key: str, encoded: bytes) -> dict[str, Any]:
+    checksum = hashlib.sha256(encoded).hexdigest()
     return {"format": FORMAT, "version": VERSION, "kind": kind, "key": key, "sha256": checksum}
 
 
@@ -149,7 +151,7 @@ class NoKeyError(Exception):
 
 @cache
 def _code_digest() -> str:
-    """Return a digest of the source files of this subpackage and of the package version."""
+    """Return a digest of the package version and the source files of `poetmodel.torch`."""
     sha256 = hashlib.sha256(__version__.encode())
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         sha256.update(path.read_bytes())
@@ -157,7 +159,7 @@ def _code_digest() -> str:
 
 
 def host_key() -> list[Any]:
-    """Return the values, except the graph, on which costs, workspaces and kernels depend."""
+    """Return the values of software and host on which costs, workspaces and kernels depend."""
     return [
         _code_digest(),
         str(torch.__version__),
@@ -194,7 +196,7 @@ def plain_operations(graph: torch.fx.Graph) -> list[Any]:
 
 
 def plain_layout(tensor: torch.Tensor) -> list[Any]:
-    """Return shape, strides, offset, type and device of a tensor as plain values."""
+    """Return type, device, shape, strides and offset of a tensor as plain values."""
     layout = [list(tensor.shape), list(tensor.stride()), tensor.storage_offset()]
     return [str(tensor.dtype), str(tensor.device), *layout]
 
@@ -209,7 +211,7 @@ def _plain_target(target: Any, positions: dict[Any, int]) -> Any:
 
 
 def plain_value(value: Any, positions: dict[Any, int]) -> Any:
-    """Return the arguments of a call as plain values. FX nodes become their positions.
+    """Return an argument of a call as plain values; an FX node becomes its entry in `positions`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""``choose``: select the layers of a model to train on a device, with a proof."""
+"""``choose``: select the layers of a model to train on a device, with a bound on the score."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from poetmodel.choosing.relaxation import costs_for
 from poetmodel.choosing.search import (
     GRADIENT_NORM,
     LayerSet,
-    check_names,
+    check_layer_names,
     check_scores,
-    layers_of,
+    group_by_layer,
     rename_costs,
-    select,
+    select_layers,
 )
 from poetmodel.clock import now_s
 from poetmodel.device import Costs, Device
@@ -38,11 +38,11 @@ from poetmodel.solver.tile_trials import ChosenTiles, TileTrial, find_cheapest_t
 from poetmodel.tiling.choice import candidate_tiles, choose_tiles, needed_bytes, parse_tile
 from poetmodel.torch.capturing.inputs import positional_inputs
 from poetmodel.torch.capturing.joint import LOSS
-from poetmodel.torch.errors import CaptureError, explained
+from poetmodel.torch.errors import CaptureError, convert_exceptions
 from poetmodel.torch.int8.front import QuantizedFront
 from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.lowering.step import lower
-from poetmodel.torch.step.optimizers import named_optimizer
+from poetmodel.torch.step.optimizers import make_optimizer
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ SELECTION_RATIO: Final = 0.8
 """Fraction of the time limit for the selection; the rest is for the schedule of the selected
 set."""
 
-
 _NO_COSTS: Final = "no costs: set device, such as nrf52840, or profile, a file of costs"
 _NO_BOARD: Final = "tile: needs a device; set device, such as nrf52840"
 
@@ -75,16 +74,17 @@ class Choice:
     scores: Mapping[str, float]
     """Score of each layer."""
     result: SolveResult
-    """The solve of the step that trains only this set. Without a set, `reason` explains why."""
+    """The solve of the step that trains only the selected layers. If no set of layers was found,
+    its `reason` explains why."""
     step: LoweredStep | None
-    """The step of `result`, captured without masks; None without a set."""
+    """The step of `result`, captured without masks; None if no set of layers was found."""
     note: str = ""
     """The scope of the proof, if it does not cover all steps: tiles of one size, the undivided
     step, or only the schedule. Empty otherwise."""
     tile_bytes: int | None = None
     """The tile size of all steps [B]; None without tiles."""
     tile_trials: tuple[TileTrial, ...] = ()
-    """Tile sizes tried for ``auto``; empty if the size was not chosen."""
+    """Tile sizes tried for ``auto``; empty with other options."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ class Choice:
         return self.selection.status
 
     def freeze(self, model: torch.nn.Module) -> None:
-        """Set ``requires_grad`` of all parameters of a model; only the chosen ones train."""
+        """Set ``requires_grad`` of all parameters of a model: True only for the chosen ones."""
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in self.parameters)
 
@@ -166,8 +166,8 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
     model, loss_fn, inputs
         As for `export`. Parameters that do not require a gradient stay frozen.
     scores : mapping, path or 'gradient-norm'
-        The score of training each layer, 0 or more; a CSV file ``name,score``; or the norm of the
-        gradient of the layer's parameters.
+        The score of training each layer, 0 or more; a CSV file with lines ``name,score``; or
+        ``gradient-norm``, the norm of the gradients of the layer's parameters.
     batch : sequence, optional
         For ``gradient-norm``: the inputs of the forward and backward pass. Default: `inputs`.
     per : {'layer', 'tensor'}
@@ -182,8 +182,8 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
         Name of the step; by default the class of `model`.
     tile : str or int, optional
         Maximum tensor size, such as ``32KiB``: the steps are divided into tiles, as in `export`.
-        ``auto`` tries sizes that fit, within a fraction of the time, and uses the one with the best
-        schedule for the step that trains all layers. Default: no tiles.
+        ``auto`` tries sizes that fit, within a fraction of the time limit, and uses the size with
+        the best schedule for the step that trains all layers. Default: no tiles.
     backend, time_limit, gap, threads, seed
         As for `poetmodel.solve`. The gap applies to the score, and to the schedule of the set. The
         time limit does not include captures.
@@ -210,10 +210,11 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
     A frozen layer has ``requires_grad_(False)``: its weights are constants. Modules stay in their
     modes, so a batch norm in training mode still updates its statistics.
 
-    The sets are compared on graphs derived from one capture, and the selected step is captured
-    again; with tiles it is derived, too. Both have no masks, because the best masks depend on the
-    trained layers. PyTorch may capture other operators if a weight is frozen (for example for
-    batched products). Then the bound is the sum of all scores, and `Choice.note` explains it.
+    The sets are compared on graphs derived from one capture, and the step of the selected set is
+    captured again; with tiles it is derived, too. All these graphs are without masks, because the
+    best masks depend on the trained layers. PyTorch may capture other operators if a weight is
+    frozen (for example for batched products). Then the bound is the sum of all scores, and
+    `Choice.note` explains it.
     """
     _check_options(scores, per, device, profile, tile, limits)
     Request(backend=backend, time_limit_s=time_limit, gap=gap, threads=threads, seed=seed)
@@ -221,13 +222,13 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
         stated_scores, source = _stated_scores(scores)
         _check_not_quantized(stated_scores, model, source)
         parameters = _captured_parameters(model, loss_fn).items()
-        check_names(
+        check_layer_names(
             stated_scores,
-            layers_of((name for name, p in parameters if p.requires_grad), per),
+            group_by_layer((name for name, p in parameters if p.requires_grad), per),
             source,
         )
     if optimizer is None:
-        optimizer = named_optimizer("sgd", model, loss_fn)
+        optimizer = make_optimizer("sgd", model, loss_fn)
     whole_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
     request = Request(
         backend=backend,
@@ -242,13 +243,13 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
     elapsed_s = time_limit if tiles.interrupted else request.elapsed_s()
     tile_bytes, step = tiles.tile_bytes, tiles.step
     freezable = Freezable(step=step)
-    layers = layers_of(freezable.parameters, per)
+    layers = group_by_layer(freezable.parameters, per)
     scores_by_layer = _layer_scores(
         scores, layers, model, loss_fn, inputs if batch is None else batch
     )
     problem = Problem(step.graph, _step_costs(step, device, profile), **limits)
     request = replace(request, started_s=now_s() - elapsed_s)
-    selection = select(
+    selection = select_layers(
         freezable,
         problem,
         layers,
@@ -261,7 +262,7 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
             selection=selection,
             parameters=(),
             scores=scores_by_layer,
-            result=_no_set_result(problem, selection, request),
+            result=_make_empty_result(problem, selection, request),
             step=None,
             note=_proof_scope(whole_step, problem, tile_bytes, selection.status),
             tile_bytes=tile_bytes,
@@ -283,11 +284,11 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
             tile_trials=tiles.trials,
         )
     with _train_only(_captured_parameters(model, loss_fn), chosen_parameters):
-        capture_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
+        captured_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
     derived_graph = freezable.graph_for(chosen_parameters)
-    if graph_signature(derived_graph) != graph_signature(capture_step.graph):
-        return _unproved_choice(
-            capture_step,
+    if graph_signature(derived_graph) != graph_signature(captured_step.graph):
+        return _make_unproved_choice(
+            captured_step,
             problem.resolved(),
             request,
             selection,
@@ -295,14 +296,14 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
             scores_by_layer,
         )
     result = _solve_chosen_step(
-        capture_step, derived_graph, problem.resolved(), request, start_schedule
+        captured_step, derived_graph, problem.resolved(), request, start_schedule
     )
     return Choice(
         selection=selection,
         parameters=chosen_parameters,
         scores=scores_by_layer,
         result=result,
-        step=capture_step,
+        step=captured_step,
     )
 
 
@@ -315,7 +316,7 @@ def _check_options(
     limits: Mapping[str, Any],
 ) -> None:
     """Raise `InputError` for invalid options before the first capture."""
-    layers_of((), per)
+    group_by_layer((), per)
     if scores != GRADIENT_NORM:
         _stated_scores(scores)
     board = Device.load(device) if isinstance(device, str) else device
@@ -325,8 +326,8 @@ def _check_options(
         raise InputError(_NO_COSTS)
     if not parse_tile(tile).is_whole and board is None:
         raise InputError(_NO_BOARD)
-    amounts = ("ram", "deadline", "aux_bytes", "energy_budget")
-    check_limits(**{name: limits[name] for name in amounts if name in limits})
+    limit_names = ("ram", "deadline", "aux_bytes", "energy_budget")
+    check_limits(**{name: limits[name] for name in limit_names if name in limits})
 
 
 def _choose_tiles(
@@ -337,38 +338,41 @@ def _choose_tiles(
     limits: Mapping[str, Any],
     request: Request,
 ) -> tuple[ChosenTiles, dict[str, Any]]:
-    """Choose the tile size of a step.
+    """Choose the tile size of a step; return (step in tiles, limits).
 
-    Returns the step in tiles, and the limits with the RAM in bytes, because a percentage of RAM
-    refers to the step without tiles.
+    With tiles, the returned limits have the RAM in bytes, because a percentage of RAM refers to the
+    step without tiles.
     """
     if choice.is_whole:
         return ChosenTiles(tile_bytes=None, step=step), dict(limits)
     board = Device.load(device) if isinstance(device, str) else device
     if board is None:
         raise InputError(_NO_BOARD)
-    ram, whole_bytes = limits.get("ram"), checkpoint_all_peak_bytes(step.graph)
+    ram, keep_all_bytes = limits.get("ram"), checkpoint_all_peak_bytes(step.graph)
     budget = Budget.from_bytes(board.ram_bytes) if ram is None else Budget.parse(ram)
-    absolute_limits = {**limits, "ram": budget.to_size(whole_bytes)}
+    absolute_limits = {**limits, "ram": budget.to_size(keep_all_bytes)}
     candidates = candidate_tiles(
         step,
         choice,
         board,
-        ram_bytes=budget.resolve(whole_bytes),
+        ram_bytes=budget.resolve(keep_all_bytes),
         paging=board.storage is not None and limits.get("paging", True),
         names_nodes=profile is not None,
     )
 
-    def problem_of(step: LoweredStep) -> Problem:
+    def build_problem(step: LoweredStep) -> Problem:
         return Problem(step.graph, _step_costs(step, device, profile), **absolute_limits)
 
-    return find_cheapest_tiles(candidates, problem_of, request), absolute_limits
+    return find_cheapest_tiles(candidates, build_problem, request), absolute_limits
 
 
 def _proof_scope(
     whole_step: LoweredStep, problem: Problem, tile_bytes: int | None, status: Status
 ) -> str:
-    """Return the scope of a proof that no layer can be trained; empty if it covers every step."""
+    """Return the scope of a proof that no layer can be trained, as text for display.
+
+    Empty if the proof covers all steps, or if `status` is not ``infeasible``.
+    """
     device = problem.costs.device
     if status != Status.INFEASIBLE:
         return ""
@@ -376,13 +380,16 @@ def _proof_scope(
         return f"proved only for tiles of {format_bytes(tile_bytes)}"
     if device is None:
         return ""
-    size, tiled_step = choose_tiles(
+    auto_tile_bytes, tiled_step = choose_tiles(
         whole_step, TileChoice.AUTO, device, ram_bytes=0, paging=problem.can_page
     )
-    if size is None:
+    if auto_tile_bytes is None:
         return ""
     min_ram = format_bytes(needed_bytes(tiled_step, device, paging=problem.can_page))
-    return f"proved only without tiles; with --tile {size}B no node needs more than {min_ram}"
+    return (
+        f"proved only without tiles; with --tile {auto_tile_bytes}B no node needs more than "
+        f"{min_ram}"
+    )
 
 
 def gradient_norms(
@@ -391,18 +398,18 @@ def gradient_norms(
     loss_fn: Loss,
     batch: Sequence[Any],
 ) -> dict[str, float]:
-    """Return the norm of all gradients of each layer, by layer.
+    """Return the norm of the gradients of each layer, by layer; 0 for a layer without gradients.
 
     Works on a copy: the model, its buffers and its gradients do not change.
     """
     model_copy, loss_copy = copy.deepcopy((with_fronts(model), loss_fn))
     parameters = _captured_parameters(model_copy, loss_copy)
     model_copy.zero_grad()
-    example = positional_inputs(batch)
+    example_inputs = positional_inputs(batch)
     parameter_names = [name for names in layers.values() for name in names]
-    with explained(GRADIENT_NORM):
-        output = model_copy(*(example if loss_copy is None else example[:-1]))
-        loss = output if loss_copy is None else loss_copy(output, example[-1])
+    with convert_exceptions(GRADIENT_NORM):
+        output = model_copy(*(example_inputs if loss_copy is None else example_inputs[:-1]))
+        loss = output if loss_copy is None else loss_copy(output, example_inputs[-1])
         gradients = torch.autograd.grad(
             loss, [parameters[name] for name in parameter_names], allow_unused=True
         )
@@ -425,7 +432,10 @@ def _layer_scores(
     loss_fn: Loss,
     batch: Sequence[Any],
 ) -> dict[str, float]:
-    """Return the checked score of each layer, computing gradient norms if requested."""
+    """Return the score of each layer: the user's, or gradient norms.
+
+    Raises `InputError` for scores that are missing, invalid, or of unknown or int8 layers.
+    """
     if scores == GRADIENT_NORM:
         values = gradient_norms(layers, model, loss_fn, batch)
         source = GRADIENT_NORM
@@ -437,25 +447,25 @@ def _layer_scores(
 
 
 def _stated_scores(scores: Mapping[str, float] | str | Path) -> tuple[dict[str, float], str]:
-    """Return the user's scores from a mapping or file, and their source for messages."""
+    """Return (the user's scores from a mapping or file, their source for messages)."""
     if isinstance(scores, str | Path):
         return load_scores(Path(scores)), str(scores)
     return dict(scores), "scores"
 
 
 def _check_not_quantized(scores: Mapping[str, float], model: torch.nn.Module, source: str) -> None:
-    """Raise `InputError` if a score belongs to a frozen int8 layer."""
+    """Raise `InputError` if a score is that of a layer in an int8 front, which is frozen."""
     converted_model = with_fronts(model)
-    fronts = [
+    front_paths = [
         path
         for path, module in converted_model.named_modules()
         if isinstance(module, QuantizedFront)
     ]
-    trainable = [name for name, _ in converted_model.named_parameters()]
+    trainable_names = [name for name, _ in converted_model.named_parameters()]
     for name in scores:
-        if any(f"{parameter}.".startswith(f"{name}.") for parameter in trainable):
+        if any(f"{parameter}.".startswith(f"{name}.") for parameter in trainable_names):
             continue
-        for path in fronts:
+        for path in front_paths:
             if f"{name}.".startswith(f"{path}." if path else ""):
                 raise InputError(
                     f"{source}: {name} is part of the int8 front {path!r}, which cannot be "
@@ -479,17 +489,17 @@ def _step_costs(
 
 def _captured_parameters(model: torch.nn.Module, loss_fn: Loss) -> dict[str, torch.nn.Parameter]:
     """Return the parameters of model and loss by their names in a capture."""
-    parameters = dict(model.named_parameters())
+    parameter_of_name = dict(model.named_parameters())
     if isinstance(loss_fn, torch.nn.Module):
-        parameters |= {f"{LOSS}.{name}": p for name, p in loss_fn.named_parameters()}
-    return parameters
+        parameter_of_name |= {f"{LOSS}.{name}": p for name, p in loss_fn.named_parameters()}
+    return parameter_of_name
 
 
 @contextmanager
 def _train_only(
     parameters: Mapping[str, torch.nn.Parameter], chosen_names: Collection[str]
 ) -> Iterator[None]:
-    """Set ``requires_grad`` of only the chosen parameters inside; restores all at the end."""
+    """Context manager that sets ``requires_grad`` to True for only the chosen parameters."""
     old_flags = {name: p.requires_grad for name, p in parameters.items()}
     try:
         for name, parameter in parameters.items():
@@ -500,8 +510,8 @@ def _train_only(
             parameter.requires_grad_(old_flags[name])
 
 
-def _no_set_result(problem: Problem, selection: LayerSet, request: Request) -> SolveResult:
-    """Return a result without a schedule, with the reason why no set of layers was found."""
+def _make_empty_result(problem: Problem, selection: LayerSet, request: Request) -> SolveResult:
+    """Return the result of a selection without layers: no schedule, and the reason."""
     is_proved = selection.status == Status.INFEASIBLE
     return SolveResult(
         problem=problem,
@@ -524,7 +534,8 @@ def _solve_chosen_step(
 ) -> SolveResult:
     """Solve for the schedule of the chosen step.
 
-    `derived_graph` is the graph from the selection: the same nodes under other names.
+    `derived_graph` is the graph from the selection: it has the nodes of `step`, maybe under other
+    names. `problem` is that of all layers.
     """
     costs = costs_for(derived_graph, problem)
     chosen_problem = replace(
@@ -542,7 +553,7 @@ def _solve_chosen_step(
     return replace(result, time_limit_s=request.time_limit_s)
 
 
-def _unproved_choice(
+def _make_unproved_choice(
     step: LoweredStep,
     problem: Problem,
     request: Request,
@@ -550,10 +561,10 @@ def _unproved_choice(
     parameters: tuple[str, ...],
     scores: Mapping[str, float],
 ) -> Choice:
-    """Solve the chosen step, and return a choice without a bound on other sets.
+    """Solve the chosen step; return a choice whose bound is the sum of all scores.
 
-    The nodes of `step` differ from those of the graphs on which the sets were compared. Raises
-    `CaptureError` if the costs are a profile, which has no costs of the nodes of `step`.
+    Used if the nodes of `step` differ from those of the graphs on which the sets were compared.
+    Raises `CaptureError` if the costs are a profile, which has no costs of the nodes of `step`.
     """
     costs = problem.costs
     if costs.device is None or costs != Costs.estimate(problem.graph, costs.device):

@@ -18,7 +18,7 @@ from poetmodel.errors import InputError, listed, shown
 from poetmodel.files import write_text
 from poetmodel.torch.capturing.inputs import input_errors, refuse, unflatten
 from poetmodel.torch.capturing.surroundings import CAPTURE_LOCK
-from poetmodel.torch.compiled import Compiled, CompileOptions, show_stages
+from poetmodel.torch.compiled import Compiled, CompileOptions, show_phases
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.certificate import certify
 from poetmodel.units import brief, format_bytes
@@ -68,8 +68,8 @@ def compile(  # noqa: PLR0913 - one entry point; all parameters except three hav
     inputs : sequence or mapping
         Example inputs, the target last: tensors, or nested tuples, lists and mappings of tensors;
         the model receives mappings as dicts. A mapping contains the inputs by name: the model is
-        called as ``model(**batch)``, and a step returns its output, detached. Then there is no
-        `loss_fn`.
+        called as ``model(**batch)``, and a step returns its output, detached. `loss_fn` must then
+        be None.
     ram : str or int
         The budget for tensors and workspaces: bytes, a size such as ``20MiB``, or a percentage of
         the peak when everything is kept. Parameters and gradients count only with an `optimizer`.
@@ -109,8 +109,8 @@ def compile(  # noqa: PLR0913 - one entry point; all parameters except three hav
         Include the optimizer's updates in the step: each parameter is updated as soon as its
         gradient is computed, and the gradient is freed. One or several optimizers that `trace`
         supports. The budget then also counts parameters, buffers, inputs and the optimizer's state.
-        If these do not fit and tensors may be paged, the solver chooses which of them have their
-        home in `storage`; steps read and write these.
+        If these do not fit and tensors may be paged, the solver chooses parameters, buffers and
+        optimizer state that are in `storage` between steps; steps read and write them there.
     clip_grad_norm : float, optional
         Clip the total norm of all gradients, as ``torch.nn.utils.clip_grad_norm_`` does with
         ``model.parameters()``. Needs an `optimizer`.
@@ -148,8 +148,8 @@ class Step:
     """A compiled training step: ``loss = step(x, y)``, then ``optimizer.step()``.
 
     Creating the object compiles the step for the example inputs. Use a step in a ``with`` block, or
-    call `close`, to remove its page file at a definite time; otherwise the file is removed when the
-    object is deleted.
+    call `close`, to remove its files at a definite time; otherwise they are removed when the object
+    is deleted.
     """
 
     def __init__(
@@ -163,13 +163,15 @@ class Step:
         self._model = model
         self._loss_fn = loss_fn
         self._options = options
-        self._compiled: list[Compiled] = []
+        self._compiled_steps: list[Compiled] = []
+        """The step as compiled for each set of input shapes and Python values, oldest first."""
         self._certificates: WeakKeyDictionary[Runner, Certificate] = WeakKeyDictionary()
-        """Last verification of each program."""
+        """Last certificate of each runner."""
         self._current = self._compile(inputs)
+        """The compiled step for the last inputs."""
 
     def __repr__(self) -> str:
-        """Format name, planned peak, overhead and call in one line."""
+        """Return name, planned peak, overhead and call in one line."""
         current, result = self._current, self._current.result
         overhead, baseline = "", result.problem.objective.baseline
         if result.overhead is not None and baseline > 0:
@@ -178,7 +180,7 @@ class Step:
         call = "step(*inputs)" if current.trace.joint.output is None else "step(**batch)"
         return brief(self, shown(current.trace.joint.name), peak, overhead, f"loss = {call}")
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
+    def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
         """Execute one step: accumulate gradients in ``.grad``, update buffers, return the loss.
 
         A step compiled with an optimizer updates the parameters and leaves ``.grad`` None.
@@ -187,9 +189,9 @@ class Step:
         ----------
         *inputs
             Inputs with the same nesting, shapes and types as in `compile`.
-        **named
-            Inputs of a step that was compiled with a mapping. Such a step also accepts the mapping
-            itself.
+        **named_inputs
+            Inputs by name, for a step that was compiled with a mapping. Such a step also accepts
+            the mapping as its only positional argument.
 
         Returns
         -------
@@ -200,62 +202,62 @@ class Step:
         Raises
         ------
         CaptureError
-            If the inputs, the parameters, the modules, or Python values that they read differ from
-            those at compilation.
+            If the inputs, the parameters, the modules, or Python values that model or loss read
+            differ from those at compilation.
         PageError
-            If a page cannot be written, read or verified. The step then has no effect; compiled
-            with an optimizer, this requires `storage` and `rollback`, otherwise parameters may be
-            updated.
+            If a page cannot be written, read or verified. The step then has no effect, except if it
+            was compiled with an optimizer but without `storage` or `rollback`: then some parameters
+            may have been updated.
         """
-        compiled, flat = self.select(*inputs, **named)
-        return compiled.runner(flat)
+        compiled, flat_inputs = self.select(*inputs, **named_inputs)
+        return compiled.runner(flat_inputs)
 
-    def select(self, *inputs: Any, **named: Any) -> tuple[Compiled, tuple[Any, ...]]:
+    def select(self, *inputs: Any, **named_inputs: Any) -> tuple[Compiled, tuple[Any, ...]]:
         """Return (compiled step for inputs like these, flat inputs).
 
-        If no compiled step matches, compiles a new one if `dynamic` is ``retrace``, and otherwise
-        raises `CaptureError`.
+        The compiled step becomes the current one. If none matches, compiles a new one if `dynamic`
+        is ``retrace``, and otherwise raises `CaptureError`.
         """
         name = self._current.trace.joint.name
-        batch = self._structure_inputs(inputs, named)
-        for compiled in (self._current, *self._compiled):
+        batch = self._structure_inputs(inputs, named_inputs)
+        for compiled in (self._current, *self._compiled_steps):
             try:
-                flat = compiled.trace.joint.flat_inputs(batch)
+                flat_inputs = compiled.trace.joint.flat_inputs(batch)
             except CaptureError:
                 continue
-            if compiled.guards.hold(flat):
+            if compiled.guards.hold(flat_inputs):
                 self._current = compiled
-                return compiled, flat
+                return compiled, flat_inputs
         if self._options.dynamic == "error":
-            flat = self._current.trace.joint.flat_inputs(batch)
+            flat_inputs = self._current.trace.joint.flat_inputs(batch)
             refuse(name, input_errors(batch))
-            reason = "; ".join(self._current.guards.differences(flat))
+            reason = "; ".join(self._current.guards.differences(flat_inputs))
             raise CaptureError(f"{name}: {reason}; compile again, or with dynamic='retrace'")
         self._current = self._compile(batch)
         return self._current, self._current.trace.joint.flat_inputs(batch)
 
-    def _structure_inputs(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Inputs:
+    def _structure_inputs(self, inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> Inputs:
         """Return the inputs of a call as a sequence or mapping, as in `compile`.
 
         Raises `CaptureError` for inputs by position if the step was compiled with names, and for
         inputs by name if it was compiled without.
         """
         joint = self._current.trace.joint
-        if joint.output is None and not named:
+        if joint.output is None and not named_inputs:
             return inputs
-        if joint.output is not None and not (inputs and named):
-            batch = named if not inputs else inputs[0]
+        if joint.output is not None and not (inputs and named_inputs):
+            batch = named_inputs if not inputs else inputs[0]
             if len(inputs) <= 1 and isinstance(batch, Mapping):
                 return batch
-        expected = "inputs by name, as the step was compiled with: step(**batch)"
+        expected_text = "inputs by name, as the step was compiled with: step(**batch)"
         if joint.output is None:
-            expected = "inputs without names, in their order, as in step(x, y) or step(batch)"
-        got = listed(named) or f"{len(inputs)} without names"
-        raise CaptureError(f"{joint.name}: expected {expected}; got {got}")
+            expected_text = "inputs without names, in their order, as in step(x, y) or step(batch)"
+        got_text = listed(named_inputs) or f"{len(inputs)} without names"
+        raise CaptureError(f"{joint.name}: expected {expected_text}; got {got_text}")
 
     @property
     def compiled(self) -> Compiled:
-        """The compiled step that was executed last, or will be first."""
+        """The compiled step for the last inputs; before the first call, for those of `compile`."""
         return self._current
 
     @property
@@ -281,14 +283,14 @@ class Step:
         """The executed program as Python code."""
         return self._current.runner.program.source
 
-    def verify(self, *inputs: Any, **named: Any) -> Certificate:
+    def verify(self, *inputs: Any, **named_inputs: Any) -> Certificate:
         """Execute eager PyTorch and this step from the same state, and compare the results.
 
         Parameters
         ----------
         *inputs
-            Inputs of a step; by default those of `compile`.
-        **named
+            Inputs of a step; by default those for which the current step was compiled.
+        **named_inputs
             As for a step.
 
         Returns
@@ -303,9 +305,11 @@ class Step:
             As for a step.
         """
         joint = self._current.trace.joint
-        step_inputs = inputs if inputs or named else unflatten(joint.inputs, joint.input_spec)
-        compiled, flat = self.select(*step_inputs, **named)
-        certificate = self._certificates[compiled.runner] = certify(compiled, flat)
+        step_inputs = (
+            inputs if inputs or named_inputs else unflatten(joint.inputs, joint.input_spec)
+        )
+        compiled, flat_inputs = self.select(*step_inputs, **named_inputs)
+        certificate = self._certificates[compiled.runner] = certify(compiled, flat_inputs)
         return certificate
 
     def report(self, path: str | Path | None = None) -> dict[str, Any]:
@@ -333,15 +337,18 @@ class Step:
         report = _report_values(
             self._current,
             self._certificates.get(self._current.runner),
-            call=_compile_call(self._current, self._options),
+            call=_format_compile_call(self._current, self._options),
         )
         if path is not None:
             _write_report(path, report, self._current)
         return report
 
     def close(self) -> None:
-        """Remove the page files. A step that pages cannot be executed afterwards."""
-        for compiled in self._compiled:
+        """Move all state to RAM, and remove the files in `storage`.
+
+        A step that uses these files cannot be executed afterwards.
+        """
+        for compiled in self._compiled_steps:
             compiled.close()
 
     def __enter__(self) -> Self:
@@ -357,18 +364,18 @@ class Step:
         )
 
     def _compile(self, inputs: Inputs) -> Compiled:
-        """Compile for these inputs, show progress, append the compiled step to `_compiled`."""
-        first_compiled = self._compiled[0] if self._compiled else None
-        with CAPTURE_LOCK, infrequent_gc(), show_stages() as show_stage:
+        """Compile the step for inputs and show progress; append the result to `_compiled_steps`."""
+        first_compiled = self._compiled_steps[0] if self._compiled_steps else None
+        with CAPTURE_LOCK, infrequent_gc(), show_phases() as show_phase:
             compiled = Compiled(
                 self._model,
                 self._loss_fn,
                 inputs,
                 self._options,
-                first=first_compiled,
-                show_stage=show_stage,
+                first_compiled=first_compiled,
+                show_phase=show_phase,
             )
-        self._compiled.append(compiled)
+        self._compiled_steps.append(compiled)
         return compiled
 
 
@@ -378,7 +385,7 @@ class Step:
 def _report_values(
     compiled: Compiled, certificate: Certificate | None, *, call: str
 ) -> dict[str, Any]:
-    """Return the metrics of a compiled step, and the call that compiles it, as plain values."""
+    """Return the metrics of a compiled step, and `call`, which compiles it, as plain values."""
     graph, scheduled, check = compiled.trace.graph, compiled.scheduled, compiled.check
     program = compiled.plan.program
     return {
@@ -420,23 +427,23 @@ def _report_values(
 
 def _write_report(path: str | Path, report: dict[str, Any], compiled: Compiled) -> None:
     """Write a report as a page (.html) or JSON (.json); raise `InputError` for other suffixes."""
-    kind = Path(str(path)).suffix
-    if kind not in (".html", ".json"):
+    suffix = Path(str(path)).suffix
+    if suffix not in (".html", ".json"):
         raise InputError(f"{path}: expected a file *.html for a page, or *.json for values")
-    if kind == ".json":
+    if suffix == ".json":
         write_text(path, json.dumps(report, allow_nan=False, ensure_ascii=False) + "\n")
         return
     from poetmodel.report.page import check_report, write_report
     from poetmodel.report.subject import solved_subject
 
     check_report(path)
-    step = {key: value for key, value in report.items() if key != "result"}
+    step_metrics = {key: value for key, value in report.items() if key != "result"}
     name, plan, check = report["name"], compiled.plan, compiled.check
-    subject = solved_subject(compiled.result, name=name, plan=plan, check=check, step=step)
+    subject = solved_subject(compiled.result, name=name, plan=plan, check=check, step=step_metrics)
     write_report(path, [subject])
 
 
-def _compile_call(compiled: Compiled, options: CompileOptions) -> str:
+def _format_compile_call(compiled: Compiled, options: CompileOptions) -> str:
     """Return Python code that calls `compile` with these options, without default values."""
     parameters = signature(compile).parameters
     has_named_inputs = compiled.trace.joint.output is not None

@@ -1,7 +1,7 @@
 """Results of earlier compilations of a step, cached by all values that they depend on.
 
-The cache has three kinds: profiles of the operations of a graph on a host (outputs and workspaces),
-their costs, and the schedule of a problem. A cached schedule is always verified again.
+The cache has entries of three kinds: profiles of the operations of a graph on a host (outputs and
+workspaces), their costs, and the schedule of a problem. A cached schedule is always verified again.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from poetmodel.errors import InputError
 from poetmodel.result import Termination
 from poetmodel.schedule import Schedule
 from poetmodel.schedule.identity import GraphIdentity
-from poetmodel.solver.facade import DEFAULT
-from poetmodel.solver.outcome import Outcome, make_result, verified_candidate
+from poetmodel.solver.facade import DEFAULT_FORMULATION
+from poetmodel.solver.outcome import Outcome, make_result, make_valid_candidate
 from poetmodel.solver.request import Request
 from poetmodel.torch.cache import (
     Cache,
@@ -66,7 +66,7 @@ class CachedSchedules:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
 
-    def result(self, problem: Problem, *, gap: float) -> SolveResult | None:
+    def load_result(self, problem: Problem, *, gap: float) -> SolveResult | None:
         """Return the cached schedule of a problem, verified now, with its bound.
 
         Returns None if the cache has none, or the schedule is invalid. If its solve stopped at a
@@ -77,7 +77,7 @@ class CachedSchedules:
             return None
         try:
             decisions: dict[str, Any] = {
-                name: [tuple(map(int, numbers)) for numbers in content["schedule"][name]]
+                name: [tuple(map(int, span)) for span in content["schedule"][name]]
                 for name in _SPANS
             }
             schedule = Schedule.from_spans(
@@ -85,7 +85,7 @@ class CachedSchedules:
                 resident=map(int, content["schedule"]["resident"]),
                 identity=GraphIdentity.of(problem.graph),
             )
-            candidate = verified_candidate(problem, schedule)
+            candidate = make_valid_candidate(problem, schedule)
             request = Request(time_limit_s=content["time_limit_s"], gap=gap)
             outcome = Outcome(
                 termination=Termination(content["termination"]),
@@ -97,18 +97,21 @@ class CachedSchedules:
             return None
         if candidate is None:
             return None
-        result = make_result(problem, request, outcome, formulation=DEFAULT)
+        result = make_result(problem, request, outcome, formulation=DEFAULT_FORMULATION)
         if result.termination == Termination.STALLED != outcome.termination:
             # The solve stopped at a wider gap: the caller solves again.
             return replace(result, termination=Termination.INTERRUPTED)
         return result
 
     def store(self, result: SolveResult) -> None:
-        """Store a result, unless the cache has a better one."""
+        """Store the schedule and bound of a result, unless the cache has a better one.
+
+        Does nothing for a result without a schedule or a time limit.
+        """
         problem, schedule = result.problem, result.schedule
         if schedule is None or result.time_limit_s is None:
             return
-        cached_result = self.result(problem, gap=result.requested_gap)
+        cached_result = self.load_result(problem, gap=result.requested_gap)
         if cached_result is not None and _rank(cached_result) < _rank(result):
             return
         content = {
@@ -122,7 +125,7 @@ class CachedSchedules:
 
 
 class CachedStep(CachedSchedules):
-    """A captured step with its profiles and costs in a cache.
+    """Loads and stores the profiles and costs of a captured step in a cache.
 
     If the cache has no folder, or `joint` contains a value without a key, the cache is in memory.
     """
@@ -138,30 +141,30 @@ class CachedStep(CachedSchedules):
         if self._key is None:
             self._cache = Cache(None)
 
-    def trace(self) -> Trace:
-        """Return the trace from cached profiles.
+    def load_trace(self) -> Trace:
+        """Return the trace of the step, from cached profiles if there are any.
 
-        Without these, executes the step to create and store them.
+        Otherwise executes the step to profile it, and stores the profiles.
         """
         joint, key = self._joint, self._key or ""
         content = self._cache.read("step", key)
         with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
             if content is not None:
                 cached_profiles = {int(k): OpProfile.from_list(values) for k, values in content}
-                return build_trace(joint, build_captured_graph(joint, known=cached_profiles))
-        captured = build_captured_graph(joint)
-        entries = [[k, profile.to_list()] for k, profile in captured.profiles.items()]
+                return build_trace(joint, build_captured_graph(joint, profiles=cached_profiles))
+        captured_graph = build_captured_graph(joint)
+        entries = [[k, profile.to_list()] for k, profile in captured_graph.profiles.items()]
         self._cache.write("step", key, entries)
-        return build_trace(joint, captured)
+        return build_trace(joint, captured_graph)
 
     # -- costs ---------------------------------------------------------------------------------
 
-    def profile(
+    def load_profile(
         self, trace: Trace, folder: str | Path | None, measure: Callable[[], Profile]
     ) -> Profile:
-        """Return the measured costs, with pages in a folder: from the cache, else from `measure`.
+        """Return the costs of `trace` with pages in `folder`: from the cache, else from `measure`.
 
-        Stores a new profile.
+        Stores the costs that `measure` returns.
         """
         path = None if folder is None else str(Path(folder).resolve())
         key = digest(self._key, path, describe_split_kernels(trace))
@@ -190,13 +193,13 @@ class CachedStep(CachedSchedules):
 
 
 def _rank(result: SolveResult) -> tuple[float, float]:
-    """Return (value, gap) of a result for comparisons; smaller is better."""
+    """Return (value, gap) of a result for comparisons; smaller is better, missing is worst."""
     value, gap = result.value, result.gap
     return (float("inf") if value is None else value, 1.0 if gap is None else gap)
 
 
 def _parse_paging(content: Any) -> Paging | None:
-    """Return the transfer times from their plain values, or None."""
+    """Parse transfer times from plain values; return None for None."""
     if content is None:
         return None
     transfers = {name: TransferTime(**content[name]) for name in ("page_in", "page_out")}
@@ -213,14 +216,16 @@ def _problem_key(problem: Problem) -> str:
 
 
 def _plain_graph(joint: Joint) -> list[Any]:
-    """Return a captured graph as plain values: operations, shapes, arguments and results.
+    """Return a captured graph as plain values, for a key.
+
+    These are operations, shapes, arguments, results and the norm to clip to.
 
     Shapes are included because they may depend on values that the model reads, such as masks.
     """
     nodes = list(joint.graph_module.graph.nodes)
     shapes = [[list(tensor.shape) for tensor in tensors_in(node.meta.get("val"))] for node in nodes]
     positions = {node: k for k, node in enumerate(nodes)}
-    groups: dict[int, int] = {}
+    storage_groups: dict[int, int] = {}
     arguments = []
     values = list(map(joint.value, joint.arguments))  # keep alive: keys are memory addresses
     for argument, value in zip(joint.arguments, values, strict=True):
@@ -228,7 +233,7 @@ def _plain_graph(joint: Joint) -> list[Any]:
             plain_value(value, positions) if not isinstance(value, torch.Tensor) else None
         )
         if isinstance(value, torch.Tensor):
-            group = groups.setdefault(storage_key(value), len(groups))
+            group = storage_groups.setdefault(storage_key(value), len(storage_groups))
             description = [
                 *plain_layout(value),
                 group,
@@ -237,5 +242,5 @@ def _plain_graph(joint: Joint) -> list[Any]:
             ]
         arguments.append([str(argument.kind), argument.name, positions[argument.node], description])
     results = [[str(r.kind), positions[r.node], r.path] for r in joint.results]
-    clip = plain_value(joint.clip_grad_norm, positions)
-    return [plain_operations(joint.graph_module.graph), shapes, arguments, results, clip]
+    max_norm = plain_value(joint.clip_grad_norm, positions)
+    return [plain_operations(joint.graph_module.graph), shapes, arguments, results, max_norm]

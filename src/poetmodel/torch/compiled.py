@@ -101,9 +101,10 @@ class Compiled:
     """A step compiled for one set of input shapes: trace, costs, schedule, plan and program.
 
     Creating the object captures, measures and solves the step, and compares it with eager PyTorch.
-    Parameters and errors are those of `poetmodel.torch.compile`. `first` is the same step for the
-    first input shapes, whose budget all share; None for these shapes. `show_stage` is called with
-    the name of each stage of compilation.
+    Parameters and errors are those of `poetmodel.torch.compile`. `first_compiled` is the step as
+    compiled for the first input shapes, with which it shares budget and state file; None for the
+    first input shapes themselves. `show_phase` is called with the name of each phase of
+    compilation.
     """
 
     def __init__(
@@ -113,12 +114,12 @@ class Compiled:
         inputs: Inputs,
         options: CompileOptions,
         *,
-        first: Compiled | None = None,
-        show_stage: Callable[[str], None] = lambda _: None,
+        first_compiled: Compiled | None = None,
+        show_phase: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Capture, measure, solve and plan the step, and compare its results with eager PyTorch."""
         start_s = perf_counter()
-        show_stage("capturing the step")
+        show_phase("capturing the step")
         _check_host(model)
         refuse(type(model).__name__, input_errors(inputs))
         refuse_inputs(flatten(inputs)[0])  # before PyTorch's warnings about them
@@ -130,24 +131,24 @@ class Compiled:
             clip_grad_norm=options.clip_grad_norm,
         )
         joint = replace(joint, accumulate=options.accumulate)
-        self.cached_step = CachedStep(Cache.of(options.cache), joint)
+        self.cached_step = CachedStep(Cache.from_option(options.cache), joint)
         """Cached results of earlier compilations of the step."""
-        self.trace = self.cached_step.trace()
+        self.trace = self.cached_step.load_trace()
         self.guards = Guards(joint)
         self.trace_s = perf_counter() - start_s
         """Time to capture the step, and to execute it once to find tensors and workspaces [s]."""
         self.keep_all_bytes = keep_all_bytes(self.trace)
-        """The peak of tensors and workspaces when everything is kept [B]."""
-        self.budget_bytes = self._budget_bytes(options, first)
+        """The keep-all peak of tensors and workspaces [B]."""
+        self.budget_bytes = self._resolve_budget(options, first_compiled)
         """The budget for tensors and workspaces [B]."""
         divisions = choose_divisions(self.trace, budget_bytes=self.budget_bytes)
         self.trace = divide_convolutions(self.trace, divisions)
         self.scheduled = scheduled_graph(
-            self.trace, budget_bytes=self.budget_bytes, homes=options.can_page
+            self.trace, budget_bytes=self.budget_bytes, decide_homes=options.can_page
         )
         """The graph of the solved problem; `costs` has its costs."""
         costs_start_s = perf_counter()
-        show_stage("finding the costs of operations")
+        show_phase("finding the costs of operations")
         costs, self.profile, self.notes = _find_costs(self.trace, options, self.cached_step)
         """`notes` describe the origin of the costs, for display."""
         if divisions:
@@ -157,14 +158,16 @@ class Compiled:
         """Time to measure or estimate costs [s]."""
         self.costs = scheduled_costs(costs, self.scheduled.graph)
         self.options = options
-        self.homes: StateStore | None = None if first is None else first.homes
+        self.state_store: StateStore | None = (
+            None if first_compiled is None else first_compiled.state_store
+        )
         """The state file, shared by all input shapes; None while all state is in RAM."""
-        show_stage("solving")
-        self.result = self._solve(solve_progress_callback(show_stage))
+        show_phase("solving")
+        self.result = self._solve(solve_progress_callback(show_phase))
         """Result of the solver. `plan` and `runner` execute its schedule."""
         self.plan, self.check = self._make_plan(self.result)
         self.runner = self._make_runner(self.plan)
-        show_stage("comparing with eager PyTorch")
+        show_phase("comparing with eager PyTorch")
         try:
             check_agreement(self.trace, self.runner)
         except BaseException:
@@ -180,27 +183,32 @@ class Compiled:
 
     @property
     def device(self) -> str | None:
-        """The device of the plan's times; None without a named device."""
+        """Name of the device of the plan's times; None if the costs have no device."""
         device = self.costs.device
         return None if device is None else device.name
 
-    def _budget_bytes(self, options: CompileOptions, first: Compiled | None) -> int:
-        """Return the budget [B].
+    def _resolve_budget(self, options: CompileOptions, first_compiled: Compiled | None) -> int:
+        """Return the budget of the step [B].
 
-        A percentage refers to the peak of the first input shapes, because the RAM of a host does
-        not depend on inputs. If the first budget permits keeping all tensors, this one does, too.
+        A percentage refers to the keep-all peak of the first input shapes, because the RAM of a
+        host does not depend on inputs. If the first budget permits keeping all tensors, this budget
+        permits it, too.
         """
         keep_all_bytes = self.keep_all_bytes
         budget = Budget.parse(options.ram)
-        if first is None or budget.fraction is None:
+        if first_compiled is None or budget.fraction is None:
             return budget.resolve(keep_all_bytes)
-        first_keeps_all = first.budget_bytes >= first.keep_all_bytes
-        return max(first.budget_bytes, keep_all_bytes) if first_keeps_all else first.budget_bytes
+        first_keeps_all = first_compiled.budget_bytes >= first_compiled.keep_all_bytes
+        return (
+            max(first_compiled.budget_bytes, keep_all_bytes)
+            if first_keeps_all
+            else first_compiled.budget_bytes
+        )
 
-    def _problem(self) -> Problem:
+    def _build_problem(self) -> Problem:
         """Return the problem to solve; its RAM is the budget minus the reserved bytes.
 
-        Raises `BudgetError` if no bytes remain for it.
+        Raises `BudgetError` if the budget is not larger than the reserved bytes.
         """
         scheduled, costs, options = self.scheduled, self.costs, self.options
         usable_bytes = self.budget_bytes - scheduled.reserved_bytes
@@ -220,13 +228,13 @@ class Compiled:
         )
 
     def _solve(self, on_progress: Callable[[SolveProgress], None]) -> SolveResult:
-        """Solve the problem, or return the cached result if it is final. Stores new results.
+        """Solve the problem, or return the cached result if it is final. Caches new results.
 
-        The solver uses as many threads as PyTorch, which is idle meanwhile. Without a schedule, the
-        `reason` of the result explains the reserved bytes.
+        The solver uses as many threads as PyTorch, which is idle at that time. If no schedule was
+        found, the `reason` of the result also explains the reserved bytes.
         """
-        problem, options = self._problem(), self.options
-        result = cached_result = self.cached_step.result(problem, gap=options.gap)
+        problem, options = self._build_problem(), self.options
+        result = cached_result = self.cached_step.load_result(problem, gap=options.gap)
         if result is None or not is_final_result(result, time_limit_s=options.time_limit):
             result = solve(
                 problem,
@@ -253,42 +261,42 @@ class Compiled:
         """Return the plan of a result's schedule, with its check."""
         graph, costs = self.scheduled.graph, self.costs
         usable_bytes = self.budget_bytes - self.scheduled.reserved_bytes
-        schedule = _with_free_state(graph, result.require_schedule())
+        schedule = _make_reserved_state_resident(graph, result.require_schedule())
         mode = StorageMode.BLOCKING
         return checked_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=usable_bytes)
 
     def _make_runner(self, plan: Plan) -> Runner:
         """Return the runner of a plan.
 
-        It creates the state file if needed, and stores it in `homes`.
+        Creates the state file if the plan needs one, and stores it in `state_store`.
         """
         runner = Runner(
             self.trace,
             plan,
-            self.scheduled.numbers,
+            self.scheduled.storage_indices,
             program=self.scheduled.to_operations(plan.program),
             folder=self.options.storage,
             rollback=self.options.rollback,
-            homes=self.homes,
+            state_store=self.state_store,
         )
-        self.homes = runner.homes
+        self.state_store = runner.state_store
         return runner
 
     def close(self) -> None:
         """Move all state to RAM, and remove the files."""
         self.runner.close()
-        if self.homes is not None:
-            self.homes.close()
+        if self.state_store is not None:
+            self.state_store.close()
 
     def _budget_message(self) -> str:
-        """Return the message for a budget that is too small, with the smallest usable budget."""
+        """Return the message for a budget that is too small, with the smallest budget to set."""
         scheduled, keep_all_bytes = self.scheduled, self.keep_all_bytes
 
         def with_percentage(size_bytes: int, round_number: Callable[[float], int]) -> str:
             return f"{size_bytes:,} B ({round_number(1000 * size_bytes / keep_all_bytes) / 10:g}%)"
 
         op_bytes = floor_bytes(scheduled) - scheduled.reserved_bytes
-        smallest_bytes = min_budget_bytes(self.trace, homes=self.options.can_page)
+        smallest_bytes = min_budget_bytes(self.trace, decide_homes=self.options.can_page)
         reserves = "; ".join(f"{name} {size:,} B" for name, size in scheduled.reserves if size)
         return (
             f"ram: {with_percentage(self.budget_bytes, round)} is too small: "
@@ -297,8 +305,8 @@ class Compiled:
         )
 
 
-def _with_free_state(graph: Graph, schedule: Schedule) -> Schedule:
-    """Return the schedule with all state in RAM that needs no bytes beyond the reserved ones.
+def _make_reserved_state_resident(graph: Graph, schedule: Schedule) -> Schedule:
+    """Return a schedule in which all state of 0 bytes, which reserved bytes include, is resident.
 
     Removes the decisions on this state and its replacements.
     """
@@ -318,7 +326,10 @@ def _with_free_state(graph: Graph, schedule: Schedule) -> Schedule:
 
 
 def _check_host(model: torch.nn.Module) -> None:
-    """Raise unless steps can be captured here: no autocast, parameters on the CPU."""
+    """Raise `CaptureError` in inference mode or under autocast, `InputError` for other devices.
+
+    The parameters must be on the CPU.
+    """
     refuse_inference_mode()
     if torch.is_autocast_enabled("cpu"):
         raise CaptureError(
@@ -337,7 +348,10 @@ def _check_host(model: torch.nn.Module) -> None:
 def _find_costs(
     trace: Trace, options: CompileOptions, cached_step: CachedStep
 ) -> tuple[Costs, Profile | None, tuple[str, ...]]:
-    """Return (costs of the step, profile or None if they are estimates, notes on their origin)."""
+    """Return (costs of the step, their measurement, notes on their origin).
+
+    The measurement is None if the costs are estimates for a device.
+    """
     if options.device is not None:
         device = options.device
         if not isinstance(device, Device):
@@ -347,7 +361,7 @@ def _find_costs(
     folder = options.storage if options.can_page else None
     if folder is not None:
         make_folder(folder)
-    profile = cached_step.profile(
+    profile = cached_step.load_profile(
         trace, folder, partial(measure, trace, folder=folder, max_s=MEASURING_S)
     )
     return profile.costs, profile, profile.notes
@@ -357,8 +371,8 @@ def _find_costs(
 
 
 @contextmanager
-def show_stages(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the name of the current stage on stderr.
+def show_phases(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows the name of the current phase on stderr.
 
     The display appears after `after_s` seconds. Without a terminal, the function does nothing.
     """
@@ -375,17 +389,17 @@ def show_stages(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
     timer.daemon = True
     timer.start()
     try:
-        yield lambda stage: progress.update(task, description=f"compiling: {stage}")
+        yield lambda phase: progress.update(task, description=f"compiling: {phase}")
     finally:
         timer.cancel()
         timer.join()
         progress.stop()
 
 
-def solve_progress_callback(show_stage: Callable[[str], None]) -> Callable[[SolveProgress], None]:
-    """Return a progress callback for `solve` that shows the gap as the current stage."""
+def solve_progress_callback(show_phase: Callable[[str], None]) -> Callable[[SolveProgress], None]:
+    """Return a progress callback for `solve` that shows the gap as the current phase."""
 
     def show_gap(progress: SolveProgress) -> None:
-        show_stage("solving" if progress.gap is None else f"solving, gap {progress.gap:.2%}")
+        show_phase("solving" if progress.gap is None else f"solving, gap {progress.gap:.2%}")
 
     return show_gap

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 MIN_TORCH: Final = "2.9"
 """Oldest supported release of PyTorch: its exported graphs describe all inputs and outputs."""
 
-RAISED: Final = (Exception,)
-"""Exception classes that code of users or of PyTorch may raise."""
-
+FOREIGN_ERRORS: Final = (Exception,)
+"""Classes of exceptions that code of users or of PyTorch may raise."""
 
 EXECUTORCH: Final = "1.5"
 """The supported release of ExecuTorch."""
@@ -50,7 +49,7 @@ class ForbiddenError(RuntimeError):
 def foreign_tensor_error(predicate: str) -> ForbiddenError:
     """Return the error for a tensor that belongs to no module, but is changed or needs a gradient.
 
-    `predicate` is the verb of the message, such as "is changed".
+    `predicate` is the verb phrase of the message, such as "is changed".
     """
     return ForbiddenError(
         f"a tensor that is no parameter, buffer or input {predicate}{{where}}, but can only be a "
@@ -60,7 +59,7 @@ def foreign_tensor_error(predicate: str) -> ForbiddenError:
 
 
 class PageError(PoetModelError, OSError):
-    """A page could not be written, read or verified. The step has no effect."""
+    """A page of a page file or state file could not be written, read or verified."""
 
 
 def require_torch() -> str:
@@ -87,7 +86,7 @@ def require_torch() -> str:
 def require_package(package: str, purpose: str, *, extra: str | None = None) -> None:
     """Raise `MissingExtraError` unless a package of an extra is installed.
 
-    `purpose` is the subject of the message. The extra's name is by default that of the package.
+    `purpose` is the subject of the message. `extra` is by default the name of the package.
     """
     if find_spec(package) is None:
         raise MissingExtraError(
@@ -112,17 +111,18 @@ def require_executorch() -> None:
 
 
 @contextmanager
-def explained(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
-    """Convert exceptions raised inside to `CaptureError` with a source line and advice.
+def convert_exceptions(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
+    """Context manager that converts exceptions to `CaptureError` with a source line and advice.
 
-    `trail` has the names of the modules being called, the innermost last; the message has the last
-    one if no line of the user's code is known. Our own exceptions pass unchanged.
+    `subject` begins the message. `trail` has the names of the modules being called, the innermost
+    last; the message names the innermost one if no line of the user's code is known. Exceptions of
+    poetmodel pass unchanged.
     """
     try:
         yield
     except PoetModelError:
         raise
-    except RAISED as error:
+    except FOREIGN_ERRORS as error:
         # PyTorch's cleanup may fail after our exception: raise the original one.
         for link in exception_chain(error):
             if isinstance(link, PoetModelError):
@@ -133,8 +133,8 @@ def explained(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress warnings and log messages of other libraries inside."""
+def suppress_warnings() -> Iterator[None]:
+    """Context manager that suppresses warnings, and log messages up to level WARNING."""
     old_level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -150,13 +150,15 @@ _MEMORY_ADVICE: Final = (
     "memory of ordinary training; free some, or use a smaller batch"
 )
 _NUMPY_MARKS: Final = (".numpy() is not supported", "numpy() on", "__array__", "data pointer")
+"""Substrings of messages about tensors that cannot be converted to NumPy."""
 _DATA_DEPENDENT: Final = frozenset(
     ("DataDependentOutputException", "GuardOnDataDependentSymNode", "UserError")
 )
+"""Names of PyTorch's exceptions for code that needs the value of a tensor during capture."""
 _INDUCTOR_MARKS: Final = ("torchinductor", "_inductor")
 """Substrings of paths of code that ``torch.compile`` generates."""
 _MAX_MESSAGE: Final = 300
-"""Maximum characters of another library's message to repeat."""
+"""Maximum number of characters of another library's message that our message repeats."""
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -165,10 +167,10 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _capture_message(error: BaseException, where: str) -> str:
-    """Return a message with the operation that cannot be captured, its source line, and advice."""
-    kinds = {kind.__name__ for link in exception_chain(error) for kind in type(link).__mro__}
-    operators = (getattr(link, "func", None) for link in exception_chain(error))
-    operation = next(filter(None, operators), "an operation")
+    """Return the message for an exception during capture, with its location `where` and advice."""
+    class_names = {kind.__name__ for link in exception_chain(error) for kind in type(link).__mro__}
+    operations = (getattr(link, "func", None) for link in exception_chain(error))
+    operation = next(filter(None, operations), "an operation")
     text = " ".join(str(error).split())
     if isinstance(error, ForbiddenError):
         return str(error).format(where=where)
@@ -196,13 +198,13 @@ def _capture_message(error: BaseException, where: str) -> str:
             "a parameter that requires a gradient gets none, because the loss does not depend on "
             "it; freeze unused parameters (requires_grad_(False)), or leave them out"
         )
-    if "DynamicOutputShapeException" in kinds:
+    if "DynamicOutputShapeException" in class_names:
         return (
             f"the output shape of {operation}{where} depends on values and cannot be captured; "
             "shapes must not depend on values: multiply by the mask, or use torch.where or "
             "masked_fill"
         )
-    if kinds & _DATA_DEPENDENT:
+    if class_names & _DATA_DEPENDENT:
         return (
             f"{operation}{where} reads a tensor's value (an if, .item(), float(), ...) and cannot "
             "be captured: it depends on parameters, or on more than inputs and buffers; select "
@@ -216,7 +218,7 @@ def _capture_message(error: BaseException, where: str) -> str:
 
 
 def exception_chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and its causes or contexts."""
+    """Yield an exception, its cause or else its context, and so on."""
     link: BaseException | None = error
     seen_ids: set[int] = set()
     while link is not None and id(link) not in seen_ids:
@@ -226,24 +228,24 @@ def exception_chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def user_line_of_error(error: BaseException) -> str | None:
-    """Return the innermost line of a traceback that belongs to neither PyTorch nor this package.
+    """Return the innermost line of the user's or a library's code in a traceback.
 
-    It has the file, the line number and the text; None if there is none.
+    The line has file, line number and text. None if the traceback has no such line.
     """
     return _first_user_line(reversed(list(traceback.walk_tb(error.__traceback__))))
 
 
 def running_user_line(frame: FrameType, *, within: str | None = None) -> str | None:
-    """Return the innermost line of user code on the stack, from a frame outwards.
+    """Return the innermost line of the user's or a library's code on the stack, from `frame`.
 
-    The search ends before the first frame of the file `within`. None if there is none.
+    The search ends before the first frame of the file `within`. None if it finds no such line.
     """
     frames = traceback.walk_stack(frame)
-    return _first_user_line(takewhile(lambda place: place[0].f_code.co_filename != within, frames))
+    return _first_user_line(takewhile(lambda pair: pair[0].f_code.co_filename != within, frames))
 
 
 def _first_user_line(frames: Iterable[tuple[FrameType, int]]) -> str | None:
-    """Return the first line of user or library code among frames; None if there is none."""
+    """Return the first line of user or library code among (frame, line); None if there is none."""
     for frame, line in frames:
         path = frame.f_code.co_filename
         if code_origin(path) in (CodeOrigin.USER, CodeOrigin.LIBRARY):
@@ -264,7 +266,7 @@ class CodeOrigin(StrEnum):
     LIBRARY = "library"
     """An installed package."""
     GENERATED = "generated"
-    """Without a file: generated by dataclasses, torch.fx or torch.compile."""
+    """Code without a file, generated by dataclasses, torch.fx or torch.compile."""
     STANDARD = "standard library"
     TORCH = "torch"
     OWN = "poetmodel"
@@ -280,8 +282,8 @@ def code_origin(path: str) -> CodeOrigin:
         return CodeOrigin.GENERATED
     if file.is_relative_to(Path(__file__).parents[1]):
         return CodeOrigin.OWN
-    torch = getattr(sys.modules.get("torch"), "__file__", None)
-    if torch is not None and file.is_relative_to(Path(torch).parent):
+    torch_file = getattr(sys.modules.get("torch"), "__file__", None)
+    if torch_file is not None and file.is_relative_to(Path(torch_file).parent):
         return CodeOrigin.TORCH
     if not {"site-packages", "dist-packages"}.isdisjoint(file.parts):
         return CodeOrigin.LIBRARY

@@ -1,4 +1,4 @@
-"""``export``: a module, its loss and a budget become a folder of C code."""
+"""``export``: write a module and its loss as a folder of C code within a RAM budget."""
 
 from __future__ import annotations
 
@@ -39,20 +39,21 @@ def export(
     ----------
     model, loss_fn, inputs
         As for `compile`; every batch has the shapes of the inputs. Inputs of type ``torch.uint8``
-        or ``torch.int8`` stay bytes: the model's function of each byte becomes a lookup table.
+        or ``torch.int8`` stay bytes: the operators that the model applies to each byte become a
+        lookup table.
     folder : str or Path
         Folder to write; created if missing.
     name : str, optional
         Name of the step; by default the class of `model`.
     optimizer : torch.optim.Optimizer, optional
-        Include the updates of this optimizer, with all its parameter groups and settings; one that
-        `trace` supports. Without an optimizer, the step returns gradients.
+        Include the updates of this optimizer, with all its parameter groups and settings. It must
+        be one that `trace` supports. Without an optimizer, the step returns gradients.
     clip_grad_norm : float, optional
         Clip the total norm of all gradients. Needs an `optimizer`.
     accumulate : int
         Number of batches whose gradients are summed before an update, as by ``(loss /
-        n).backward()`` for each: ``pm_step`` computes one batch, and each n-th call updates. The
-        sums are state.
+        n).backward()`` for each: ``pm_step`` computes one batch, and each n-th call updates the
+        parameters. The sums are state.
     infer : bool
         Also export ``pm_infer``: the forward pass of `model` in evaluation mode with the current
         state, after any number of steps. It writes the outputs of the model.
@@ -117,8 +118,8 @@ def _export_command(
 ) -> str:
     """Return Python code that repeats the export.
 
-    The code names model, loss, inputs and optimizer ``model``, ``loss_fn``, ``inputs`` and
-    ``optimizer``.
+    `options` are the arguments of `export` with other than default values. The code uses the names
+    ``model``, ``loss_fn``, ``inputs`` and ``optimizer``.
     """
     arguments = "" if optimizer is None else ", optimizer=optimizer"
     arguments += "".join(f", {key}={' '.join(repr(x).split())}" for key, x in options.items())

@@ -10,7 +10,7 @@ import transformers
 
 from poetmodel.errors import InputError
 from poetmodel.torch.compilation import Step, compile
-from poetmodel.torch.wrapping import OPTIONS, forbid_reads, loss_module, refuse_processes
+from poetmodel.torch.wrapping import LOOP_OPTIONS, forbid_reads, loss_module, refuse_processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +19,7 @@ _REMEDY: Final = (
     "model.compile(backend=poetmodel.torch.backend(ram=...), fullgraph=True, dynamic=False), then "
     "transformers.Trainer(model=model, ...)"
 )
+"""Advice in the message for training in several processes."""
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
@@ -53,13 +54,17 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, *args: Any, ram: str | int, whole_step: bool = False, **options: Any
     ) -> None:
-        """Split the options into those of `compile` and of the trainer, and check `whole_step`."""
+        """Split `options` into those of `compile` and of the trainer.
+
+        Raises `InputError` if several processes train, or gradients accumulate with `whole_step`.
+        """
         refuse_processes("poetmodel's Trainer", _REMEDY)
-        compile_options = {key: options.pop(key) for key in OPTIONS.intersection(options)}
+        compile_options = {key: options.pop(key) for key in LOOP_OPTIONS.intersection(options)}
         self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **compile_options}
         self.step: Step | None = None
         """The compiled step; None before the first batch."""
         self._compiled_model: torch.nn.Module | None = None
+        """The model of the compiled step; None if a new one must be compiled."""
         self._whole_step = whole_step
         super().__init__(*args, **options)
         if whole_step and self.args.gradient_accumulation_steps > 1:
@@ -91,8 +96,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         if num_items_in_batch is not None:
             num_items_in_batch = torch.as_tensor(num_items_in_batch)
         # Counts as tensors are inputs: other values need no new compilation.
-        accumulated = torch.tensor(self.current_gradient_accumulation_steps)
-        batch = (dict(self._prepare_inputs(inputs)), num_items_in_batch, accumulated)
+        accumulated_batches = torch.tensor(self.current_gradient_accumulation_steps)
+        batch = (dict(self._prepare_inputs(inputs)), num_items_in_batch, accumulated_batches)
         if self.step is None or self._compiled_model is not model:
             if self.step is not None:
                 self.step.close()
@@ -126,24 +131,24 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         model: torch.nn.Module,
         inputs: dict[str, Any],
         num_items_in_batch: torch.Tensor | None,
-        accumulated: torch.Tensor,
+        accumulated_batches: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the tensor that ``transformers.Trainer.training_step`` differentiates.
+        """Return the loss that ``transformers.Trainer.training_step`` differentiates.
 
-        Intercepts the backward pass of that method, so that no gradients are computed.
-        `accumulated` is the number of accumulated batches. Raises `CaptureError` if
+        Replaces the backward pass of that method, so that no gradients are computed.
+        `accumulated_batches` is the number of accumulated_batches batches. Raises `CaptureError` if
         ``compute_loss`` reads the epoch or the step count.
         """
         losses: list[torch.Tensor] = []
 
-        def backward(loss: torch.Tensor, **_: Any) -> None:
+        def record_loss(loss: torch.Tensor, **_: Any) -> None:
             losses.append(loss)
 
         method = f"{type(model).__name__}: compute_loss"
         with (
             forbid_reads(self.state, "epoch", "global_step", method=method),
-            patch.object(self.accelerator, "backward", backward),
-            patch.object(self, "current_gradient_accumulation_steps", accumulated),
+            patch.object(self.accelerator, "backward", record_loss),
+            patch.object(self, "current_gradient_accumulation_steps", accumulated_batches),
         ):
             super().training_step(model, inputs, num_items_in_batch)
         (loss,) = losses

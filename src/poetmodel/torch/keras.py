@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def from_keras(model: Any, *, logits: bool = False) -> KerasModule:
     """Return a Keras 3 model on the torch back end as a trainable module.
 
-    Both share their weights: training the module trains the model, which Keras can save at any
-    time.
+    Module and model share their weights: training the module trains the model, which Keras can save
+    at any time.
 
     Parameters
     ----------
@@ -40,8 +40,9 @@ def from_keras(model: Any, *, logits: bool = False) -> KerasModule:
     MissingExtraError
         If Keras is not installed.
     InputError
-        If Keras uses another back end, the object is no model, it is not built, or it adds losses;
-        or if `logits` is set and the model has no such end.
+        If Keras uses another back end; if the object is no Keras model, is not built, adds losses,
+        or has a seed, state or constraint that a step does not support; or if `logits` is set and
+        the model does not end in such an activation.
     """
     keras = sys.modules.get("keras")
     if keras is None:
@@ -60,20 +61,20 @@ def from_keras(model: Any, *, logits: bool = False) -> KerasModule:
         )
     if model.losses:
         raise _added_losses_error(model)
-    seeded = [layer.name for layer in model._flatten_layers() if _is_seeded(layer)]  # noqa: SLF001
-    if seeded:
+    seeded_layers = [layer.name for layer in model._flatten_layers() if _is_seeded(layer)]  # noqa: SLF001
+    if seeded_layers:
         raise InputError(
-            f"from_keras: {model.name}: the layer {seeded[0]} has its own seed, and would draw "
-            "the same numbers in each compiled step; leave its seed out"
+            f"from_keras: {model.name}: the layer {seeded_layers[0]} has its own seed, and would "
+            "draw the same numbers in each compiled step; leave its seed out"
         )
     _check_layers(model)
-    ending = _final_activation(model) if logits else None
-    if logits and ending is None:
+    final_layer = _final_activation(model) if logits else None
+    if logits and final_layer is None:
         raise InputError(
             f"from_keras: logits: {model.name} does not end in softmax, log_softmax or sigmoid; "
             "leave logits out"
         )
-    return KerasModule(model, ending)
+    return KerasModule(model, final_layer)
 
 
 def _final_activation(model: Any) -> Any:
@@ -87,7 +88,7 @@ def _final_activation(model: Any) -> Any:
     if len(getattr(functional, "outputs", None) or ()) != 1:
         return None
     layer = functional.outputs[0]._keras_history.operation  # noqa: SLF001
-    # A layer that is called twice needs its activation in the other call.
+    # A layer that is called twice needs its activation in the first call.
     nodes = [n for level in functional._nodes_by_depth.values() for n in level]  # noqa: SLF001
     if sum(node.operation is layer for node in nodes) != 1:
         return None
@@ -95,17 +96,21 @@ def _final_activation(model: Any) -> Any:
         return _final_activation(layer)
     if isinstance(layer, layers.Softmax):
         return layer
-    kinds = (
+    layer_classes = (
         *(layers.Activation, layers.Dense, layers.EinsumDense),
         *(layers.Conv1D, layers.Conv2D, layers.Conv1DTranspose, layers.Conv2DTranspose),
     )
-    skippable = (activations.softmax, activations.log_softmax, activations.sigmoid)
-    return layer if isinstance(layer, kinds) and layer.activation in skippable else None
+    skippable_activations = (activations.softmax, activations.log_softmax, activations.sigmoid)
+    return (
+        layer
+        if isinstance(layer, layer_classes) and layer.activation in skippable_activations
+        else None
+    )
 
 
 @contextmanager
 def _skip_activation(layer: Any) -> Iterator[None]:
-    """Replace the activation of a layer by the identity inside, and restore it at the end."""
+    """Context manager that replaces the activation of a layer by the identity."""
     from keras import activations
 
     if not hasattr(layer, "activation"):
@@ -123,7 +128,7 @@ def _skip_activation(layer: Any) -> Iterator[None]:
 
 
 def _check_layers(model: Any) -> None:
-    """Raise `InputError` for a feature of a layer that only Keras' own training supports."""
+    """Raise `InputError` for a layer's activity loss, state, or constraint on a variable."""
     for layer in model._flatten_layers():  # noqa: SLF001
         if getattr(layer, "activity_regularizer", None) is not None:
             raise _added_losses_error(model)
@@ -132,11 +137,11 @@ def _check_layers(model: Any) -> None:
                 f"from_keras: {model.name}: the layer {layer.name} is stateful, but each step "
                 "would reset its state; leave stateful out"
             )
-    limited = [v.path for v in model.trainable_variables if v.constraint is not None]
-    if limited:
+    constrained_paths = [v.path for v in model.trainable_variables if v.constraint is not None]
+    if constrained_paths:
         raise InputError(
-            f"from_keras: {model.name}: the variable {limited[0]} has a constraint, which only "
-            "optimizers of Keras enforce; leave it out"
+            f"from_keras: {model.name}: the variable {constrained_paths[0]} has a constraint, "
+            "which only optimizers of Keras enforce; leave it out"
         )
 
 
@@ -147,12 +152,12 @@ def _added_losses_error(model: Any) -> InputError:
     )
 
 
-_SEED: Final = "seed_generator_state"
+_SEED_SUFFIX: Final = "seed_generator_state"
 """Suffix of the path of variables with the state of a random generator."""
 
 
 def _is_seeded(layer: Any) -> bool:
-    """Return whether a layer draws random numbers from a seed that the user set."""
+    """Return whether a layer draws random numbers from a seed set by the user."""
     generator = getattr(layer, "seed_generator", None)
     return getattr(generator, "_initial_seed", None) is not None
 
@@ -160,21 +165,22 @@ def _is_seeded(layer: Any) -> bool:
 class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
     """A Keras model whose variables are parameters and buffers. Create it with `from_keras`.
 
-    `ending` is the layer whose activation is skipped in training mode; None for no layer.
+    `final_layer` is the layer whose activation is skipped in training mode; None for no layer.
     """
 
-    def __init__(self, model: Any, ending: Any = None) -> None:
+    def __init__(self, model: Any, final_layer: Any = None) -> None:
         """Register the tensors of the model's variables as parameters and buffers."""
         super().__init__()
         # The model is no submodule: its layers read variables, which a capture cannot replace.
-        self._call = _stateless_call(model, ending)
-        self._trained = [
+        self._call = _stateless_call(model, final_layer)
+        self._trained_names = [
             self._register(variable, trained=True) for variable in model.trainable_variables
         ]
-        # Layers without a seed draw from PyTorch's generator, and ignore their state.
+        # Names, or tensors of generator state, which is unused: layers without a seed draw from
+        # PyTorch's generator.
         self._untrained = [
             variable.value.data
-            if variable.path.endswith(_SEED)
+            if variable.path.endswith(_SEED_SUFFIX)
             else self._register(variable, trained=False)
             for variable in model.non_trainable_variables
         ]
@@ -193,9 +199,9 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Return the outputs of the model; several inputs are in the order of ``model.inputs``.
 
-        In training mode, updates the untrained variables.
+        In training mode, updates the untrained variables of floating-point type.
         """
-        trained = [getattr(self, name) for name in self._trained]
+        trained = [getattr(self, name) for name in self._trained_names]
         untrained = [getattr(self, x) if isinstance(x, str) else x for x in self._untrained]
         output, new_values = self._call(trained, untrained, inputs, self.training)
         if self.training:
@@ -205,10 +211,10 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
         return output
 
 
-def _stateless_call(model: Any, ending: Any) -> Callable[..., tuple[Any, list[torch.Tensor]]]:
-    """Return the model as a function of its variables' tensors, which Dynamo does not inspect.
+def _stateless_call(model: Any, final_layer: Any) -> Callable[..., tuple[Any, list[torch.Tensor]]]:
+    """Return the model as a function of its variables' tensors; Dynamo does not trace its code.
 
-    In training mode, the activation of the layer `ending` is skipped.
+    In training mode, the activation of the layer `final_layer` is skipped.
     """
     from keras import StatelessScope
 
@@ -220,8 +226,8 @@ def _stateless_call(model: Any, ending: Any) -> Callable[..., tuple[Any, list[to
     ) -> tuple[Any, list[torch.Tensor]]:
         """Return the output and the new values of untrained variables.
 
-        Raises `InputError` if layers were frozen or unfrozen since, draw from Keras' seeds, or add
-        losses.
+        Raises `InputError` if layers were frozen or unfrozen since `from_keras`, draw from seeds of
+        Keras, or add losses.
         """
         model_inputs = _pack_inputs(model, inputs)
         variables = [*model.trainable_variables, *model.non_trainable_variables]
@@ -235,7 +241,10 @@ def _stateless_call(model: Any, ending: Any) -> Callable[..., tuple[Any, list[to
         state = zip(variables, tensors, strict=True)
         scope = StatelessScope(state_mapping=state, collect_losses=True)
         try:
-            with scope, _skip_activation(ending) if training and ending else nullcontext():
+            with (
+                scope,
+                _skip_activation(final_layer) if training and final_layer else nullcontext(),
+            ):
                 output = model(*model_inputs, training=training)
         finally:
             if training:
@@ -244,25 +253,30 @@ def _stateless_call(model: Any, ending: Any) -> Callable[..., tuple[Any, list[to
             raise _added_losses_error(model)
         return output, [scope.get_current_value(v) for v in model.non_trainable_variables]
 
-    traced: Callable[..., Any] = torch._dynamo.nonstrict_trace(call)  # noqa: SLF001
-    return traced
+    opaque_call: Callable[..., Any] = torch._dynamo.nonstrict_trace(call)  # noqa: SLF001
+    return opaque_call
 
 
-def _check_draws(model: Any, scope: Any, tensors: Iterable[tuple[Any, torch.Tensor]]) -> None:
-    """Raise `InputError` if a layer drew from a Keras seed: its draws would repeat in each step."""
-    seeds = [(v, seed) for v, seed in tensors if v.path.endswith(_SEED)]
-    changed = [v for v, seed in seeds if scope.get_current_value(v) is not seed]
-    if not changed:
+def _check_draws(
+    model: Any, scope: Any, variable_tensors: Iterable[tuple[Any, torch.Tensor]]
+) -> None:
+    """Raise `InputError` if a layer drew from a seed of Keras: the draws would repeat in each step.
+
+    `variable_tensors` are variables with their tensors before the call.
+    """
+    seeds = [(v, seed) for v, seed in variable_tensors if v.path.endswith(_SEED_SUFFIX)]
+    changed_seeds = [v for v, seed in seeds if scope.get_current_value(v) is not seed]
+    if not changed_seeds:
         return
-    owners = (
+    owner_names = (
         layer.name
         for layer in model._flatten_layers(include_self=False)  # noqa: SLF001
-        if any(v is changed[0] for v in layer.non_trainable_variables)
+        if any(v is changed_seeds[0] for v in layer.non_trainable_variables)
     )
     raise InputError(
-        f"{model.name}: the layer {next(owners, changed[0].path)} draws from Keras' own seed, and "
-        "would draw the same numbers in each step; use Dropout without noise_shape, which draws "
-        "from PyTorch's generator, or draw outside of the model"
+        f"{model.name}: the layer {next(owner_names, changed_seeds[0].path)} draws from Keras' own "
+        "seed, and would draw the same numbers in each step; use Dropout without noise_shape, "
+        "which draws from PyTorch's generator, or draw outside of the model"
     ) from None
 
 

@@ -15,7 +15,7 @@ from poetmodel.torch.capturing.inputs import find_loss
 from poetmodel.torch.compilation import Step, compile
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.wrapping import (
-    OPTIONS,
+    LOOP_OPTIONS,
     LoopKeywords,
     forbid_reads,
     loss_module,
@@ -30,6 +30,7 @@ _REMEDY: Final = (
     "self.net.compile(backend=poetmodel.torch.backend(ram=...), fullgraph=True, dynamic=False), "
     "and pass strategy='ddp'"
 )
+"""Advice in the message for training in several processes."""
 
 
 class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
@@ -48,7 +49,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     whole_step : bool
         Include clipping and the optimizer's updates in the step: the budget also counts parameters,
         gradients and the state of the optimizer. Needs one optimizer that `poetmodel.torch.trace`
-        supports, and no accumulation; hooks find no gradients.
+        supports, and no accumulation; in hooks, gradients are None.
     accelerator, checkpoint_io, precision_plugin
         As for ``lightning.pytorch.strategies.SingleDeviceStrategy``.
     **options
@@ -73,7 +74,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         **options: Unpack[LoopKeywords],
     ) -> None:
         """Check and store the options; the first batch compiles the step."""
-        if unknown := options.keys() - OPTIONS:
+        if unknown := options.keys() - LOOP_OPTIONS:
             raise TypeError(f"Strategy: unknown parameters: {listed(sorted(unknown))}")
         refuse_processes("Strategy", _REMEDY)
         super().__init__("cpu", accelerator, checkpoint_io, precision_plugin)
@@ -82,7 +83,8 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         """The compiled step; None before the first batch."""
         self._compiled_module: Any = None
         self._whole_step = whole_step
-        self._loop: Any = None
+        self._current_trainer: Any = None
+        """The trainer of the current batch, for `_attach_trainer`."""
         self._gradients: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         """Gradients of the last step, until Lightning's backward pass."""
 
@@ -98,14 +100,14 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
                 f"{type(module).__name__}: manual optimization executes its own backward pass; "
                 "compile a step of the model (poetmodel.torch.compile) and call it in training_step"
             )
-        self._loop = trainer = module.trainer
+        self._current_trainer = trainer = module.trainer
         accumulated_batches = trainer.accumulate_grad_batches
-        batch, *places = (*args, *kwargs.values())
+        batch, *other_arguments = (*args, *kwargs.values())
         step_inputs = {
             "batch": batch,
             # Numbers as tensors are inputs: other values need no new compilation.
-            "places": list(map(torch.tensor, places)),
-            "every": torch.tensor(accumulated_batches),
+            "other_arguments": list(map(torch.tensor, other_arguments)),
+            "accumulated_batches": torch.tensor(accumulated_batches),
         }
         # Lightning clears gradients between forward and backward pass.
         is_first = trainer.fit_loop.batch_idx % accumulated_batches == 0
@@ -113,9 +115,13 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
             module.zero_grad(set_to_none=True)
         with patch.object(module, "_trainer", None):  # exclude it from the capture
             if self.step is None or self._compiled_module is not module:
-                updates = self._optimizer_options(trainer) if self._whole_step else {}
+                optimizer_options = self._optimizer_options(trainer) if self._whole_step else {}
                 self.step = compile(
-                    loss_module(module, self._loss), None, step_inputs, **self._options, **updates
+                    loss_module(module, self._loss),
+                    None,
+                    step_inputs,
+                    **self._options,
+                    **optimizer_options,
                 )
                 self._compiled_module = module
             output = self.step(**step_inputs)
@@ -127,7 +133,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         return output["returned"]
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Set the gradients of the step in place of a backward pass, with Lightning's hooks."""
+        """Set the gradients of the step instead of a backward pass; Lightning calls its hooks."""
 
         def set_gradients(*_: Any, **__: Any) -> None:
             for parameter, gradient in self._gradients:
@@ -146,9 +152,9 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         super().teardown()
 
     def _optimizer_options(self, trainer: Any) -> dict[str, Any]:
-        """Return the options for the optimizer and clipping.
+        """Return the options of `compile` for the optimizer and clipping.
 
-        Raises `InputError` if a step does not support the trainer's options.
+        Raises `InputError` for options of the trainer that a step does not support.
         """
         errors = []
         if len(self.optimizers) != 1:
@@ -158,43 +164,54 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
             errors.append("gradients can be clipped by their norm, not by value")
         if errors:
-            raise InputError(f"whole_step: {fault}" for fault in errors)
+            raise InputError(f"whole_step: {error}" for error in errors)
         return {
             "optimizer": self.optimizers[0],
             "clip_grad_norm": trainer.gradient_clip_val or None,
         }
 
     def _loss(
-        self, module: Any, batch: Any, places: list[torch.Tensor], every: torch.Tensor
+        self,
+        module: Any,
+        batch: Any,
+        other_arguments: list[torch.Tensor],
+        accumulated_batches: torch.Tensor,
     ) -> dict[str, Any]:
         """Return the loss, the value that ``training_step`` returned, and the logged values.
 
-        `places` are the arguments after `batch`, such as the batch index, as tensors. `every` is
-        the number of accumulated batches, by which the loss is divided.
+        `other_arguments` are the arguments after `batch`, such as the batch index, as tensors. The
+        loss is divided by `accumulated_batches`.
         """
-        with self._attach_trainer(module) as logged, self.precision_plugin.train_step_context():
-            returned = module.training_step(batch, *places)
+        with (
+            self._attach_trainer(module) as logged_entries,
+            self.precision_plugin.train_step_context(),
+        ):
+            returned = module.training_step(batch, *other_arguments)
         name = type(module).__name__
         if returned is None:
             raise CaptureError(
                 f"{name}: training_step returned None, and a compiled step cannot be skipped; "
                 "remove such batches from the data, or return a loss of 0 that has a gradient"
             )
-        return {"loss": find_loss(name, returned) / every, "returned": returned, "logged": logged}
+        return {
+            "loss": find_loss(name, returned) / accumulated_batches,
+            "returned": returned,
+            "logged": logged_entries,
+        }
 
     @contextmanager
     def _attach_trainer(self, module: Any) -> Iterator[list[dict[str, Any]]]:
-        """Attach the trainer to the module inside; yield a list that collects its logged values.
+        """Attach the trainer to the module; yield a list of the arguments of its calls of ``log``.
 
-        Raises `CaptureError` if the module logs other values than tensors, or reads the epoch or
+        Raises `CaptureError` if the module logs values that are no tensors, or reads the epoch or
         the step count: a compiled step would repeat their values from the capture.
         """
-        name, trainer = type(module).__name__, self._loop
-        signature_of_log, logged = signature(type(module).log), []
+        name, trainer = type(module).__name__, self._current_trainer
+        log_signature, entries = signature(type(module).log), []
 
         def log(*args: Any, **kwargs: Any) -> None:
             """Record the arguments of a call of ``log``; raise for values that are no tensors."""
-            entry = signature_of_log.bind(module, *args, **kwargs).arguments
+            entry = log_signature.bind(module, *args, **kwargs).arguments
             del entry["self"]
             if not isinstance(entry["value"], torch.Tensor):
                 raise CaptureError(
@@ -202,11 +219,11 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
                     f"{type(entry['value']).__name__}, which would never change in a compiled "
                     "step; log a tensor, or log it outside of training_step (on_train_batch_end)"
                 )
-            logged.append(entry)
+            entries.append(entry)
 
         with (
             patch.object(module, "_trainer", trainer),
             patch.object(module, "log", log),
             forbid_reads(trainer, "current_epoch", "global_step", method=f"{name}: training_step"),
         ):
-            yield logged
+            yield entries

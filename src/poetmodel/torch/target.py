@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from poetmodel.errors import InputError, shown
-from poetmodel.torch.errors import RAISED, require_torch, user_line_of_error
+from poetmodel.torch.errors import FOREIGN_ERRORS, require_torch, user_line_of_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,15 +32,17 @@ _BATCH_FORMAT: Final = (
 )
 """The format of a function that returns a batch, for messages."""
 
-_RETURNED_ITEMS: Final = 3
+_RETURNED_COUNT: Final = 3
 """Number of values that a target returns."""
 
-Loaded: TypeAlias = "tuple[torch.nn.Module, Callable[..., torch.Tensor] | None, tuple[Any, ...]]"
+StepArguments: TypeAlias = (
+    "tuple[torch.nn.Module, Callable[..., torch.Tensor] | None, tuple[Any, ...]]"
+)
 """Model, loss and inputs."""
 
 
 def is_target(text: str) -> bool:
-    """Return whether a string has the format ``module:function``, unlike a file or a model.
+    """Return whether a string has the format ``module:function``.
 
     Examples
     --------
@@ -56,8 +58,8 @@ def is_onnx(text: str) -> bool:
     return text.lower().endswith(".onnx")
 
 
-def is_captured(text: str) -> bool:
-    """Return whether a string names a step for PyTorch to capture: a function or an ONNX file.
+def needs_capture(text: str) -> bool:
+    """Return whether a string names a step that PyTorch must capture: a function or an ONNX file.
 
     A Python file without a function counts, so that the message asks for the function.
     """
@@ -65,14 +67,14 @@ def is_captured(text: str) -> bool:
 
 
 def default_name(text: str) -> str | None:
-    """Return the default name of a step: that of an ONNX file; None otherwise."""
+    """Return the default name of a step: the name of an ONNX file; None for other sources."""
     return Path(text).stem if is_onnx(text) else None
 
 
-def load_step(target: str, onnx: OnnxStep | None = None) -> Loaded:
+def load_step(target: str, onnx: OnnxStep | None = None) -> StepArguments:
     """Return the step of a target: call its function after importing it, or read an ONNX file.
 
-    Modules may be in the current folder.
+    `onnx` has the options for an ONNX file. Modules may be in the current folder.
 
     Raises `InputError` if the function is missing, fails or returns another type; or if the ONNX
     file or its options are invalid.
@@ -85,10 +87,11 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> Loaded:
         return onnx_step(
             target, onnx.loss, load_function=_load_loss, batch=onnx.batch, dims=dict(onnx.dims)
         )
-    options = () if onnx is None else onnx.given_options
-    if options:
+    given_options = () if onnx is None else onnx.given_options
+    if given_options:
         raise InputError(
-            f"{options[0]}: only applies to ONNX files; {target} returns model, loss and inputs"
+            f"{given_options[0]}: only applies to ONNX files; {target} returns model, "
+            "loss and inputs"
         )
     if not is_target(target):
         raise InputError(f"{shown(target)}: expected {TARGET_FORMAT}, or an ONNX file, *.onnx")
@@ -100,7 +103,7 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> Loaded:
 def trained_weight_bytes(model: object) -> int:
     """Return the size of all nonzero elements of trained parameters on the CPU [B].
 
-    Of parameters that share memory, the largest counts. 0 unless the object is a module.
+    Of parameters that share memory, the largest counts. 0 if the object is no module.
     """
     import torch
 
@@ -116,10 +119,12 @@ def trained_weight_bytes(model: object) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxStep:
-    """Options of a training step that an ONNX file does not contain."""
+    """Options of a training step that an ONNX file does not contain; None or empty if not set."""
 
     loss: str | None = None
+    """A loss by name, or ``module:function``."""
     batch: int | None = None
+    """Batch size."""
     dims: tuple[tuple[str, int], ...] = ()
     """Sizes of other open dimensions, by name."""
 
@@ -134,8 +139,8 @@ class OnnxStep:
 def _import_function(target: str, format_text: str = TARGET_FORMAT) -> Iterator[Callable[..., Any]]:
     """Import a module, also from the current folder, and yield its function.
 
-    The current folder stays on the import path inside. Raises `InputError` for exceptions of the
-    user's code.
+    The current folder stays on the import path until the end of the context. Raises `InputError`
+    for exceptions of the user's code.
     """
     head, _, name = target.rpartition(":")
     folder = str(Path.cwd())
@@ -176,9 +181,9 @@ def load_batch(target: str) -> tuple[Any, ...]:
     return tuple(returned)
 
 
-def _check_returned(target: str, returned: object) -> Loaded:
-    """Return model, loss and inputs; raise `InputError` if a target returned another type."""
-    if not isinstance(returned, tuple | list) or len(returned) != _RETURNED_ITEMS:
+def _check_returned(target: str, returned: object) -> StepArguments:
+    """Return (model, loss, inputs) from a target's return value; raise `InputError` if invalid."""
+    if not isinstance(returned, tuple | list) or len(returned) != _RETURNED_COUNT:
         is_sequence = isinstance(returned, tuple | list)
         kind = type(returned).__name__
         value_text = f"a {kind} of {len(returned)}" if is_sequence else shown(returned)  # type: ignore[arg-type]
@@ -217,7 +222,7 @@ def _load_file(path: Path, format_text: str) -> ModuleType:
 
 @contextmanager
 def _raise_input_error(target: str) -> Iterator[None]:
-    """Convert exceptions of the user's code to `InputError` with the source line."""
+    """Context manager that converts exceptions to `InputError` with the line of user code."""
     try:
         yield
     except InputError:
@@ -226,10 +231,10 @@ def _raise_input_error(target: str) -> Iterator[None]:
         raise InputError(
             f"{target}: it ended the program (sys.exit({error.code!r})) instead of returning"
         ) from error
-    except (*RAISED, SyntaxError) as error:
+    except (*FOREIGN_ERRORS, SyntaxError) as error:
         line = user_line_of_error(error)
-        where = f" at {line}" if line else ""
+        location = f" at {line}" if line else ""
         reason = " ".join(str(error).split())
         raise InputError(
-            f"{target}: failed{where} with {type(error).__name__}: {reason}"
+            f"{target}: failed{location} with {type(error).__name__}: {reason}"
         ) from error

@@ -1,4 +1,4 @@
-"""A user's model and the loss function of another library's training loop, as one module."""
+"""Helpers for training loops of other libraries: model and loss as one module, and checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LoopKeywords(TypedDict, total=False):
-    """Options of `compile` for training loops, which accumulate, update and clip by themselves."""
+    """Options of `compile` for training loops, which accumulate, clip and update by themselves."""
 
     storage: str | Path | None
     paging: bool | None
@@ -35,11 +35,12 @@ class LoopKeywords(TypedDict, total=False):
     cache: str | Path | bool
 
 
-OPTIONS: Final = frozenset(LoopKeywords.__annotations__)
+LOOP_OPTIONS: Final = frozenset(LoopKeywords.__annotations__)
+"""Names of the options in `LoopKeywords`."""
 
 
 def refuse_processes(name: str, remedy: str) -> None:
-    """Raise `InputError` if this process is one of several that train together.
+    """Raise `InputError` if several processes train together.
 
     Parameters
     ----------
@@ -48,44 +49,45 @@ def refuse_processes(name: str, remedy: str) -> None:
     remedy : str
         Advice for training in several processes.
     """
-    count = int(os.environ.get("WORLD_SIZE") or 1)
+    process_count = int(os.environ.get("WORLD_SIZE") or 1)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        count = torch.distributed.get_world_size()
-    if count > 1:
+        process_count = torch.distributed.get_world_size()
+    if process_count > 1:
         raise InputError(
-            f"{name}: one of {count} processes, but a compiled step trains in a single process: "
-            f"{remedy}"
+            f"{name}: one of {process_count} processes, but a compiled step trains in a single "
+            f"process: {remedy}"
         )
 
 
 @contextmanager
-def forbid_reads(owner: object, *keys: str, method: str) -> Iterator[None]:
-    """Raise `CaptureError` inside if a method reads these counters of `owner`.
+def forbid_reads(owner: object, *attribute_names: str, method: str) -> Iterator[None]:
+    """Context manager in which reading these counters of `owner` raises `CaptureError`.
 
-    A compiled step would repeat the values that the counters had during the capture.
+    `method` is the name of the reader in the message. A compiled step would repeat the values that
+    the counters had during the capture.
     """
     with ExitStack() as stack:
-        for key in keys:
+        for attribute_name in attribute_names:
             error = CaptureError(
-                f"{method} reads {key}, whose value would never change in a compiled step; store "
-                "it in a buffer of the model, and set that between steps"
+                f"{method} reads {attribute_name}, whose value would never change in a compiled "
+                "step; store it in a buffer of the model, and set that between steps"
             )
             forbidden_property = PropertyMock(side_effect=error)
-            stack.enter_context(patch.object(type(owner), key, forbidden_property))
+            stack.enter_context(patch.object(type(owner), attribute_name, forbidden_property))
         yield
 
 
 def loss_module(model: torch.nn.Module, loss: Callable[..., Any]) -> torch.nn.Module:
     """Return a module that contains the model, and whose ``forward`` is the loss of a batch."""
 
-    class Wrapped(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+    class LossModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__()
             self.model = model
             self.train(model.training)
 
-        def forward(self, *inputs: Any, **named: Any) -> Any:
-            return loss(model, *inputs, **named)
+        def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
+            return loss(model, *inputs, **named_inputs)
 
-    Wrapped.__name__ = type(model).__name__
-    return Wrapped()
+    LossModule.__name__ = type(model).__name__
+    return LossModule()

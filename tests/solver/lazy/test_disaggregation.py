@@ -21,7 +21,7 @@ from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.schedule import checkpoint_all, simulate
 from poetmodel.solver.lazy.disaggregation import Disaggregation, GroupDecisions, disaggregate
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 
 
 def decided(kept=None, recomputed=None, paged_in=None):
@@ -93,7 +93,7 @@ def test_readers_of_state_are_recomputed_before_replacement():
     placement = placed(relaxation, raw.x)
     assert placement.recomputed == [(4, 2)]
     assert (2, 5, 5) in placement.spans
-    checked = as_candidate(problem, placement.schedule())
+    checked = make_candidate(problem, placement.schedule())
     assert not checked.violations
     assert checked.value == pytest.approx(1.0)
 
@@ -162,7 +162,7 @@ def test_a_placed_point_keeps_rules_limits_and_enforced_rows(part):
         stages, steps = broken(placement, ram_limit(relaxation, x))
         assert not set(stages) & grouping.stage_rows, seed
         assert not set(steps) & grouping.step_rows, seed
-        candidate = as_candidate(problem, placement.schedule())
+        candidate = make_candidate(problem, placement.schedule())
         if stages or steps:
             assert all("peak RAM" in violation for violation in candidate.violations), seed
         else:

@@ -30,8 +30,8 @@ def session_of(problem, params=None, **choices):
 def test_cuts_and_rows_raise_the_bound_of_the_session():
     """Above the first linear relaxation, below the integer one; from no row at all there is one."""
     session = session_of(comb_problem(8, 10))
-    relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
-    first = session.relax(relaxation.form.relaxed())
+    relaxation = session.build_relaxation(Grouping(16, frozenset(range(2, 15))))
+    first = session.solve_form(relaxation.form.relaxed())
     answer = add_cuts(session, relaxation)
     assert answer.x is not None
     assert not answer.infeasible
@@ -54,7 +54,7 @@ def test_cuts_and_rows_raise_the_bound_of_the_session():
 def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch):
     """That changes no value: each is that of the same relaxation solved from nothing."""
     session = session_of(comb_problem(8, 10))
-    solve = session.relax
+    solve = session.solve_form
     begun = []
 
     def compared(_, form, basis=None):
@@ -63,8 +63,8 @@ def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch):
         assert raw.objective == pytest.approx(anew.objective)
         return raw
 
-    monkeypatch.setattr(Session, "relax", compared)
-    relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
+    monkeypatch.setattr(Session, "solve_form", compared)
+    relaxation = session.build_relaxation(Grouping(16, frozenset(range(2, 15))))
     add_cuts(session, relaxation)
     assert len(begun) > 2
     assert begun[0] is None
@@ -76,7 +76,7 @@ def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch):
 def test_a_linear_relaxation_without_a_point_proves_infeasibility():
     """The skip connection in 14 bytes without a way to have `a` again; without time, no answer."""
     session = session_of(skip_problem(recompute=False, paging=False, ram=14))
-    answer = add_cuts(session, session.build(Grouping(4, frozenset({2}))))
+    answer = add_cuts(session, session.build_relaxation(Grouping(4, frozenset({2}))))
     assert answer.infeasible
     assert answer.x is None
     _, answer = add_rows(session, Grouping(4))
@@ -87,7 +87,7 @@ def test_a_linear_relaxation_without_a_point_proves_infeasibility():
     answer = add_cuts(session, relaxation)
     assert answer.x is None
     assert not answer.infeasible
-    assert session.stopped == Termination.TIME_LIMIT
+    assert session.stop_reason == Termination.TIME_LIMIT
 
 
 @parts(2)
@@ -115,13 +115,13 @@ def test_bounds_of_the_linear_phase_hold(part):
 def test_every_part_of_a_round_ends_with_the_time_limit(what, caplog):
     """Whatever Python does between two calls of the solver looks at the clock, and logs nothing."""
     session = session_of(comb_problem(8, 10))
-    relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
-    raw = session.relax(relaxation.form.relaxed())
+    relaxation = session.build_relaxation(Grouping(16, frozenset(range(2, 15))))
+    raw = session.solve_form(relaxation.form.relaxed())
     assert raw.x is not None
     x = raw.x
     relaxation.cuts = relaxation.separate(x, 1e-3)
     parts = {
-        "build": lambda: session.build(relaxation.grouping),
+        "build": lambda: session.build_relaxation(relaxation.grouping),
         "taken over": lambda: relaxation.restate_cuts(relaxation),
         "rounded": lambda: RoundingSeparator(relaxation, 1 << 20).rows(),
         "interval": lambda: relaxation.separators["interval"].separate(x, 1e-3),

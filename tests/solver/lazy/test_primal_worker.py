@@ -29,7 +29,7 @@ from poetmodel.solver.lazy.primal_worker import (
     ProofState,
 )
 from poetmodel.solver.lazy.session import Session
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 from poetmodel.solver.request import Request
 
 AT_ONCE = LazyParams(worker_start_s=0.0)
@@ -39,7 +39,7 @@ AT_ONCE = LazyParams(worker_start_s=0.0)
 def paged_comb(**choices):
     """Return a problem that a search improves, a schedule far from its best, and a solve."""
     problem = comb_problem(14, 13, 5.0)
-    start = as_candidate(problem, page_everything(problem))
+    start = make_candidate(problem, page_everything(problem))
     return problem, start, session_of(problem, start, **choices)
 
 
@@ -51,7 +51,7 @@ def session_of(problem, best=None, **choices):
 
 def answer_of(session, grouping):
     """Solve a relaxation."""
-    relaxation = session.build(grouping)
+    relaxation = session.build_relaxation(grouping)
     x = solved(relaxation).x
     return relaxation.disaggregate(x).schedule()
 
@@ -83,7 +83,7 @@ def test_a_process_finds_better_schedules(started):
         assert until(lambda: session.bounds.incumbent is not start)
         assert search.is_running.is_set()
         (process,) = started
-    search.check()
+    search.raise_error()
     assert session.bounds.incumbent.value < start.value
     assert not session.bounds.incumbent.violations
     assert session.bounds.lower == 0.0
@@ -98,7 +98,7 @@ def test_a_quick_solve_starts_no_process(started):
     session.params = LazyParams(worker_start_s=PATIENCE_S)
     with PrimalWorker(session) as search:
         pass
-    search.check()
+    search.raise_error()
     assert not started
     assert not search._thread.is_alive()
     problem = comb_problem(6, 9, 5.0)
@@ -106,13 +106,13 @@ def test_a_quick_solve_starts_no_process(started):
     session = session_of(problem)
     solution = answer_of(session, Grouping(12, frozenset({5})))
     with PrimalWorker(session) as search:
-        search.put(solution)
+        search.send_solution(solution)
         assert until(
             lambda: session.bounds.incumbent and session.bounds.incumbent.value <= best + CLOSE
         )
         session.raise_bound(best)
-        assert session.done()
-    search.check()
+        assert session.is_done()
+    search.raise_error()
 
 
 # -- what is told --------------------------------------------------------------------------------
@@ -121,14 +121,16 @@ def test_what_is_new_is_told_once():
     _, start, session = paged_comb()
     search = PrimalWorker(session)
     first, last = (answer_of(session, Grouping(28)) for _ in range(2))
-    search.put(first)
-    search.put(last)
+    search.send_solution(first)
+    search.send_solution(last)
     update = search._next_state()
     assert update.found == FoundSchedule(start.schedule, start.value)
     assert update.solution is last
     session.raise_bound(2.0)
-    session.columns = 7
-    assert search._next_state() == ProofState(bound=2.0, columns=7, found=None, solution=None)
+    session.max_columns = 7
+    assert search._next_state() == ProofState(
+        bound=2.0, max_columns=7, found_schedule=None, solution=None
+    )
     search._best_value = 0.0  # the search has sent something better in the meantime
     session.bounds.incumbent = replace(start, value=1.0)
     assert search._next_state().found is None
@@ -143,19 +145,19 @@ class Peer:
         self.job = WorkerJob(self.found.append)
         request = Request(**{"gap": 0.0, "time_limit_s": 300.0, "threads": 2, **choices})
         self.search = PrimalSearch(self.job, problem, request, LazyParams())
-        self.search.update(state or ProofState(bound=0.0, columns=0))
+        self.search.update(state or ProofState(bound=0.0, max_columns=0))
         self._work = threading.Thread(target=self.search.run)
 
     def tell(self, **known):
         """Send what is new."""
-        self.job.inbox.put(pickle.dumps(ProofState(**{"bound": 0.0, "columns": 0, **known})))
+        self.job.inbox.put(pickle.dumps(ProofState(**{"bound": 0.0, "max_columns": 0, **known})))
 
     def __enter__(self):
         self._work.start()
         return self
 
     def __exit__(self, *_):
-        self.search.session.stop.set()
+        self.search.session.stop_event.set()
         self._work.join(PATIENCE_S)
         assert not self.alive
 
@@ -169,7 +171,7 @@ def test_a_search_ends_with_its_time_or_the_gap():
     """Without being told to, whenever it hears that the gap is closed."""
     problem, start, _ = paged_comb()
     found = FoundSchedule(start.schedule, start.value)
-    known = ProofState(bound=start.value, columns=0, found=found)
+    known = ProofState(bound=start.value, max_columns=0, found_schedule=found)
     with (
         Peer(problem, time_limit_s=0.2) as late,
         Peer(problem, known) as proved,
@@ -181,19 +183,19 @@ def test_a_search_ends_with_its_time_or_the_gap():
         assert told.alive
         told.tell(bound=start.value)
         assert until(lambda: not told.alive)
-    assert proved.search.session.stopped is None
+    assert proved.search.session.stop_reason is None
 
 
 def test_a_search_sends_what_is_better_and_takes_the_latest_answer(monkeypatch):
     """Values are the verifier's, ever better; the last answer and all bounds are taken."""
     problem, start, _ = paged_comb()
     found = FoundSchedule(start.schedule, start.value)
-    with Peer(problem, ProofState(bound=0.0, columns=0, found=found)) as peer:
+    with Peer(problem, ProofState(bound=0.0, max_columns=0, found_schedule=found)) as peer:
         assert until(lambda: peer.found)
     values = [found.value for found in peer.found]
     assert [start.value, *values] == sorted({start.value, *values}, reverse=True)
     for schedule, value in peer.found:
-        candidate = as_candidate(problem, schedule)
+        candidate = make_candidate(problem, schedule)
         assert (candidate.violations, candidate.value) == ((), value)
     problem = comb_problem(6, 9, 5.0)
     answers = [answer_of(session_of(problem), Grouping(12, frozenset({row}))) for row in (3, 5)]
@@ -202,10 +204,10 @@ def test_a_search_sends_what_is_better_and_takes_the_latest_answer(monkeypatch):
     monkeypatch.setattr(PrimalHeuristic, "repair", lambda _, solution: taken.append(solution))
     peer = Peer(problem)
     for solution in answers:
-        peer.tell(bound=0.5, columns=9, solution=solution)
+        peer.tell(bound=0.5, max_columns=9, solution=solution)
     with peer:
         assert until(lambda: taken)
-        assert (peer.search.session.bounds.lower, peer.search.session.columns) == (0.5, 9)
+        assert (peer.search.session.bounds.lower, peer.search.session.max_columns) == (0.5, 9)
     assert taken == answers[1:]
 
 
@@ -215,10 +217,10 @@ def test_what_the_process_cannot_read_is_an_error():
     _, start, session = paged_comb()
     with PrimalWorker(session) as search:
         assert until(lambda: session.bounds.incumbent is not start)
-        search.put(jobs.Unreadable())
-        assert until(session.stop.is_set)
+        search.send_solution(jobs.Unreadable())
+        assert until(session.stop_event.is_set)
     with pytest.raises(BackendError, match=r"invalid literal.*'no number'"):
-        search.check()
+        search.raise_error()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such signals")
@@ -234,9 +236,9 @@ def test_without_a_process_the_proof_goes_on(search_by, caplog, monkeypatch, is_
     session = session_of(comb_problem(14, 13, 5.0))
     with caplog.at_level(logging.WARNING), PrimalWorker(session) as search:
         assert until(lambda: session.log)
-        assert not session.done()
+        assert not session.is_done()
         assert not search.is_running.is_set()
-    search.check()
+    search.raise_error()
     assert words in session.log[-1]
     assert words.partition(" (")[0] in caplog.text
 
@@ -249,15 +251,15 @@ def test_a_search_or_a_watcher_that_fails_is_an_error(search_by):
 
     *_, session = paged_comb(on_progress=fail)
     with PrimalWorker(session) as search:
-        assert until(session.stop.is_set)
+        assert until(session.stop_event.is_set)
     with pytest.raises(LookupError, match="heard"):
-        search.check()
+        search.raise_error()
     search_by(jobs.failing)
     session = session_of(comb_problem())
     with PrimalWorker(session) as search:
-        assert until(session.stop.is_set)
+        assert until(session.stop_event.is_set)
     with pytest.raises(BackendError, match=r"one thread(.|\n)*LookupError: of its own"):
-        search.check()
+        search.raise_error()
     assert not search.is_running.is_set()
 
 

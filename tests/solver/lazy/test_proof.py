@@ -15,9 +15,14 @@ from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import Termination
 from poetmodel.solver.lazy import LazyParams, proof, prove
 from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS
-from poetmodel.solver.lazy.proof import PROOF_MARGIN, find_fastest, generate_rows, has_fastest
+from poetmodel.solver.lazy.proof import (
+    PROOF_MARGIN,
+    can_search_fastest,
+    find_fastest_schedule,
+    generate_rows,
+)
 from poetmodel.solver.lazy.session import Session
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 from poetmodel.solver.request import Request, SolveProgress
 
 
@@ -46,7 +51,7 @@ def below(problem, ceiling):
 
 def fastest(problem, request=None, bound=0.0):
     """Look for the fastest schedule."""
-    return find_fastest(problem, request or unlimited(), bound, LazyParams())
+    return find_fastest_schedule(problem, request or unlimited(), bound, LazyParams())
 
 
 AT_ONCE = LazyParams(without_schedule_time_ratio=0.0)
@@ -59,17 +64,19 @@ def with_deadlines(numbers, kind, n):
         seed = f"fastest-{kind}/{number}"
         counts = ("serial", "compute")[number % 2]
         problem = scarce_problem(seed, n, deadline_counts=counts)
-        if infeasibility_reason(problem) is None and has_fastest(problem):
+        if infeasibility_reason(problem) is None and can_search_fastest(problem):
             yield seed, problem
 
 
 def test_only_a_deadline_on_a_sum_of_times_is_looked_at():
     """A makespan is no sum, and where time is minimized there is nothing else to ask."""
-    assert has_fastest(skip_problem(deadline="150%", deadline_counts="serial"))
-    assert has_fastest(skip_problem(deadline="150%", deadline_counts="compute"))
-    assert not has_fastest(skip_problem())
-    assert not has_fastest(skip_problem(deadline="150%", deadline_counts="overlap"))
-    assert not has_fastest(skip_problem(deadline="150%", deadline_counts="serial", minimize="time"))
+    assert can_search_fastest(skip_problem(deadline="150%", deadline_counts="serial"))
+    assert can_search_fastest(skip_problem(deadline="150%", deadline_counts="compute"))
+    assert not can_search_fastest(skip_problem())
+    assert not can_search_fastest(skip_problem(deadline="150%", deadline_counts="overlap"))
+    assert not can_search_fastest(
+        skip_problem(deadline="150%", deadline_counts="serial", minimize="time")
+    )
     with pytest.raises(ValueError, match="no deadline"):
         fastest(skip_problem())
 
@@ -84,7 +91,7 @@ def test_verdicts_are_those_of_exhaustive_search(part):
         assert verdict.infeasible == infeasible, seed
         assert (verdict.candidate is None) == infeasible, seed
         if verdict.candidate is not None:
-            assert not as_candidate(problem, verdict.candidate.schedule).violations
+            assert not make_candidate(problem, verdict.candidate.schedule).violations
         assert verdict.termination != Termination.INTERRUPTED
         seen[infeasible] += 1
     assert min(seen[True], seen[False]) > part.share(9), seen
@@ -94,13 +101,13 @@ def test_verdicts_are_those_of_exhaustive_search(part):
 def test_a_solve_without_a_schedule_asks_for_the_fastest(part, monkeypatch):
     """Out of patience at once, it ends with the same optimum, or the same proof."""
     asked = []
-    find = find_fastest
+    find = find_fastest_schedule
 
     def noted(*given):
         asked.append(given)
         return find(*given)
 
-    monkeypatch.setattr(proof, "find_fastest", noted)
+    monkeypatch.setattr(proof, "find_fastest_schedule", noted)
     seen = Counter()
     for seed, problem in part.of(with_deadlines(range(160), "solve", (4, 5))):
         outcome = prove(problem, unlimited(), start=None, params=AT_ONCE)
@@ -120,7 +127,7 @@ def test_a_solve_without_a_schedule_asks_for_the_fastest(part, monkeypatch):
 
 def test_with_a_schedule_nothing_is_asked(monkeypatch):
     """Nor before patience is at its end, nor without a deadline."""
-    monkeypatch.setattr(proof, "find_fastest", None)
+    monkeypatch.setattr(proof, "find_fastest_schedule", None)
     problem = timed_comb("200%")
     best = prove(problem, unlimited(), start=None).candidate
     for stated, start in ((problem, best), (problem.without_limits(Quantity.TIME), None)):
@@ -133,12 +140,12 @@ def test_without_a_verdict_the_solve_goes_on(monkeypatch):
     found = fastest(timed_comb("200%"))
     for start in (found.candidate, None):
         verdict = replace(found, candidate=start)
-        monkeypatch.setattr(proof, "find_fastest", lambda *_, verdict=verdict: verdict)
+        monkeypatch.setattr(proof, "find_fastest_schedule", lambda *_, verdict=verdict: verdict)
         outcome = prove(timed_comb("200%"), unlimited(), start=None, params=AT_ONCE)
         assert outcome.termination == Termination.PROVED
         assert outcome.candidate is not None
     stopped = replace(found, termination=Termination.INTERRUPTED)
-    monkeypatch.setattr(proof, "find_fastest", lambda *_: stopped)
+    monkeypatch.setattr(proof, "find_fastest_schedule", lambda *_: stopped)
     outcome = prove(timed_comb("200%"), unlimited(), start=None, params=AT_ONCE)
     assert outcome.termination == Termination.INTERRUPTED
     assert outcome.candidate is found.candidate
@@ -242,7 +249,7 @@ def test_a_ceiling_above_the_deadline_proves_no_more_than_it_says():
         *(LazyParams(cuts={*CUT_FAMILIES} - {family}) for family in CUT_FAMILIES),
         *(LazyParams(heuristics=HEURISTICS - {part}) for part in sorted(HEURISTICS)),
         LazyParams(cuts=frozenset(), heuristics=frozenset()),
-        LazyParams(counted_part_ratio=1.0),
+        LazyParams(counted_use_ratio=1.0),
         LazyParams(cut_rounds=1, cuts_per_round=1, rounds_without_gain=1),
         LazyParams(single_row_gain_ratio=0.0),
         LazyParams(few_rows=100, wide_gap_rows=100, single_row_gain_ratio=1.0),
@@ -253,7 +260,7 @@ def test_no_answer_depends_on_them(params):
     problem = comb_problem(8, 9, deadline="200%", deadline_counts="serial")
     request = Request(gap=0.0, time_limit_s=300.0)
     usual, other = (
-        prove(problem, request, start=None, first=no_rows(problem), params=given)
+        prove(problem, request, start=None, first_grouping=no_rows(problem), params=given)
         for given in (None, params)
     )
     assert other.termination == Termination.PROVED

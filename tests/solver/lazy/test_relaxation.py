@@ -25,13 +25,13 @@ from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solver.lazy.cuts import Cut
 from poetmodel.solver.lazy.cuts.interval import IntervalOrigin
 from poetmodel.solver.lazy.disaggregation import ROUNDING
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 
 ORIGIN = IntervalOrigin(
     first_stage=0,
     last_stage=1,
     reader=1,
-    of_recomputation=False,
+    is_for_recomputation=False,
     chain=(),
     ends_in_recomputation=False,
 )
@@ -85,7 +85,7 @@ def test_rows_are_stated_by_hand():
     assert set(relaxation.paged_out) == {0}
     raw = solved(relaxation)
     assert raw.objective * relaxation.unit == pytest.approx(1.0)  # recomputed for 1 J
-    decisions = relaxation.decisions(raw.x)
+    decisions = relaxation.group_decisions(raw.x)
     assert decisions.recomputed == {(1, 0)}
     assert decisions.paged_in == frozenset()
     # `c`, made by the row's own stage, is kept at no cost.
@@ -102,7 +102,7 @@ def test_points_of_schedules_are_admitted_and_cost_no_more(part):
         tidy = PartialSchedule.of(problem.graph, best.schedule).schedule()
         for grouping in groupings_between(problem, seeded(f"points/{number}"), 3):
             relaxation = relaxation_of(problem, grouping)
-            x = relaxation.start(tidy)
+            x = relaxation.schedule_point(tidy)
             if x is None:
                 missing += 1
                 continue
@@ -120,11 +120,11 @@ def test_points_of_other_valid_schedules_are_points_or_nothing():
     for number, problem in enumerate(random_instances(150, (3, 6), seed=15)):
         rng = seeded(f"wasteful/{number}")
         schedule = random_schedule(rng, problem.graph, paging=problem.can_page)
-        candidate = as_candidate(problem, schedule)
+        candidate = make_candidate(problem, schedule)
         if candidate.violations:
             continue
         relaxation = relaxation_of(problem, random_rows(rng, problem))
-        x = relaxation.start(schedule)
+        x = relaxation.schedule_point(schedule)
         if x is not None:
             admitted += 1
             assert relaxation.form.violation(x) <= CLOSE
@@ -148,10 +148,10 @@ def test_a_point_reads_back_as_its_decisions():
         M_in=((3, 0),),
         M_out=((0, 0),),
     )
-    assert not as_candidate(problem, paged).violations
-    x = relaxation.start(paged)
-    assert relaxation.decisions(x).paged_in == {(1, 0)}
-    assert relaxation.decisions(x).recomputed == frozenset()
+    assert not make_candidate(problem, paged).violations
+    x = relaxation.schedule_point(paged)
+    assert relaxation.group_decisions(x).paged_in == {(1, 0)}
+    assert relaxation.group_decisions(x).recomputed == frozenset()
     assert x[relaxation.paged_out[0]] == 1
     assert float(relaxation.form.objective @ x) * relaxation.unit == pytest.approx(2.0)
 
@@ -162,7 +162,7 @@ def test_cuts_become_rows():
     relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
     column = relaxation.recomputed[1, 0]
     cut = Cut.from_terms([(1.0, column)], lower=1.0, origin=ORIGIN, in_bytes=False)
-    form = relaxation.with_cuts([cut])
+    form = relaxation.form_with_cuts([cut])
     assert form.n_rows == relaxation.form.n_rows + 1
     assert form.row_lower[-1] == 1.0
     assert np.isinf(form.row_upper[-1])
@@ -171,18 +171,18 @@ def test_cuts_become_rows():
     ]
     raw = backend("highs").solve(form, Limits(rel_gap=0.0))
     assert raw.x[column] == 1
-    assert relaxation.with_cuts([]) is relaxation.form
+    assert relaxation.form_with_cuts([]) is relaxation.form
 
 
 def test_the_budget_is_what_a_point_keeps_within():
     """Unless the peak is minimized: then it is what the point claims, rounding errors aside."""
     relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
     point = [0.0] * relaxation.form.n_columns
-    assert relaxation.claimed_ram(point) == 13
+    assert relaxation.claimed_ram_bytes(point) == 13
     least = relaxation_of(skip_problem(minimize="ram"), Grouping(4, frozenset({2})))
     point = [0.0] * least.form.n_columns
     point[least.peak] = 12 / 13
-    assert least.claimed_ram(point) == pytest.approx(12, rel=2 * ROUNDING)
-    assert least.claimed_ram(point) > 12
+    assert least.claimed_ram_bytes(point) == pytest.approx(12, rel=2 * ROUNDING)
+    assert least.claimed_ram_bytes(point) > 12
     point[least.peak] = 1.0
-    assert least.claimed_ram(point) == 13  # never above the budget
+    assert least.claimed_ram_bytes(point) == 13  # never above the budget

@@ -22,14 +22,14 @@ from poetmodel.solver.lazy.params import HEURISTICS
 from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.row_generation import RowGeneration
 from poetmodel.solver.lazy.session import Session
-from poetmodel.solver.outcome import as_candidate, reported_bound
+from poetmodel.solver.outcome import make_candidate, reported_bound
 from poetmodel.solver.request import Request
 
 
 def greedy(problem):
     """Return the constructive start."""
     schedule = construct(problem)
-    return as_candidate(problem, schedule)
+    return make_candidate(problem, schedule)
 
 
 def solved(problem, *, start=None, params=None, **choices):
@@ -86,20 +86,20 @@ def session_with(value, bound=2.0):
 def test_the_allowance_of_a_cutoff_is_no_bound():
     """Nothing below the cutoff means nothing below the best value; more is a contradiction."""
     session = session_with(10.0)
-    relaxation = session.build(Grouping(20))
-    cutoff = session.cutoff(relaxation)["objective_cutoff"]
+    relaxation = session.build_relaxation(Grouping(20))
+    cutoff = session.cutoff_limits(relaxation)["objective_cutoff"]
     assert cutoff * relaxation.unit > 10.0
-    assert session.within_cutoff(relaxation, cutoff) == 10.0
+    assert session.to_problem_bound(relaxation, cutoff) == 10.0
     for value in (5.0, 10.1):
-        assert session.within_cutoff(relaxation, value / relaxation.unit) == pytest.approx(value)
+        assert session.to_problem_bound(relaxation, value / relaxation.unit) == pytest.approx(value)
     session = session_with(None)
-    assert session.within_cutoff(relaxation, 1e9) == pytest.approx(1e9 * relaxation.unit)
+    assert session.to_problem_bound(relaxation, 1e9) == pytest.approx(1e9 * relaxation.unit)
 
 
 def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch):
     """Its bounds on the way are void; what the second run ended with counts."""
     session = session_with(10.0)
-    relaxation = session.build(Grouping(20))
+    relaxation = session.build_relaxation(Grouping(20))
     solve = type(session.solver).solve
 
     def misled(solver, form, limits, **given):
@@ -112,7 +112,7 @@ def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch):
         return True
 
     monkeypatch.setattr(type(session.solver), "solve", misled)
-    assert session.relax(relaxation.form, watch=watch) is not None
+    assert session.solve_form(relaxation.form, progress_callback=watch) is not None
     assert session.bounds.lower == 2.0
 
 
@@ -122,12 +122,12 @@ def test_an_answer_on_the_way_becomes_a_schedule_by_repair(monkeypatch, *, repai
     monkeypatch.setattr(PrimalHeuristic, "improve", lambda _: pytest.fail("a local search"))
     params = LazyParams(heuristics=HEURISTICS - (set() if repairs else {"repair_on_the_way"}))
     session = Session(comb_problem(), Request(gap=0.0), None, params=params)
-    relaxation = session.build(Grouping(20, frozenset({9})))
-    raw = session.relax(relaxation.form)
+    relaxation = session.build_relaxation(Grouping(20, frozenset({9})))
+    raw = session.solve_form(relaxation.form)
     assert row_generation.offer_solution(session, relaxation, raw.x)
     assert session.bounds.incumbent is None
     progress = BackendProgress(incumbent=raw.objective, bound=None, x=raw.x)
-    assert RowGeneration(session, Grouping(20))._watch(relaxation, progress)
+    assert RowGeneration(session, Grouping(20))._handle_progress(relaxation, progress)
     assert (session.bounds.incumbent is not None) == repairs
 
 
@@ -135,19 +135,19 @@ def test_an_answer_on_the_way_becomes_a_schedule_by_repair(monkeypatch, *, repai
 def test_a_solve_that_stays_at_its_root_ends(nodes):
     """With a wide gap, once it has found nothing for a while; one that branches goes on."""
     session = Session(comb_problem(), Request(gap=0.0), None, params=LazyParams())
-    assert session.offer(page_everything(session.problem))
-    relaxation = session.build(Grouping(20))
+    assert session.offer_schedule(page_everything(session.problem))
+    relaxation = session.build_relaxation(Grouping(20))
     rounds = RowGeneration(session, Grouping(20))
     still = BackendProgress(incumbent=None, bound=0.0, x=None, nodes=nodes)
     rounds._last_gain_s, rounds._max_root_idle_s = time.monotonic() - 10.0, 20.0
-    assert rounds._watch(relaxation, still)
+    assert rounds._handle_progress(relaxation, still)
     rounds._last_gain_s -= 15.0
-    assert rounds._watch(relaxation, replace(still, bound=0.1))  # the bound has risen
-    assert rounds._watch(relaxation, still)
+    assert rounds._handle_progress(relaxation, replace(still, bound=0.1))  # the bound has risen
+    assert rounds._handle_progress(relaxation, still)
     rounds._last_gain_s -= 25.0
-    assert rounds._watch(relaxation, still) == (nodes not in (0, 1))
+    assert rounds._handle_progress(relaxation, still) == (nodes not in (0, 1))
     rounds._max_root_idle_s = math.inf  # near the end a solve takes the time it needs
-    assert rounds._watch(relaxation, still)
+    assert rounds._handle_progress(relaxation, still)
 
 
 # -- progress ------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_a_search_beside_the_proof_changes_no_value(start_s, monkeypatch):
 
     monkeypatch.setattr(primal_worker, "WorkerProcess", noted)
     problem = comb_problem(14, 13, 5.0)
-    paged = as_candidate(problem, page_everything(problem))
+    paged = make_candidate(problem, page_everything(problem))
     outcome = solved(problem, start=paged, threads=2, params=params)
     assert outcome.termination == Termination.PROVED
     assert value_of(outcome) == pytest.approx(77.0)
@@ -249,7 +249,7 @@ def test_a_start_changes_no_value(part, minimize):
         if schedule is None:
             continue
         count += 1
-        start = as_candidate(problem, schedule)
+        start = make_candidate(problem, schedule)
         assert not start.violations
         with_start, without = solved(problem, start=start), solved(problem)
         assert value_of(with_start) == pytest.approx(value_of(without), abs=1e-6), number

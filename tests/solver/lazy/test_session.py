@@ -16,14 +16,14 @@ from poetmodel.schedule import Schedule
 from poetmodel.solver.lazy import cuts
 from poetmodel.solver.lazy.primal import IDLE_ITERATIONS_PER_COLUMN, PrimalHeuristic, offer_solution
 from poetmodel.solver.lazy.session import Session
-from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.outcome import make_candidate
 from poetmodel.solver.request import Request
 
 
 def session_of(problem, *, greedy=False):
     """Begin a solve, from nothing or from the constructive schedule."""
     schedule = construct(problem) if greedy else None
-    best = None if schedule is None else as_candidate(problem, schedule)
+    best = None if schedule is None else make_candidate(problem, schedule)
     return Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
 
 
@@ -40,7 +40,7 @@ def session_of(problem, *, greedy=False):
 def test_a_valid_answer_is_offered(limits, enforced, broken, value):
     """Disaggregated, verified, and the best so far; rows that it breaks are told."""
     session = session_of(skip_problem(**limits))
-    relaxation = session.build(Grouping(4, frozenset(enforced)))
+    relaxation = session.build_relaxation(Grouping(4, frozenset(enforced)))
     x = solved(relaxation).x if relaxation.form.n_columns else np.zeros(0)
     assert offer_solution(session, relaxation, x) == (broken, [], {})
     best = session.bounds.incumbent
@@ -51,7 +51,7 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair():
     """It is mended and offered without any solve; with the best one, as a point, a solve begins."""
     problem = comb_problem(6, 9)
     session = session_of(problem)
-    relaxation = session.build(Grouping(12, frozenset({5})))
+    relaxation = session.build_relaxation(Grouping(12, frozenset({5})))
     x = solved(relaxation).x
     assert offer_solution(session, relaxation, x).stages
     assert session.bounds.incumbent is None
@@ -68,7 +68,7 @@ def session_that_pages_everything():
     """Begin a solve with a schedule that is far from the best."""
     problem = comb_problem(6, 9)
     session = session_of(problem)
-    assert session.offer(page_everything(problem))
+    assert session.offer_schedule(page_everything(problem))
     return session
 
 
@@ -84,8 +84,8 @@ def test_a_local_search_ends_when_something_better_waits(turns):
         asked += 1
         return asked > turns
 
-    search = PrimalHeuristic(session, has_new_solution=waits)
-    search.idle_iterations_per_column = session.columns = 1_000
+    search = PrimalHeuristic(session, should_stop=waits)
+    search.idle_iterations_per_column = session.max_columns = 1_000
     search.improve()
     assert asked == turns + 1
     assert session.bounds.incumbent is not before
@@ -120,7 +120,7 @@ def test_a_search_claims_nothing_and_finds_nothing_wrong(part):
         best = run_rounds(problem).value
         session = session_of(problem)
         bound = session.bounds.lower
-        relaxation = session.build(random_rows(seeded(f"from/{number}"), problem))
+        relaxation = session.build_relaxation(random_rows(seeded(f"from/{number}"), problem))
         raw = solved(relaxation)
         if raw.x is not None:
             PrimalHeuristic(session).repair(relaxation.disaggregate(raw.x).schedule())
@@ -142,7 +142,7 @@ def test_what_is_offered_is_improved():
         M_out=((1, 1),),
     )
     session = session_of(skip_problem())
-    assert session.offer(wasteful)
+    assert session.offer_schedule(wasteful)
     assert session.bounds.incumbent.value == pytest.approx(1.0)
     assert session.bounds.incumbent.schedule.M_in == ()
     session = session_that_pages_everything()
@@ -159,10 +159,12 @@ def test_cuts_go_along_into_finer_groupings():
         problem = scarce_problem(f"along/{number}", (9, 12), minimize="energy")
         session = session_of(problem)
         n = len(problem.graph.nodes)
-        coarse = session.build(Grouping(n, frozenset(range(1, n, 2))))
+        coarse = session.build_relaxation(Grouping(n, frozenset(range(1, n, 2))))
         point = [0.3] * coarse.form.n_columns
         coarse.cuts = coarse.separators["interval"].separate(point, 1e-3)
-        finer = session.build(coarse.grouping.add([t for t in range(n) if t % 3 == 0]), coarse)
+        finer = session.build_relaxation(
+            coarse.grouping.add([t for t in range(n) if t % 3 == 0]), coarse
+        )
         assert len(finer.cuts) <= len(coarse.cuts)
         origins = {cut.origin for cut in coarse.cuts}
         assert {cut.origin for cut in finer.cuts} <= origins

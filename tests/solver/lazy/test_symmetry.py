@@ -55,10 +55,10 @@ def test_counted_forms_by_hand():
     One branching on a counter settles what half a decision left open: either side is decided.
     """
     counted = counted_form(small_form(), None)
-    point = counted.point(np.array([1.0, 0.0, 0.0, 1.0]))
+    point = counted.extend_point(np.array([1.0, 0.0, 0.0, 1.0]))
     assert point.tolist() == [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
-    assert counted.point(np.array([1.0, 1.0, 1.0, 0.0])) is None
-    assert counted.point(None) is None
+    assert counted.extend_point(np.array([1.0, 1.0, 1.0, 0.0])) is None
+    assert counted.extend_point(None) is None
     # Three decisions of 3 each, two and a half of them needed: 7.5, whichever are taken.
     form = StandardForm.from_arrays(
         [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]],
@@ -72,7 +72,7 @@ def test_counted_forms_by_hand():
     counted = counted_form(form, None)
     relaxed = counted.form.relaxed()
     assert least(relaxed) == pytest.approx(7.5)
-    third = counted.tallies[0].counters[2]
+    third = counted.counted_classes[0].counters[2]
     for value, expected in ((0.0, None), (1.0, 9.0)):
         bounds = {"lower": relaxed.lower.copy(), "upper": relaxed.upper.copy()}
         for array in bounds.values():
@@ -117,7 +117,7 @@ def test_points_keep_value_and_rows(part):
         raw = backend("highs").solve(priced, Limits(rel_gap=0.0))
         if raw.x is None:
             continue
-        point = counted.point(raw.x)
+        point = counted.extend_point(raw.x)
         assert counted.form.violation(point) <= CLOSE, seed
         assert counted.form.value(point) == pytest.approx(form.value(raw.x)), seed
         extended += 1

@@ -25,9 +25,9 @@ from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import Change, conflict, explain_infeasible, variants
 from poetmodel.solver.sensitivity.conflict import (
     Conflict,
-    conflicting_rows,
     find_conflict,
-    find_minimal,
+    find_conflicting_rows,
+    find_minimal_conflict,
 )
 from poetmodel.solver.sensitivity.remedies import constraint_name, stated_limits, without_limits
 
@@ -53,7 +53,7 @@ TOO_SLOW = (
     "deadline 9 s: a single pass over all nodes already takes 10 s, without any transfer; "
     "no schedule is faster"
 )
-TWO = "no single limit is enough to change: at least two must give way"
+TWO = "no change of a single limit suffices: at least two must change"
 
 
 @pytest.mark.parametrize(
@@ -222,8 +222,8 @@ def test_own_constraints_are_named(whole):
     assert set(found.constraints) == ({"few_pages", "no_work[1]"} if whole else {"few_pages"})
     assert "the RAM budget" in found.limits
     text = " ".join(found.sentences())
-    assert "these added constraints cannot hold together with" in text
-    assert "without what was added to the model there is a schedule" in text
+    assert "these added constraints cannot be met together with" in text
+    assert "without the additions to the model, a schedule exists" in text
     assert found.to_dict()["constraints"] == list(found.constraints)
 
 
@@ -247,9 +247,9 @@ def at_most(rows, upper):
 def test_rows_that_contradict_are_found(rows, upper, conflict):
     """Each of them is needed: the others have a point. Without time nothing is claimed."""
     form = at_most(rows, upper)
-    found = conflicting_rows(form, time_limit=10)
+    found = find_conflicting_rows(form, time_limit=10)
     assert found == (Conflict(needed=conflict) if conflict else None)
-    assert conflicting_rows(form, time_limit=0) is None
+    assert find_conflicting_rows(form, time_limit=0) is None
 
 
 def test_no_added_constraint_is_blamed_where_none_takes_part():
@@ -287,8 +287,8 @@ def test_what_is_not_proved_is_said_to_be_open(monkeypatch):
     assert [remedy.works for remedy in found.remedies] == [None, None]
     assert not any(remedy.proven for remedy in found.remedies)
     assert list(found.sentences()) == [
-        "whether more RAM alone would do was not decided in time",
-        "whether a later deadline alone would do was not decided in time",
+        "whether more RAM alone would suffice was not decided in time",
+        "whether a later deadline alone would suffice was not decided in time",
     ]
 
 
@@ -332,7 +332,7 @@ def with_rows(*rows, **limits):
 
 WEAR = upper("wear", 3, bytes_written=1)
 MORE_WEAR = "feasible with constraint 'wear' at most 4 bytes"
-TOGETHER = "cannot be kept together with the RAM budget"
+TOGETHER = "cannot be met together with the RAM budget"
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,7 @@ def test_no_harmless_constraint_is_named_when_time_ends(monkeypatch, solves):
         assert {row.partition("[")[0] for row in found.rows} == {"wear", "once"}
     named = [*found.sentences(), found.reason]
     told = [sentence for sentence in named if "harmless" in sentence or "idle" in sentence]
-    apart = [sentence for sentence in named if sentence.startswith("not checked in time")]
+    apart = [sentence for sentence in named if sentence.startswith("not decided in time")]
     assert set(told) <= set(apart)
     assert len(apart) == (len(unchecked) > 0)
     assert found.to_dict()["unchecked"] == list(found.unchecked)
@@ -472,12 +472,14 @@ def test_no_harmless_constraint_is_named_when_time_ends(monkeypatch, solves):
 
 def test_a_conflict_is_minimal_where_all_is_decided_and_honest_where_not():
     """Members 2 and 5 conflict; without member 3 nothing is decided."""
-    assert find_minimal(lambda kept: {2, 5} <= set(kept), list(range(8))) == Conflict(needed=[2, 5])
+    assert find_minimal_conflict(lambda kept: {2, 5} <= set(kept), list(range(8))) == Conflict(
+        needed=[2, 5]
+    )
 
     def conflicts(kept):
         return {2, 5} <= set(kept) if 3 in kept else None
 
-    found = find_minimal(conflicts, list(range(8)))
+    found = find_minimal_conflict(conflicts, list(range(8)))
     assert (found.needed, found.unchecked) == ([2, 5], [3])
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from poetmodel.model.grouping import Grouping
 
 ROUNDING: Final = 1e-7
-"""Relative excess above which a row counts as violated, because the solver computed its limit."""
+"""Relative tolerance of a limit, below which an excess counts as a rounding error of a solver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class GroupDecisions:
     """Decisions of a solution of a grouped relaxation."""
 
     kept: frozenset[tuple[int, int]]
-    """(tensor, segment) pairs that stay in RAM."""
+    """(tensor, segment) pairs: the tensor stays in RAM from one of its events to the next."""
     recomputed: frozenset[tuple[int, int]]
     """(group, node) pairs that are recomputed."""
     paged_in: frozenset[tuple[int, int]]
@@ -42,19 +42,19 @@ class Disaggregation:
     graph: Graph
     """The working graph of the problem."""
     spans: list[tuple[int, int, int]] = field(default_factory=list)
-    """(tensor, first stage, last stage) at whose beginning the tensor is in RAM."""
+    """(tensor, first, last): the tensor is in RAM when stages first..last begin."""
     recomputed: list[tuple[int, int]] = field(default_factory=list)
     """(stage, node) pairs."""
     paged_in: list[tuple[int, int]] = field(default_factory=list)
     """(stage, tensor) pairs."""
     resident: frozenset[int] = frozenset()
     """State tensors whose home is RAM. They have no spans and are not paged in."""
-    stated: Graph | None = None
-    """The graph of the problem, if it has state."""
+    stated_graph: Graph | None = None
+    """The graph of the problem with its state; None if it is `graph`."""
 
     def schedule(self) -> Schedule:
-        """Return the schedule."""
-        graph = self.stated or self.graph
+        """Return the schedule, with page-outs right after first computations."""
+        graph = self.stated_graph or self.graph
         return with_immediate_page_outs(
             graph,
             R=(*self.recomputed, *((t, t) for t in range(len(graph.nodes)))),
@@ -65,34 +65,34 @@ class Disaggregation:
         )
 
     def stage_loads(self) -> list[int]:
-        """Return the bytes of every stage row ``(t, t)`` [B]."""
+        """Return the bytes in RAM at the last step ``(t, t)`` of every stage [B]."""
         graph = self.graph
         sizes = graph.tensor_bytes
-        change = [0] * (len(graph.nodes) + 1)
+        differences = [0] * (len(graph.nodes) + 1)
         for i, begin, end in self.spans:
             # A tensor at the beginning of stage t + 1 crosses the end of stage t.
-            change[begin - 1] += sizes[i]
-            change[end] -= sizes[i]
-        everywhere = [(i, 1, len(graph.nodes)) for i in self.resident if sizes[i]]
-        for i, begin, end in [*self.spans, *everywhere]:
+            differences[begin - 1] += sizes[i]
+            differences[end] -= sizes[i]
+        resident_spans = [(i, 1, len(graph.nodes)) for i in self.resident if sizes[i]]
+        for i, begin, end in [*self.spans, *resident_spans]:
             for q in (graph.node_of[i], *graph.users_of[i]):
                 if begin - 1 <= q < end:
                     unshared_bytes = sizes[i] - graph.shared_bytes_of[q].get(i, 0)
-                    change[q] -= unshared_bytes
-                    change[q + 1] += unshared_bytes
-        change[0] += self.resident_bytes
-        return list(map(add, accumulate(change), graph.step_bytes))
+                    differences[q] -= unshared_bytes
+                    differences[q + 1] += unshared_bytes
+        differences[0] += self.resident_bytes
+        return list(map(add, accumulate(differences), graph.step_bytes))
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of state whose home is RAM [B]."""
-        sizes = (self.stated or self.graph).tensor_bytes
+        """Size of the state whose home is RAM [B]."""
+        sizes = (self.stated_graph or self.graph).tensor_bytes
         return sum(sizes[i] for i in self.resident)
 
     def step_loads(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (stage, step, bytes) of every active step before the last step of its stage.
+        """Yield (stage, step, bytes in RAM) of every active step before the last of its stage.
 
-        A step is active if its node is recomputed or an output of it is paged in.
+        A step is active if its node is recomputed or an output of the node is paged in.
         """
         recomputed_nodes: dict[int, list[int]] = {}
         paged_tensors: dict[int, list[int]] = {}
@@ -101,66 +101,71 @@ class Disaggregation:
         for t, i in self.paged_in:
             paged_tensors.setdefault(t, []).append(i)
         stages = sorted(recomputed_nodes.keys() | paged_tensors.keys())
-        tensors_in_ram = self._loads_at_begin(stages)
+        tensors_in_ram = self._tensors_in_ram(stages)
         for t in stages:
             check_time_limit()
-            yield from self._stage_steps(
+            yield from self._step_loads_in_stage(
                 t, recomputed_nodes.get(t, []), paged_tensors.get(t, []), tensors_in_ram[t]
             )
 
-    def _loads_at_begin(self, stages: list[int]) -> dict[int, tuple[set[int], set[int]]]:
-        """Return, by stage, the tensors in RAM when it begins and when the next stage begins."""
+    def _tensors_in_ram(self, stages: list[int]) -> dict[int, tuple[set[int], set[int]]]:
+        """Return, by stage, the tensors in RAM when it begins and when the next stage begins.
+
+        Tensors of resident state are not included.
+        """
         needed_stages = {*stages, *(t + 1 for t in stages)}
-        begins: dict[int, list[int]] = {}
-        ends: dict[int, list[int]] = {}
+        beginning_spans: dict[int, list[int]] = {}
+        ended_spans: dict[int, list[int]] = {}
         for i, begin, end in self.spans:
-            begins.setdefault(begin, []).append(i)
-            ends.setdefault(end + 1, []).append(i)
+            beginning_spans.setdefault(begin, []).append(i)
+            ended_spans.setdefault(end + 1, []).append(i)
         tensors_at: dict[int, set[int]] = {}
         present_tensors: set[int] = set()
         for t in range(len(self.graph.nodes) + 1):
-            present_tensors.difference_update(ends.get(t, ()))
-            present_tensors.update(begins.get(t, ()))
+            present_tensors.difference_update(ended_spans.get(t, ()))
+            present_tensors.update(beginning_spans.get(t, ()))
             if t in needed_stages:
                 tensors_at[t] = set(present_tensors)
         return {t: (tensors_at[t], tensors_at[t + 1]) for t in stages}
 
-    def _stage_steps(
+    def _step_loads_in_stage(
         self,
         t: int,
         recomputed_nodes: list[int],
         paged_tensors: list[int],
         tensors_in_ram: tuple[set[int], set[int]],
     ) -> Iterator[tuple[int, int, int]]:
-        """Yield (stage, step, bytes) of the active steps of stage `t`.
+        """Yield (stage, step, bytes in RAM) of the active steps of stage `t`.
 
-        A tensor counts until its last use in the stage, or throughout if the next stage begins with
-        it.
+        A tensor counts until its last use in the stage, or until the end of the stage if it is in
+        RAM when the next stage begins.
         """
         graph, sizes = self.graph, self.graph.tensor_bytes
-        tensors_at_begin, tensors_at_end = tensors_in_ram
-        computed = set(recomputed_nodes)
+        tensors_at_begin, tensors_at_next_begin = tensors_in_ram
+        computed_nodes = set(recomputed_nodes)
         outputs = {i for k in recomputed_nodes for i in graph.outputs_of[k]}
         last_use: dict[int, int] = {}
         for i in tensors_at_begin | outputs | set(paged_tensors):
-            uses = [j for j in graph.users_of[i] if j == t or j in computed]
+            uses = [j for j in graph.users_of[i] if j == t or j in computed_nodes]
             last_use[i] = (
-                len(graph.nodes) if i in tensors_at_end else max([graph.node_of[i], *uses])
+                len(graph.nodes) if i in tensors_at_next_begin else max([graph.node_of[i], *uses])
             )
         for k in sorted({*recomputed_nodes, *(graph.node_of[i] for i in paged_tensors)}):
-            total = self.resident_bytes
+            ram_bytes = self.resident_bytes
             for i, end in last_use.items():
                 producer = graph.node_of[i]
                 copies = (i in tensors_at_begin) + (i in paged_tensors and producer <= k)
                 if producer < k:
-                    total += sizes[i] if end >= k and (copies or producer in computed) else 0
+                    ram_bytes += (
+                        sizes[i] if end >= k and (copies or producer in computed_nodes) else 0
+                    )
                 else:
-                    total += sizes[i] * copies
-            if k in computed:
-                total += graph.output_bytes[k] + graph.nodes[k].workspace_bytes
-                shared = graph.shared_bytes_of[k].items()
-                total -= sum(size for i, size in shared if last_use.get(i) == k)
-            yield t, k, total
+                    ram_bytes += sizes[i] * copies
+            if k in computed_nodes:
+                ram_bytes += graph.output_bytes[k] + graph.nodes[k].workspace_bytes
+                shared_bytes = graph.shared_bytes_of[k].items()
+                ram_bytes -= sum(size for i, size in shared_bytes if last_use.get(i) == k)
+            yield t, k, ram_bytes
 
 
 def disaggregate(
@@ -169,18 +174,19 @@ def disaggregate(
     events: Events,
     decisions: GroupDecisions,
     *,
-    stated: Graph | None = None,
+    stated_graph: Graph | None = None,
 ) -> Disaggregation:
-    """Assign the decisions of groups to stages.
+    """Assign the decisions of groups to stages of the working graph `graph`.
 
     A recomputation or page-in happens at the earliest need in the group: the first stage that reads
-    the tensor, or the stage of the first recomputation that reads it. If the tensor is only kept
-    for the next group, this is the last stage of the group. A node that reads state is recomputed
-    no later than the replacement of that state. A tensor is evicted after its last need.
+    the tensor, or the stage of the first recomputation that reads the tensor. If the tensor is only
+    kept for the next group, the recomputation or page-in happens in the last stage of the group. A
+    node that reads state is recomputed no later than the replacement of that state. A tensor is
+    evicted after its last need. Decisions without a need are dropped.
     """
-    last_stages = (stated or graph).last_stages
-    result = _Disaggregator(graph, grouping, events, decisions, last_stages).run()
-    result.stated = stated
+    last_stages = (stated_graph or graph).last_stages
+    result = _Disaggregator(graph, grouping, events, decisions, last_stages).disaggregate()
+    result.stated_graph = stated_graph
     return result
 
 
@@ -214,12 +220,12 @@ class _Disaggregator:
         for i, a in decisions.kept:
             if i in resident:
                 continue
-            stages = events.events[i]
-            begin = grouping.group_of[graph.node_of[i]] if a == 0 else stages[a - 1]
-            for group in range(begin + 1, stages[a] + 1):
+            event_groups = events.events[i]
+            first_group = grouping.group_of[graph.node_of[i]] if a == 0 else event_groups[a - 1]
+            for group in range(first_group + 1, event_groups[a] + 1):
                 self.kept_tensors[group].add(i)
 
-    def run(self) -> Disaggregation:
+    def disaggregate(self) -> Disaggregation:
         """Return the disaggregated schedule."""
         for group in range(self.grouping.n_groups):
             check_time_limit()
@@ -235,7 +241,7 @@ class _Disaggregator:
         for t in stages:
             for i in graph.inputs_of[t]:
                 readers.setdefault(i, []).append(t)
-        stage_of = self._recompute(group, readers)
+        stage_of = self._assign_recomputations(group, readers)
         for i in self.paged_tensors[group] - self.kept_tensors[group]:
             stage = self._first_need(group, i, readers)
             if stage is not None:
@@ -250,35 +256,37 @@ class _Disaggregator:
                 if i not in self.resident:
                     self._add_span(group, i, t, readers)
 
-    def _recompute(self, group: int, readers: dict[int, list[int]]) -> dict[int, int]:
+    def _assign_recomputations(self, group: int, readers: dict[int, list[int]]) -> dict[int, int]:
         """Assign stages to the recomputations of a group, the last node first.
 
-        Return the stage of each recomputed tensor. Adds their stages to the readers of their
-        inputs.
+        Return the stage of each recomputed tensor. Adds the stages of recomputations to `readers`
+        of their inputs. Recomputations that no stage needs are dropped.
         """
         graph = self.graph
         stage_of: dict[int, int] = {}
         for k in sorted(self.recomputed_nodes[group], reverse=True):
-            missing = [
+            missing_tensors = [
                 i
                 for i in graph.outputs_of[k]
                 if i not in self.paged_tensors[group] and i not in self.kept_tensors[group]
             ]
-            needs = [self._first_need(group, i, readers) for i in missing]
-            stage = min((need for need in needs if need is not None), default=None)
+            need_stages = [self._first_need(group, i, readers) for i in missing_tensors]
+            stage = min(
+                (need_stage for need_stage in need_stages if need_stage is not None), default=None
+            )
             if stage is None:
                 continue  # no output is needed
             stage = min(stage, self.last_stages[k])
             self.result.recomputed.append((stage, k))
-            stage_of.update((i, stage) for i in missing)
+            stage_of.update((i, stage) for i in missing_tensors)
             for i in graph.inputs_of[k]:
                 readers.setdefault(i, []).append(stage)
         return stage_of
 
     def _first_need(self, group: int, i: int, readers: dict[int, list[int]]) -> int | None:
-        """Return the first stage of the group that needs tensor `i`.
+        """Return the first stage of the group that reads tensor `i`.
 
-        Return None if no stage of the group needs the tensor.
+        If none does, return the last stage if the next group keeps the tensor, else None.
         """
         if readers.get(i):
             return min(readers[i])
@@ -305,24 +313,27 @@ class _Disaggregator:
         self.result.spans = spans
 
 
-def broken_stages(loads: Sequence[float], limit: float) -> list[int]:
-    """Return the worst stage of each sequence with violated rows ``(t, t)``, worst first."""
-    worst: list[int] = []
-    in_sequence = False
+def violated_stages(loads: Sequence[float], limit_bytes: float) -> list[int]:
+    """Return the worst stage of each sequence of stages with violated rows, the worst first.
+
+    `loads` are the bytes in RAM at the last step of each stage.
+    """
+    worst_stages: list[int] = []
+    was_violated = False
     for t, load in enumerate(loads):
-        is_broken = load > limit
-        if is_broken and not in_sequence:
-            worst.append(t)
-        elif is_broken and load > loads[worst[-1]]:
-            worst[-1] = t
-        in_sequence = is_broken
-    return sorted(worst, key=lambda t: -loads[t])
+        is_violated = load > limit_bytes
+        if is_violated and not was_violated:
+            worst_stages.append(t)
+        elif is_violated and load > loads[worst_stages[-1]]:
+            worst_stages[-1] = t
+        was_violated = is_violated
+    return sorted(worst_stages, key=lambda t: -loads[t])
 
 
-def broken_steps(result: Disaggregation, limit: float) -> list[tuple[int, int]]:
-    """Return the worst violated step ``(t, k)``, ``k < t``, of each stage that has one."""
-    worst: dict[int, tuple[int, int]] = {}
-    for t, k, load in result.step_loads():
-        if load > limit and (t not in worst or load > worst[t][0]):
-            worst[t] = (load, k)
-    return [(t, k) for t, (_, k) in sorted(worst.items())]
+def violated_steps(disaggregation: Disaggregation, limit_bytes: float) -> list[tuple[int, int]]:
+    """Return, for each stage with violated steps before its last step, the worst ``(t, k)``."""
+    worst_steps: dict[int, tuple[int, int]] = {}
+    for t, k, load in disaggregation.step_loads():
+        if load > limit_bytes and (t not in worst_steps or load > worst_steps[t][0]):
+            worst_steps[t] = (load, k)
+    return [(t, k) for t, (_, k) in sorted(worst_steps.items())]

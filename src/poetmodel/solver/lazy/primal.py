@@ -1,4 +1,4 @@
-"""The primal heuristic: repair of relaxations' solutions, and a local search."""
+"""The primal heuristic: repair of the solutions of relaxations, and a local search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import Score
 from poetmodel.heuristics.restorations import restorations_of
 from poetmodel.model.grouping import change_stages
-from poetmodel.solver.lazy.disaggregation import Disaggregation, broken_stages, broken_steps
+from poetmodel.solver.lazy.disaggregation import Disaggregation, violated_stages, violated_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,9 +28,9 @@ REPAIR_S: Final = 1.0
 SEARCH_S: Final = 3.0
 """Maximum time of the local search after one solution [s]."""
 IDLE_ITERATIONS_PER_COLUMN: Final = 0.01
-"""Iterations without gain after which the first local search ends, for each column of the largest
-relaxation. The limit is doubled after a search that found a better schedule, and halved after
-others, but never below this."""
+"""Iterations without a better schedule after which the first local search ends, for each column of
+the largest relaxation. The limit is doubled after a search that found a better schedule, and halved
+after other searches, but never below this."""
 ITERATIONS_PER_OFFER: Final = 100
 """Number of iterations of a local search after which its best schedule is verified."""
 
@@ -44,16 +44,17 @@ class PrimalHeuristic:
     """
 
     session: Session
-    has_new_solution: Callable[[], bool] = lambda: False
-    """Returns whether a new solution of a relaxation is available, which ends a local search."""
+    should_stop: Callable[[], bool] = lambda: False
+    """Returns whether a local search must end: a new solution is available, or a worker runs."""
     max_repair_s: float = math.inf
     """Maximum time of one repair [s]."""
     neighbourhood: LargeNeighbourhoodSearch = field(init=False)
     idle_iterations_per_column: float = IDLE_ITERATIONS_PER_COLUMN
-    """Iterations without gain after which the next local search ends, for each column."""
+    """Iterations without a better schedule after which the next local search ends, for each column
+    of the largest relaxation."""
     started_s: float = field(init=False, default_factory=now_s)
     spent_s: float = field(init=False, default=0.0)
-    """Execution time so far [s]."""
+    """Time that the heuristic has used or forfeited so far [s]."""
 
     def __post_init__(self) -> None:
         session = self.session
@@ -65,10 +66,10 @@ class PrimalHeuristic:
         fraction = self.session.params.search_time_fraction(self.session.bounds.gap())
         return fraction * (now_s() - self.started_s) - self.spent_s
 
-    def repair(self, solution: Schedule, *, locally: bool = True) -> None:
+    def repair(self, solution: Schedule, *, search_locally: bool = True) -> None:
         """Repair the schedule of a relaxation's solution, and offer the result to the session.
 
-        While the gap is not small, a local search follows if `locally`.
+        While the gap is not small, a local search follows if `search_locally`.
         """
         neighbourhood, started_s = self.neighbourhood, now_s()
         if "repair" in self.session.params.heuristics:
@@ -76,11 +77,11 @@ class PrimalHeuristic:
             neighbourhood.consider(restorations_of(self.session.problem.graph, solution))
             self._offer()
         self.spent_s += now_s() - started_s
-        if locally and self.session.bounds.gap() > self.session.params.small_gap_ratio:
+        if search_locally and self.session.bounds.gap() > self.session.params.small_gap_ratio:
             self.improve()
 
     def improve(self) -> None:
-        """Search locally until several iterations gain nothing, and offer the best schedule."""
+        """Search locally until several iterations find no better schedule; offer the best one."""
         session, neighbourhood, started_s = self.session, self.neighbourhood, now_s()
         if "local_search" not in session.params.heuristics:
             return
@@ -91,12 +92,12 @@ class PrimalHeuristic:
         if incumbent is not None and (0.0, incumbent.value) < score_before:
             score_before = Score(0.0, incumbent.value)
             neighbourhood.consider(restorations_of(session.problem.graph, incumbent.schedule))
-        iterations = n_idle = 0
-        max_n_idle = max(1, int(self.idle_iterations_per_column * session.columns))
-        while n_idle < max_n_idle and not (session.done() or self.has_new_solution()):
+        n_iterations = n_idle = 0
+        max_n_idle = max(1, int(self.idle_iterations_per_column * session.max_columns))
+        while n_idle < max_n_idle and not (session.is_done() or self.should_stop()):
             n_idle = 0 if neighbourhood.iterate() else n_idle + 1
-            iterations += 1
-            if iterations % ITERATIONS_PER_OFFER == 0:
+            n_iterations += 1
+            if n_iterations % ITERATIONS_PER_OFFER == 0:
                 self._offer()
             if now_s() > until_s:
                 break
@@ -105,7 +106,7 @@ class PrimalHeuristic:
         self.idle_iterations_per_column = max(
             IDLE_ITERATIONS_PER_COLUMN, factor * self.idle_iterations_per_column
         )
-        # After an idle end, the rest of the due time counts as spent.
+        # If the search found nothing new, the rest of the due time counts as spent.
         self.spent_s += max(now_s() - started_s, max_s if n_idle >= max_n_idle else 0.0)
 
     def _deadline_s(self, max_s: float) -> float:
@@ -113,59 +114,69 @@ class PrimalHeuristic:
         return now_s() + min(max_s, self.session.request.remaining_s())
 
     def _offer(self) -> None:
-        """Offer the best schedule of the local search to the session if its value is better."""
-        best = self.session.bounds.incumbent
-        if best is None or self.neighbourhood.best < (0.0, best.value):
+        """Offer the best schedule of the local search to the session if it beats the incumbent."""
+        incumbent = self.session.bounds.incumbent
+        if incumbent is None or self.neighbourhood.best < (0.0, incumbent.value):
             schedule = self.neighbourhood.schedule()
             if schedule is not None:
-                self.session.offer(schedule)
+                self.session.offer_schedule(schedule)
 
 
-class BrokenRows(NamedTuple):
+class ViolatedRows(NamedTuple):
     """The rows that a solution violates and its relaxation does not enforce."""
 
     stages: list[int]
-    """Stages, the worst violation first."""
+    """Stages with violated rows, the worst violation first."""
     steps: list[tuple[int, int]]
-    """Steps, if no row of a stage is violated."""
-    own: dict[int, frozenset[int]]
-    """User-defined constraints by stage: the position in the problem, with the stages to
-    separate."""
+    """Steps with violated rows, if no row of a stage is violated."""
+    user_limits: dict[int, frozenset[int]]
+    """Violated per-stage constraints: the position in the problem's `stage_limits`, with the
+    `change_stages` of the constraint."""
 
     def __bool__(self) -> bool:
         return any(self)
 
 
-def offer_solution(session: Session, relaxation: Relaxation, x: NDArray[Any]) -> BrokenRows:
-    """Convert a solution to a schedule, and offer it to the session if it meets all rows.
+def offer_solution(session: Session, relaxation: Relaxation, x: NDArray[Any]) -> ViolatedRows:
+    """Convert a solution to a schedule, and offer it to the session if it violates no memory row.
 
-    Return the violated rows. If the peak is minimized, the schedule is offered in any case: it may
-    be good although it exceeds the peak that the solution claims.
+    Return the violated rows that the relaxation does not enforce. If the peak is minimized, the
+    schedule is offered in any case: it may be good although it exceeds the peak that the solution
+    claims.
     """
-    result = relaxation.disaggregate(x)
-    limit = relaxation.claimed_ram(x)
-    stages = broken_stages(result.stage_loads(), limit)
-    steps = [] if stages else broken_steps(result, limit)
+    disaggregation = relaxation.disaggregate(x)
+    limit_bytes = relaxation.claimed_ram_bytes(x)
+    stages = violated_stages(disaggregation.stage_loads(), limit_bytes)
+    steps = [] if stages else violated_steps(disaggregation, limit_bytes)
     if not (stages or steps) or not session.problem.objective.is_sum:
-        schedule = result.schedule()
-        if session.own is not None:
-            schedule = add_rewarded(session.own, schedule, relaxation.rewarded_decisions(x, result))
-        session.offer(schedule)
+        schedule = disaggregation.schedule()
+        if session.penalized_objective is not None:
+            schedule = add_rewarded(
+                session.penalized_objective,
+                schedule,
+                relaxation.rewarded_decisions(x, disaggregation),
+            )
+        session.offer_schedule(schedule)
     grouping = relaxation.grouping
-    return BrokenRows(
+    return ViolatedRows(
         [t for t in stages if t not in grouping.stage_rows],
         [step for step in steps if step not in grouping.step_rows],
-        _broken_own_rows(relaxation, result),
+        _violated_user_limits(relaxation, disaggregation),
     )
 
 
-def _broken_own_rows(relaxation: Relaxation, result: Disaggregation) -> dict[int, frozenset[int]]:
-    """Return the user-defined constraints by stage that a solution violates, with their stages."""
+def _violated_user_limits(
+    relaxation: Relaxation, disaggregation: Disaggregation
+) -> dict[int, frozenset[int]]:
+    """Return the per-stage constraints that a solution violates and no row enforces.
+
+    They are positions in the problem's `stage_limits`, each with its `change_stages`.
+    """
     limits = relaxation.problem.stage_limits
     if not limits:
         return {}
-    decisions = {("recomputed", index) for index in result.recomputed}
-    decisions.update(("paged_in", index) for index in result.paged_in)
+    decisions = {("recomputed", index) for index in disaggregation.recomputed}
+    decisions.update(("paged_in", index) for index in disaggregation.paged_in)
     return {
         position: change_stages(row)
         for position, row in enumerate(limits)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from poetmodel.solver.lazy.cuts import Cut, Separator
 
 MAX_START_VIOLATION: Final = 1e-6
-"""Maximum violation of a scaled row by a start."""
-TIGHT_SLACK: Final = 1e-6
+"""Maximum violation of a scaled row by a point from which a solver may start."""
+MAX_TIGHT_SLACK: Final = 1e-6
 """Maximum slack of a tight cut."""
 FAMILIES: Final = (
     "kept",
@@ -55,7 +55,7 @@ FAMILIES: Final = (
 
 @dataclass(kw_only=True)
 class Relaxation:
-    """A grouped relaxation in standard form."""
+    """A relaxation over groups of stages, in standard form."""
 
     problem: Problem
     grouping: Grouping
@@ -69,7 +69,7 @@ class Relaxation:
     layout: Layout
     """Positions of the model's columns in the form."""
     kept: Family
-    """Columns in the form of ``kept[i, a]`` that are not fixed, as for all following families."""
+    """Column in the form of ``kept[i, a]``. Families have no entries for fixed columns."""
     recomputed: Family
     """Column of ``recomputed[group, k]``."""
     paged_in: Family
@@ -85,20 +85,20 @@ class Relaxation:
     paged_in_beside: Family
     """Column of ``paged_in_beside[i]``."""
     separators: dict[str, Separator] = field(init=False, default_factory=dict)
-    """Separators of the cuts, by family."""
+    """Separators of cuts, by the name of the family."""
     cuts: list[Cut] = field(init=False, default_factory=list)
-    """Valid rows found so far, in columns of `form`."""
+    """Cuts found so far, over the columns of `form`."""
 
     @classmethod
     def build(
         cls,
         problem: Problem,
         grouping: Grouping,
-        recomputable: Sequence[bool],
+        is_recomputable: Sequence[bool],
     ) -> Relaxation:
         """Build and compile the relaxation that enforces the rows of `grouping`."""
-        begun = time.monotonic()
-        model = build_relaxation(problem, grouping, recomputable)
+        started_s = time.monotonic()
+        model = build_relaxation(problem, grouping, is_recomputable)
         form = to_standard_form(model)
         layout = require_layout(form)
         return cls(
@@ -110,14 +110,15 @@ class Relaxation:
             unit=model.objective_unit,
             layout=layout,
             **{name: layout.form_columns(getattr(model, name)) for name in FAMILIES},
-            build_s=time.monotonic() - begun,
+            build_s=time.monotonic() - started_s,
         )
 
     @cached_property
-    def needed_page_out(self) -> dict[int, int]:
+    def page_out_column_of(self) -> dict[int, int]:
         """Column of the page-out that page-ins of a tensor need, by tensor.
 
-        Tensors that start on storage have none. For state this is the column of a home on storage.
+        Tensors that start on storage have no entry. For state, it is the column of a home on
+        storage.
         """
         starts_on_storage = self.problem.graph.starts_on_storage
         return {
@@ -125,16 +126,16 @@ class Relaxation:
         } | self.storage_home
 
     @property
-    def peak(self) -> int:
+    def peak_column(self) -> int:
         """Column of the peak; only for problems that minimize RAM."""
         return int(self.layout.positions[self.model.families["peak"][None]])
 
-    def cut_form(self) -> StandardForm:
-        """Return the form with all cuts found so far as additional rows."""
-        return self.with_cuts(self.cuts)
+    def form_with_all_cuts(self) -> StandardForm:
+        """Return the form with all cuts in `cuts` of this relaxation as additional rows."""
+        return self.form_with_cuts(self.cuts)
 
-    def with_cuts(self, cuts: Sequence[Cut]) -> StandardForm:
-        """Return the form with the given cuts as additional rows."""
+    def form_with_cuts(self, cuts: Sequence[Cut]) -> StandardForm:
+        """Return the form with `cuts` as additional rows."""
         form = self.form
         if not cuts:
             return form
@@ -147,31 +148,34 @@ class Relaxation:
             ),
             shape=(len(cuts), form.n_columns),
         )
-        right_sides = [cut.loosened() for cut in cuts]
+        right_sides = [cut.loosened_lower() for cut in cuts]
         names = [f"cut {c}" for c in range(len(cuts))]
         return form.with_rows(cut_rows, right_sides, np.full(len(cuts), np.inf), names)
 
-    def separate(self, x: NDArray[Any], least: float) -> list[Cut]:
-        """Return cuts of all families that a point violates by more than `least`."""
-        families = (separator.separate(x, least) for separator in self.separators.values())
-        return [cut for cuts in families for cut in cuts]
+    def separate(self, x: NDArray[Any], min_violation: float) -> list[Cut]:
+        """Separate cuts of all families; return those that `x` violates by over `min_violation`."""
+        cut_lists = (separator.separate(x, min_violation) for separator in self.separators.values())
+        return [cut for cuts in cut_lists for cut in cuts]
 
-    def drop_slack(self, x: NDArray[Any]) -> None:
-        """Remove the cuts that are not tight at a point."""
-        self.cuts = [cut for cut in self.cuts if cut.violation(x) >= -TIGHT_SLACK]
+    def drop_slack_cuts(self, x: NDArray[Any]) -> None:
+        """Remove the cuts that are not tight at the point `x`."""
+        self.cuts = [cut for cut in self.cuts if cut.violation(x) >= -MAX_TIGHT_SLACK]
 
-    def restate_cuts(self, coarser: Relaxation) -> None:
-        """Replace the cuts by those of a coarser relaxation, in the columns of this one."""
+    def restate_cuts(self, coarser_relaxation: Relaxation) -> None:
+        """Replace the cuts by those of `coarser_relaxation`, in the columns of this relaxation.
+
+        Raises `TimeLimitError` if the time limit passes.
+        """
         cuts_by_terms: dict[tuple[tuple[float, int], ...], Cut] = {}
-        for cut in coarser.cuts:
+        for cut in coarser_relaxation.cuts:
             check_time_limit()
             if cut.name in self.separators:
-                for recomputations in self.separators[cut.name].restate(cut):
-                    cuts_by_terms.setdefault(tuple(recomputations.terms), recomputations)
+                for restated_cut in self.separators[cut.name].restate(cut):
+                    cuts_by_terms.setdefault(tuple(restated_cut.terms), restated_cut)
         self.cuts = list(cuts_by_terms.values())
 
-    def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
-        """Return the group decisions of a solution."""
+    def group_decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
+        """Return the decisions of a solution `x`, over groups."""
         return GroupDecisions(
             kept=_indices_at_one(self.kept, x) | self.events.kept,
             recomputed=_indices_at_one(self.recomputed, x),
@@ -182,79 +186,86 @@ class Relaxation:
         )
 
     def disaggregate(self, x: NDArray[np.float64]) -> Disaggregation:
-        """Convert a solution over groups to a schedule over stages."""
-        problem, decisions = self.problem, self.decisions(x)
+        """Convert a solution `x` over groups to a schedule over stages."""
+        problem, decisions = self.problem, self.group_decisions(x)
         graph = problem.working_graph
-        return disaggregate(graph, self.grouping, self.events, decisions, stated=problem.graph)
+        return disaggregate(
+            graph, self.grouping, self.events, decisions, stated_graph=problem.graph
+        )
 
     def rewarded_decisions(
-        self, x: NDArray[np.float64], result: Disaggregation
+        self, x: NDArray[np.float64], disaggregation: Disaggregation
     ) -> list[Restoration]:
-        """Return rewarded decisions of a solution that the disaggregated schedule does not contain.
+        """Return rewarded decisions of a solution `x` that the disaggregated schedule lacks.
 
         Recomputations and page-ins have stage -1, because the solution does not decide their stage.
         """
         graph, rewards = self.problem.graph, self.problem.rewards
         restorations: list[Restoration] = []
-        for count_columns, groups, placed_decisions, kind in (
-            (self.recomputed_beside, self.recomputed, result.recomputed, RECOMPUTE),
-            (self.paged_in_beside, self.paged_in, result.paged_in, PAGE_IN),
+        for count_columns, group_columns, scheduled_decisions, kind in (
+            (self.recomputed_beside, self.recomputed, disaggregation.recomputed, RECOMPUTE),
+            (self.paged_in_beside, self.paged_in, disaggregation.paged_in, PAGE_IN),
         ):
-            amounts = rewards.compute if kind == RECOMPUTE else rewards.page_in
-            unplaced = {item: 0 for item, amount in enumerate(amounts) if amount}
+            rewards_of_kind = rewards.compute if kind == RECOMPUTE else rewards.page_in
+            n_missing = {item: 0 for item, reward in enumerate(rewards_of_kind) if reward}
             for item, column in count_columns.items():
-                unplaced[item] = round(float(x[column]))
-            for (_, item), column in groups.items():
-                if item in unplaced:
-                    unplaced[item] += round(float(x[column]))
-            for _, item in set(placed_decisions):
-                if item in unplaced:
-                    unplaced[item] -= 1
-            for item, times in unplaced.items():
-                restorations += [Restoration(-1, item, kind)] * times
+                n_missing[item] = round(float(x[column]))
+            for (_, item), column in group_columns.items():
+                if item in n_missing:
+                    n_missing[item] += round(float(x[column]))
+            for _, item in set(scheduled_decisions):
+                if item in n_missing:
+                    n_missing[item] -= 1
+            for item, count in n_missing.items():
+                restorations += [Restoration(-1, item, kind)] * count
         return restorations + [
             Restoration.at_its_node(graph, i, PAGE_OUT)
             for i, column in self.paged_out.items()
             if rewards.page_out[i] and x[column] > 0.5  # noqa: PLR2004
         ]
 
-    def claimed_ram(self, x: NDArray[np.float64]) -> float:
-        """Return the RAM that a solution claims to need [B]: the budget, or its minimized peak."""
-        usable = self.problem.usable_ram_bytes
-        if self.model.peak is None:
-            return usable
-        peak = float(x[self.peak]) * self.problem.useful_ram_bytes
-        return min(max(peak, self.problem.floor.bytes) * (1 + ROUNDING), usable)
+    def claimed_ram_bytes(self, x: NDArray[np.float64]) -> float:
+        """Return the RAM that a solution may use [B]: the budget or, if RAM is minimized, its peak.
 
-    def start(self, schedule: Schedule) -> NDArray[np.float64] | None:
-        """Return the point of a schedule; None if the reduced relaxation cannot represent it."""
+        The peak is increased by the rounding error, and is at least the minimum RAM.
+        """
+        usable_bytes = self.problem.usable_ram_bytes
+        if self.model.peak is None:
+            return usable_bytes
+        peak_bytes = float(x[self.peak_column]) * self.problem.useful_ram_bytes
+        return min(max(peak_bytes, self.problem.floor.bytes) * (1 + ROUNDING), usable_bytes)
+
+    def schedule_point(self, schedule: Schedule) -> NDArray[np.float64] | None:
+        """Return the point of a schedule; None if it violates a row of the reduced relaxation."""
         events, grouping = self.events, self.grouping
         group_of = grouping.group_of
         node_of = self.problem.graph.node_of
         x = np.full(self.form.n_columns, np.nan)
         for (i, a), column in self.kept.items():
-            stages = events.events[i]
-            begin = group_of[node_of[i]] if a == 0 else stages[a - 1]
-            crossed = range(begin + 1, stages[a] + 1)
-            x[column] = all(schedule.is_kept(grouping.first_stage[group], i) for group in crossed)
+            event_groups = events.events[i]
+            first_group = group_of[node_of[i]] if a == 0 else event_groups[a - 1]
+            kept_groups = range(first_group + 1, event_groups[a] + 1)
+            x[column] = all(
+                schedule.is_kept(grouping.first_stage[group], i) for group in kept_groups
+            )
         recomputations = {(group_of[t], k) for t, k in schedule.R}
         for index, column in self.recomputed.items():
             x[column] = index in recomputations
         page_ins = {(group_of[t], i) for t, i in schedule.M_in}
         for index, column in self.paged_in.items():
             x[column] = index in page_ins
-        for count_columns, groups, pairs in (
+        for count_columns, group_columns, pairs in (
             (self.recomputed_beside, self.recomputed, ((t, k) for t, k in schedule.R if k < t)),
             (self.paged_in_beside, self.paged_in, schedule.M_in),
         ):
-            times = Counter(item for _, item in pairs)
-            for (_, item), column in groups.items():
-                times[item] -= int(x[column])
+            counts = Counter(item for _, item in pairs)
+            for (_, item), column in group_columns.items():
+                counts[item] -= int(x[column])
             for item, column in count_columns.items():
-                x[column] = times[item]
-        out = {i for _, i in schedule.M_out}
+                x[column] = counts[item]
+        page_outs = {i for _, i in schedule.M_out}
         for i, column in self.paged_out.items():
-            x[column] = i in out
+            x[column] = i in page_outs
         self._assign_homes(x, frozenset(schedule.resident))
         positions, values = self.layout.positions, self.layout.values(x)
         for column, value in assign_memory(self.model, schedule, values):
@@ -264,7 +275,7 @@ class Relaxation:
         return x if is_valid else None
 
     def _assign_homes(self, x: NDArray[np.float64], resident: frozenset[int]) -> None:
-        """Set the columns of homes of state at a point."""
+        """Set the columns for homes of state in the point `x`."""
         for i, column in self.resident.items():
             x[column] = i in resident
         for i, column in self.storage_home.items():

@@ -1,7 +1,7 @@
 """Row generation: enforce few memory rows, solve, disaggregate, verify, add rows, and repeat.
 
 Every round solves a relaxation of the problem, so its proven bound is a lower bound of the problem.
-Every disaggregated schedule that the verifier accepts is an upper bound.
+The value of every disaggregated schedule that the verifier accepts is an upper bound.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from poetmodel.solver.lazy.linear import add_cuts, add_rows
 from poetmodel.solver.lazy.primal import (
     REPAIR_S,
     SEARCH_S,
-    BrokenRows,
     PrimalHeuristic,
+    ViolatedRows,
     offer_solution,
 )
 from poetmodel.solver.lazy.symmetry import solve_with_counts
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session
 
-FIRST_SLICE_S: Final = 5.0
-"""Minimum time limit of an integer solve, doubled after each solve that reaches it [s]."""
+MIN_SOLVE_S: Final = 5.0
+"""Minimum time limit of the first integer solve, doubled after a solve that adds no row [s]."""
 _COMPLETED: Final = frozenset({SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP})
-"""Statuses after which no better solution of a relaxation can help."""
+"""Statuses of a relaxation that needs no further solve."""
 
 
 class RowGeneration:
-    """The rounds of one session, which starts with the rows of a grouping."""
+    """The rounds of one session, which begin with the rows of a grouping."""
 
     def __init__(self, session: Session, grouping: Grouping) -> None:
         """Store the grouping of the first relaxation, which is built later."""
@@ -52,61 +52,63 @@ class RowGeneration:
         self.grouping = grouping
         self.primal = PrimalHeuristic(session, max_repair_s=REPAIR_S)
         self.worker: PrimalWorker | None = None
-        self.rounds = 0
+        self.n_rounds = 0
         """Number of integer relaxations so far."""
         self._n_linear_solutions = 0
-        self._min_solve_s = FIRST_SLICE_S
+        self._min_solve_s = MIN_SOLVE_S
         """Minimum time limit of the next integer solve [s]."""
         self._last_gain_s = 0.0
-        """Time at which the integer solve last raised the bound or found a better solution, on the
-        monotonic clock [s]."""
+        """Time at which the bound, the incumbent or the solution of the integer solve last
+        improved, on the monotonic clock [s]."""
         self._max_root_idle_s = math.inf
-        """Time without such a gain after which the solve ends if it is still at its root [s]."""
+        """Time without such an improvement after which the integer solve ends if it is still at its
+        root [s]."""
         self._bound_before_rows = float("-inf")
-        """The bound when rows were last added."""
+        """The bound when rows were last added; minus infinity before."""
 
-    def run(self) -> bool:
-        """Repeat rounds until the gap is closed, time runs out or nothing changes.
+    def execute_rounds(self) -> bool:
+        """Repeat rounds until the gap is closed, time runs out or a round changes nothing.
 
         A round solves a relaxation, disaggregates its solution, searches for schedules, and adds
         violated rows and cuts. Returns whether it is proved that no schedule exists.
         """
-        session, infeasible = self.session, False
+        session, is_infeasible = self.session, False
         with self._limit_execution():
             relaxation = self._first_relaxation()
-            infeasible = relaxation is None
-            while relaxation is not None and not session.done():
-                known_before = session.known()
+            is_infeasible = relaxation is None
+            while relaxation is not None and not session.is_done():
+                best_known_before = session.best_known()
                 raw = self._solve_relaxation(relaxation)
                 if raw is None:
                     break  # the time limit has passed
                 if raw.infeasible or raw.status == SolverStatus.CUTOFF:
-                    infeasible = self._is_infeasible()
+                    is_infeasible = self._is_infeasible()
                     break
                 if raw.x is None:
                     self._min_solve_s *= 2
-                    if raw.status == SolverStatus.INTERRUPTED and not session.done():
+                    if raw.status == SolverStatus.INTERRUPTED and not session.is_done():
                         self._search_locally()
                     continue
-                broken_rows = offer_solution(session, relaxation, raw.x)
-                if not session.done():
+                violated_rows = offer_solution(session, relaxation, raw.x)
+                if not session.is_done():
                     self._repair_and_search(relaxation, raw.x)
-                if broken_rows:
-                    relaxation = self._refine(relaxation, raw, broken_rows)
+                if violated_rows:
+                    relaxation = self._refine(relaxation, raw, violated_rows)
                 elif not self._add_covers(relaxation, raw.x):
                     self._min_solve_s *= 2
-                    idle = raw.status in _COMPLETED and session.known() == known_before
-                    if idle and not session.done():
+                    is_idle = raw.status in _COMPLETED and session.best_known() == best_known_before
+                    if is_idle and not session.is_done():
                         # Neither bound nor incumbent changed: the open gap is below tolerances.
-                        session.stopped = Termination.STALLED
-        return infeasible
+                        session.stop_reason = Termination.STALLED
+        return is_infeasible
 
     @contextmanager
     def _limit_execution(self) -> Iterator[None]:
-        """Limit the rounds inside the context to the time limit; run the primal worker beside them.
+        """Limit the rounds inside the context to the time limit; run the primal worker in parallel.
 
-        The worker runs only if the request has at least two threads. On exit, set `stopped` if the
-        time limit has passed or a model was too large, end the worker, and raise its errors.
+        The worker runs only if the request has at least two threads. On exit, set the session's
+        `stop_reason` if the time limit has passed or a model was too large, end the worker, and
+        raise its errors.
         """
         session = self.session
         try:
@@ -117,28 +119,28 @@ class RowGeneration:
                 from poetmodel.solver.lazy.primal_worker import PrimalWorker
 
                 with PrimalWorker(session) as self.worker:
-                    self.primal.has_new_solution = self.worker.is_running.is_set
+                    self.primal.should_stop = self.worker.is_running.is_set
                     yield
         except TimeLimitError:
-            session.stopped = session.stopped or Termination.TIME_LIMIT
+            session.stop_reason = session.stop_reason or Termination.TIME_LIMIT
         except TooLargeError:
-            session.stopped = session.stopped or Termination.STALLED
+            session.stop_reason = session.stop_reason or Termination.STALLED
         if self.worker is not None:
-            self.worker.check()
+            self.worker.raise_error()
 
     # -- relaxations -----------------------------------------------------------------------------
 
     def _first_relaxation(self) -> Relaxation | None:
-        """Return the first integer relaxation, after linear ones that add rows and cuts.
+        """Return the first integer relaxation, with the rows and cuts that linear relaxations add.
 
-        Return None if a linear relaxation is infeasible. Schedules are searched near the linear
-        solutions.
+        Searches for schedules near the linear solutions. Returns None if a linear relaxation is
+        infeasible.
         """
         session = self.session
-        searches = self._search_from_linear, self._search_if_due
-        relaxation, solution = add_rows(session, self.grouping, *searches)
+        callbacks = self._search_from_linear, self._search_if_due
+        relaxation, solution = add_rows(session, self.grouping, *callbacks)
         self.grouping = relaxation.grouping
-        if solution.x is not None and not session.done():
+        if solution.x is not None and not session.is_done():
             self._repair_and_search(relaxation, solution.x)
         return None if solution.infeasible else relaxation
 
@@ -148,88 +150,104 @@ class RowGeneration:
         Return None if no time remains.
         """
         session, params = self.session, self.session.params
-        targets = session.cutoff(relaxation)
+        extra_limits = session.cutoff_limits(relaxation)
         gap = session.request.gap / 2
         if session.bounds.lower > 0 and gap < 1:
-            targets["objective_stop"] = session.bounds.lower / (1 - gap) / relaxation.unit
-        remaining_s, ratio, self._max_root_idle_s = session.request.remaining_s(), 1.0, math.inf
+            extra_limits["objective_stop"] = session.bounds.lower / (1 - gap) / relaxation.unit
+        remaining_s, time_ratio, self._max_root_idle_s = (
+            session.request.remaining_s(),
+            1.0,
+            math.inf,
+        )
         if self._has_wide_gap():
-            ratio = params.solve_time_fraction(session.bounds.gap())
+            time_ratio = params.solve_time_fraction(session.bounds.gap())
             self._max_root_idle_s = max(
                 self._min_solve_s, params.idle_root_time_ratio * remaining_s
             )
         self._last_gain_s = time.monotonic()
-        self.rounds += 1
+        self.n_rounds += 1
         raw = solve_with_counts(
             session,
-            relaxation.cut_form(),
-            max_s=max(self._min_solve_s, remaining_s * ratio),
-            targets=targets,
+            relaxation.form_with_all_cuts(),
+            max_s=max(self._min_solve_s, remaining_s * time_ratio),
+            extra_limits=extra_limits,
             start=session.start_point(relaxation),
-            watch=lambda progress: self._watch(relaxation, progress),
+            progress_callback=lambda progress: self._handle_progress(relaxation, progress),
         )
         if raw is not None and raw.bound is not None:
-            session.raise_bound(session.within_cutoff(relaxation, raw.bound))
+            session.raise_bound(session.to_problem_bound(relaxation, raw.bound))
         return raw
 
-    def _watch(self, relaxation: Relaxation, progress: BackendProgress) -> bool:
+    def _handle_progress(self, relaxation: Relaxation, progress: BackendProgress) -> bool:
         """Raise the bound and offer better solutions during an integer solve.
 
         Return False to stop the solve.
         """
-        session, known_before = self.session, self.session.known()
+        session, best_known_before = self.session, self.session.best_known()
         if progress.bound is not None:
-            session.raise_bound(session.within_cutoff(relaxation, progress.bound))
-        best = session.bounds.incumbent
+            session.raise_bound(session.to_problem_bound(relaxation, progress.bound))
+        incumbent = session.bounds.incumbent
         if (
             progress.x is not None
             and progress.incumbent is not None
-            and (best is None or progress.incumbent * relaxation.unit < best.value)
+            and (incumbent is None or progress.incumbent * relaxation.unit < incumbent.value)
         ):
             offer_solution(session, relaxation, progress.x)
-            repairs = "repair_on_the_way" in session.params.heuristics
-            if repairs and session.bounds.incumbent is best and not session.done():
-                self._repair_and_search(relaxation, progress.x, locally=False)
-        if progress.x is not None or session.known() != known_before:
+            repairs_solutions = "repair_on_the_way" in session.params.heuristics
+            if (
+                repairs_solutions
+                and session.bounds.incumbent is incumbent
+                and not session.is_done()
+            ):
+                self._repair_and_search(relaxation, progress.x, search_locally=False)
+        if progress.x is not None or session.best_known() != best_known_before:
             self._last_gain_s = time.monotonic()
-        return not (session.done() or self._is_idle_at_root(progress))
+        return not (session.is_done() or self._is_idle_at_root(progress))
 
     def _is_idle_at_root(self, progress: BackendProgress) -> bool:
-        """Return whether the running solve is at its root, without a gain for the maximum time."""
+        """Return whether the solve is at its root and has not improved for the maximum time."""
         idle_s = time.monotonic() - self._last_gain_s
         return progress.nodes is not None and progress.nodes <= 1 and idle_s > self._max_root_idle_s
 
     def _is_infeasible(self) -> bool:
         """Return whether an infeasible relaxation proves that the problem has no schedule.
 
-        It is no proof if the relaxation had a cutoff, by an incumbent or a ceiling, or if the solve
-        was stopped.
+        It proves nothing if the relaxation had a cutoff, by an incumbent or a ceiling, or if the
+        session was stopped.
         """
         bounds = self.session.bounds
-        nothing = bounds.incumbent is None and self.session.stopped is None
-        return nothing and math.isinf(bounds.ceiling)
+        has_no_cutoff = bounds.incumbent is None and self.session.stop_reason is None
+        return has_no_cutoff and math.isinf(bounds.ceiling)
 
     # -- rows and cuts ---------------------------------------------------------------------------
 
-    def _refine(self, relaxation: Relaxation, raw: RawSolution, broken: BrokenRows) -> Relaxation:
-        """Return a relaxation that enforces rows which a solution violates, with cuts."""
+    def _refine(
+        self, relaxation: Relaxation, raw: RawSolution, violated_rows: ViolatedRows
+    ) -> Relaxation:
+        """Return a relaxation that also enforces `violated_rows`, with cuts.
+
+        Return `relaxation` itself if the session is done.
+        """
         session = self.session
-        if session.done():
+        if session.is_done():
             return relaxation
         is_easy = raw.status in _COMPLETED and raw.nodes is not None and raw.nodes <= 1
         max_rows = self._max_rows_to_add(relaxation.grouping.n_groups, is_easy=is_easy)
         self.grouping = relaxation.grouping.add(
-            broken.stages[:max_rows], broken.steps[:max_rows], broken.own
+            violated_rows.stages[:max_rows],
+            violated_rows.steps[:max_rows],
+            violated_rows.user_limits,
         )
-        finer_relaxation = session.build(self.grouping, relaxation)
-        if not session.done():
+        finer_relaxation = session.build_relaxation(self.grouping, relaxation)
+        if not session.is_done():
             add_cuts(session, finer_relaxation)
         return finer_relaxation
 
-    def _max_rows_to_add(self, groups: int, *, is_easy: bool) -> int | None:
-        """Return the maximum number of rows to add, by the gain of the last ones; None for all.
+    def _max_rows_to_add(self, n_groups: int, *, is_easy: bool) -> int | None:
+        """Return the maximum number of rows to add, by the gain of the last rows; None for all.
 
-        `is_easy` is whether the last relaxation, of `groups` groups, was solved without branching.
+        `is_easy` is whether the last relaxation, with `n_groups`, was solved without branching.
+        Stores the bound for the next call.
         """
         params, bound = self.session.params, self.session.bounds.lower
         gain, self._bound_before_rows = bound - self._bound_before_rows, bound
@@ -241,17 +259,17 @@ class RowGeneration:
             max_rows = params.few_rows
         else:
             return None
-        return max(max_rows, int(params.easy_growth_ratio * groups)) if is_easy else max_rows
+        return max(max_rows, int(params.easy_growth_ratio * n_groups)) if is_easy else max_rows
 
     def _add_covers(self, relaxation: Relaxation, x: NDArray[Any]) -> bool:
-        """Exclude a solution that only the solver's tolerance permitted by cover cuts.
+        """Add cover cuts to a relaxation if only the solver's tolerance permitted its solution `x`.
 
-        Return whether there was a cover cut to add.
+        Return whether a cover cut was added.
         """
-        with_covers = add_covers(relaxation.form, x, limit_rows(relaxation.form))
-        if with_covers is not None:
-            relaxation.form = with_covers
-        return with_covers is not None
+        form_with_covers = add_covers(relaxation.form, x, limit_rows(relaxation.form))
+        if form_with_covers is not None:
+            relaxation.form = form_with_covers
+        return form_with_covers is not None
 
     def _has_wide_gap(self) -> bool:
         """Return whether the gap exceeds `wide_gap_ratio`."""
@@ -260,33 +278,36 @@ class RowGeneration:
     # -- primal heuristic ------------------------------------------------------------------------
 
     def _repair_and_search(
-        self, relaxation: Relaxation, x: NDArray[Any], *, locally: bool = True
+        self, relaxation: Relaxation, x: NDArray[Any], *, search_locally: bool = True
     ) -> None:
         """Repair a relaxation's solution and search near it, in the primal worker if that runs.
 
-        Without `locally`, there is no local search in this process.
+        `search_locally` is whether a local search in this process may follow the repair.
         """
         schedule = relaxation.disaggregate(x).schedule()
         if self.worker is not None:
-            self.worker.put(schedule)
+            self.worker.send_solution(schedule)
         if self.worker is None or not self.worker.is_running.is_set():
-            self.primal.repair(schedule, locally=locally)
+            self.primal.repair(schedule, search_locally=search_locally)
 
     def _search_locally(self) -> None:
-        """Search near the incumbent, unless the primal worker does."""
+        """Search near the incumbent, unless the primal worker runs."""
         if self.worker is None or not self.worker.is_running.is_set():
             self.primal.improve()
 
     def _search_from_linear(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
         """Repair linear solutions number 1, 2, 4, 8, ... without a local search.
 
-        The next rows are more useful than a local search at this point.
+        In the linear phase, further rows help more than a local search.
         """
         self._n_linear_solutions += 1
         if not self._n_linear_solutions & (self._n_linear_solutions - 1):
-            self._repair_and_search(relaxation, x, locally=False)
+            self._repair_and_search(relaxation, x, search_locally=False)
 
     def _search_if_due(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
-        """Search between linear relaxations if the gap is wide and these take long."""
+        """Repair and search locally if the gap is wide and the heuristic is due `SEARCH_S`.
+
+        Called between linear relaxations.
+        """
         if self._has_wide_gap() and self.primal.due_s > SEARCH_S:
             self._repair_and_search(relaxation, x)

@@ -26,8 +26,8 @@ from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import (
     SOLVER_ERROR,
     Candidate,
-    as_candidate,
-    is_closed,
+    is_gap_closed,
+    make_candidate,
     safe_bound,
 )
 
@@ -44,15 +44,16 @@ if TYPE_CHECKING:
     from poetmodel.solver.request import Request
 
 CUTOFF_MARGIN: Final = 2 * SOLVER_ERROR
-"""Distance of a cutoff above a value, in units of the objective and relative. If no point is below
-the cutoff, then, whatever the solver's tolerances, no point is below the value."""
+"""Distance of a cutoff above a value: in units of the objective, plus the same fraction of the
+value. If a solver finds no point below the cutoff, no point is below the value, in spite of the
+solver's tolerances."""
 
 
 @dataclass(slots=True)
 class BoundTracker:
     """Proven bound, incumbent and gap of one solve. It is thread-safe.
 
-    Values are of the minimized quantity minus its baseline, in its unit.
+    All values are those of the minimized quantity minus its baseline, in the unit of the quantity.
     """
 
     problem: Problem
@@ -61,7 +62,7 @@ class BoundTracker:
     incumbent: Candidate | None = None
     """Best schedule that the verifier accepted."""
     ceiling: float = math.inf
-    """Value above which schedules are useless. The solve ends if no schedule is below it."""
+    """Value from which schedules are useless. The solve ends when the bound reaches it."""
     lower: float = 0.0
     """Best proven bound."""
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
@@ -69,7 +70,7 @@ class BoundTracker:
     def __post_init__(self) -> None:
         self.lower = max(self.lower, self.problem.objective.known_bound)
 
-    def raise_to(self, bound: float) -> bool:
+    def raise_bound(self, bound: float) -> bool:
         """Raise the proven bound to `bound` if that is higher; return whether it was raised."""
         with self.lock:
             is_best = bound > self.lower
@@ -77,9 +78,9 @@ class BoundTracker:
         return is_best
 
     def replace_incumbent(self, candidate: Candidate) -> bool:
-        """Replace the incumbent by a valid schedule if that is better.
+        """Replace the incumbent by `candidate`, a valid schedule, if its value is smaller.
 
-        Return whether it was replaced.
+        Return whether the incumbent was replaced.
         """
         with self.lock:
             is_best = self.incumbent is None or candidate.value < self.incumbent.value
@@ -89,8 +90,8 @@ class BoundTracker:
 
     def upper(self) -> float | None:
         """Return the smaller of the incumbent's value and the ceiling; None if both are missing."""
-        best = self.incumbent
-        upper = self.ceiling if best is None else min(best.value, self.ceiling)
+        incumbent = self.incumbent
+        upper = self.ceiling if incumbent is None else min(incumbent.value, self.ceiling)
         return None if math.isinf(upper) else upper
 
     def gap(self) -> float:
@@ -98,15 +99,15 @@ class BoundTracker:
         upper = self.upper()
         return math.inf if upper is None else relative_gap(upper, self.lower)
 
-    def closed(self) -> bool:
-        """Return whether the incumbent is within the gap tolerance, or the bound at the ceiling."""
+    def is_closed(self) -> bool:
+        """Return whether the gap is within the tolerance, or the bound reaches the ceiling."""
         with self.lock:
             if self.lower >= self.ceiling:
                 return True
             if self.incumbent is None:
                 return False
             value = self.incumbent.value
-            return is_closed(self.problem, value, self.lower, self.tolerance)
+            return is_gap_closed(self.problem, value, self.lower, self.tolerance)
 
 
 @dataclass(slots=True)
@@ -115,144 +116,153 @@ class Session:
 
     problem: Problem
     request: Request
-    best: InitVar[Candidate | None] = None
-    """A valid first schedule."""
+    first_candidate: InitVar[Candidate | None] = None
+    """A valid first schedule, the first incumbent."""
     ceiling: InitVar[float] = math.inf
-    """Value above which schedules are useless."""
+    """Value from which schedules are useless."""
     bound: InitVar[float] = 0.0
     """Proven bound so far, in the unit of the minimized quantity."""
     params: LazyParams = field(default_factory=LazyParams)
     give_up_s: float = math.inf
     """Time since the request at which a solve without any schedule ends [s]."""
-    stopped: Termination | None = None
-    """Why the solve stops; None while it continues."""
+    stop_reason: Termination | None = None
+    """Termination of the session if it was stopped; None otherwise."""
     build_s: float = 0.0
-    columns: int = 0
+    max_columns: int = 0
     """Maximum number of columns of a solved model, linear or integer."""
-    rows: int = 0
+    max_rows: int = 0
     """Maximum number of rows of a solved model, cuts included."""
-    nodes: int = 0
+    n_nodes: int = 0
     """Number of branch-and-bound nodes of all integer models."""
     root_bound: float | None = None
     """Bound before the first integer model, in the unit of the minimized quantity."""
-    stop: threading.Event = field(default_factory=threading.Event)
-    """Set to end every running solve."""
+    stop_event: threading.Event = field(default_factory=threading.Event)
+    """Event that ends the running solver call, and then the session."""
     is_abandoned: bool = False
-    """Whether the solve's thread exceeded the limit; later results are not reported."""
+    """Whether the thread of the solve exceeded the limit; later results are not reported."""
     log: list[str] = field(default_factory=list)
     bounds: BoundTracker = field(init=False)
     solver: Solver = field(init=False)
-    recomputable: tuple[bool, ...] = field(init=False)
-    own: PenalizedObjective | None = field(init=False, default=None)
+    is_recomputable: tuple[bool, ...] = field(init=False)
+    penalized_objective: PenalizedObjective | None = field(init=False, default=None)
     """Penalized objective if user-defined constraints or the objective reward decisions; None
     otherwise."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     report_lock: threading.RLock = field(default_factory=threading.RLock)
     """Lock held during a report, so that reports are sequential and in order."""
 
-    def __post_init__(self, best: Candidate | None, ceiling: float, bound: float) -> None:
+    def __post_init__(
+        self, first_candidate: Candidate | None, ceiling: float, bound: float
+    ) -> None:
         gap = self.request.gap
-        self.bounds = BoundTracker(self.problem, gap, best, ceiling=ceiling, lower=bound)
+        self.bounds = BoundTracker(self.problem, gap, first_candidate, ceiling=ceiling, lower=bound)
         self.solver = backend(self.request.backend)
-        self.recomputable = recomputable_nodes(self.problem)
+        self.is_recomputable = recomputable_nodes(self.problem)
         if any(any(column) for column in self.problem.rewards):
-            self.own = PenalizedObjective(self.problem)
+            self.penalized_objective = PenalizedObjective(self.problem)
 
     # -- bounds and schedules ------------------------------------------------------------------
 
-    def done(self) -> bool:
-        """Return whether the gap is closed, the solve was stopped or its time is up.
+    def is_done(self) -> bool:
+        """Return whether the gap is closed, the session was stopped or its time is up.
 
-        Sets `stopped` after Ctrl-C, at the time limit, or at `give_up_s` without a schedule.
+        Sets `stop_reason` after Ctrl-C, at the time limit, or at `give_up_s` without a schedule.
         """
-        if self.stopped is None and self.stop.is_set():
-            self.stopped = Termination.INTERRUPTED
-        without_schedule = (
-            self.bounds.incumbent is None and self.request.elapsed_s() > self.give_up_s
-        )
-        if self.stopped is None and (without_schedule or self.request.remaining_s() <= 0):
-            self.stopped = Termination.TIME_LIMIT
-        return self.stopped is not None or self.bounds.closed()
+        if self.stop_reason is None and self.stop_event.is_set():
+            self.stop_reason = Termination.INTERRUPTED
+        gives_up = self.bounds.incumbent is None and self.request.elapsed_s() > self.give_up_s
+        if self.stop_reason is None and (gives_up or self.request.remaining_s() <= 0):
+            self.stop_reason = Termination.TIME_LIMIT
+        return self.stop_reason is not None or self.bounds.is_closed()
 
-    def known(self) -> tuple[float, Candidate | None]:
+    def best_known(self) -> tuple[float, Candidate | None]:
         """Return the best bound and schedule so far."""
         return self.bounds.lower, self.bounds.incumbent
 
     def raise_bound(self, bound: float) -> None:
-        """Raise the proven lower bound, and report it if it is the best."""
-        if self.bounds.raise_to(bound):
+        """Raise the proven lower bound to `bound` if that is higher, and report it."""
+        if self.bounds.raise_bound(bound):
             self.report()
 
-    def offer(self, schedule: Schedule) -> bool:
-        """Verify a schedule, and make it the incumbent if it is the best.
+    def offer_schedule(self, schedule: Schedule) -> bool:
+        """Verify a schedule without its unneeded decisions; make it the incumbent if it is better.
 
-        Return whether it is valid.
-
-        Unneeded decisions are removed first. A new incumbent is reported.
+        Return whether it is valid. Reports a new incumbent.
         """
-        problem, rewards = self.problem, None if self.own is None else self.problem.rewards
+        problem, rewards = (
+            self.problem,
+            None if self.penalized_objective is None else self.problem.rewards,
+        )
         needed_decisions = PartialSchedule.of(
             problem.graph, schedule, rewards, working=problem.working_graph
         )
-        cleaned = as_candidate(problem, needed_decisions.schedule())
-        if cleaned.violations:
+        candidate = make_candidate(problem, needed_decisions.schedule())
+        if candidate.violations:
             return False
-        if self.bounds.replace_incumbent(cleaned):
+        if self.bounds.replace_incumbent(candidate):
             self.report()
         return True
 
     def abandon(self) -> None:
-        """Stop the solve and its reports, because the solver exceeded the time limit."""
+        """Stop the session and its reports, because the solver exceeded the time limit."""
         with self.report_lock:
             self.is_abandoned = True
-        self.stopped = self.stopped or Termination.TIME_LIMIT
+        self.stop_reason = self.stop_reason or Termination.TIME_LIMIT
 
     def report(self) -> None:
-        """Report the bound and the incumbent to the progress callback.
+        """Report the bound and the incumbent to the progress callback of the request.
 
-        Stop the solve if it returns False.
+        Stop the session if the callback returns False.
         """
         with self.report_lock:
             if self.is_abandoned:
                 return
-            best = self.bounds.incumbent
-            value, schedule = (None, None) if best is None else (best.value, best.schedule)
+            incumbent = self.bounds.incumbent
+            value, schedule = (
+                (None, None) if incumbent is None else (incumbent.value, incumbent.schedule)
+            )
             if self.request.report(value, self.bounds.lower, schedule) is False:
-                self.stopped = self.stopped or Termination.INTERRUPTED
+                self.stop_reason = self.stop_reason or Termination.INTERRUPTED
 
     # -- models and solver ---------------------------------------------------------------------
 
-    def build(self, grouping: Grouping, coarser: Relaxation | None = None) -> Relaxation:
-        """Build the relaxation of a grouping with separators, and the cuts of a coarser one.
+    def build_relaxation(
+        self, grouping: Grouping, coarser_relaxation: Relaxation | None = None
+    ) -> Relaxation:
+        """Build the relaxation of a grouping with its separators.
 
-        Raises `TimeLimitError` if the time limit passes.
+        If `coarser_relaxation` is given, its cuts are restated for the new one. Raises
+        `TimeLimitError` if the time limit passes.
         """
         with time_limit(self.request.remaining_s()):
-            relaxation = Relaxation.build(self.problem, grouping, self.recomputable)
+            relaxation = Relaxation.build(self.problem, grouping, self.is_recomputable)
             for family in CUT_FAMILIES:
                 if family in self.params.cuts:
                     module = import_module(f"poetmodel.solver.lazy.cuts.{family}")
-                    separator = module.separator(relaxation, self.params, self.done)
+                    separator = module.make_separator(relaxation, self.params, self.is_done)
                     relaxation.separators[family] = separator
-            if coarser is not None:
-                relaxation.restate_cuts(coarser)
+            if coarser_relaxation is not None:
+                relaxation.restate_cuts(coarser_relaxation)
         with self.lock:
             self.build_s += relaxation.build_s
         return relaxation
 
-    def cutoff(self, relaxation: Relaxation) -> dict[str, float]:
-        """Return `Limits` with which a solve searches only for schedules better than `upper`."""
+    def cutoff_limits(self, relaxation: Relaxation) -> dict[str, float]:
+        """Return the `Limits` with which a solver searches only for schedules better than `upper`.
+
+        Return {} if `upper` is None.
+        """
         upper = self.bounds.upper()
         if upper is None:
             return {}
         value = upper / relaxation.unit
         return {"objective_cutoff": value + CUTOFF_MARGIN * (1.0 + abs(value))}
 
-    def within_cutoff(self, relaxation: Relaxation, bound: float) -> float:
+    def to_problem_bound(self, relaxation: Relaxation, bound: float) -> float:
         """Convert a bound of an integer solve to the unit of the problem, limited to `upper`.
 
         The solve's cutoff is slightly above `upper`. If no point is below the cutoff, the proof
-        holds up to `upper` only. A bound clearly above the cutoff is returned unchanged: it
+        holds up to `upper` only. A bound clearly above the cutoff is not limited, because it
         contradicts a schedule.
         """
         value = safe_bound(self.problem, bound) * relaxation.unit
@@ -266,27 +276,28 @@ class Session:
 
         Return None without an incumbent, or if the relaxation cannot represent it.
         """
-        best = self.bounds.incumbent
-        return None if best is None else relaxation.start(best.schedule)
+        incumbent = self.bounds.incumbent
+        return None if incumbent is None else relaxation.schedule_point(incumbent.schedule)
 
-    def relax(
+    def solve_form(
         self,
         form: StandardForm,
         *,
         max_s: float | None = None,
-        targets: Mapping[str, Any] | None = None,
+        extra_limits: Mapping[str, Any] | None = None,
         start: NDArray[Any] | None = None,
         basis: Basis | None = None,
-        watch: Callable[[BackendProgress], bool] | None = None,
+        progress_callback: Callable[[BackendProgress], bool] | None = None,
     ) -> RawSolution | None:
-        """Solve a relaxation within the remaining time and `max_s`; None if no time remains.
+        """Solve the form of a relaxation within the remaining time and `max_s`.
 
-        `targets` are further `Limits`. `watch` is called with the progress; False ends this solve
-        only. Updates the statistics, and reports bound and incumbent.
+        `extra_limits` are further `Limits`. If `progress_callback` returns False, it ends this
+        solver call only. Updates the statistics, and reports bound and incumbent. Returns None if
+        no time remains or the session was stopped.
         """
-        remaining = self.request.remaining_s()
-        if remaining <= 0 or self.stopped is not None:
-            self.done()
+        remaining_s = self.request.remaining_s()
+        if remaining_s <= 0 or self.stop_reason is not None:
+            self.is_done()
             return None
         wall_s = self.request.remaining_wall_s()
         limits = Limits(
@@ -296,27 +307,27 @@ class Session:
             presolve=self.request.presolve,
             log=self.log.append,
             options=self.request.solver_options,
-            **(targets or {}),
+            **(extra_limits or {}),
         )
 
         def on_progress(progress: BackendProgress) -> bool:
-            if watch is not None and not watch(progress):
+            if progress_callback is not None and not progress_callback(progress):
                 return False
             self.report()
-            return self.stopped is None
+            return self.stop_reason is None
 
         with self.lock:
-            self.columns = max(self.columns, form.n_columns)
-            self.rows = max(self.rows, form.n_rows)
+            self.max_columns = max(self.max_columns, form.n_columns)
+            self.max_rows = max(self.max_rows, form.n_rows)
         known_bound = self.bounds.lower
         if form.is_mip and self.root_bound is None:
             self.root_bound = known_bound
         raw = self.solver.solve(
-            form, limits, start=start, basis=basis, on_progress=on_progress, stop=self.stop
+            form, limits, start=start, basis=basis, on_progress=on_progress, stop=self.stop_event
         )
-        self.nodes += raw.nodes or 0
+        self.n_nodes += raw.nodes or 0
         if raw.solved_again:
-            self.bounds.lower = known_bound  # bounds that the first execution reported may be wrong
+            self.bounds.lower = known_bound  # the first call may have reported wrong bounds
         if raw.status == SolverStatus.INTERRUPTED:
-            self.done()  # sets `stopped` if Ctrl-C was the reason
+            self.is_done()  # sets `stop_reason` after Ctrl-C
         return raw

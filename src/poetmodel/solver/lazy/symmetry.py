@@ -1,4 +1,4 @@
-"""Symmetry: count interchangeable decisions, so that a solver branches on the number of them."""
+"""Symmetry: count interchangeable decisions, so that a solver branches on their number."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ if TYPE_CHECKING:
     from poetmodel.solver.lazy.session import Session
 
 COUNTED_LIMITS: Final = frozenset({"storage", *LIMITED_SUMS})
-"""Families of rows that limit a sum over decisions."""
+"""Families of rows that limit a sum over all decisions."""
 QUOTIENT_TOLERANCE: Final = 1e-4
-"""Maximum distance of a quotient below a whole number that is due to tolerances."""
+"""Distance below a whole number up to which a quotient is rounded up, because limits have
+tolerances."""
 _HALF: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tally:
-    """Interchangeable columns, and the columns that count how many of them are 1."""
+class CountedClass:
+    """Interchangeable columns, and the columns that count how many of these are 1."""
 
     members: NDArray[np.int64]
     """Columns with the same cost and the same coefficients in every limit."""
     counters: range
-    """Columns ``at least 1``, ``at least 2``, ... of the counted form."""
+    """Columns of the counted form: the u-th is 1 if at least ``u`` members are 1, u = 1, 2, ..."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CountedForm:
-    """A form with additional columns that count interchangeable ones and have their costs."""
+    """A form with additional columns, which count interchangeable columns and have their costs."""
 
     form: StandardForm
-    """The form. The columns of the original form come first."""
+    """The extended form. The columns of the original form come first."""
     n_columns: int
     """Number of columns of the original form."""
-    tallies: tuple[Tally, ...]
+    counted_classes: tuple[CountedClass, ...]
 
-    def point(self, x: NDArray[Any] | None) -> NDArray[Any] | None:
+    def extend_point(self, x: NDArray[Any] | None) -> NDArray[Any] | None:
         """Extend a point of the original form to a point of this form.
 
         Return None for None, or if more interchangeable columns are 1 than the cutoff or a limit
@@ -55,11 +56,13 @@ class CountedForm:
             return None
         extended_point = np.zeros(self.form.n_columns)
         extended_point[: self.n_columns] = x
-        for tally in self.tallies:
-            count = int((x[tally.members] > _HALF).sum())
-            if count > len(tally.counters):
+        for counted_class in self.counted_classes:
+            count = int((x[counted_class.members] > _HALF).sum())
+            if count > len(counted_class.counters):
                 return None
-            extended_point[tally.counters.start : tally.counters.start + count] = 1.0
+            extended_point[counted_class.counters.start : counted_class.counters.start + count] = (
+                1.0
+            )
         return extended_point
 
 
@@ -67,23 +70,27 @@ def solve_with_counts(
     session: Session,
     form: StandardForm,
     *,
-    targets: dict[str, float],
+    extra_limits: dict[str, float],
     start: NDArray[Any] | None,
     **settings: Any,
 ) -> RawSolution | None:
-    """Solve a relaxation, with counters of interchangeable decisions if these help.
+    """Solve a relaxation, with counters of interchangeable decisions unless the gap is small.
 
-    The solution has the columns of `form`. Other arguments are those of `Session.relax`. At a small
-    gap, counters would only add columns.
+    The solution has the columns of `form`. `settings` are further arguments of
+    `Session.solve_form`. At a small gap, counters would only add columns. Returns None if no time
+    remains.
     """
     params, counted_form = session.params, None
     if session.bounds.gap() > params.small_gap_ratio:
-        cutoff = targets.get("objective_cutoff")
-        counted_form = count_equal_columns(form, cutoff, min_use_ratio=params.counted_part_ratio)
+        cutoff = extra_limits.get("objective_cutoff")
+        counted_form = count_equal_columns(form, cutoff, min_use_ratio=params.counted_use_ratio)
     if counted_form is None:
-        return session.relax(form, targets=targets, start=start, **settings)
-    raw = session.relax(
-        counted_form.form, targets=targets, start=counted_form.point(start), **settings
+        return session.solve_form(form, extra_limits=extra_limits, start=start, **settings)
+    raw = session.solve_form(
+        counted_form.form,
+        extra_limits=extra_limits,
+        start=counted_form.extend_point(start),
+        **settings,
     )
     if raw is None or raw.x is None:
         return raw
@@ -93,11 +100,11 @@ def solve_with_counts(
 def count_equal_columns(
     form: StandardForm, cutoff: float | None, *, min_use_ratio: float
 ) -> CountedForm | None:
-    """Return a form with counters of interchangeable decisions; None if it has no use for them.
+    """Return a form with counters of interchangeable decisions; None if there are none to count.
 
-    A relaxation without a limit on time, energy or storage has none. The counters represent only
-    points below `cutoff`, in units of the objective. Decisions are counted if one of them uses more
-    than `min_use_ratio` of the best value, or of a limit.
+    A form without a limit on time, energy or storage, or with a negative cost, has no counters. The
+    counters represent only points below `cutoff`, in units of the objective. Decisions are counted
+    if each uses more than `min_use_ratio` of the cutoff or of a limit.
 
     Notes
     -----
@@ -113,34 +120,39 @@ def count_equal_columns(
     exactly one such extension, of the same value. The number of ``at_least`` is an upper bound on
     the columns in ``C`` that are 1 below the cutoff and within each limit.
     """
-    limits = counted_limits(form)
-    if not limits or form.objective.min(initial=0.0) < 0.0:
+    limit_rows = counted_limit_rows(form)
+    if not limit_rows or form.objective.min(initial=0.0) < 0.0:
         return None
-    classes = _symmetry_classes(form, limits, cutoff, min_use_ratio)
+    classes = _symmetry_classes(form, limit_rows, cutoff, min_use_ratio)
     if not classes:
         return None
-    n = form.n_columns
+    n_columns = form.n_columns
     objective = np.concatenate((form.objective, np.zeros(sum(max_ones for _, max_ones in classes))))
-    limit_coefficients = form.matrix[limits].toarray()
-    counter_coefficients = np.zeros((len(limits), objective.size - n))
-    tallies = []
-    begin = n
+    limit_coefficients = form.matrix[limit_rows].toarray()
+    counter_coefficients = np.zeros((len(limit_rows), objective.size - n_columns))
+    counted_classes = []
+    first_counter = n_columns
     for members, max_ones in classes:
-        tallies.append(Tally(members, range(begin, begin + max_ones)))
-        objective[begin : begin + max_ones] = objective[members[0]]
+        counted_classes.append(
+            CountedClass(members, range(first_counter, first_counter + max_ones))
+        )
+        objective[first_counter : first_counter + max_ones] = objective[members[0]]
         objective[members] = 0.0
-        counter_coefficients[:, begin - n : begin - n + max_ones] = limit_coefficients[
-            :, members[:1]
-        ]
+        counter_coefficients[
+            :, first_counter - n_columns : first_counter - n_columns + max_ones
+        ] = limit_coefficients[:, members[:1]]
         limit_coefficients[:, members] = 0.0
-        begin += max_ones
+        first_counter += max_ones
     counted_form = _add_counters(
-        form, objective, (limits, np.hstack((limit_coefficients, counter_coefficients))), tallies
+        form,
+        objective,
+        (limit_rows, np.hstack((limit_coefficients, counter_coefficients))),
+        counted_classes,
     )
-    return CountedForm(counted_form, n, tuple(tallies))
+    return CountedForm(counted_form, n_columns, tuple(counted_classes))
 
 
-def counted_limits(form: StandardForm) -> list[int]:
+def counted_limit_rows(form: StandardForm) -> list[int]:
     """Return the indices of rows that limit a sum over all decisions: time, energy, storage."""
     return [
         r
@@ -150,24 +162,27 @@ def counted_limits(form: StandardForm) -> list[int]:
 
 
 def _symmetry_classes(
-    form: StandardForm, limits: list[int], cutoff: float | None, min_use_ratio: float
+    form: StandardForm, limit_rows: list[int], cutoff: float | None, min_use_ratio: float
 ) -> list[tuple[NDArray[np.int64], int]]:
     """Return classes of interchangeable binary columns, with an upper bound on how many are 1.
 
-    Skips columns that use at most `min_use_ratio` of every limit and of the cutoff.
+    Skips columns that use at most `min_use_ratio` of every limit and of the cutoff. Returns none if
+    a limit has a negative coefficient or is infinite.
     """
-    uses = form.matrix[limits].toarray()
-    limit_values = form.row_upper[limits]
-    if (uses < 0.0).any() or not np.isfinite(limit_values).all():
+    coefficients = form.matrix[limit_rows].toarray()
+    limit_values = form.row_upper[limit_rows]
+    if (coefficients < 0.0).any() or not np.isfinite(limit_values).all():
         return []
-    binary = form.integer & (form.lower == 0.0) & (form.upper == 1.0)
+    is_binary = form.integer & (form.lower == 0.0) & (form.upper == 1.0)
     columns_by_use: dict[tuple[float, ...], list[int]] = {}
-    for j in np.flatnonzero(binary & ((form.objective > 0.0) | (uses > 0.0).any(axis=0))):
-        columns_by_use.setdefault((form.objective[j], *uses[:, j]), []).append(int(j))
+    for j in np.flatnonzero(
+        is_binary & ((form.objective > 0.0) | (coefficients > 0.0).any(axis=0))
+    ):
+        columns_by_use.setdefault((form.objective[j], *coefficients[:, j]), []).append(int(j))
     classes = []
-    best = np.inf if cutoff is None else cutoff - form.offset
+    max_cost = np.inf if cutoff is None else cutoff - form.offset
     for (cost, *use), members in columns_by_use.items():
-        pairs = [(cost, best), *zip(use, limit_values, strict=True)]
+        pairs = [(cost, max_cost), *zip(use, limit_values, strict=True)]
         use_ratio = max(
             (
                 amount / limit_value
@@ -191,26 +206,27 @@ def _add_counters(
     form: StandardForm,
     objective: NDArray[np.float64],
     limits: tuple[list[int], NDArray[np.float64]],
-    tallies: list[Tally],
+    counted_classes: list[CountedClass],
 ) -> StandardForm:
-    """Return the form with counters, the rows that define them, and replaced limits.
+    """Return the form with counters, the rows that define them, and new coefficients in limits.
 
-    `limits` has the indices of the limit rows and their new coefficients.
+    `limits` has the indices of the limit rows and their new coefficients. `objective` has the costs
+    of all columns, counters included.
     """
-    n, n_counters = form.n_columns, objective.size - form.n_columns
+    n_columns, n_counters = form.n_columns, objective.size - form.n_columns
     entries: list[tuple[int, int, float]] = []
     row_upper, row_names = [], []
-    row = form.n_rows
-    for tally in tallies:
-        entries += [(row, int(j), 1.0) for j in tally.members]
-        entries += [(row, u, -1.0) for u in tally.counters]
-        row += 1
-        for u in tally.counters[:-1]:
-            entries += [(row, u, 1.0), (row, u + 1, -1.0)]
-            row += 1
-        orders = len(tally.counters) - 1
-        row_upper += [0.0, *[np.inf] * orders]
-        row_names += ["count", *["order of counts"] * orders]
+    n_rows = form.n_rows
+    for counted_class in counted_classes:
+        entries += [(n_rows, int(j), 1.0) for j in counted_class.members]
+        entries += [(n_rows, u, -1.0) for u in counted_class.counters]
+        n_rows += 1
+        for u in counted_class.counters[:-1]:
+            entries += [(n_rows, u, 1.0), (n_rows, u + 1, -1.0)]
+            n_rows += 1
+        n_order_rows = len(counted_class.counters) - 1
+        row_upper += [0.0, *[np.inf] * n_order_rows]
+        row_names += ["count", *["order of counts"] * n_order_rows]
     old_entries = form.matrix.tocoo()
     is_retained = ~np.isin(old_entries.coords[0], limits[0])
     rows, columns = (old_entries.coords[axis][is_retained] for axis in (0, 1))
@@ -230,7 +246,7 @@ def _add_counters(
                 np.concatenate((columns, j, [c for _, c, _ in entries])),
             ),
         ),
-        shape=(row, n + n_counters),
+        shape=(n_rows, n_columns + n_counters),
     )
     return replace(
         form,

@@ -20,10 +20,10 @@ from poetmodel.schedule import GraphIdentity, Schedule
 from poetmodel.schedule.decisions import Treatment, find_decisions
 from poetmodel.solver.outcome import (
     Candidate,
-    as_candidate,
     better_candidate,
-    is_closed,
-    verified_candidate,
+    is_gap_closed,
+    make_candidate,
+    make_valid_candidate,
 )
 from poetmodel.solver.sensitivity.variants import (
     ChangedProblem,
@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GAP: Final = 1e-4
-"""Gap tolerance of alternatives, and the minimum relative improvement of the overhead that
-counts."""
+"""Gap tolerance of alternatives, and the minimum improvement that counts, relative to the
+overhead."""
 MIN_GAIN_RATIO: Final = 1e-7
-"""Minimum relative improvement of the whole value that counts, above the tolerance of limits."""
+"""Minimum improvement that counts, relative to the value with its baseline. It exceeds the
+tolerance of limits."""
 
 
 class Forbidden(StrEnum):
@@ -61,7 +62,7 @@ class Forbidden(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """The best schedule without a decision; amounts are relative to those of the given schedule."""
+    """The best schedule without a decision, compared with the given schedule."""
 
     tensor: int
     forbidden: Forbidden
@@ -70,16 +71,17 @@ class Alternative:
     ``infeasible``: proven that no schedule exists without the decision. ``feasible``, ``unknown``:
     not decided within the time limit."""
     becomes: Treatment | None = None
-    """The decision on the tensor in the found schedule; None without one."""
+    """The treatment of the tensor in the found schedule; None without a schedule."""
     extra: float | None = None
-    """Extra cost of the found schedule, in the unit of the minimized quantity; may be negative."""
+    """Extra cost of the found schedule, in the unit of the minimized quantity; negative if it is
+    better than the given one. None without a schedule."""
     least_extra: float | None = None
     """Proven lower bound on the extra cost of every schedule without the decision; None if
     infeasible."""
     extra_s: float | None = None
-    """Extra time of the found schedule, as the deadline counts it [s]."""
+    """Extra time of the found schedule, as the deadline counts it [s]; None without a schedule."""
     schedule: Schedule | None = None
-    """The found schedule."""
+    """The found schedule; None if none was found."""
 
     def __repr__(self) -> str:
         extra = "no schedule" if self.extra is None else f"{self.extra:+.6g}"
@@ -115,13 +117,14 @@ class RamStep:
     least_ram_bytes: int | None = None
     """Proven: no smaller RAM budget permits a better schedule [B]."""
     saved: float | None = None
-    """Saving of the best schedule found within `ram_bytes`, in the minimized unit."""
+    """Saving of the best schedule found within `ram_bytes`, in the unit of the minimized
+    quantity."""
     most_saved: float | None = None
     """Proven maximum saving within `ram_bytes`."""
 
     @property
     def proven(self) -> bool:
-        """Whether it is proven that no smaller budget, or no budget at all, permits more."""
+        """Whether it is proven that no smaller budget, or no budget, permits a better schedule."""
         return self.status in (Status.OPTIMAL, Status.INFEASIBLE)
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,13 +132,13 @@ class RamStep:
         return asdict(self) | {"status": str(self.status), "proven": self.proven}
 
 
-_FORBIDDEN_COUNTS: Final = {
+_LIMITED_COUNTS: Final = {
     Forbidden.RECOMPUTATION: (Count.RECOMPUTATIONS,),
     Forbidden.PAGING: (Count.PAGE_INS, Count.PAGE_OUTS),
     Forbidden.BOTH: (Count.RECOMPUTATIONS, Count.PAGE_INS, Count.PAGE_OUTS),
     Forbidden.KEEPING: (Count.RECOMPUTATIONS, Count.PAGE_INS),
 }
-"""Counts that are limited to forbid a decision on a tensor that is no state."""
+"""Counts that a constraint limits to forbid a decision on a tensor that is no state."""
 
 
 def find_alternatives(
@@ -158,7 +161,8 @@ def find_alternatives(
     tensor : int
         Position of the tensor in the graph.
     bound : float, optional
-        A proven bound on the minimized quantity, in its own unit; it holds for alternatives too.
+        A proven bound on the minimized quantity, in the unit of the quantity; it is also valid for
+        alternatives.
     time_limit : float
         Wall time for all alternatives [s].
     threads : int
@@ -168,48 +172,57 @@ def find_alternatives(
     -------
     tuple of Alternative
         One for each decision of the schedule that can be forbidden: recomputation, paging, both
-        (then the tensor is kept), keeping, or the home of state. Empty if no decision is possible.
+        (then the tensor is kept), keeping, or the home of state. Empty if none can be forbidden.
 
     Raises
     ------
     KeyboardInterrupt
         After Ctrl-C, which ends a solve.
     """
-    ends_s = time.monotonic() + time_limit
-    given = as_candidate(problem, schedule)
+    end_s = time.monotonic() + time_limit
+    given_candidate = make_candidate(problem, schedule)
     known_bound = -math.inf if bound is None else bound - problem.objective.baseline
-    choices = tuple(_forbiddable(problem, find_decisions(problem, schedule)[tensor].choice, tensor))
+    forbidden_decisions = tuple(
+        _list_forbiddable(problem, find_decisions(problem, schedule)[tensor].choice, tensor)
+    )
     alternatives: list[Alternative] = []
-    for number, choice in enumerate(choices):
+    for position, forbidden in enumerate(forbidden_decisions):
         matching = next(
-            (other for other in alternatives if _is_alternative_for(other, choice)), None
+            (
+                alternative
+                for alternative in alternatives
+                if _is_alternative_for(alternative, forbidden)
+            ),
+            None,
         )
         if matching is not None:
-            alternatives.append(replace(matching, forbidden=choice))
+            alternatives.append(replace(matching, forbidden=forbidden))
             continue
-        limit_s = (ends_s - time.monotonic()) / (len(choices) - number)
-        variant = ChangedProblem(problem=_forbid(problem, tensor, choice), gap=GAP)
+        limit_s = (end_s - time.monotonic()) / (len(forbidden_decisions) - position)
+        variant = ChangedProblem(problem=_forbid(problem, tensor, forbidden), gap=GAP)
         result = _solve_variant(variant, limit_s, threads)
-        alternatives.append(_make_alternative(problem, given, tensor, choice, result, known_bound))
+        alternatives.append(
+            _make_alternative(problem, given_candidate, tensor, forbidden, result, known_bound)
+        )
     return tuple(alternatives)
 
 
-def _is_alternative_for(other: Alternative, choice: Forbidden) -> bool:
-    """Return whether an alternative that forbids less already keeps the tensor, as `BOTH` requires.
+def _is_alternative_for(alternative: Alternative, forbidden: Forbidden) -> bool:
+    """Return whether an alternative to a weaker restriction is also the one for `forbidden`.
 
-    Its schedule is then also the best one without recomputation and paging of the tensor.
+    This is so for `BOTH` if the schedule of the alternative keeps the tensor.
     """
-    return choice == Forbidden.BOTH and other.becomes == Treatment.KEPT
+    return forbidden == Forbidden.BOTH and alternative.becomes == Treatment.KEPT
 
 
 def find_ram_step(
     problem: Problem, schedule: Schedule, *, time_limit: float = 10.0, threads: int = 1
 ) -> RamStep | None:
-    """Find the smallest RAM budget that permits a better schedule than the given valid one.
+    """Find the smallest RAM budget that permits a better schedule than the valid `schedule`.
 
     First, RAM is minimized subject to a value below that of the schedule by more than the gap. Then
-    the problem is solved again within that budget. `time_limit` is the time for both solves [s].
-    Returns None if RAM itself is minimized.
+    the problem is solved again within the found budget, or its present budget if that is larger.
+    `time_limit` is the time for both solves [s]. Returns None if RAM itself is minimized.
 
     Raises
     ------
@@ -218,14 +231,14 @@ def find_ram_step(
     """
     if problem.minimize == Quantity.RAM:
         return None
-    ends_s = time.monotonic() + time_limit
-    given = as_candidate(problem, schedule)
+    end_s = time.monotonic() + time_limit
+    given_candidate = make_candidate(problem, schedule)
     objective = problem.objective
-    value = objective.value_of(given.simulation)
-    gain = max(GAP * given.value, MIN_GAIN_RATIO * abs(value))
+    value = objective.value_of(given_candidate.simulation)
+    gain = max(GAP * given_candidate.value, MIN_GAIN_RATIO * abs(value))
     if objective.is_in_bytes:
         gain = max(1.0, gain)
-    if given.value - objective.known_bound < gain:
+    if given_candidate.value - objective.known_bound < gain:
         return RamStep(status=Status.INFEASIBLE)
     cheaper_problem = _limit_objective(
         problem.without_limits(Quantity.RAM, minimize=Quantity.RAM), value - gain, problem
@@ -234,87 +247,94 @@ def find_ram_step(
         ChangedProblem(problem=cheaper_problem, gap=0.0), time_limit / 2, threads
     )
     bound = min_ram_result.objective_bound
-    least_bytes = None if bound is None else int(bound) + problem.resident_bytes
+    min_ram_bytes = None if bound is None else int(bound) + problem.resident_bytes
     if min_ram_result.schedule is None:
-        return RamStep(status=min_ram_result.status, least_ram_bytes=least_bytes)
+        return RamStep(status=min_ram_result.status, least_ram_bytes=min_ram_bytes)
     needed_bytes = (min_ram_result.peak_ram_bytes or 0) + problem.resident_bytes
     ram_bytes = max(needed_bytes, problem.ram_budget_bytes)
-    with_more_ram = replace(problem, ram=ram_bytes)
-    left_s = max(0.1, ends_s - time.monotonic())
-    best = _solve_variant(
-        ChangedProblem(problem=with_more_ram, gap=GAP), left_s, threads, min_ram_result.schedule
+    larger_problem = replace(problem, ram=ram_bytes)
+    remaining_s = max(0.1, end_s - time.monotonic())
+    best_result = _solve_variant(
+        ChangedProblem(problem=larger_problem, gap=GAP),
+        remaining_s,
+        threads,
+        min_ram_result.schedule,
     )
     best_candidate = better_candidate(
-        verified_candidate(with_more_ram, best.schedule),
-        verified_candidate(with_more_ram, min_ram_result.schedule),
+        make_valid_candidate(larger_problem, best_result.schedule),
+        make_valid_candidate(larger_problem, min_ram_result.schedule),
     )
-    most_saved = value - best.proven_bound
+    most_saved = value - best_result.proven_bound
     return RamStep(
         status=min_ram_result.status,
         ram_bytes=ram_bytes,
-        least_ram_bytes=least_bytes,
-        saved=None if best_candidate is None else given.value - best_candidate.value,
+        least_ram_bytes=min_ram_bytes,
+        saved=None if best_candidate is None else given_candidate.value - best_candidate.value,
         most_saved=most_saved,
     )
 
 
 def _solve_variant(
-    changed: ChangedProblem, limit_s: float, threads: int, start: Schedule | None = None
+    variant: ChangedProblem, limit_s: float, threads: int, start: Schedule | None = None
 ) -> SolveResult:
-    """Solve a changed problem; raise `KeyboardInterrupt` after Ctrl-C."""
-    (result,) = solve_variants([changed], time_limit=limit_s, threads=threads, start=start)
+    """Solve a variant within `limit_s`; raise `KeyboardInterrupt` after Ctrl-C."""
+    (result,) = solve_variants([variant], time_limit=limit_s, threads=threads, start=start)
     if result.termination == Termination.INTERRUPTED:
         raise KeyboardInterrupt
     return result
 
 
-def _limit_objective(changed: Problem, upper_limit: float, problem: Problem) -> Problem:
-    """Return the `changed` problem with an upper limit on the quantity that `problem` minimizes."""
+def _limit_objective(changed_problem: Problem, upper_limit: float, problem: Problem) -> Problem:
+    """Return `changed_problem` with an upper limit on the quantity that `problem` minimizes."""
     if problem.minimize == Quantity.ENERGY:
-        return replace(changed, energy_budget=upper_limit)
+        return replace(changed_problem, energy_budget=upper_limit)
     if problem.minimize == Quantity.TIME:
-        return replace(changed, deadline=upper_limit)
+        return replace(changed_problem, deadline=upper_limit)
     terms = dict(
         problem.user_objective
         if problem.minimize == USER_OBJECTIVE
         else ((Total.BYTES_WRITTEN, 1),)
     )
     upper = upper_limit - terms.pop(CONSTANT, 0)
-    row = Constraint(name=_free_name(changed, "objective"), terms=terms, upper=upper)
-    return replace(changed, constraints=(*changed.constraints, row), user_objective=())
+    row = Constraint(name=_free_name(changed_problem, "objective"), terms=terms, upper=upper)
+    return replace(
+        changed_problem, constraints=(*changed_problem.constraints, row), user_objective=()
+    )
 
 
-def _forbiddable(problem: Problem, choice: Treatment, i: int) -> Iterator[Forbidden]:
-    """Yield the decisions that can be forbidden, given the present treatment of tensor `i`."""
+def _list_forbiddable(problem: Problem, treatment: Treatment, i: int) -> Iterator[Forbidden]:
+    """Yield the decisions that can be forbidden if tensor `i` has `treatment` in the schedule."""
     can_recompute = problem.may_recompute(problem.graph.node_of[i])
-    if choice in (Treatment.RECOMPUTED, Treatment.BOTH):
+    if treatment in (Treatment.RECOMPUTED, Treatment.BOTH):
         yield Forbidden.RECOMPUTATION
-    if choice.is_paged:
+    if treatment.is_paged:
         yield Forbidden.PAGING
-    if choice == Treatment.BOTH or (
-        problem.can_page if choice == Treatment.RECOMPUTED else choice.is_paged and can_recompute
+    if treatment == Treatment.BOTH or (
+        problem.can_page
+        if treatment == Treatment.RECOMPUTED
+        else treatment.is_paged and can_recompute
     ):
         yield Forbidden.BOTH
-    if choice == Treatment.KEPT and (can_recompute or problem.can_page):
+    if treatment == Treatment.KEPT and (can_recompute or problem.can_page):
         yield Forbidden.KEEPING
-    if choice == Treatment.ON_STORAGE:
+    if treatment == Treatment.ON_STORAGE:
         yield Forbidden.STORAGE
-    if choice == Treatment.RESIDENT and problem.can_page:
+    if treatment == Treatment.RESIDENT and problem.can_page:
         yield Forbidden.RESIDENCE
 
 
-def _forbid(problem: Problem, i: int, choice: Forbidden) -> Problem:
-    """Return the problem with a constraint that forbids a decision on a tensor."""
+def _forbid(problem: Problem, i: int, forbidden: Forbidden) -> Problem:
+    """Return the problem with a constraint that forbids decisions on tensor `i`."""
     graph = problem.graph
     names = dict.fromkeys(Count, graph.tensors[i].name)
     names[Count.RECOMPUTATIONS] = graph.nodes[graph.node_of[i]].name
-    counts = _FORBIDDEN_COUNTS.get(choice, (Count.RESIDENT,))
-    lower = choice in (Forbidden.KEEPING, Forbidden.STORAGE)
+    counts = _LIMITED_COUNTS.get(forbidden, (Count.RESIDENT,))
+    has_lower_limit = forbidden in (Forbidden.KEEPING, Forbidden.STORAGE)
     row = Constraint(
-        name=_free_name(problem, f"without {choice}"),
+        name=_free_name(problem, f"without {forbidden}"),
         terms={f"{count}:{names[count]}": 1 for count in counts},
-        lower=1 if lower else None,
-        upper=None if lower else 0,
+        lower=1 if has_lower_limit else None,
+        upper=None if has_lower_limit else 0,
     )
     return replace(problem, constraints=(*problem.constraints, row))
 
@@ -329,59 +349,63 @@ def _free_name(problem: Problem, name: str) -> str:
 
 def _make_alternative(
     problem: Problem,
-    given: Candidate,
+    given_candidate: Candidate,
     i: int,
-    choice: Forbidden,
+    forbidden: Forbidden,
     result: SolveResult,
-    known: float,
+    known_bound: float,
 ) -> Alternative:
     """Convert the result of a solve without a decision to an alternative.
 
-    `known` is a proven bound on the overhead. For KEEPING, the schedule that evicts the tensor in
-    its longest interval competes with the result.
+    `known_bound` is a proven bound on the overhead. For `KEEPING`, the schedule that evicts the
+    tensor in its longest interval is returned if it is better than the result.
     """
-    blank = Alternative(tensor=i, forbidden=choice, status=result.status)
+    base_alternative = Alternative(tensor=i, forbidden=forbidden, status=result.status)
     if result.status == Status.INFEASIBLE:
-        return blank
-    bound = max(known, result.proven_bound - problem.objective.baseline)
-    blank = replace(blank, status=Status.UNKNOWN, least_extra=bound - given.value)
+        return base_alternative
+    bound = max(known_bound, result.proven_bound - problem.objective.baseline)
+    base_alternative = replace(
+        base_alternative, status=Status.UNKNOWN, least_extra=bound - given_candidate.value
+    )
     best = None
     if result.schedule is not None:
-        best = verified_candidate(problem, with_graph_identity(result.schedule, problem.graph))
-    if choice == Forbidden.KEEPING:
+        best = make_valid_candidate(problem, with_graph_identity(result.schedule, problem.graph))
+    if forbidden == Forbidden.KEEPING:
         if best is not None and not _is_read_after_restore(problem, best.schedule, i):
-            best = None  # a recomputation after the last use is no eviction before it
-        best = better_candidate(best, _evict_in_longest_interval(problem, given.schedule, i))
+            best = None  # the tensor was not evicted before its last use
+        best = better_candidate(
+            best, _evict_in_longest_interval(problem, given_candidate.schedule, i)
+        )
     if best is None:
-        return blank
-    proven = is_closed(problem, best.value, bound, GAP)
-    extra = best.value - given.value
-    times = (best.simulation.time_s, given.simulation.time_s)
+        return base_alternative
+    is_proven = is_gap_closed(problem, best.value, bound, GAP)
+    extra = best.value - given_candidate.value
+    times = (best.simulation.time_s, given_candidate.simulation.time_s)
     return replace(
-        blank,
-        status=Status.OPTIMAL if proven else Status.FEASIBLE,
+        base_alternative,
+        status=Status.OPTIMAL if is_proven else Status.FEASIBLE,
         becomes=find_decisions(problem, best.schedule)[i].choice,
         extra=extra,
-        least_extra=min(bound - given.value, extra),
+        least_extra=min(bound - given_candidate.value, extra),
         extra_s=(times[0] or 0.0) - (times[1] or 0.0),
         schedule=best.schedule,
     )
 
 
 def _is_read_after_restore(problem: Problem, schedule: Schedule, i: int) -> bool:
-    """Return whether a tensor is read after it was recomputed or paged in."""
+    """Return whether tensor `i` is read in or after the stage of its first restoration."""
     graph, k = problem.graph, problem.graph.node_of[i]
-    restores = [t for t, j in schedule.R if j == k and t > k]
-    restores += [t for t, j in schedule.M_in if j == i]
-    reads = [t for t, j in schedule.R if j in graph.users_of[i]]
-    return min(restores, default=len(graph.nodes)) <= max(reads, default=-1)
+    restore_stages = [t for t, j in schedule.R if j == k and t > k]
+    restore_stages += [t for t, j in schedule.M_in if j == i]
+    read_stages = [t for t, j in schedule.R if j in graph.users_of[i]]
+    return min(restore_stages, default=len(graph.nodes)) <= max(read_stages, default=-1)
 
 
 def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> Candidate | None:
-    """Return the best valid schedule in which a kept tensor is absent in its longest interval.
+    """Evict the kept tensor `i` in its longest interval; return the best valid schedule.
 
-    The tensor is paged or recomputed for its next use; all other decisions are unchanged. None if
-    neither meets the limits.
+    The tensor is paged or recomputed for its next use; all other decisions are unchanged. Returns
+    None if the tensor has no interval, or if neither schedule meets the limits.
     """
     graph, k = problem.graph, problem.graph.node_of[i]
     stages = sorted({t for t, j in schedule.R if j in graph.users_of[i]} | {k})
@@ -389,31 +413,33 @@ def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> 
     if not intervals:
         return None
     _, first, reader = max(intervals)
-    kept = [span for span in schedule.kept if span[0] != i]
+    kept_spans = [span for span in schedule.kept if span[0] != i]
     for _, begin, end in (span for span in schedule.kept if span[0] == i):
-        kept += [(i, begin, min(end, first)), (i, max(begin, reader + 1), end)]
-    unchanged: dict[str, Any] = {
-        "kept": kept,
+        kept_spans += [(i, begin, min(end, first)), (i, max(begin, reader + 1), end)]
+    common_relations: dict[str, Any] = {
+        "kept": kept_spans,
         "resident": schedule.resident,
         "identity": GraphIdentity.of(graph),
     }
-    best = None
+    best_candidate = None
     if problem.may_recompute(k) and reader <= graph.last_stages[k]:
         with_recomputation = Schedule.from_spans(
             R=(*schedule.R, (reader, k)),
             stored=schedule.stored,
             M_in=schedule.M_in,
             M_out=schedule.M_out,
-            **unchanged,
+            **common_relations,
         )
-        best = verified_candidate(problem, with_recomputation)
+        best_candidate = make_valid_candidate(problem, with_recomputation)
     if problem.can_page:
         with_page_in = Schedule.from_spans(
             R=schedule.R,
             stored=(*schedule.stored, (i, k + 1, reader)),
             M_in=(*schedule.M_in, (reader, i)),
             M_out=(*schedule.M_out, (k, i)),
-            **unchanged,
+            **common_relations,
         )
-        best = better_candidate(best, verified_candidate(problem, with_page_in))
-    return best
+        best_candidate = better_candidate(
+            best_candidate, make_valid_candidate(problem, with_page_in)
+        )
+    return best_candidate

@@ -6,8 +6,13 @@ QuickXplain (Junker, 2004): limits precede user-defined constraints, so the set 
 only if the limits alone do not conflict. The search halves the members, so it needs few solves if
 few of many constraints conflict. The constraints of one rule, ``name[...]``, are one member at
 first. A solve that reaches its time limit decides nothing, so QuickXplain may retain a member that
-is not needed. `find_minimal` therefore returns a member as needed only if the rest of the set is
-proven feasible.
+is not needed. `find_minimal_conflict` therefore returns a member as needed only if the rest of the
+set is proven feasible.
+
+References
+----------
+U. Junker, "QuickXplain: preferred explanations and relaxations for over-constrained problems",
+AAAI, 2004.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from poetmodel.solver.facade import solve
 from poetmodel.solver.sensitivity.remedies import (
     MIN_CHANGE_S,
     Rows,
-    Stated,
+    StatedLimit,
     stated_limits,
     without_limits,
 )
@@ -48,17 +53,17 @@ SOLVE_FRACTION: Final = 0.25
 WALL_RATIO: Final = 4.0
 """Maximum wall time of a solve, as a multiple of its limit on processor time."""
 MAX_ROWS: Final = 5
-"""Maximum number of a rule's constraints that are named individually."""
+"""Maximum number of single constraints in a conflict; with more, their rules are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict(Generic[T]):
-    """A set of limits that conflict."""
+    """A set of limits that conflict: no schedule meets them together."""
 
     needed: list[T]
-    """Members without which the rest of the set is proven feasible."""
+    """Members of the set; without any one of them, the rest is proven feasible."""
     unchecked: list[T] = field(default_factory=list)
-    """Members whose removal was not decided within the time limit."""
+    """Members without which it was not decided in time whether the rest is feasible."""
 
     @property
     def members(self) -> list[T]:
@@ -68,30 +73,30 @@ class Conflict(Generic[T]):
 
 @dataclass(kw_only=True)
 class _ConflictSearch:
-    """Decides whether some of a problem's limits conflict."""
+    """Decides whether subsets of a problem's limits conflict."""
 
     problem: Problem
     time_limit: float
     threads: int
-    all_limits: list[Stated] = field(default_factory=list)
+    all_limits: list[StatedLimit] = field(default_factory=list)
     """All limits and user-defined constraints of the problem."""
-    begun_s: float = field(default_factory=time.process_time)
+    started_s: float = field(default_factory=time.process_time)
     schedules: list[Schedule] = field(default_factory=list)
     """Schedules found so far."""
 
-    def conflicts(self, kept: list[Stated]) -> bool | None:
-        """Return whether no schedule meets the limits in `kept`; None if undecided in time.
+    def decide_conflict(self, limits: list[StatedLimit]) -> bool | None:
+        """Return whether no schedule meets `limits` together; None if undecided in time.
 
-        Raise `KeyboardInterrupt` after Ctrl-C.
+        Stores found schedules. Raises `KeyboardInterrupt` after Ctrl-C.
         """
-        removed_limits = [limit for limit in self.all_limits if limit not in kept]
+        removed_limits = [limit for limit in self.all_limits if limit not in limits]
         problem = without_limits(self.problem, *removed_limits, minimize=Quantity.ENERGY)
         if any(verify(problem, schedule).valid for schedule in self.schedules):
             return False
-        left_s = self.begun_s + self.time_limit - time.process_time()
-        if left_s < MIN_CHANGE_S:
+        remaining_s = self.started_s + self.time_limit - time.process_time()
+        if remaining_s < MIN_CHANGE_S:
             return None
-        limit_s = min(left_s, SOLVE_FRACTION * self.time_limit)
+        limit_s = min(remaining_s, SOLVE_FRACTION * self.time_limit)
         try:
             with processor_clock(WALL_RATIO * limit_s):
                 result = solve(problem, time_limit=limit_s, gap=1.0, threads=self.threads)
@@ -105,12 +110,14 @@ class _ConflictSearch:
         return True if result.status == Status.INFEASIBLE else None
 
 
-def find_minimal(conflicts: Callable[[list[T]], bool | None], members: list[T]) -> Conflict[T]:
+def find_minimal_conflict(
+    decide_conflict: Callable[[list[T]], bool | None], members: list[T]
+) -> Conflict[T]:
     """Return a minimal subset of `members` that conflicts.
 
     Parameters
     ----------
-    conflicts : callable
+    decide_conflict : callable
         Returns whether a subset conflicts, or None if undecided. All `members` together conflict.
     members : list
         Members by priority: the set has a member only if the members before it do not conflict.
@@ -118,20 +125,20 @@ def find_minimal(conflicts: Callable[[list[T]], bool | None], members: list[T]) 
     Returns
     -------
     Conflict
-        Minimal if no member is unchecked.
+        A conflicting set, which is minimal if no member is unchecked.
     """
-    feasible: list[set[int]] = []
+    feasible_sets: list[set[int]] = []
 
-    def is_conflict(kept: list[int]) -> bool:
-        verdict = conflicts([members[i] for i in kept])
+    def is_conflict(subset: list[int]) -> bool:
+        verdict = decide_conflict([members[i] for i in subset])
         if verdict is False:
-            feasible.append(set(kept))
+            feasible_sets.append(set(subset))
         return verdict is True
 
-    def is_feasible(kept: list[int]) -> bool:
-        return any(schedules.issuperset(kept) for schedules in feasible)
+    def is_feasible(subset: list[int]) -> bool:
+        return any(feasible_set.issuperset(subset) for feasible_set in feasible_sets)
 
-    conflict_members = minimal_conflict(is_conflict, [], list(range(len(members))))
+    conflict_members = find_minimal_subset(is_conflict, [], list(range(len(members))))
     for i in tuple(conflict_members):
         remaining = [j for j in conflict_members if j != i]
         if not is_feasible(remaining) and is_conflict(remaining):
@@ -145,42 +152,42 @@ def find_minimal(conflicts: Callable[[list[T]], bool | None], members: list[T]) 
     )
 
 
-def minimal_conflict(
+def find_minimal_subset(
     is_conflict: Callable[[list[T]], bool],
-    kept: list[T],
-    rest: list[T],
+    base: list[T],
+    members: list[T],
     *,
-    check_kept: bool = False,
+    check_base: bool = False,
 ) -> list[T]:
-    """Return a minimal subset of `rest` that conflicts together with `kept`.
+    """Return a minimal subset of `members` that conflicts together with `base`.
 
-    `is_conflict` returns whether limits are proven to conflict, which must be the case for `kept`
-    and `rest` together. With `check_kept`, `kept` alone may conflict: then the subset is empty.
+    `is_conflict` returns whether limits are proven to conflict, which must be the case for `base`
+    and `members` together. With `check_base`, `base` alone may conflict: then the subset is empty.
     """
-    if check_kept and is_conflict(kept):
+    if check_base and is_conflict(base):
         return []
-    if len(rest) == 1:
-        return rest
-    first_half, second_half = rest[: len(rest) // 2], rest[len(rest) // 2 :]
-    second_needed = minimal_conflict(
-        is_conflict, [*kept, *first_half], second_half, check_kept=True
+    if len(members) == 1:
+        return members
+    first_half, second_half = members[: len(members) // 2], members[len(members) // 2 :]
+    second_needed = find_minimal_subset(
+        is_conflict, [*base, *first_half], second_half, check_base=True
     )
     return [
-        *minimal_conflict(
-            is_conflict, [*kept, *second_needed], first_half, check_kept=bool(second_needed)
+        *find_minimal_subset(
+            is_conflict, [*base, *second_needed], first_half, check_base=bool(second_needed)
         ),
         *second_needed,
     ]
 
 
-def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] | None:
-    """Return the indices of rows that no point within the columns' bounds satisfies.
+def find_conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] | None:
+    """Return the indices of rows that no point within the columns' bounds satisfies together.
 
-    Each added row is a member, and so is each constraint family of `build`. None if a point
-    satisfies all rows, or if that was not decided within the time limit [s].
+    Each added row is a member of the conflict, and so is each constraint family of `build`. Returns
+    None if a point satisfies all rows, or if that was not decided within `time_limit` [s].
     """
-    ends_s = time.monotonic() + time_limit
-    groups: dict[Any, list[int]] = {}
+    end_s = time.monotonic() + time_limit
+    rows_of_key: dict[Any, list[int]] = {}
     for row_number, row in enumerate(form.rows):
         is_build_row = isinstance(row, Label)
         key = (
@@ -188,15 +195,15 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
             if is_build_row
             else row_number
         )
-        groups.setdefault(key, []).append(row_number)
+        rows_of_key.setdefault(key, []).append(row_number)
 
-    def conflicts(kept: list[Any]) -> bool | None:
-        """Solve a form with the rows of some groups only; None if that is undecided in time."""
-        rows = sorted(row_number for key in kept for row_number in groups[key])
-        left_s = min(ends_s - time.monotonic(), SOLVE_FRACTION * time_limit)
-        if left_s <= 0:
+    def decide_conflict(subset_keys: list[Any]) -> bool | None:
+        """Return whether no point satisfies the rows of some keys; None if undecided in time."""
+        rows = sorted(row_number for key in subset_keys for row_number in rows_of_key[key])
+        remaining_s = min(end_s - time.monotonic(), SOLVE_FRACTION * time_limit)
+        if remaining_s <= 0:
             return None
-        subset = replace(
+        subset_form = replace(
             form,
             matrix=form.matrix[rows],
             objective=np.zeros(form.n_columns),
@@ -205,39 +212,44 @@ def conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] 
             rows=[form.rows[row_number] for row_number in rows],
             layout=None,
         )
-        solution = backend("highs").solve(subset, Limits(time_s=left_s))
+        solution = backend("highs").solve(subset_form, Limits(time_s=remaining_s))
         if solution.infeasible:
             return True
         return None if solution.x is None else False
 
-    keys = sorted(groups, key=lambda key: isinstance(key, int))  # rows of `build` first
-    if not conflicts(keys):
+    keys = sorted(rows_of_key, key=lambda key: isinstance(key, int))  # rows of `build` first
+    if not decide_conflict(keys):
         return None
-    conflict = find_minimal(conflicts, keys)
+    conflict = find_minimal_conflict(decide_conflict, keys)
     return Conflict(
-        needed=sorted(row_number for key in conflict.needed for row_number in groups[key]),
-        unchecked=sorted(row_number for key in conflict.unchecked for row_number in groups[key]),
+        needed=sorted(row_number for key in conflict.needed for row_number in rows_of_key[key]),
+        unchecked=sorted(
+            row_number for key in conflict.unchecked for row_number in rows_of_key[key]
+        ),
     )
 
 
-def find_conflict(problem: Problem, *, time_limit: float, threads: int = 1) -> Conflict[Stated]:
-    """Return limits and user-defined constraints that no schedule meets together.
+def find_conflict(
+    problem: Problem, *, time_limit: float, threads: int = 1
+) -> Conflict[StatedLimit]:
+    """Return limits and user-defined constraints of an infeasible problem that conflict.
 
     `time_limit` is processor time, so that other work on the machine does not change the set [s].
+    Rules are divided into single constraints if few of these conflict.
 
     Raises
     ------
     KeyboardInterrupt
         After Ctrl-C, because an interrupted search proves nothing.
     """
-    rules: dict[str, Rows] = {}
+    rows_of_rule: dict[str, Rows] = {}
     for row in problem.constraints:
         rule = row.name.rpartition("[")[0] if row.name.endswith("]") else row.name
-        rules[rule] = (*rules.get(rule, ()), row)
+        rows_of_rule[rule] = (*rows_of_rule.get(rule, ()), row)
     limits = list(stated_limits(problem))
     search = _ConflictSearch(problem=problem, time_limit=time_limit, threads=threads)
-    search.all_limits = [*limits, *rules.values()]
-    conflict = find_minimal(search.conflicts, search.all_limits)
+    search.all_limits = [*limits, *rows_of_rule.values()]
+    conflict = find_minimal_conflict(search.decide_conflict, search.all_limits)
     has_rule = any(isinstance(limit, tuple) and len(limit) > 1 for limit in conflict.needed)
     if has_rule and not conflict.unchecked:
         search.all_limits = [*limits, *((row,) for row in problem.constraints)]
@@ -246,13 +258,13 @@ def find_conflict(problem: Problem, *, time_limit: float, threads: int = 1) -> C
             for limit in search.all_limits
             if limit in conflict.needed or _is_in_rules(limit, conflict.needed)
         ]
-        refined_conflict = find_minimal(search.conflicts, members)
+        refined_conflict = find_minimal_conflict(search.decide_conflict, members)
         n_rows = sum(limit not in limits for limit in refined_conflict.needed)
         if not refined_conflict.unchecked and n_rows <= MAX_ROWS:
             return refined_conflict
     return conflict
 
 
-def _is_in_rules(row: Stated, conflict: list[Stated]) -> bool:
-    """Return whether a single constraint belongs to a rule in the conflict."""
+def _is_in_rules(row: StatedLimit, conflict: list[StatedLimit]) -> bool:
+    """Return whether a member is a single constraint that belongs to a rule in the conflict."""
     return any(isinstance(member, tuple) and row[0] in member for member in conflict)

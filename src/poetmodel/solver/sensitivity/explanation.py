@@ -1,4 +1,4 @@
-"""Explain why a problem has no schedule, and find the nearest problems that have one.
+"""Explain why a problem has no schedule, and find the nearest limits with which it has one.
 
 Each limit is changed by itself: the problem is solved for the smallest RAM, time, energy or storage
 that suffices within the other limits.
@@ -18,13 +18,13 @@ from poetmodel.problem.infeasibility import (
     infeasibility_reasons,
 )
 from poetmodel.solver.facade import solve
-from poetmodel.solver.sensitivity.conflict import Conflict, conflicting_rows, find_conflict
+from poetmodel.solver.sensitivity.conflict import Conflict, find_conflict, find_conflicting_rows
 from poetmodel.solver.sensitivity.remedies import (
     LIMITS,
     MIN_CHANGE_S,
     Change,
     Remedy,
-    Stated,
+    StatedLimit,
     constraint_name,
     find_remedies,
     stated_limits,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 EXPLANATION_FRACTION: Final = 0.2
-"""Maximum time of an explanation, as a fraction of the solve's time limit."""
+"""Maximum time of an explanation, as a fraction of the time limit of the solve before it."""
 MAX_ROWS: Final = 5
 """Maximum number of user-defined constraints that a sentence names."""
 CONFLICT_FRACTION: Final = 0.5
@@ -52,7 +52,7 @@ _LIMIT_NAMES: Final = {
     "energy_budget": "the energy budget",
     **dict.fromkeys(DEADLINE_ROWS, "the deadline"),
 }
-"""Name of the limit that rows of a family state, for messages."""
+"""Name of the limit that rows of a family state, in messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,59 +62,66 @@ class Explanation:
     reason: str
     """The reason in the result of the solve."""
     obstacles: tuple[str, ...]
-    """Limits that no schedule meets whatever the other limits are, as text."""
+    """Messages on each limit that no schedule meets, even without the other limits."""
     remedies: tuple[Remedy, ...]
-    """Result of each change by itself."""
+    """Result of each change of a single limit."""
     constraints: tuple[str, ...] = ()
     """Names of constraints added to a model that contradict each other or the limits."""
     rows: tuple[str, ...] = ()
     """Names of the problem's user-defined constraints that contradict each other or the limits."""
     limits: tuple[str, ...] = ()
-    """Limits that take part in the conflict, as text."""
+    """Names of the limits that take part in the conflict."""
     unchecked: tuple[str, ...] = ()
-    """Constraints and limits that may take part in the conflict; not decided within the time
-    limit."""
+    """Constraints and limits that may take part in the conflict, which was not decided within the
+    time limit."""
     notes: tuple[str, ...] = ()
     """Further remarks."""
 
     def __repr__(self) -> str:
-        works = [str(remedy.change) for remedy in self.remedies if remedy.works]
-        return brief(self, f"would do: {' or '.join(works)}" if works else "", self.reason)
+        working_changes = [str(remedy.change) for remedy in self.remedies if remedy.works]
+        return brief(
+            self,
+            f"would suffice: {' or '.join(working_changes)}" if working_changes else "",
+            self.reason,
+        )
 
     @property
     def working_remedies(self) -> tuple[Remedy, ...]:
-        """The changes each of which is sufficient by itself."""
+        """The remedies whose change is sufficient by itself."""
         return tuple(remedy for remedy in self.remedies if remedy.works)
 
     @property
     def whole_reason(self) -> str:
-        """The reason and all other limits that no schedule meets, each once."""
+        """The reason and all obstacles that it does not contain."""
         other_obstacles = [
             obstacle for obstacle in dict.fromkeys(self.obstacles) if obstacle not in self.reason
         ]
         return "; ".join(obstacle for obstacle in (self.reason, *other_obstacles) if obstacle)
 
     def sentences(self) -> Iterator[str]:
-        """Yield the explanation in sentences for users, the reason excluded."""
-        yield from (fault for fault in self.obstacles if fault != self.reason)
+        """Yield the obstacles except the reason, and then the hints, as sentences for users."""
+        yield from (obstacle for obstacle in self.obstacles if obstacle != self.reason)
         yield from self.hints()
 
     def hints(self) -> Iterator[str]:
-        """Yield sentences on the conflict, the changes that suffice, and those that do not."""
+        """Yield sentences on the conflict, the changes and the notes.
+
+        Changes that do not suffice are only stated if no change does.
+        """
         context = f" together with {' and '.join(self.limits)}" if self.limits else ""
         if self.rows:
             subject = _list_names(self.rows, "constraint")
-            some = len(self.rows) > 1
-            predicate = "cannot be kept"
+            is_plural = len(self.rows) > 1
+            predicate = "cannot be met"
             if self.unchecked:
-                predicate = "take part in a conflict" if some else "takes part in a conflict"
+                predicate = "take part in a conflict" if is_plural else "takes part in a conflict"
             yield f"{subject} {predicate}{context}"
         if self.constraints:
             rows = listed(self.constraints)
-            predicate = "take part in a conflict" if self.unchecked else "cannot hold"
+            predicate = "take part in a conflict" if self.unchecked else "cannot be met"
             yield f"these added constraints {predicate}{context}: {rows}"
         if self.unchecked:
-            yield f"not checked in time whether in the conflict: {listed(self.unchecked)}"
+            yield f"not decided in time whether in the conflict: {listed(self.unchecked)}"
         yield from (remedy.sentence() for remedy in self.working_remedies)
         failed_remedies = [remedy for remedy in self.remedies if not remedy.works]
         if (
@@ -122,7 +129,7 @@ class Explanation:
             and len(failed_remedies) > 1
             and all(r.works is False for r in failed_remedies)
         ):
-            yield "no single limit is enough to change: at least two must give way"
+            yield "no change of a single limit suffices: at least two must change"
         else:
             yield from (
                 r.sentence()
@@ -145,12 +152,16 @@ class Explanation:
 
 
 def _list_names(names: Sequence[str], noun: str) -> str:
-    """Join at most `MAX_ROWS` quoted names with their noun, and the number of the rest."""
-    *some, last = map(repr, names[:MAX_ROWS])
-    more = len(names) - MAX_ROWS
-    if more > 0:
-        return f"{noun}s {', '.join((*some, last))} and {more} more"
-    return f"{noun}s {', '.join(some)} and {last}" if some else f"{noun} {last}"
+    """Return the noun with at most `MAX_ROWS` quoted names, and the number of further names."""
+    *first_names, last_name = map(repr, names[:MAX_ROWS])
+    n_hidden = len(names) - MAX_ROWS
+    if n_hidden > 0:
+        return f"{noun}s {', '.join((*first_names, last_name))} and {n_hidden} more"
+    return (
+        f"{noun}s {', '.join(first_names)} and {last_name}"
+        if first_names
+        else f"{noun} {last_name}"
+    )
 
 
 def explain_infeasible(
@@ -160,14 +171,14 @@ def explain_infeasible(
     time_limit: float = 10.0,
     threads: int = 1,
 ) -> Explanation:
-    """Find the limits that make a problem infeasible, and the changes that permit a schedule.
+    """Find the limits that make a problem infeasible, and changes that permit a schedule.
 
     Parameters
     ----------
     result : SolveResult
         The result that proves infeasibility.
     model : ConcreteModel, optional
-        The solved model, if a model was solved: if its problem has a schedule, the explanation has
+        The solved model, if a model was solved. If its problem has a schedule, the explanation has
         the added constraints that conflict.
     time_limit : float
         Time for the whole explanation [s]. For the conflict of user-defined constraints this is
@@ -179,10 +190,10 @@ def explain_infeasible(
     Returns
     -------
     Explanation
-        Changes of one limit each, with the smallest amount that works. Every "does not help" is
-        proven, and every amount that works has a schedule that the verifier accepts. For problems
+        Changes of one limit each, with the smallest amount that suffices. Every "does not help" is
+        proven, and for every amount that suffices, the verifier accepted a schedule. For problems
         with user-defined constraints, also a minimal set that conflicts, with the nearest limit of
-        each member. A constraint not proven to belong to the set is in `unchecked` alone.
+        each member. A constraint that is not proven to belong to the set is only in `unchecked`.
 
     Raises
     ------
@@ -195,13 +206,13 @@ def explain_infeasible(
             "explain_infeasible: expected the result of a solve, got a Problem; give "
             "pm.solve(problem)"
         )
-    ends_s = time.process_time() + time_limit
+    end_s = time.process_time() + time_limit
     problem = result.problem
     if model is not None:
-        added_rows = _explain_added_rows(result, model, ends_s=ends_s, threads=threads)
-        if added_rows is not None:
-            return added_rows
-    conflict: Conflict[Stated] | None = None
+        model_explanation = _explain_added_rows(result, model, end_s=end_s, threads=threads)
+        if model_explanation is not None:
+            return model_explanation
+    conflict: Conflict[StatedLimit] | None = None
     if problem.constraints:
         conflict = find_conflict(
             problem, time_limit=CONFLICT_FRACTION * time_limit, threads=threads
@@ -213,48 +224,50 @@ def explain_infeasible(
     remedies = find_remedies(
         problem,
         conflict=members,
-        time_limit=max(MIN_CHANGE_S, ends_s - time.process_time()),
+        time_limit=max(MIN_CHANGE_S, end_s - time.process_time()),
         threads=threads,
     )
     if model is None:
-        remedies = tuple(remedy.beyond_stated() for remedy in remedies)
-    uncertain = {constraint_name(member) for member in unchecked if isinstance(member, tuple)}
-    remedies = tuple(r for r in remedies if r.works or r.constraint not in uncertain)
-    alone = tuple(infeasibility_reasons(problem))
-    together = members and result.reason not in alone
+        remedies = tuple(remedy.raise_bound_above_stated() for remedy in remedies)
+    unchecked_names = {constraint_name(member) for member in unchecked if isinstance(member, tuple)}
+    remedies = tuple(r for r in remedies if r.works or r.constraint not in unchecked_names)
+    obstacles = tuple(infeasibility_reasons(problem))
+    is_joint_conflict = members and result.reason not in obstacles
     return Explanation(
-        reason=_describe_conflict(problem, conflict) if together and conflict else result.reason,
-        obstacles=alone,
+        reason=_describe_conflict(problem, conflict)
+        if is_joint_conflict and conflict
+        else result.reason,
+        obstacles=obstacles,
         remedies=remedies,
         rows=tuple(
             constraint_name(member) for member in needed_members if isinstance(member, tuple)
         ),
         limits=tuple(LIMITS[limit] for limit in LIMITS if limit in needed_members),
         unchecked=tuple(_describe_limit(member) for member in unchecked),
-        notes=tuple(_notes(problem, remedies)),
+        notes=tuple(_list_notes(problem, remedies)),
     )
 
 
-def _describe_limit(stated: Stated) -> str:
+def _describe_limit(limit: StatedLimit) -> str:
     """Return the name of a limit or user-defined constraint for messages."""
-    if isinstance(stated, tuple):
-        return f"constraint {constraint_name(stated)!r}"
-    return LIMITS[stated]
+    if isinstance(limit, tuple):
+        return f"constraint {constraint_name(limit)!r}"
+    return LIMITS[limit]
 
 
-def _describe_conflict(problem: Problem, conflict: Conflict[Stated]) -> str:
-    """Return a sentence with the amounts of the conflicting limits only.
+def _describe_conflict(problem: Problem, conflict: Conflict[StatedLimit]) -> str:
+    """Return the reason of infeasibility with the amounts of the conflicting limits only.
 
-    With unchecked members, the sentence has the number of all constraints in place of their names.
+    With unchecked members, it has the number of all constraints in place of their names.
     """
     if conflict.unchecked:
-        rows = len(problem.constraints)
+        n_rows = len(problem.constraints)
         return infeasibility_proof(
-            replace(problem, constraints=()), f"and all {rows} constraints together"
+            replace(problem, constraints=()), f"and all {n_rows} constraints together"
         )
     members = {row for member in conflict.needed if isinstance(member, tuple) for row in member}
-    other_members: list[Stated] = [
-        change for change in stated_limits(problem) if change not in conflict.needed
+    other_members: list[StatedLimit] = [
+        limit for limit in stated_limits(problem) if limit not in conflict.needed
     ]
     other_members += [(row,) for row in problem.constraints if row not in members]
     return infeasibility_proof(
@@ -262,32 +275,38 @@ def _describe_conflict(problem: Problem, conflict: Conflict[Stated]) -> str:
     )
 
 
-def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
-    """Yield remarks on the device's RAM, resident bytes, large gradients and the batch size."""
+def _list_notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
+    """Yield notes on the device's RAM, resident bytes, large gradients and the batch size."""
     device = problem.costs.device
     for remedy in remedies:
         nearest_bytes = remedy.nearest if remedy.change == Change.RAM else None
         if device is not None and nearest_bytes is not None and nearest_bytes > device.ram_bytes:
             ram = format_bytes(device.ram_bytes)
-            yield f"that is more than the {ram} of RAM that device {device.short_name} has"
-    resident = problem.resident_bytes
-    if resident:
+            yield f"that RAM is more than the {ram} of RAM that device {device.short_name} has"
+    resident_bytes = problem.resident_bytes
+    if resident_bytes:
         yield (
-            f"{resident:,} bytes ({format_bytes(resident)}) are counted for parameters, gradients "
-            "and optimizer state"
+            f"{resident_bytes:,} bytes ({format_bytes(resident_bytes)}) are counted for "
+            "parameters, gradients and optimizer state"
         )
     if _has_gradient_at_min_ram(problem):
         yield (
             "that step holds the whole gradient of a parameter; where a graph splits larger "
             "parameters, as --tile 32KiB does for built-in networks, it takes less RAM"
         )
-    size = problem.graph.batch_size
-    if size > 1 and infeasibility_reason(problem) is not None:
-        yield f"a step trains on a batch of {size}; a graph made for a smaller one takes less RAM"
+    batch_size = problem.graph.batch_size
+    if batch_size > 1 and infeasibility_reason(problem) is not None:
+        yield (
+            f"a step trains on a batch of {batch_size}; a graph made for a smaller batch takes "
+            "less RAM"
+        )
 
 
 def _has_gradient_at_min_ram(problem: Problem) -> bool:
-    """Return whether the minimum RAM exceeds the budget because of the gradient of a parameter."""
+    """Return whether the minimum RAM exceeds the budget at a node with a parameter's gradient.
+
+    That node updates the parameter, or its largest tensor is read by an update.
+    """
     graph, floor = problem.graph, problem.floor
     if not graph.replacement_of or floor.bytes <= problem.usable_ram_bytes:
         return False
@@ -298,41 +317,41 @@ def _has_gradient_at_min_ram(problem: Problem) -> bool:
 
 
 def _explain_added_rows(
-    result: SolveResult, model: pyo.ConcreteModel, *, ends_s: float, threads: int
+    result: SolveResult, model: pyo.ConcreteModel, *, end_s: float, threads: int
 ) -> Explanation | None:
-    """Explain a model by the rows that were added to it.
+    """Explain an infeasible model by the rows that were added to it.
 
-    Return None if the model's problem has no schedule without these rows either.
+    Return None if no schedule of the model's problem without these rows was found.
     """
     from poetmodel.backends.compiler import compile_model
     from poetmodel.model.arrays import Label
 
-    left_s = ends_s - time.process_time()
+    remaining_s = end_s - time.process_time()
     problem_result = solve(
-        result.problem, time_limit=max(MIN_CHANGE_S, left_s / 2), gap=1.0, threads=threads
+        result.problem, time_limit=max(MIN_CHANGE_S, remaining_s / 2), gap=1.0, threads=threads
     )
     if problem_result.schedule is None:
         return None
     form = compile_model(model)
-    left_s = max(MIN_CHANGE_S, ends_s - time.process_time())
-    conflict = conflicting_rows(form, time_limit=left_s)
+    remaining_s = max(MIN_CHANGE_S, end_s - time.process_time())
+    conflict = find_conflicting_rows(form, time_limit=remaining_s)
     needed_rows, unchecked = ((), ()) if conflict is None else (conflict.needed, conflict.unchecked)
     rows = [form.rows[i] for i in needed_rows]
     added_rows = [_describe_row(row) for row in rows if not isinstance(row, Label)]
     limit_texts = [_describe_row(row) for row in rows if isinstance(row, Label)]
-    suspects = [_describe_row(form.rows[i]) for i in unchecked]
-    notes = ["without what was added to the model there is a schedule"]
+    unchecked_rows = [_describe_row(form.rows[i]) for i in unchecked]
+    notes = ["without the additions to the model, a schedule exists"]
     if conflict is None:
-        notes.append("which of the added constraints are to blame was not found in time")
-    elif not added_rows and not suspects:
-        notes.append("no added constraint takes part: look at variables that are fixed or bounded")
+        notes.append("which of the added constraints conflict was not decided in time")
+    elif not added_rows and not unchecked_rows:
+        notes.append("no added constraint takes part: check variables that are fixed or bounded")
     return Explanation(
         reason=result.reason,
         obstacles=(),
         remedies=(),
         constraints=tuple(dict.fromkeys(added_rows)),
         limits=tuple(dict.fromkeys(limit_texts)),
-        unchecked=tuple(dict.fromkeys(suspects)),
+        unchecked=tuple(dict.fromkeys(unchecked_rows)),
         notes=tuple(notes),
     )
 

@@ -1,6 +1,6 @@
 """Find the limits of a problem: the smallest RAM, deadline and energy with a schedule.
 
-Each is the optimum of the same problem with another minimized quantity, so no budgets are tried.
+Each limit is the optimum of the problem with another minimized quantity, so no budgets are tried.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from poetmodel.device.ram import device_ram_metrics
 from poetmodel.errors import shown
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import SolveResult, Status
-from poetmodel.solver.fitting import rounded_problem
+from poetmodel.solver.fitting import align_problem
 from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
 from poetmodel.units import brief
 
@@ -27,8 +27,9 @@ class Limit:
     """The smallest amount of RAM, time or energy with which a problem has a schedule."""
 
     name: str
-    """``keep_all``, ``recompute``, ``page``, ``both``, ``stated`` and ``block`` for RAM, by the
-    permitted decisions; ``time``, ``energy``."""
+    """``time``, ``energy``, or the kind of RAM limit. ``keep_all``, ``recompute``, ``page`` and
+    ``both`` name the permitted decisions. ``stated`` is within the other limits of the problem, and
+    ``block`` with aligned tensors."""
     result: SolveResult
     """The result with the schedule of the smallest amount, and the proof."""
 
@@ -39,7 +40,7 @@ class Limit:
 
     @property
     def quantity(self) -> Quantity:
-        """Minimized quantity."""
+        """The quantity of which the limit is the smallest amount."""
         return Quantity(self.result.problem.minimize)
 
     @property
@@ -60,14 +61,14 @@ class Limit:
 
     @property
     def proven(self) -> bool:
-        """Whether it is proven that no smaller amount works, or that no amount works."""
+        """Whether it is proven that no smaller amount suffices, or that no amount does."""
         if self.result.status == Status.INFEASIBLE:
             return True
         return self.value is not None and self.bound is not None and self.bound >= self.value
 
     @property
     def gap(self) -> float | None:
-        """Gap, as a fraction of the smallest amount minus the baseline."""
+        """Gap, as a fraction of the smallest amount minus the baseline; None without a bound."""
         return None if self.bound is None else self.result.gap
 
     @property
@@ -79,7 +80,7 @@ class Limit:
     def to_dict(self) -> dict[str, Any]:
         """Return the smallest amount, its bound and the peak of its schedule, in SI units.
 
-        The amount is that of RAM, time or energy.
+        Values that need a schedule are None without one.
         """
         simulation, graph = self.result.simulation, self.result.problem.graph
         document: dict[str, Any] = {
@@ -101,7 +102,7 @@ class Limit:
         return document
 
     def _as_budget(self, amount: float | None) -> float | None:
-        """Add the resident bytes to an amount of RAM."""
+        """Add the resident bytes to an amount of RAM; return other amounts and None unchanged."""
         if amount is None or self.quantity != Quantity.RAM:
             return amount
         return amount + self.result.problem.resident_bytes
@@ -128,26 +129,27 @@ def find_limits(
     time_limit : float
         Wall time for all solves together [s].
     alignment : int, optional
-        Also find the smallest RAM, without other limits, if all tensors in RAM start at multiples
-        of this, as in exported C [B].
+        Also find the smallest RAM, without other limits, if the addresses of all tensors in RAM are
+        multiples of `alignment`, as in exported C [B].
 
     Returns
     -------
     tuple of Limit
         The smallest RAM with keep-all, with recomputation, with paging, and with both, if the
-        problem permits them. These ignore deadline, energy budget and user-defined constraints. If
-        the problem has any of these: the smallest RAM within all of them. Then the smallest
-        deadline for its RAM and energy budget, and the smallest energy for its RAM and deadline,
-        both with user-defined constraints. Ctrl-C returns the limits found so far.
+        problem permits them. These limits ignore deadline, energy budget and user-defined
+        constraints. If the problem has any of the three: the smallest RAM within all of them. Then
+        the smallest deadline for its RAM and energy budget, the smallest energy for its RAM and
+        deadline, both with user-defined constraints, and the smallest RAM with `alignment`. After
+        Ctrl-C, the tuple has the limits found so far.
     """
     named_problems = dict(_limit_problems(problem))
     if alignment is not None:
-        aligned = rounded_problem(problem, alignment)
+        aligned_problem = align_problem(problem, alignment)
         named_problems["block"] = _min_ram_problem(
-            aligned, recompute=aligned.recompute, paging=aligned.can_page
+            aligned_problem, recompute=aligned_problem.recompute, paging=aligned_problem.can_page
         )
     variants = [
-        ChangedProblem(problem=limit_problem, gap=gap, paging_first=name == "page")
+        ChangedProblem(problem=limit_problem, gap=gap, tries_paging_first=name == "page")
         for name, limit_problem in named_problems.items()
     ]
     results = solve_variants(
@@ -164,7 +166,7 @@ def find_limits(
 
 
 def _limit_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Yield the name and problem of each limit in the order of `find_limits`."""
+    """Yield the name and problem of each limit, except ``block``, in the order of `find_limits`."""
     for name, recompute, paging in (
         ("keep_all", False, False),
         ("recompute", True, False),

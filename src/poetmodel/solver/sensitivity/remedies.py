@@ -1,4 +1,4 @@
-"""Change each limit of an infeasible problem by itself, and find the smallest amount that works."""
+"""Change each limit of an infeasible problem by itself; find the smallest amount that suffices."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ MIN_CHANGE_S: Final = 0.05
 MAX_NAMED_TENSORS: Final = 3
 """Maximum number of tensors that a sentence names."""
 DIGITS: Final = 10
-"""Digits of a time or energy that works. The rounding is within the tolerance of limits."""
+"""Digits of a time or energy in sentences. The rounding is within the tolerance of limits."""
 BOUND_ERROR_RATIO: Final = 1e-6
 """Relative error of a solver's bound on whole numbers."""
 MAX_HALVINGS: Final = 12
-"""Iterations of the bisection for the RAM that a plan with overlapping transfers needs."""
+"""Maximum number of iterations of the bisection for the RAM that a plan with overlapping transfers
+needs."""
 
 
 class Change(StrEnum):
@@ -60,18 +61,22 @@ class Change(StrEnum):
 
 Rows: TypeAlias = "tuple[Constraint, ...]"
 """A user-defined constraint, or all constraints of one rule."""
-Stated: TypeAlias = "Change | Rows"
-"""A limit, represented by the change that removes it, or user-defined constraints."""
+StatedLimit: TypeAlias = "Change | Rows"
+"""A limit, represented by the change that removes it; or user-defined constraints."""
 
 
 class _Amount(NamedTuple):
-    """A limit that is an amount: the names of the problem's stated and parsed field, and texts."""
+    """A limit that is an amount."""
 
-    stated: str
-    allowed: str
+    field: str
+    """Name of the problem's field that states the limit."""
+    parsed_field: str
+    """Name of the problem's attribute that has the limit as a number."""
     quantity: Quantity
+    """The quantity that the limit bounds."""
     unit: str
-    role: str
+    phrase: str
+    """Words after the amount in a sentence."""
 
 
 AMOUNTS: Final = {
@@ -90,7 +95,7 @@ LIMITS: Final = {
     Change.PAGING: "no paging",
     Change.RECOMPUTATION: "no recomputation",
 }
-"""Name of the limit that each change removes, for messages."""
+"""Name of the limit that each change removes, in messages."""
 _CHANGE_NAMES: Final = {
     Change.RAM: "more RAM",
     Change.TIME: "a later deadline",
@@ -100,12 +105,12 @@ _CHANGE_NAMES: Final = {
     Change.RECOMPUTATION: "recomputation",
     Change.BATCH: "batch size 1",
 }
-_SIDES: Final = {"upper": "at most", "lower": "at least"}
+_SIDE_TEXTS: Final = {"upper": "at most", "lower": "at least"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Result of one change, with all other limits unchanged; amounts in bytes, s or J."""
+    """Result of one change, with all other limits unchanged. Amounts are in bytes, s or J."""
 
     change: Change
     works: bool | None
@@ -113,13 +118,14 @@ class Remedy:
     allowed: float | None = None
     """The present limit; None if the changed limit is no amount."""
     nearest: float | None = None
-    """The limit nearest to the present one with which a schedule was found."""
+    """The limit nearest to the present one with which a schedule was found; None without one."""
     bound: float | None = None
-    """Proven: no schedule exists with a limit below this (above it for a lower limit)."""
+    """Proven: with a limit below `bound` (above `bound` for a lower limit), no schedule exists."""
     node: str | None = None
-    """For RAM above the minimum RAM, the node at the peak of that schedule."""
+    """For more RAM than the minimum RAM, the node at the peak of the schedule found with `nearest`;
+    None otherwise."""
     tensors: tuple[str, ...] = ()
-    """The tensors in RAM at the peak."""
+    """The tensors in RAM at the peak of that schedule."""
     constraint: str | None = None
     """Name of the changed user-defined constraint."""
     side: str | None = None
@@ -129,24 +135,28 @@ class Remedy:
     """Unit of the constraint's sum, if it has one."""
 
     def __repr__(self) -> str:
-        words = {True: "would do", False: "would not do", None: "not decided"}
+        verdicts = {True: "would suffice", False: "would not suffice", None: "not decided"}
         nearest = "" if self.nearest is None else f"nearest {self.nearest:.6g}"
-        return brief(self, self._name, words[self.works], nearest)
+        return brief(self, self._name, verdicts[self.works], nearest)
 
     @property
     def _name(self) -> str:
         return str(self.change) if self.constraint is None else f"constraint {self.constraint!r}"
 
-    def beyond_stated(self) -> Remedy:
-        """Return the remedy with a bound above the present limit, which is proven infeasible."""
+    def raise_bound_above_stated(self) -> Remedy:
+        """Return the remedy with its bound raised above the present limit.
+
+        The present limit is proven infeasible. Remedies of user-defined constraints, and those
+        without an amount or bound, are returned unchanged.
+        """
         if self.constraint is not None or None in (self.bound, self.allowed):
             return self
-        nearer = (self.allowed or 0) + (AMOUNTS[self.change].unit == "bytes")
-        return replace(self, bound=max(self.bound or 0, nearer))
+        min_bound = (self.allowed or 0) + (AMOUNTS[self.change].unit == "bytes")
+        return replace(self, bound=max(self.bound or 0, min_bound))
 
     @property
     def proven(self) -> bool:
-        """Whether it is proven that no limit nearer to the present one works."""
+        """Whether it is proven that no limit nearer to the present one suffices."""
         if self.works is None:
             return False
         if self.nearest is None or self.bound is None:
@@ -157,28 +167,32 @@ class Remedy:
         """Return the remedy as a sentence for users."""
         change = _CHANGE_NAMES.get(self.change, f"leaving out {self._name}")
         if self.works is None:
-            return f"whether {change} alone would do was not decided in time"
+            return f"whether {change} alone would suffice was not decided in time"
         if not self.works:
             return f"{change} alone does not help"
         if self.nearest is None:
             without_name = f"without {self._name}"
             return f"feasible {without_name if self.constraint else f'with {change}'}"
         if self.side is not None:
-            amount, unit_name = f"{self._name} {_SIDES[self.side]} ", self.unit
-            begin, amount = "feasible with", amount + _format_exact(self.nearest, unit_name)
+            amount, unit_name = f"{self._name} {_SIDE_TEXTS[self.side]} ", self.unit
+            beginning, amount = "feasible with", amount + _format_exact(self.nearest, unit_name)
         else:
-            kind = AMOUNTS[self.change]
-            amount, unit_name = f"{_format_exact(self.nearest, kind.unit)} {kind.role}", kind.unit
-            begin = "feasible from" if self.proven else "feasible with"
+            amount_limit = AMOUNTS[self.change]
+            amount, unit_name = (
+                f"{_format_exact(self.nearest, amount_limit.unit)} {amount_limit.phrase}",
+                amount_limit.unit,
+            )
+            beginning = "feasible from" if self.proven else "feasible with"
         if self.node is not None:
             tensors = listed(self.tensors, max_names=MAX_NAMED_TENSORS)
             amount += f", which {self.node!r} takes with {tensors} in RAM"
         if self.proven:
-            return f"{begin} {amount}"
+            return f"{beginning} {amount}"
         bound_text = _format_exact(self.bound or 0.0, unit_name)
-        beyond = "more" if self.side == "lower" else "less"
+        comparison = "more" if self.side == "lower" else "less"
         return (
-            f"{begin} {amount}; {beyond} than {bound_text} is proven infeasible, the rest is open"
+            f"{beginning} {amount}; {comparison} than {bound_text} is proven infeasible, "
+            "the rest is open"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -189,22 +203,23 @@ class Remedy:
 
 
 class _Attempt(NamedTuple):
-    """A change, the problem with that change, and a function from its result to a remedy."""
+    """A change, the problem with that change, and a function that converts its result."""
 
     change: Change
     variant: ChangedProblem | None
-    """The problem; None if the change is known not to help."""
+    """The changed problem; None if it is known that the change does not suffice."""
     to_remedy: Callable[[SolveResult], Remedy]
+    """Converts the result of the changed problem to a remedy."""
 
 
 def stated_limits(problem: Problem) -> Iterator[Change]:
     """Yield the change that removes each limit of a problem, user-defined constraints excluded.
 
-    Storage counts as limited only if it is smaller than all tensors.
+    Storage counts as limited only if it is smaller than all tensors together.
     """
     all_bytes = sum(problem.graph.tensor_bytes)
-    for change, kind in AMOUNTS.items():
-        allowed = getattr(problem, kind.allowed)
+    for change, amount_limit in AMOUNTS.items():
+        allowed = getattr(problem, amount_limit.parsed_field)
         if allowed is not None and (
             change != Change.STORAGE or (problem.can_page and allowed < all_bytes)
         ):
@@ -218,16 +233,17 @@ def stated_limits(problem: Problem) -> Iterator[Change]:
 def find_remedies(
     problem: Problem,
     *,
-    conflict: Sequence[Stated] | None,
+    conflict: Sequence[StatedLimit] | None,
     time_limit: float,
     threads: int,
 ) -> tuple[Remedy, ...]:
     """Solve an infeasible problem with each change by itself, within `time_limit` [s].
 
-    `conflict` has limits that no schedule meets together, or is None. Only changes of its members
-    are tried, because no other change can help. After Ctrl-C, the tuple has the remedies so far.
+    `conflict` has limits that no schedule meets together, or is None. With a conflict, only its
+    members are changed, because no other change can suffice. After Ctrl-C, the tuple has the
+    remedies so far.
     """
-    attempts = list(_attempts(problem, conflict))
+    attempts = list(_make_attempts(problem, conflict))
     results = iter(
         solve_variants(
             [attempt.variant for attempt in attempts if attempt.variant is not None],
@@ -239,28 +255,32 @@ def find_remedies(
     remedies = []
     for attempt in attempts:
         if attempt.variant is None:
-            kind = AMOUNTS.get(attempt.change)
-            allowed = None if kind is None else getattr(problem, kind.allowed)
+            amount_limit = AMOUNTS.get(attempt.change)
+            allowed = None if amount_limit is None else getattr(problem, amount_limit.parsed_field)
             remedies.append(Remedy(change=attempt.change, works=False, allowed=allowed))
         elif (result := next(results, None)) is not None:  # None after Ctrl-C
             remedies.append(attempt.to_remedy(result))
     return tuple(remedies)
 
 
-def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_Attempt]:
-    """Yield the attempt for each change.
+def _make_attempts(problem: Problem, conflict: Sequence[StatedLimit] | None) -> Iterator[_Attempt]:
+    """Yield the attempt for each change that may be tried.
 
-    If the removed limit is an amount, the problem minimizes it.
+    If the removed limit is an amount, the changed problem minimizes its quantity.
     """
     for change in stated_limits(problem):
         variant = ChangedProblem(problem=without_limits(problem, change), gap=1.0)
         if change in AMOUNTS:
-            minimized = replace(variant.problem, minimize=AMOUNTS[change].quantity)
+            min_problem = replace(variant.problem, minimize=AMOUNTS[change].quantity)
             if change == Change.STORAGE and problem.graph.state_tensors:
                 terms = tuple(_storage_terms(problem.graph))
-                minimized = replace(variant.problem, minimize=USER_OBJECTIVE, user_objective=terms)
-            paging_first = change == Change.RAM and problem.can_page
-            variant = ChangedProblem(problem=minimized, gap=0.0, paging_first=paging_first)
+                min_problem = replace(
+                    variant.problem, minimize=USER_OBJECTIVE, user_objective=terms
+                )
+            tries_paging_first = change == Change.RAM and problem.can_page
+            variant = ChangedProblem(
+                problem=min_problem, gap=0.0, tries_paging_first=tries_paging_first
+            )
         may_help = conflict is None or change in conflict
         yield _Attempt(
             change, variant if may_help else None, partial(_make_remedy, problem, change)
@@ -284,52 +304,53 @@ def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_
 
 
 def _storage_terms(graph: Graph) -> Iterator[tuple[str, float]]:
-    """Yield the terms of the storage that a schedule uses: homes and paged-out tensors [B].
+    """Yield (key, bytes) terms whose sum is the storage that a schedule uses [B].
 
-    Without state that equals the bytes written, because a tensor is paged out at most once.
+    It has the state with a home on storage, and paged-out tensors. Without state it equals the
+    bytes written, because a tensor is paged out at most once.
     """
-    homes = {*graph.state_tensors, *graph.replacement_of.values()}
+    state_and_replacements = {*graph.state_tensors, *graph.replacement_of.values()}
     for i, size in enumerate(graph.tensor_bytes):
         name = graph.tensors[i].name
         if i in graph.state_tensors:
             yield f"{Count.RESIDENT}:{name}", -size
-        elif i not in homes and not graph.starts_on_storage[i]:
+        elif i not in state_and_replacements and not graph.starts_on_storage[i]:
             yield f"{Count.PAGE_OUTS}:{name}", size
     yield CONSTANT, graph.state_bytes
 
 
-def without_limits(problem: Problem, *limits: Stated, **changes: Any) -> Problem:
-    """Return a problem without some of its limits and user-defined constraints.
-
-    Applies other `changes`.
-    """
-    quantities = [kind.quantity for change, kind in AMOUNTS.items() if change in limits]
-    dropped_rows = {row for limit in limits if isinstance(limit, tuple) for row in limit}
+def without_limits(problem: Problem, *limits: StatedLimit, **changes: Any) -> Problem:
+    """Return a problem without `limits`, and with other fields replaced by `changes`."""
+    quantities = [
+        amount_limit.quantity for change, amount_limit in AMOUNTS.items() if change in limits
+    ]
+    removed_rows = {row for limit in limits if isinstance(limit, tuple) for row in limit}
     return problem.without_limits(
         *quantities,
         paging=problem.paging or Change.PAGING in limits,
         recompute=problem.recompute or Change.RECOMPUTATION in limits,
-        constraints=tuple(row for row in problem.constraints if row not in dropped_rows),
+        constraints=tuple(row for row in problem.constraints if row not in removed_rows),
         **changes,
     )
 
 
 def constraint_name(rows: Rows) -> str:
-    """Return the name of a user-defined constraint, or of the rule of several: ``once[...]``."""
+    """Return the name of a user-defined constraint, or of the rule of several, as ``name[...]``."""
     first = rows[0].name
     return first if len(rows) == 1 else f"{first.rpartition('[')[0]}[...]"
 
 
 def _is_one_sided(rows: Rows) -> bool:
     """Return whether `rows` is a single constraint on totals with a single limit."""
-    one_sided = rows[0].lower is None or rows[0].upper is None
-    return len(rows) == 1 and one_sided and not rows[0].is_per_stage
+    has_one_limit = rows[0].lower is None or rows[0].upper is None
+    return len(rows) == 1 and has_one_limit and not rows[0].is_per_stage
 
 
 def _with_batch_size_1(problem: Problem) -> Problem | None:
     """Return the problem with batches of 1, for a built-in network with estimated costs.
 
-    Absolute limits and user-defined constraints are unchanged. None for other graphs and costs.
+    Limits as numbers and user-defined constraints are unchanged. Returns None for batches of 1,
+    other graphs and costs, and constraints that do not fit the smaller graph.
     """
     from poetmodel.device import Costs
     from poetmodel.graph.zoo import MODELS
@@ -349,31 +370,34 @@ def _with_batch_size_1(problem: Problem) -> Problem | None:
 
 
 def _make_remedy(problem: Problem, change: Change, result: SolveResult) -> Remedy:
-    """Convert the result of a change of a limit to a remedy."""
+    """Convert the result of the problem with a changed limit to a remedy."""
     works = result.schedule is not None
     is_decided = works or result.status == Status.INFEASIBLE
-    kind, simulation = AMOUNTS.get(change), result.simulation
-    allowed = None if kind is None else getattr(problem, kind.allowed)
+    amount_limit, simulation = AMOUNTS.get(change), result.simulation
+    allowed = None if amount_limit is None else getattr(problem, amount_limit.parsed_field)
     remedy = Remedy(change=change, works=works if is_decided else None, allowed=allowed)
-    if kind is None or simulation is None:
+    if amount_limit is None or simulation is None:
         return remedy
     limit, graph = Limit(name=change, result=result), problem.graph
     amount = simulation.aux_used_bytes if change == Change.STORAGE else limit.value
-    nearest = _find_accepted_amount(problem, kind, result, amount or 0.0)
-    bound = limit.bound if result.problem.minimize != USER_OBJECTIVE else _whole_bound(result)
-    above_minimum = change == Change.RAM and infeasibility_reason(problem) is None
+    nearest = _find_accepted_amount(problem, amount_limit, result, amount or 0.0)
+    bound = limit.bound if result.problem.minimize != USER_OBJECTIVE else _integer_bound(result)
+    exceeds_min_ram = change == Change.RAM and infeasibility_reason(problem) is None
     return replace(
         remedy,
         works=works if nearest is not None else None,
         nearest=nearest,
         bound=bound,
-        node=graph.nodes[simulation.peak.node].name if above_minimum else None,
+        node=graph.nodes[simulation.peak.node].name if exceeds_min_ram else None,
         tensors=tuple(graph.tensors[i].name for i in simulation.peak_tensors),
     )
 
 
 def _make_row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remedy:
-    """Convert the result of a change of a user-defined constraint to a remedy."""
+    """Convert the result of the problem without user-defined constraints `rows` to a remedy.
+
+    For a single constraint with one limit, the result has the smallest sum that suffices.
+    """
     row = rows[0]
     works = result.schedule is not None
     is_decided = works or result.status == Status.INFEASIBLE
@@ -389,23 +413,26 @@ def _make_row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remed
     side, sign = ("upper", 1) if row.lower is None else ("lower", -1)
     min_value = result.bound or 0.0
     if all(isinstance(weight, int) for weight in row.terms.values()) and isinstance(value, int):
-        min_value = _whole_bound(result)
+        min_value = _integer_bound(result)
     elif min_value >= value - RELATIVE_TOLERANCE * abs(value):
         min_value = value
     nearest = _find_row_limit(problem, row, side, sign * value, result)
-    proven = nearest is not None and min_value == value
+    is_proven = nearest is not None and min_value == value
     return replace(
         remedy,
         works=works if nearest is not None else None,
         side=side,
         allowed=getattr(row, side),
         nearest=nearest,
-        bound=nearest if proven else sign * min_value,
+        bound=nearest if is_proven else sign * min_value,
     )
 
 
-def _whole_bound(result: SolveResult) -> float:
-    """Return the bound of a user-defined objective with whole values, rounded up."""
+def _integer_bound(result: SolveResult) -> float:
+    """Return the bound of a user-defined objective with whole values, rounded up.
+
+    It is at most the value of the result.
+    """
     value, min_value = result.value or 0.0, result.bound or 0.0
     return min(value, math.ceil(min_value - BOUND_ERROR_RATIO * max(1.0, abs(min_value))))
 
@@ -413,9 +440,9 @@ def _whole_bound(result: SolveResult) -> float:
 def _find_row_limit(
     problem: Problem, row: Constraint, side: str, value: float, result: SolveResult
 ) -> float | None:
-    """Return `value` or its rounding as a limit of a constraint that the verifier accepts.
+    """Return `value`, if possible rounded, as the limit of a constraint that a result meets.
 
-    Return None if the schedule violates both.
+    Return None if the verifier rejects the schedule with both limits.
     """
     other_rows = without_limits(problem, (row,)).constraints
     for limit in (value if isinstance(value, int) else float(f"{value:.{DIGITS}g}"), value):
@@ -427,24 +454,24 @@ def _find_row_limit(
 
 
 def _find_accepted_amount(
-    problem: Problem, kind: _Amount, result: SolveResult, amount: float
+    problem: Problem, amount_limit: _Amount, result: SolveResult, amount: float
 ) -> float | None:
-    """Return the smallest tried limit from `amount` up that the verifier accepts.
+    """Return the smallest tried limit from `amount` up with which the verifier accepts a schedule.
 
-    Return None if it accepts none. Only RAM above `amount` is tried: transfers that overlap
-    computation take longer with less RAM, so a schedule found with more RAM may miss a deadline
-    within its own peak.
+    Return None if it accepts none. Larger limits than `amount` are only tried for RAM: transfers
+    that overlap computation take longer with less RAM, so a schedule found with more RAM may miss
+    its deadline if the budget is its peak.
     """
     schedule = result.require_schedule()
 
     def accepts(limit: float) -> bool:
-        rounded_limit = int(limit) if kind.unit == "bytes" else float(f"{limit:.{DIGITS}g}")
-        limits: dict[str, Any] = {kind.stated: rounded_limit}
+        rounded_limit = int(limit) if amount_limit.unit == "bytes" else float(f"{limit:.{DIGITS}g}")
+        limits: dict[str, Any] = {amount_limit.field: rounded_limit}
         return verify(replace(problem, **limits), schedule).valid
 
     if accepts(amount):
         return amount
-    if kind.quantity != Quantity.RAM:
+    if amount_limit.quantity != Quantity.RAM:
         return None
     low, high = int(amount), result.problem.ram_budget_bytes
     if high <= low or not accepts(high):
@@ -456,7 +483,7 @@ def _find_accepted_amount(
 
 
 def _format_exact(amount: float, unit: str) -> str:
-    """Format an amount with all its digits, and bytes also with a larger unit."""
+    """Format an amount with `DIGITS` digits, and bytes with all digits and with a larger unit."""
     if unit != "bytes":
         return f"{amount:.{DIGITS}g} {unit}".rstrip()
     rounded = format_bytes(amount)

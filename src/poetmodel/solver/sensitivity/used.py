@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.problem import Quantity
-from poetmodel.solver.outcome import EQUAL
+from poetmodel.solver.outcome import EQUALITY_TOLERANCE
 from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
 from poetmodel.units import brief
 
@@ -22,7 +22,7 @@ class LimitState(StrEnum):
     """Whether a limit binds."""
 
     BINDS = "binds"
-    """Proven: a better schedule exists without the limit."""
+    """Proven: without the limit, a better schedule exists."""
     SLACK = "slack"
     """Proven: removing this limit alone permits no better schedule."""
     OPEN = "open"
@@ -31,20 +31,20 @@ class LimitState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsedLimit:
-    """A limit that a schedule meets; amounts are in bytes, seconds or joules."""
+    """A limit of a solved problem, and whether it binds; amounts are in bytes, s or J."""
 
     quantity: Quantity
     """``ram``, ``time`` (the deadline) or ``energy`` (the energy budget)."""
     state: LimitState
     allowed: float
-    """The limit."""
+    """The amount that the limit permits."""
     used: float
     """Amount that the schedule uses."""
     saved: float | None
-    """Saving of the minimized quantity by the schedule found without the limit; None if none was
-    found."""
+    """Saving of the minimized quantity by the schedule found without the limit; None if no schedule
+    was found."""
     most_saved: float | None
-    """Proven maximum saving without this limit alone; None if none was found."""
+    """Proven maximum saving without this limit alone; None if no schedule was found without it."""
 
     def __repr__(self) -> str:
         return brief(self, str(self.quantity), str(self.state))
@@ -57,7 +57,7 @@ class UsedLimit:
 def find_used_limits(
     result: SolveResult, *, time_limit: float = 10.0, threads: int = 1
 ) -> tuple[UsedLimit, ...]:
-    """Find the binding limits of a solved problem: RAM, and deadline and energy budget if stated.
+    """Decide which limits of a solved problem bind: RAM, and deadline and energy budget if stated.
 
     Parameters
     ----------
@@ -71,8 +71,9 @@ def find_used_limits(
     Returns
     -------
     tuple of UsedLimit
-        The problem is solved again without each limit, from the schedule of the result. Empty if
-        the result has no schedule: use `explain_infeasible` for such results.
+        One for each stated limit. Each is decided by solving the problem again without it, from the
+        schedule of the result. Empty if the result has no schedule: use `explain_infeasible` for
+        such results.
     """
     problem, simulation = result.problem, result.simulation
     if simulation is None:
@@ -82,25 +83,25 @@ def find_used_limits(
         Quantity.TIME: (problem.deadline_s, simulation.time_s),
         Quantity.ENERGY: (problem.energy_budget_j, simulation.energy_j),
     }
-    limits = [quantity for quantity, (allowed, _) in amounts.items() if allowed is not None]
+    quantities = [quantity for quantity, (allowed, _) in amounts.items() if allowed is not None]
     # A limit on the minimized quantity never binds: the best schedule is the same without it.
-    variants = [quantity for quantity in limits if quantity != problem.minimize]
+    changed_quantities = [quantity for quantity in quantities if quantity != problem.minimize]
     results = solve_variants(
         [
             ChangedProblem(problem=problem.without_limits(quantity), gap=result.requested_gap)
-            for quantity in variants
+            for quantity in changed_quantities
         ],
         time_limit=time_limit,
         min_s=MIN_LIMIT_S,
         threads=threads,
         start=result.schedule,
     )
-    unlimited = dict(zip(variants, results, strict=False))
+    result_without = dict(zip(changed_quantities, results, strict=False))
     used_limits = []
-    for quantity in limits:
+    for quantity in quantities:
         state, saved, most_saved = (
-            _compare_without(result, unlimited.get(quantity))
-            if quantity in variants
+            _compare_results(result, result_without.get(quantity))
+            if quantity in changed_quantities
             else (LimitState.SLACK, 0.0, 0.0)
         )
         allowed, used_amount = amounts[quantity]
@@ -117,20 +118,24 @@ def find_used_limits(
     return tuple(used_limits)
 
 
-def _compare_without(
-    result: SolveResult, unlimited: SolveResult | None
+def _compare_results(
+    result: SolveResult, unlimited_result: SolveResult | None
 ) -> tuple[LimitState, float | None, float | None]:
-    """Return whether a limit binds, and the found and the proven maximum saving without it.
+    """Return whether a limit binds, the saving found without it, and the proven maximum saving.
 
-    Return (OPEN, None, None) if the solve without the limit found no schedule.
+    `unlimited_result` is that of the solve without the limit. Return (OPEN, None, None) if that
+    solve found no schedule.
     """
-    if unlimited is None or unlimited.value is None:
+    if unlimited_result is None or unlimited_result.value is None:
         return LimitState.OPEN, None, None
     value, bound = result.value or 0.0, result.proven_bound
-    saved, most_saved = max(0.0, value - unlimited.value), max(0.0, value - unlimited.proven_bound)
-    within_gap = result.requested_gap * (value - result.problem.objective.baseline)
-    if unlimited.value < bound - EQUAL * abs(bound):
+    saved, most_saved = (
+        max(0.0, value - unlimited_result.value),
+        max(0.0, value - unlimited_result.proven_bound),
+    )
+    gap_tolerance = result.requested_gap * (value - result.problem.objective.baseline)
+    if unlimited_result.value < bound - EQUALITY_TOLERANCE * abs(bound):
         return LimitState.BINDS, saved, most_saved
-    if most_saved <= max(EQUAL * abs(value), within_gap):
+    if most_saved <= max(EQUALITY_TOLERANCE * abs(value), gap_tolerance):
         return LimitState.SLACK, saved, most_saved
     return LimitState.OPEN, saved, most_saved

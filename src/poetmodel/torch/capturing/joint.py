@@ -66,7 +66,7 @@ from poetmodel.torch.capturing.values import (
     ValueGuards,
     is_unknown_value_error,
 )
-from poetmodel.torch.errors import RAISED, explained
+from poetmodel.torch.errors import FOREIGN_ERRORS, convert_exceptions
 from poetmodel.torch.graph.tensors import tensors_in
 from poetmodel.torch.int8.reading import with_fronts
 
@@ -143,7 +143,7 @@ def capture(
             # A failure that is raised anyway need not be logged with its traceback.
             temporary_setting(logger.setLevel, logging.CRITICAL, logger.level),
             generator_states.restored(),
-            explained(name, module_trail),
+            convert_exceptions(name, module_trail),
             refuse_seeding(),
             # The backward of oneDNN's LSTM cannot be captured.
             onednn(enabled=mkldnn and not has_lstm),
@@ -260,7 +260,7 @@ def _observe(
         written_tensors.restore()
 
     try:
-        with python_reads.recording(), suppress(*RAISED):
+        with python_reads.recording(), suppress(*FOREIGN_ERRORS):
             forward()
         python_reads.places.remove_temporary()
         state_changes.check(forward, restore)
@@ -296,7 +296,7 @@ def _try_export(
             tracing(context),
         ):
             exported = aot_export_joint_with_descriptors(stack, captured_module, tuple(inputs))
-    except RAISED as error:
+    except FOREIGN_ERRORS as error:
         attributes.restore()
         if leftovers.register_holders(error):
             return None

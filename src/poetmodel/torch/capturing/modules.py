@@ -24,7 +24,7 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from poetmodel.torch.capturing.joint_graph import shown_path
-from poetmodel.torch.errors import RAISED, CaptureError, exception_chain
+from poetmodel.torch.errors import FOREIGN_ERRORS, CaptureError, exception_chain
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -449,7 +449,7 @@ def _has_state(generator: _Generator) -> bool:
     """Return whether a generator's state can be restored; the operating system's has none."""
     try:
         generator.state()
-    except RAISED:
+    except FOREIGN_ERRORS:
         return False
     return True
 

@@ -19,7 +19,7 @@ from poetmodel.torch.capturing.python_values import (
     read_at,
     snapshot_of,
 )
-from poetmodel.torch.errors import RAISED
+from poetmodel.torch.errors import FOREIGN_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +76,7 @@ class GuardedPlace:
                 return holder.cell_contents
             if self.access is Access.COMPUTED:
                 return getattr(holder, key)
-        except RAISED:
+        except FOREIGN_ERRORS:
             return ABSENT
         return snapshot_of(holder)
 
@@ -152,7 +152,7 @@ class PythonGuards:
         try:
             values = [holder.__dict__[key] for holder, key in self._attributes]
             values += [holder[key] for holder, key in self._items]
-        except RAISED:
+        except FOREIGN_ERRORS:
             return False
         values += [place.current_value() for place in self._others]
         return (

@@ -24,7 +24,7 @@ from poetmodel.torch.capturing.python_values import (
     origin_of_module,
     read_at,
 )
-from poetmodel.torch.errors import RAISED, CodeOrigin
+from poetmodel.torch.errors import FOREIGN_ERRORS, CodeOrigin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -152,7 +152,7 @@ class RecordedPlaces:
             try:
                 is_dict = isinstance(content, dict)
                 item = dict.get(content, key, ABSENT) if is_dict else content[key]
-            except RAISED:
+            except FOREIGN_ERRORS:
                 self.record_all(value, name, line)
                 return
             is_namespace = content is not value and not isinstance(value, CONTAINERS[4:6])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from poetmodel.torch.errors import RAISED, CodeOrigin, code_origin, format_source_line
+from poetmodel.torch.errors import FOREIGN_ERRORS, CodeOrigin, code_origin, format_source_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -226,7 +226,7 @@ class Comparison:
 def _get_attribute(value: Any, key: str) -> Any:
     try:
         return getattr(value, key)
-    except RAISED:
+    except FOREIGN_ERRORS:
         return ABSENT
 
 

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 
 from poetmodel.errors import PoetModelError
 from poetmodel.torch.capturing.joint_graph import location_suffix
-from poetmodel.torch.errors import RAISED, CaptureError
+from poetmodel.torch.errors import FOREIGN_ERRORS, CaptureError
 from poetmodel.torch.graph.operators import has_flop_formula, kernel_of
 from poetmodel.torch.graph.tensors import call_key, fake_value, storage_key, tensors_in
 
@@ -149,7 +149,7 @@ def replay_sampled(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
     sampler = RepeatedOps(joint, execute)
     try:
         replay(joint, sampler)
-    except RAISED:
+    except FOREIGN_ERRORS:
         if not sampler.replaced:
             raise
         replay(joint, execute)  # the failure may come from another operation's outputs
@@ -180,7 +180,7 @@ def profile_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpPro
             value, profile = profiler(node, arguments, keywords)
         except PoetModelError:
             raise
-        except RAISED as error:
+        except FOREIGN_ERRORS as error:
             reason = " ".join(str(error).split()).rstrip(".")
             raise CaptureError(
                 f"{joint.name}: {node.target}{location_suffix(node)} fails on the example inputs "

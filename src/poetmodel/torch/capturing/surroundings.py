@@ -26,7 +26,12 @@ from torch.utils._mode_utils import no_dispatch
 from poetmodel.torch.capturing.joint_graph import ANNOTATION, LOCATION, shown_path
 from poetmodel.torch.capturing.replay import temporary_setting
 from poetmodel.torch.capturing.values import ASSERTS, KnownValue, KnownValues, SourceTensor
-from poetmodel.torch.errors import RAISED, ForbiddenError, foreign_tensor_error, running_user_line
+from poetmodel.torch.errors import (
+    FOREIGN_ERRORS,
+    ForbiddenError,
+    foreign_tensor_error,
+    running_user_line,
+)
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -223,7 +228,7 @@ def _run_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, mkldnn: bool) 
         try:
             args, keywords = _pytree.tree_unflatten([_zeros_like(leaf) for leaf in leaves], spec)
             return func(*args, **keywords)
-        except RAISED:
+        except FOREIGN_ERRORS:
             return None
 
 

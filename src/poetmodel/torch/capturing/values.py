@@ -29,7 +29,7 @@ from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from poetmodel.torch.errors import RAISED, exception_chain, running_user_line
+from poetmodel.torch.errors import FOREIGN_ERRORS, exception_chain, running_user_line
 from poetmodel.torch.graph.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class KnownValues:
                     lambda leaf: _real_or_zeros(leaf, function), (arguments, keywords)
                 )
                 real = function(*real_arguments, **real_keywords)
-            except RAISED:
+            except FOREIGN_ERRORS:
                 return None
             if reads_metadata or not depends_on_inputs:
                 return KnownValue(real)
@@ -413,7 +413,7 @@ class ValueGuards:
                     leaf_values = list(map(value, call.leaves))
                     arguments, keywords = _pytree.tree_unflatten(leaf_values, call.spec)
                     values[call] = call.function(*arguments, **keywords)
-        except RAISED:
+        except FOREIGN_ERRORS:
             return None
         return tuple(repr(values[read.expression]) for read in self.reads)
 

@@ -138,7 +138,7 @@ def backend(  # noqa: PLR0913 - its options
         loss_only=loss_only,
         add_gradients=add_gradients,
         on_progress=on_progress,
-        cache=Cache.of(cache),
+        cache=Cache.from_option(cache),
     )
     if kernels == INDUCTOR:
         from poetmodel.torch.dynamo.inductor import InductorBackend

@@ -42,9 +42,9 @@ from poetmodel.torch.dynamo.wrappers import (
     sharded_parents,
     wrapper_advice,
 )
-from poetmodel.torch.errors import CaptureError, explained
+from poetmodel.torch.errors import CaptureError, convert_exceptions
 from poetmodel.torch.graph.dropout import split_dropout
-from poetmodel.torch.graph.python import boxed
+from poetmodel.torch.graph.python import make_boxed_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,7 +96,7 @@ class Backend(GraphPlanner):
     @property
     def _compiler(self) -> Callable[..., Callable[[list[Any]], Any]]:
         """The compiler of a forward or backward graph after the split."""
-        return fake_function if self._is_predicted else boxed
+        return fake_function if self._is_predicted else make_boxed_function
 
     def plan_for(
         self, model: Callable[..., Any], *inputs: Any, paging: bool = False
@@ -136,7 +136,7 @@ class Backend(GraphPlanner):
         if paging and storage is None:
             raise InputError("paging: the back end needs a device with storage")
         planner = Backend(replace(settings, paging=storage if paging else None), is_predicted=True)
-        with self.recording_refusals(), explained("plan_for"):
+        with self.recording_refusals(), convert_exceptions("plan_for"):
             capture_on_fakes(planner, model, inputs)
         self._planned += planner._planned
         return planner.plans

@@ -60,7 +60,7 @@ class Profiles:
     ) -> None:
         """Create a profiler; nothing is measured before `get`."""
         self._cache = cache
-        self._profiler = OpProfiler(timed=timed)
+        self._profiler = OpProfiler(measure_times=timed)
         self._is_generated = is_generated
 
     def get(self, joint: JointGraph) -> list[OpProfile]:
@@ -87,7 +87,7 @@ class Profiles:
                 host_key(),
                 plain_operations(joint.graph),
                 inputs,
-                self._profiler.timed,
+                self._profiler.measures_times,
                 self._is_generated is not None,
             )
         return None

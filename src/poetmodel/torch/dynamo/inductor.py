@@ -29,7 +29,7 @@ from poetmodel.torch.dynamo.joint_graph import TANGENTS, JointGraph, ancestors
 from poetmodel.torch.dynamo.live_calls import CountedGraph
 from poetmodel.torch.dynamo.planning import PassPeaks
 from poetmodel.torch.graph.operators import operator_name
-from poetmodel.torch.graph.profiles import run_on_synthetic
+from poetmodel.torch.graph.profiles import execute_on_synthetic
 from poetmodel.torch.graph.tensors import fake_storage_key, fake_value, heap_peak_bytes, tensors_in
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class MeasuringCompiler:
             return heap_peak_bytes(run)
 
         with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            peak_bytes = run_on_synthetic(measure_peak)
+            peak_bytes = execute_on_synthetic(measure_peak)
         if is_backward:
             self.backward_bytes = peak_bytes
         else:

@@ -19,7 +19,7 @@ from poetmodel.torch.dynamo.gradients import is_addition
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.dropout import dropout_mask
 from poetmodel.torch.graph.operators import (
-    is_effect,
+    has_effect,
     is_foreign,
     is_wait,
     module_path,
@@ -104,7 +104,7 @@ class JointGraph(StepGraph):
             graph,
             {node: predict_profile(node) for node in calls},
             name="captured",
-            effects=frozenset(filter(is_effect, calls)),
+            effects=frozenset(filter(has_effect, calls)),
             is_inlined=is_inlined,
         )
         self.final_results = self.storages_behind(
@@ -226,7 +226,7 @@ class JointGraph(StepGraph):
             return False
         target = operation.node.target
         is_unknown = target is dropout_mask or is_foreign(target)
-        return not (operation.is_random or is_unknown or is_effect(operation.node))
+        return not (operation.is_random or is_unknown or has_effect(operation.node))
 
     def policy_of(self, operation: Operation) -> CheckpointPolicy | None:
         """Return the selective-checkpoint policy of a forward operation; None without one."""
@@ -464,7 +464,7 @@ def _storage_keys(nodes: Iterable[fx.Node]) -> set[int | None]:
 def _is_pure(node: fx.Node) -> bool:
     """Return whether a node may be computed at another time: not random, without effects."""
     is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    return not (is_random or is_effect(node) or is_foreign(node.target) or node.is_impure())
+    return not (is_random or has_effect(node) or is_foreign(node.target) or node.is_impure())
 
 
 def _is_expanding(node: fx.Node) -> bool:

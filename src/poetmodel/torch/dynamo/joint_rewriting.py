@@ -86,17 +86,17 @@ class JointRewriter(Rewriter):
         new_node = self.write_node(operation.node, operation.storages)
         # For outputs that are no new memory, and for additions to `.grad`.
         if isinstance(fake_value(operation.node), tuple | list) or is_addition(operation.node):
-            self._current[operation.node] = new_node
+            self._newest[operation.node] = new_node
 
     def _results(self, nodes: Sequence[Any]) -> list[Any]:
         return [self.map_node(node) if isinstance(node, fx.Node) else node for node in nodes]
 
     def _page_out(self, number: int) -> None:
         """Write a page-out of a storage, whose token a later page-in reads."""
-        for key in self._unfinished.intersection(self.output_keys(number)):
+        for key in self._awaited_keys.intersection(self.output_keys(number)):
             self.write_wait(key)
-        value = self._current[self.output_keys(number)[0]]
-        token = self.register_new(
+        value = self._newest[self.output_keys(number)[0]]
+        token = self.register_write(
             self.graph.call_function(pages.page_out, (self.register_read(value), self._file))
         )
         with fake_value(value).fake_mode:
@@ -106,26 +106,26 @@ class JointRewriter(Rewriter):
     def _page_in(self, number: int) -> None:
         """Write a page-in of a storage, and views for its further layouts."""
         first_key, *other_keys = self.output_keys(number)
-        value = fake_value(self._current[first_key])
+        value = fake_value(self._newest[first_key])
         arguments = (self.register_read(self._tokens[number]), value.dtype, self._file)
-        page = self.register_new(self.graph.call_function(pages.page_in, arguments))
+        page = self.register_write(self.graph.call_function(pages.page_in, arguments))
         page.meta["val"] = value
-        self._current[first_key] = page
+        self._newest[first_key] = page
         for key in other_keys:  # further outputs in this storage
-            value = fake_value(self._current[key])
+            value = fake_value(self._newest[key])
             layout = (value.size(), value.stride(), value.storage_offset())
-            view = self.register_new(
+            view = self.register_write(
                 self.graph.call_function(torch.ops.aten.as_strided, (page, *layout))
             )
             view.meta["val"] = value
-            self._current[key] = view
+            self._newest[key] = view
 
-    def map_argument(self, node: fx.Node) -> fx.Node:
+    def map_placeholder(self, node: fx.Node) -> fx.Node:
         """Return the node of an argument.
 
         In the backward pass this is a copy for arguments that the forward pass overwrites.
         """
-        new_node = self._arguments[node]
+        new_node = self._placeholders[node]
         if not self._is_backward:
             return new_node
         if node in self._joint.mutated:
@@ -140,7 +140,7 @@ class JointRewriter(Rewriter):
             self.saved[new_node] = None
         return new_node
 
-    def register_new(self, new_node: fx.Node) -> fx.Node:
+    def register_write(self, new_node: fx.Node) -> fx.Node:
         """Register a new node, during the forward pass as a part of it; return the node."""
         self._first_written = self._first_written or new_node
         if not self._is_backward:

@@ -9,7 +9,7 @@ import torch
 from poetmodel.torch.dynamo.joint_graph import TANGENTS, storage_sizes
 from poetmodel.torch.dynamo.planning import Outside
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.graph.tensors import HeapWatch, profiler_is_on
+from poetmodel.torch.graph.tensors import HeapWatch, is_profiler_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ class RemeasuredGraph:
         if self._compile_again is not None and measured_memory is not None:
             self.compiled = self._compile_again(measured_memory, arguments)
             self._compile_again = None
-        if self._compile_again is not None and torch.is_grad_enabled() and not profiler_is_on():
+        if self._compile_again is not None and torch.is_grad_enabled() and not is_profiler_on():
             self._watch = HeapWatch()
             _WATCHING.append(self)
         results = self.compiled(*arguments)

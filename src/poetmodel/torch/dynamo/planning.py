@@ -251,7 +251,7 @@ class FirstCall:
     """Memory between both passes outside of the function."""
     is_sharded: bool = False
     """Whether FSDP2 shards the parameters of its module."""
-    show_stage: Callable[[str], None] = lambda _: None
+    show_phase: Callable[[str], None] = lambda _: None
     """Called with the description of each stage when it begins."""
     is_several: bool = False
     """Whether other calls are expected to wait for their backward pass beside this one."""
@@ -589,18 +589,18 @@ def _solve(
     the smallest RAM fits.
     """
     schedules = CachedSchedules(settings.cache)
-    cached_result = None if regions else schedules.result(problem, gap=settings.gap)
+    cached_result = None if regions else schedules.load_result(problem, gap=settings.gap)
     if cached_result is not None and is_final_result(
         cached_result, time_limit_s=settings.time_limit
     ):
         return cached_result
-    show_progress = solve_progress_callback(call.show_stage)
+    show_progress = solve_progress_callback(call.show_phase)
 
     def on_progress(progress: SolveProgress) -> bool | None:
         show_progress(progress)
         return None if settings.on_progress is None else settings.on_progress(progress)
 
-    call.show_stage("solving")
+    call.show_phase("solving")
     if regions:
         return solve_within(
             problem,
@@ -698,7 +698,7 @@ def _min_ram(problem: Problem, settings: BackendOptions, call: FirstCall) -> Sol
     """Return the result of `find_min_ram` for a problem, cached in the call by its graph."""
     result = call.min_ram.get(problem.graph.sha256)
     if result is None:
-        call.show_stage("searching for the smallest budget")
+        call.show_phase("searching for the smallest budget")
         result = find_min_ram(problem, settings.gap)
         call.min_ram[problem.graph.sha256] = result
     return result

@@ -28,14 +28,14 @@ from poetmodel.heuristics.execution import recompute_once
 from poetmodel.model import build
 from poetmodel.result import Termination
 from poetmodel.solver import solve
-from poetmodel.solver.facade import DEFAULT
+from poetmodel.solver.facade import DEFAULT_FORMULATION
 from poetmodel.solver.outcome import (
     Candidate,
     Outcome,
     better_candidate,
-    is_closed,
+    is_gap_closed,
     make_result,
-    verified_candidate,
+    make_valid_candidate,
 )
 from poetmodel.solver.request import Request
 from poetmodel.units import format_bytes
@@ -217,13 +217,13 @@ def solve_within(
         return result
     baseline = problem.objective.baseline
     bound = max(result.proven_bound - baseline, _cost_lower_bound(problem, regions))
-    candidate = verified_candidate(problem, _recompute_excess(problem, regions, first_schedule))
-    if candidate is None or not is_closed(problem, candidate.value, bound, gap):
+    candidate = make_valid_candidate(problem, _recompute_excess(problem, regions, first_schedule))
+    if candidate is None or not is_gap_closed(problem, candidate.value, bound, gap):
         candidate = better_candidate(
             candidate, _search_with_less_ram(problem, regions, first_schedule, deadline_s)
         )
     schedule = None if candidate is None else candidate.schedule
-    is_open = candidate is None or not is_closed(problem, candidate.value, bound, gap)
+    is_open = candidate is None or not is_gap_closed(problem, candidate.value, bound, gap)
     if is_open and len(problem.graph.nodes) <= _MAX_NODES:
         remaining_s = max(_TRIAL_S, deadline_s - monotonic())
         model_result = solve(
@@ -237,14 +237,14 @@ def solve_within(
             return model_result
     if candidate is None:
         return replace(result, schedule=None)
-    is_proved = is_closed(problem, candidate.value, bound, gap)
+    is_proved = is_gap_closed(problem, candidate.value, bound, gap)
     outcome = Outcome(
         termination=Termination.PROVED if is_proved else Termination.TIME_LIMIT,
         candidate=candidate,
         bound=bound,
     )
     request = Request(time_limit_s=time_limit, gap=gap)
-    return make_result(problem, request, outcome, formulation=DEFAULT)
+    return make_result(problem, request, outcome, formulation=DEFAULT_FORMULATION)
 
 
 def _cost_lower_bound(problem: Problem, regions: Iterable[Region]) -> float:
@@ -339,7 +339,7 @@ def _search_with_less_ram(
         excess_bytes = sum(region.excess_bytes(graph, trial_schedule) for region in regions)
         remaining_s = min(_TRIAL_S, deadline_s - monotonic())
         if not excess_bytes or remaining_s <= 0:
-            return None if excess_bytes else verified_candidate(problem, trial_schedule)
+            return None if excess_bytes else make_valid_candidate(problem, trial_schedule)
         held_bytes = sum(graph.tensor_bytes[i] for i in tensors_at(trial_schedule, stage))
         reserved_bytes = problem.ram_budget_bytes - held_bytes + excess_bytes
         node = graph.nodes[stage]

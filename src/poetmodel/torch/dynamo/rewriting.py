@@ -18,7 +18,7 @@ from torch._guards import CompileContext
 from poetmodel.errors import InputError, PoetModelError
 from poetmodel.files import write_text
 from poetmodel.torch.cache import digest, host_key
-from poetmodel.torch.compiled import show_stages
+from poetmodel.torch.compiled import show_phases
 from poetmodel.torch.dynamo.costs import Profiles, machine_rates
 from poetmodel.torch.dynamo.frontier import Frontier
 from poetmodel.torch.dynamo.joint_rewriting import JointRewriter
@@ -154,7 +154,7 @@ class GraphPlanner:
         frame = None if number is None else number.frame_id
         if number is not None and (number.frame_compile_id or 0) + 1 == config.recompile_limit:
             _LOG.warning(_MANY, config.recompile_limit)
-        with show_stages(after_s=SILENT_S) as show_stage:
+        with show_phases(after_s=SILENT_S) as show_phase:
             until_s = monotonic() + self._settings.time_limit
             if before is None:
                 parameters = (id(x) for x in inputs if isinstance(x, torch.nn.Parameter))
@@ -165,7 +165,7 @@ class GraphPlanner:
                     outside=self._outside(),
                 )
             changes = {"share": self._share, "gather": self._gather, **changes}
-            self._call = replace(before, until_s=until_s, show_stage=show_stage, **changes)
+            self._call = replace(before, until_s=until_s, show_phase=show_phase, **changes)
             try:
                 yield self._call
             finally:
@@ -314,7 +314,7 @@ class GraphPlanner:
         """
         if self._is_predicted:
             return [operation.profile for operation in joint.operations], call
-        call.show_stage("measuring operations")
+        call.show_phase("measuring operations")
         key = joint.training_graph().sha256  # as PyTorch predicts it
         profiles = self._profiles.get(joint)
         rates = None if self._settings.device else machine_rates(self._settings.cache)

@@ -5,8 +5,8 @@ Only `edge` uses interfaces of ExecuTorch that it does not promise to preserve.
 
 from __future__ import annotations
 
-from poetmodel.torch.errors import quiet
+from poetmodel.torch.errors import suppress_warnings
 
-with quiet():
+with suppress_warnings():
     import executorch.exir
     import executorch.runtime  # noqa: F401 - imported here to silence their warnings

@@ -49,7 +49,7 @@ from poetmodel.torch.capturing.inputs import (
 )
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.capturing.replay import temporary_setting
-from poetmodel.torch.errors import CaptureError, explained, quiet
+from poetmodel.torch.errors import CaptureError, convert_exceptions, suppress_warnings
 from poetmodel.torch.graph.tensors import fake_value
 
 if TYPE_CHECKING:
@@ -98,7 +98,12 @@ def edge_program(
         If the step cannot be exported, or an operator has no kernel; the message names it.
     """
     refuse(name, step_errors(model, loss_fn, inputs))
-    with quiet(), infrequent_gc(), explained(name), sdpa_kernel(SDPBackend.MATH):
+    with (
+        suppress_warnings(),
+        infrequent_gc(),
+        convert_exceptions(name),
+        sdpa_kernel(SDPBackend.MATH),
+    ):
         step, tensors = _with_loss(name, model, loss_fn, inputs)
         exported = torch.export.export(step, tensors, strict=False)
         edge = _to_edge(_export_forward_backward(exported))
@@ -279,7 +284,7 @@ def lower_program(edge: EdgeProgramManager, *, use_our_offsets: bool) -> Lowered
     original = _emit_program._get_training_metadata  # noqa: SLF001 - has no other name
     setter = lambda value: setattr(_emit_program, "_get_training_metadata", value)  # noqa: E731
     corrected = lambda methods: _correct_metadata(original(methods), methods)  # noqa: E731
-    with quiet(), infrequent_gc(), temporary_setting(setter, corrected, original):
+    with suppress_warnings(), infrequent_gc(), temporary_setting(setter, corrected, original):
         # to_executorch changes its input.
         program = copy.deepcopy(edge).to_executorch(
             ExecutorchBackendConfig(memory_planning_pass=planning)

@@ -27,8 +27,8 @@ def dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
     return torch.empty_like(x).bernoulli_(1 - p).to(torch.bool)
 
 
-def dropped(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
-    """Apply a dropout mask to a tensor, with the bits of eager PyTorch."""
+def apply_dropout_mask(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+    """Return a tensor multiplied by a dropout mask and by 1 / (1 - p), with the bits of eager."""
     if p == 1:
         return x.mul(torch.zeros((), dtype=x.dtype, device=x.device))
     return _multiply_noise(mask.to(x.dtype).div_(1 - p), x)
@@ -39,27 +39,27 @@ def dropout(
     p: float,
     train: bool | None,  # noqa: FBT001 - the signature is that of PyTorch's operator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a tensor after dropout, and the mask of retained elements; the bits of eager PyTorch.
+    """Return a tensor after dropout and the mask of retained elements, with the bits of eager.
 
-    A capture has the dropout of accelerators. Its mask is boolean, a quarter of the bytes that
-    eager saves on the processor. That operator multiplies by the mask, then by ``1 / (1 - p)``,
-    and draws even if ``p`` is 1. Eager multiplies once by the product of both, rounded to the
-    tensor's type. This function computes like eager, from the same random numbers.
+    A capture contains the dropout operator of accelerators. Its mask is boolean: a quarter of the
+    bytes that eager saves on the CPU. That operator multiplies by the mask, then by ``1 / (1 -
+    p)``, and draws even if ``p`` is 1. Eager multiplies once by the product of mask and factor,
+    rounded to the tensor's type. This function computes like eager, from the same random numbers.
     """
     if train is False or x.numel() == 0:
-        values: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten.native_dropout(x, p, train)
-        return values
+        result: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten.native_dropout(x, p, train)
+        return result
     mask = dropout_mask(x, p)
-    return dropped(x, mask, p), mask
+    return apply_dropout_mask(x, mask, p), mask
 
 
 @cache
 def _backward_kernel(p: float | None) -> Callable[..., torch.Tensor]:
-    """Return a kernel for the backward of dropout, which multiplies as `dropped` does.
+    """Return a kernel for the backward of dropout, which multiplies as `apply_dropout_mask` does.
 
-    PyTorch's kernel mixes types and allocates three tensors. This kernel converts first and
-    multiplies in place: it allocates one tensor, in a third of the time. If `p` is None, it is
-    computed from the scale.
+    PyTorch's kernel mixes types and allocates three tensors. This kernel converts the mask first
+    and multiplies in place: it allocates one tensor, in a third of the time. If `p` is None, the
+    kernel computes the probability from the scale.
     """
 
     def backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
@@ -72,7 +72,7 @@ def _backward_kernel(p: float | None) -> Callable[..., torch.Tensor]:
 
 
 def dropout_backward_in_place(node: fx.Node) -> Callable[..., torch.Tensor]:
-    """Return the backward of dropout that overwrites the gradient, with the same bits.
+    """Return a kernel for the backward of dropout that overwrites the gradient, with the same bits.
 
     The mask is 0 or 1, so the two products round once, as a single product does.
     """
@@ -91,15 +91,15 @@ def dropout_backward_in_place(node: fx.Node) -> Callable[..., torch.Tensor]:
 def _dropout_probability(node: fx.Node) -> float | None:
     """Return the probability with which the mask of a dropout backward was drawn.
 
-    None if the mask is no output of a dropout node. By the scale the probability is known only up
-    to a rounding.
+    None if the mask is no output of a dropout node. The scale determines the probability only up to
+    a rounding.
     """
-    dropout = torch.ops.aten.native_dropout.default
+    dropout_operator = torch.ops.aten.native_dropout.default
     for mask in node.all_input_nodes:
         for source in mask.all_input_nodes:
-            if mask.target is getitem and source.target is dropout:
-                ratio: Any = source.args[1]
-                return float(ratio)
+            if mask.target is getitem and source.target is dropout_operator:
+                probability: Any = source.args[1]
+                return float(probability)
     return None
 
 
@@ -109,10 +109,10 @@ def _multiply_noise(noise: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def split_dropout(graph: fx.Graph) -> None:
-    """Replace each dropout by a mask, which is drawn once, and a product that may be recomputed.
+    """Replace each dropout node by a mask, drawn once, and a product that may be recomputed.
 
-    For `pmt.backend`, which restores no generator state. Sets the kernel with eager's bits for the
-    backward nodes.
+    For `pmt.backend`, which restores no generator state. Also sets the kernel with eager's bits for
+    the nodes of dropout's backward.
     """
     aten = torch.ops.aten
     for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
@@ -124,7 +124,7 @@ def split_dropout(graph: fx.Graph) -> None:
         output_value, mask_value = fake_value(node)
         with graph.inserting_before(node):
             mask = graph.call_function(dropout_mask, (x, p))
-            result = graph.call_function(dropped, (x, mask, p))
+            result = graph.call_function(apply_dropout_mask, (x, mask, p))
         for new_node, node_value in ((mask, mask_value), (result, output_value)):
             new_node.meta = dict(node.meta) | {"val": node_value}
         for user in list(node.users):

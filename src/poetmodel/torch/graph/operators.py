@@ -1,4 +1,4 @@
-"""Operators: name, module path, FLOP, effects, and the kernel that gives the bits of eager."""
+"""Operators: name, module path, FLOP, effects, and the kernel with the bits of eager mode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _COLLECTIVES: Final = ("_c10d_functional", "c10d_functional")
 """Namespaces of functional collectives."""
-_COPYING: Final = ("all_reduce", "broadcast")
+_COPYING_COLLECTIVES: Final = ("all_reduce", "broadcast")
 """Collectives that clone their input first."""
 
 
@@ -37,15 +37,15 @@ def module_path(node: fx.Node) -> str:
     return path.removeprefix("L['self']").replace("L['model']", "").strip(".")
 
 
-def is_effect(node: fx.Node) -> bool:
-    """Return whether a node is needed for an effect: writing an argument, or checking values."""
+def has_effect(node: fx.Node) -> bool:
+    """Return whether a node has an effect: it writes an argument or checks values."""
     return node.target is torch.ops.aten.copy_.default or (
         node.op == "call_function" and fake_value(node) is None and node.is_impure()
     )
 
 
 def is_foreign(target: Any) -> bool:
-    """Return whether an operator is neither PyTorch's nor ours, or calls a user's functions."""
+    """Return whether an operator is of another library, or calls functions of the user."""
     namespace = getattr(target, "namespace", "aten")
     return namespace not in ("aten", "prims", "prim", "_operator", "poetmodel")
 
@@ -64,11 +64,11 @@ def is_wait(target: Any) -> bool:
 
 def copies_input(target: Any) -> bool:
     """Return whether a collective copies its input first, so that the input may be freed."""
-    return getattr(target, "_opname", "") in _COPYING
+    return getattr(target, "_opname", "") in _COPYING_COLLECTIVES
 
 
 def has_flop_formula(node: fx.Node) -> bool:
-    """Return whether PyTorch counts the FLOP of a node: a convolution, product or attention."""
+    """Return whether PyTorch counts the FLOP of a node, such as a convolution or matrix product."""
     return getattr(node.target, "overloadpacket", None) in flop_registry
 
 
@@ -76,8 +76,8 @@ def flops_of(target: Any, arguments: Sequence[Any], keywords: dict[str, Any], va
     """Return the FLOP of one call of an operator with the output `value`.
 
     Convolutions, matrix products and attention count as in ``torch.utils.flop_counter``. Any other
-    operation counts one FLOP per element of its largest operand, so that it takes time also on
-    devices without a memory bandwidth.
+    operation counts one FLOP per element of its largest operand or output, so that it takes time
+    also on devices without a memory bandwidth.
     """
     if target is torch.ops.aten.convolution_backward.default:
         return _convolution_backward_flops(
@@ -109,30 +109,30 @@ def _convolution_backward_flops(
 
 # -- kernels -----------------------------------------------------------------------------------
 
-KERNEL: Final = "poetmodel.kernel"
+KERNEL_KEY: Final = "poetmodel.kernel"
 """Key under a node's ``meta``: its target, and the kernel to call instead. The target is stored
 because PyTorch copies ``meta`` to nodes of other operators, whose kernels must not change."""
 
 EAGER_KERNELS: Final[dict[object, Callable[[fx.Node], Kernel]]] = {}
 """For operators that replace eager's in a capture: functions that return the kernel with the bits
-of eager."""
+of eager mode."""
 
 
 def set_kernel(node: fx.Node, kernel: Kernel) -> None:
     """Set the kernel that is called with a node's arguments instead of its target."""
-    node.meta[KERNEL] = (node.target, kernel)
+    node.meta[KERNEL_KEY] = (node.target, kernel)
 
 
-def chosen_kernel(node: fx.Node) -> Kernel | None:
-    """Return the kernel set by `set_kernel`; None if there is none or the target changed."""
-    target, kernel = node.meta.get(KERNEL, (None, None))
+def stored_kernel(node: fx.Node) -> Kernel | None:
+    """Return the kernel set by `set_kernel`; None if none was set, or if the target has changed."""
+    target, kernel = node.meta.get(KERNEL_KEY, (None, None))
     return kernel if target is node.target else None
 
 
 def kernel_of(node: fx.Node) -> Kernel:
-    """Return the function to call for a node: a chosen or eager kernel, otherwise its target."""
-    chosen = chosen_kernel(node)
-    if chosen is not None:
-        return chosen
+    """Return the function to call for a node: its stored or eager kernel, otherwise its target."""
+    kernel = stored_kernel(node)
+    if kernel is not None:
+        return kernel
     target: Any = node.target
     return EAGER_KERNELS[target](node) if target in EAGER_KERNELS else target

@@ -20,8 +20,8 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from poetmodel.errors import PoetModelError
-from poetmodel.torch.errors import RAISED, CaptureError
-from poetmodel.torch.graph.operators import flops_of, is_collective, is_effect, kernel_of
+from poetmodel.torch.errors import FOREIGN_ERRORS, CaptureError
+from poetmodel.torch.graph.operators import flops_of, has_effect, is_collective, kernel_of
 from poetmodel.torch.graph.tensors import (
     call_key,
     fake_value,
@@ -50,7 +50,7 @@ class TensorLayout:
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    """Steps of the dimensions [elements]."""
+    """Strides of the dimensions [elements]."""
     offset: int
     """Offset of the first element [elements]."""
 
@@ -73,20 +73,21 @@ class OpProfile:
     sizes_bytes: tuple[int, ...] = ()
     """Size of each new storage; empty for a view [B]."""
     outputs: tuple[tuple[int, TensorLayout], ...] = ()
-    """For each new output the index of its storage in `sizes_bytes`, and its layout."""
+    """For each new output (index of its storage in `sizes_bytes`, layout)."""
     flops: int = 0
     moved_bytes: int = 0
     """Bytes read and written [B]."""
     workspace_bytes: int = 0
-    """Peak of allocations during the operation less its outputs [B]."""
+    """Peak of allocated bytes during the operation minus its outputs [B]."""
     time_s: float = 0.0
     """Time of one call; 0 if not measured [s]."""
     gradient_fits: tuple[bool, bool] | None = None
-    """For an update: whether its gradient has the parameter's strides; fills its storage."""
+    """For an update of a parameter: (whether its gradient has the parameter's strides, whether the
+    gradient fills its storage); None for other operations."""
 
     @classmethod
     def from_call(cls, target: Any, arguments: Any, keywords: Any, value: Any) -> OpProfile:
-        """Return the profile of a call that returned `value`, without workspace and time."""
+        """Return the profile of a call that returned `value`; workspace and time are 0."""
         inputs = tensors_in((arguments, keywords))
         input_keys = {storage_key(tensor) for tensor in inputs}
         is_single = not isinstance(value, tuple | list)
@@ -118,17 +119,17 @@ class OpProfile:
         storages = [torch.UntypedStorage(size, device="meta") for size in self.sizes_bytes]
         outputs = {
             layout.position: torch.empty(0, dtype=layout.dtype, device="meta").set_(
-                storages[number], layout.offset, layout.shape, layout.stride
+                storages[storage_index], layout.offset, layout.shape, layout.stride
             )
-            for number, layout in self.outputs
+            for storage_index, layout in self.outputs
         }
         if not isinstance(value, tuple | list):
             return outputs[None]
         return tuple(outputs.get(position, output) for position, output in enumerate(value))
 
-    def with_maxima(self, others: Iterable[OpProfile]) -> OpProfile:
-        """Return this profile with the largest workspace and time of this profile and `others`."""
-        profiles = (self, *others)
+    def with_maxima(self, other_profiles: Iterable[OpProfile]) -> OpProfile:
+        """Return this profile with the maximum of workspace and time over all the profiles."""
+        profiles = (self, *other_profiles)
         return replace(
             self,
             workspace_bytes=max(profile.workspace_bytes for profile in profiles),
@@ -139,25 +140,25 @@ class OpProfile:
         """Return the profile as a list of numbers, strings and sequences; see `from_list`."""
         outputs = [
             [
-                number,
+                storage_index,
                 layout.position,
                 str(layout.dtype).removeprefix("torch."),
                 layout.shape,
                 layout.stride,
                 layout.offset,
             ]
-            for number, layout in self.outputs
+            for storage_index, layout in self.outputs
         ]
         quantities = [self.flops, self.moved_bytes, self.workspace_bytes, self.time_s]
         return [self.sizes_bytes, outputs, *quantities, self.gradient_fits]
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> OpProfile:
-        """Return the profile that `to_list` converted to a list."""
+        """Return the profile of a list that `to_list` returned."""
         sizes, outputs, flops, moved_bytes, workspace_bytes, time_s, gradient_fits = values
         layouts = (
             (
-                number,
+                storage_index,
                 TensorLayout(
                     position=position,
                     dtype=getattr(torch, dtype),
@@ -166,7 +167,7 @@ class OpProfile:
                     offset=offset,
                 ),
             )
-            for number, position, dtype, shape, stride, offset in outputs
+            for storage_index, position, dtype, shape, stride, offset in outputs
         )
         return cls(
             sizes_bytes=tuple(sizes),
@@ -182,35 +183,39 @@ class OpProfile:
 class OpProfiler:
     """Calls operators, and caches the profile of each call key.
 
-    If a call needs workspace or is timed, a second call is measured, because the first call fills
-    the caches of libraries. Only memory of PyTorch's allocator is measured. That includes the
-    scratchpads of oneDNN convolutions, which are the largest.
+    If a call needs workspace or times are measured, the second of two calls counts, because the
+    first call fills the caches of libraries. Only memory of PyTorch's allocator is measured. That
+    includes the scratchpads of oneDNN convolutions, which are the largest.
 
     Parameters
     ----------
-    timed : bool
-        Whether to time calls.
-    measured : bool
-        Whether to measure workspaces, which takes a second call per key.
+    measure_times : bool
+        Whether to measure times.
+    measure_workspaces : bool
+        Whether to measure workspaces, which may take a second call per key. Otherwise they are 0,
+        and so are times.
     """
 
-    def __init__(self, *, timed: bool = False, measured: bool = True) -> None:
-        self.timed = timed
-        self._measured = measured
+    def __init__(self, *, measure_times: bool = False, measure_workspaces: bool = True) -> None:
+        self.measures_times = measure_times
+        self._measures_workspaces = measure_workspaces
         self._profiles: dict[Hashable, OpProfile] = {}
 
     def __call__(self, node: fx.Node, arguments: Any, keywords: Any) -> tuple[Any, OpProfile]:
-        """Call a node's operation; return its outputs and its profile, cached by call key."""
+        """Call a node's kernel; return its outputs and its profile, cached by call key.
+
+        Views are neither measured nor cached, nor are calls if workspaces are not measured.
+        """
         kernel: Kernel = kernel_of(node)
         is_view = node.target is getitem or getattr(node.target, "is_view", False)
-        if is_view or not self._measured:
+        if is_view or not self._measures_workspaces:
             value = kernel(*arguments, **keywords)
             return value, self.profile(node, arguments, keywords, value)
         key = _profile_key(kernel, arguments, keywords)
         if key in self._profiles:
             return kernel(*arguments, **keywords), self._profiles[key]
         value, profile = self._measure_call(node, kernel, arguments, keywords)
-        if profile.workspace_bytes or self.timed:
+        if profile.workspace_bytes or self.measures_times:
             del value
             value, profile = self._measure_call(node, kernel, arguments, keywords)
         self._profiles[key] = profile
@@ -224,17 +229,17 @@ class OpProfiler:
         self, node: fx.Node, kernel: Kernel, arguments: Any, keywords: Any
     ) -> tuple[Any, OpProfile]:
         """Call a kernel once; return its outputs, and a profile with workspace and time."""
-        values: list[Any] = []
-        begin = perf_counter()
-        peak_bytes = heap_peak_bytes(lambda: values.append(kernel(*arguments, **keywords)))
-        time_s = perf_counter() - begin
-        profile = self.profile(node, arguments, keywords, values[0])
+        outputs: list[Any] = []
+        start_s = perf_counter()
+        peak_bytes = heap_peak_bytes(lambda: outputs.append(kernel(*arguments, **keywords)))
+        time_s = perf_counter() - start_s
+        profile = self.profile(node, arguments, keywords, outputs[0])
         workspace_bytes = max(0, peak_bytes - sum(profile.sizes_bytes))
-        return values[0], replace(profile, workspace_bytes=workspace_bytes, time_s=time_s)
+        return outputs[0], replace(profile, workspace_bytes=workspace_bytes, time_s=time_s)
 
 
 def _profile_key(kernel: Kernel, arguments: Any, keywords: Any) -> Hashable:
-    """Return a key that is equal for calls with the same profile: the call and storage sizes."""
+    """Return the call key with the storage sizes; calls with equal keys have equal profiles."""
     storage_sizes = [t.untyped_storage().nbytes() for t in tensors_in((arguments, keywords))]
     return call_key(kernel, arguments, keywords), *storage_sizes
 
@@ -245,7 +250,7 @@ def predict_profile(node: fx.Node) -> OpProfile:
     Only a collective has a workspace: the size of its inputs and results, which gloo copies.
     """
     arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake_value)
-    if is_effect(node):
+    if has_effect(node):
         return OpProfile(flops=flops_of(node.target, arguments, keywords, fake_value(node)))
     profile = OpProfile.from_call(node.target, arguments, keywords, fake_value(node))
     if is_collective(node.target):
@@ -258,23 +263,23 @@ def predict_profile(node: fx.Node) -> OpProfile:
 
 def profile_on_synthetic(
     graph: fx.Graph,
-    expected: Mapping[fx.Node, OpProfile],
+    predicted_profiles: Mapping[fx.Node, OpProfile],
     profiler: OpProfiler,
     *,
     is_generated: Callable[[fx.Node], bool] | None = None,
 ) -> dict[fx.Node, OpProfile]:
-    """Run the operations of a graph on synthetic tensors, once per call key; return profiles.
+    """Execute the operations of a graph on synthetic tensors, once per call key; return profiles.
 
     Parameters
     ----------
     graph : torch.fx.Graph
-    expected : mapping
+    predicted_profiles : mapping
         Profiles from `predict_profile` of all nodes that allocate memory; other nodes are views.
     profiler : OpProfiler
     is_generated : callable, optional
-        Whether a compiler generates the kernel of a node. Such a node keeps its expected profile.
-        By default no kernel is generated. If the argument is given, all nodes read tensors with
-        predicted strides.
+        Whether a compiler generates the kernel of a node. Such a node retains its predicted
+        profile. By default no kernel is generated. If the argument is given, all nodes read tensors
+        with predicted strides.
 
     Raises
     ------
@@ -286,29 +291,31 @@ def profile_on_synthetic(
     """Meta tensors of outputs with other strides than predicted, and of views of these outputs."""
     synthetic_profiler = _SyntheticProfiler(profiler)
 
-    def value_of(source: fx.Node) -> Any:
+    def current_value(source: fx.Node) -> Any:
         return measured_values[source] if source in measured_values else fake_value(source)
 
     with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         for node in (node for node in graph.nodes if node.op == "call_function"):
-            if node not in expected and measured_values.keys().isdisjoint(node.all_input_nodes):
+            if node not in predicted_profiles and measured_values.keys().isdisjoint(
+                node.all_input_nodes
+            ):
                 continue
-            arguments, keywords = fx.node.map_arg((node.args, node.kwargs), value_of)
-            if node not in expected:
-                metas = _pytree.tree_map_only(FakeTensor, _without_memory, (arguments, keywords))
-                measured_values[node] = kernel_of(node)(*metas[0], **metas[1])
+            arguments, keywords = fx.node.map_arg((node.args, node.kwargs), current_value)
+            if node not in predicted_profiles:
+                meta_arguments = _pytree.tree_map_only(FakeTensor, _to_meta, (arguments, keywords))
+                measured_values[node] = kernel_of(node)(*meta_arguments[0], **meta_arguments[1])
             elif (
-                is_effect(node)
+                has_effect(node)
                 or is_collective(node.target)  # a collective returns only if all processes call it
                 or (is_generated is not None and is_generated(node))
             ):
-                profiles[node] = expected[node]
+                profiles[node] = predicted_profiles[node]
             else:
                 profile = profiles[node] = synthetic_profiler.profile(node, arguments, keywords)
-                expected_profile = expected[node]
+                predicted_profile = predicted_profiles[node]
                 is_equal = (profile.sizes_bytes, profile.outputs) == (
-                    expected_profile.sizes_bytes,
-                    expected_profile.outputs,
+                    predicted_profile.sizes_bytes,
+                    predicted_profile.outputs,
                 )
                 if is_generated is None and not is_equal:
                     measured_values[node] = profile.with_layouts(fake_value(node))
@@ -316,9 +323,9 @@ def profile_on_synthetic(
 
 
 class _SyntheticProfiler:
-    """Profiles operations on tensors of ones, with integers 0, or 1 if the operation fails on 0.
+    """Profiles operations on tensors of ones; integers are 0, or 1 if the operation fails on 0.
 
-    All tensors of a type share memory, unless times are measured.
+    All tensors of a type share memory, unless times are measured. Profiles are cached by call key.
     """
 
     def __init__(self, profiler: OpProfiler) -> None:
@@ -329,13 +336,13 @@ class _SyntheticProfiler:
     def profile(self, node: fx.Node, arguments: Any, keywords: Any) -> OpProfile:
         key = _profile_key(kernel_of(node), arguments, keywords)
         if key not in self._profiles:
-            self._profiles[key] = self._run_synthetic(node, arguments, keywords)
+            self._profiles[key] = self._profile_call(node, arguments, keywords)
         return self._profiles[key]
 
-    def _run_synthetic(self, node: fx.Node, arguments: Any, keywords: Any) -> OpProfile:
+    def _profile_call(self, node: fx.Node, arguments: Any, keywords: Any) -> OpProfile:
         """Profile an operation on synthetic tensors of the layouts of its arguments."""
 
-        def run(integer: int) -> OpProfile:
+        def profile_with(integer: int) -> OpProfile:
             def fill(value: torch.Tensor) -> torch.Tensor:
                 return self._synthetic_tensor(value, integer)
 
@@ -343,13 +350,13 @@ class _SyntheticProfiler:
             _, profile = self._profiler(node, *synthetic_arguments)
             return profile
 
-        return run_on_synthetic(run)
+        return execute_on_synthetic(profile_with)
 
     def _synthetic_tensor(self, value: torch.Tensor, integer: int) -> torch.Tensor:
         """Return a synthetic tensor with the strides and storage size of `value`."""
         storage_bytes = value.untyped_storage().nbytes()
         key = (value.dtype, integer)
-        memory = None if self._profiler.timed else self._memory.get(key)
+        memory = None if self._profiler.measures_times else self._memory.get(key)
         if memory is None or memory.nbytes < storage_bytes:
             fill_value = 1 if value.is_floating_point() else integer
             count = -(-storage_bytes // value.itemsize)
@@ -358,27 +365,29 @@ class _SyntheticProfiler:
         return torch.empty(0, dtype=value.dtype).set_(storage, 0, value.shape, value.stride())
 
 
-def run_on_synthetic(run: Callable[[int], Value]) -> Value:
-    """Call `run` with a value for synthetic integers: 0, or 1 if `run` raises for 0.
+def execute_on_synthetic(execute: Callable[[int], Value]) -> Value:
+    """Return `execute(0)`, or `execute(1)` if the first call raises an exception.
+
+    `execute` takes the value of the integers in synthetic tensors.
 
     Raises
     ------
     CaptureError
-        If `run` raises for both values.
+        If `execute` raises for both values.
     """
     try:
-        return run(0)
+        return execute(0)
     except PoetModelError:
         raise
-    except RAISED:
+    except FOREIGN_ERRORS:
         try:
-            return run(1)
-        except RAISED as error:
+            return execute(1)
+        except FOREIGN_ERRORS as error:
             raise CaptureError(
                 f"the memory of the function cannot be measured on synthetic numbers: {error}; "
                 "leave out the operation that fails, or compute it before the compiled function"
             ) from error
 
 
-def _without_memory(value: torch.Tensor) -> torch.Tensor:
+def _to_meta(value: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")

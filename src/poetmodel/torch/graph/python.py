@@ -1,4 +1,4 @@
-"""An FX graph as straight-line Python in which each value is deleted after its last use."""
+"""An FX graph as Python code without branches that deletes each value after its last use."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def python_function(
         list. If given, the function does not clear the list. Otherwise it clears the list, and
         deletes the list's values after their last use, like all other values.
     module : torch.nn.Module, optional
-        Has the attributes that ``get_attr`` nodes read.
+        The module with the attributes that ``get_attr`` nodes read.
 
     Returns
     -------
@@ -52,19 +52,19 @@ def python_function(
     """
     writer = _PythonWriter(module)
     last_reader = {source: node for node in graph.nodes for source in node.all_input_nodes}
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    count = len(placeholders) - (n_separate or 0)
-    list_names = [node.name for node in placeholders[:count]]
+    placeholder_nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    n_listed = len(placeholder_nodes) - (n_separate or 0)
+    list_names = [node.name for node in placeholder_nodes[:n_listed]]
     lines = [f"({', '.join(list_names)},) = arguments"] if list_names else []
     if n_separate is None:
-        unread_names = [node.name for node in placeholders if node not in last_reader]
+        unread_names = [node.name for node in placeholder_nodes if node not in last_reader]
         lines += ["arguments.clear()", *_del_statements(unread_names)]
-    undeleted = set() if n_separate is None else set(placeholders)
+    undeleted = set() if n_separate is None else set(placeholder_nodes)
     for node in graph.nodes:
         if node.op == "output":
-            lines.append(f"return {writer.expression(node.args[0])}")
+            lines.append(f"return {writer.format_expression(node.args[0])}")
         elif node.op != "placeholder":
-            lines.append(f"{node.name} = {writer.operation(node)}")
+            lines.append(f"{node.name} = {writer.format_operation(node)}")
             dead_names = [
                 s.name
                 for s in node.all_input_nodes
@@ -73,8 +73,8 @@ def python_function(
             lines += _del_statements(
                 dead_names if node in last_reader else [*dead_names, node.name]
             )
-    head = ", ".join(["arguments", *(node.name for node in placeholders[count:])])
-    source = f"def step({head}):\n    " + "\n    ".join(lines)
+    parameters = ", ".join(["arguments", *(node.name for node in placeholder_nodes[n_listed:])])
+    source = f"def step({parameters}):\n    " + "\n    ".join(lines)
     code = compile(source, f"<poetmodel {name}>", "exec")
     exec(code, writer.constants)  # noqa: S102 - written here, from names and numbers only
     return PythonFunction(source, writer.constants["step"])
@@ -92,41 +92,46 @@ class _PythonWriter:
         self._names: dict[int, str] = {}
         self._module = module
 
-    def operation(self, node: fx.Node) -> str:
-        """Return the expression that computes a node."""
+    def format_operation(self, node: fx.Node) -> str:
+        """Return the Python expression that computes a node."""
         if node.op == "get_attr":
-            return self._constant(attrgetter(str(node.target))(self._module))
-        arguments = [self.expression(value) for value in node.args]
-        arguments += [f"{key}={self.expression(value)}" for key, value in node.kwargs.items()]
+            return self._register_constant(attrgetter(str(node.target))(self._module))
+        arguments = [self.format_expression(value) for value in node.args]
+        arguments += [
+            f"{key}={self.format_expression(value)}" for key, value in node.kwargs.items()
+        ]
         if node.op == "call_method":
             method = "" if node.target == "__call__" else f".{node.target}"
             return f"{arguments[0]}{method}({', '.join(arguments[1:])})"
         if node.target is getitem:
             return f"{arguments[0]}[{arguments[1]}]"
-        return f"{self._constant(kernel_of(node))}({', '.join(arguments)})"
+        return f"{self._register_constant(kernel_of(node))}({', '.join(arguments)})"
 
-    def expression(self, value: Any) -> str:
-        """Return the expression of an argument: a name, a literal or a constant."""
+    def format_expression(self, value: Any) -> str:
+        """Return the Python expression of an argument: a name, a literal or a constant's name."""
         if isinstance(value, fx.Node):
             return str(value.name)
         if isinstance(value, list | tuple) and type(value).__module__ != "torch":
-            items = "".join(f"{self.expression(item)}, " for item in value)
+            items = "".join(f"{self.format_expression(item)}, " for item in value)
             return f"[{items}]" if isinstance(value, list) else f"({items})"
         if value is None or isinstance(value, bool | str) or type(value) is int:
             return repr(value)
         if type(value) is float and math.isfinite(value):
             return repr(value)
-        return self._constant(value)
+        return self._register_constant(value)
 
-    def _constant(self, value: Any) -> str:
-        """Register a value without a literal; return its name, in upper case unlike nodes."""
+    def _register_constant(self, value: Any) -> str:
+        """Register a value that has no literal; return its name, in upper case unlike nodes."""
         name = self._names.setdefault(id(value), f"C{len(self._names)}")
         self.constants[name] = value
         return name
 
 
-def boxed(module: fx.GraphModule, _: object = None) -> Callable[[list[Any]], Any]:
-    """Return a graph as a function with PyTorch's boxed calling convention, for AOTAutograd."""
+def make_boxed_function(module: fx.GraphModule, _: object = None) -> Callable[[list[Any]], Any]:
+    """Compile a graph to a function with PyTorch's boxed calling convention, for AOTAutograd.
+
+    Such a function clears the list of its arguments.
+    """
     call = python_function(module.graph, module=module).call
     call._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 - PyTorch reads it
     return call

@@ -1,4 +1,4 @@
-"""Writing operations in any order, each any number of times, to a new FX graph."""
+"""Rewriting of an FX graph: operations in another order, each any number of times."""
 
 from __future__ import annotations
 
@@ -35,85 +35,90 @@ class Rewriter:
     """
 
     def __init__(self, keys_by_node: Mapping[fx.Node, OutputKey]) -> None:
-        """Begin an empty graph."""
+        """Create an empty graph."""
         self.graph = fx.Graph()
-        self._key_of = keys_by_node
-        self._owners: dict[OutputKey, fx.Node] = {}
+        self._keys_by_node = keys_by_node
+        self._first_nodes: dict[OutputKey, fx.Node] = {}
         self._output_keys: defaultdict[int, list[OutputKey]] = defaultdict(list)
         for node, key in keys_by_node.items():
-            if key not in self._owners:
-                self._owners[key] = node
+            if key not in self._first_nodes:
+                self._first_nodes[key] = node
                 self._output_keys[key[0]].append(key)
-        self._arguments: dict[fx.Node, fx.Node] = {}
-        self._current: dict[OutputKey | fx.Node, fx.Node] = {}
-        """Newest copy of each output; of outputs without storage by their old node."""
+        self._placeholders: dict[fx.Node, fx.Node] = {}
+        self._newest: dict[OutputKey | fx.Node, fx.Node] = {}
+        """Newest copy of each output by its key; outputs without a storage by their old node."""
         self._views: dict[tuple[fx.Node, ...], fx.Node] = {}
-        self._unfinished: set[OutputKey] = set()
-        """Results of collectives without a written wait."""
+        self._awaited_keys: set[OutputKey] = set()
+        """Keys of results of collectives whose wait is not written yet."""
 
     def add_placeholder(self, node: fx.Node) -> None:
         """Add a placeholder of the old graph to the new graph."""
-        self._arguments[node] = self.graph.node_copy(node)
+        self._placeholders[node] = self.graph.node_copy(node)
 
     def map_node(self, node: fx.Node) -> fx.Node:
-        """Return the new graph's node for the value of an old node; writes views and waits."""
-        if node in self._arguments:
-            return self.map_argument(node)
+        """Return the new graph's node for the value of an old node.
+
+        Writes views and waits that the new graph lacks.
+        """
+        if node in self._placeholders:
+            return self.map_placeholder(node)
         if is_wait(node.target):
             return self.map_node(node.all_input_nodes[0])
-        key = self._key_of.get(node, node)
-        if key in self._unfinished:
+        key = self._keys_by_node.get(node, node)
+        if key in self._awaited_keys:
             self.write_wait(key)
-        if key in self._current:
-            return self.register_read(self._current[key])
-        inputs = [self.map_node(source) for source in node.all_input_nodes]
-        view = (node, *inputs)
-        if view not in self._views:
-            new_inputs = dict(zip(node.all_input_nodes, inputs, strict=True))
-            self._views[view] = self.graph.node_copy(node, new_inputs.__getitem__)
-        return self._views[view]
+        if key in self._newest:
+            return self.register_read(self._newest[key])
+        new_sources = [self.map_node(source) for source in node.all_input_nodes]
+        view_key = (node, *new_sources)
+        if view_key not in self._views:
+            new_inputs = dict(zip(node.all_input_nodes, new_sources, strict=True))
+            self._views[view_key] = self.graph.node_copy(node, new_inputs.__getitem__)
+        return self._views[view_key]
 
     def write_node(self, node: fx.Node, storage_indices: Iterable[int]) -> fx.Node:
-        """Write an operation; its outputs become the newest copies of the storages."""
-        new_node = self.register_new(self.graph.node_copy(node, self.map_node))
+        """Write an operation; its outputs become the newest copies of the storages.
+
+        Returns the new node.
+        """
+        new_node = self.register_write(self.graph.node_copy(node, self.map_node))
         kernel: Any = kernel_of(node)
-        if (
-            kernel is not node.target
-        ):  # recreated from the new node, the kernel could differ: its inputs differ
+        if kernel is not node.target:
+            # The inputs of the new node differ, and so could a kernel made from it.
             set_kernel(new_node, kernel)
         for storage_index in storage_indices:
             for key in self.output_keys(storage_index):
-                owner = self._owners[key]
-                self._current[key] = (
+                first_node = self._first_nodes[key]
+                self._newest[key] = (
                     new_node
-                    if owner is node
-                    else self.register_new(self.graph.node_copy(owner, lambda _: new_node))
+                    if first_node is node
+                    else self.register_write(self.graph.node_copy(first_node, lambda _: new_node))
                 )
                 if is_collective(node.target):
-                    self._unfinished.add(key)
+                    self._awaited_keys.add(key)
                     if not copies_input(node.target):
                         self.write_wait(key)
         return new_node
 
     def write_wait(self, key: OutputKey) -> None:
-        """Write the wait for a collective's result, which becomes the newest copy."""
-        self._unfinished.remove(key)
-        collective = self._current[key]
+        """Write the wait for a collective's result; it becomes the newest copy of the output."""
+        self._awaited_keys.remove(key)
+        collective = self._newest[key]
         target = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 - its only name
         wait = self.graph.call_function(target, (self.register_read(collective),))
         wait.meta["val"] = collective.meta["val"]
-        self._current[key] = self.register_new(wait)
+        self._newest[key] = self.register_write(wait)
 
     def output_keys(self, storage_index: int) -> list[OutputKey]:
         """Return (storage index, layout index) of each layout of a storage."""
         return self._output_keys[storage_index]
 
-    def map_argument(self, node: fx.Node) -> fx.Node:
+    def map_placeholder(self, node: fx.Node) -> fx.Node:
         """Return the new graph's node for a placeholder of the old graph."""
-        return self._arguments[node]
+        return self._placeholders[node]
 
-    def register_new(self, new_node: fx.Node) -> fx.Node:
-        """Return a node that was just written; subclasses override this to register the node."""
+    def register_write(self, new_node: fx.Node) -> fx.Node:
+        """Return a node that was just written; subclasses override this to register it."""
         return new_node
 
     def register_read(self, new_node: fx.Node) -> fx.Node:

@@ -1,8 +1,9 @@
 """An FX graph as operations that allocate memory, and as the nodes of a training graph.
 
-A tensor of the training graph is one storage, however many views show it. An operation makes at
-least one storage, or has an effect. Views and the picking of one output are not scheduled: each
-reader of a view recreates it from its storage, so that freeing a storage frees all its views.
+A tensor of the training graph is one storage with all its views. An operation allocates at least
+one storage, or has an effect. Views, and nodes that select one of several outputs, are not
+scheduled: each reader recreates the view from its storage, so that freeing a storage frees all its
+views.
 Operator schemas do not state which outputs are new memory; profiles do.
 """
 
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
     from poetmodel.torch.graph.profiles import TensorLayout
 
 RESULTS: Final = "results"
-"""Name of the node for the end of a step, where results are returned."""
+"""Name of the node at the end of a step that returns the results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorStorage:
-    """A tensor of the training graph: the memory of one storage that an operation makes."""
+    """A tensor of the training graph: one storage that an operation allocates."""
 
     index: int
     """Index of the tensor in the training graph."""
@@ -45,7 +46,7 @@ class TensorStorage:
     layouts: tuple[TensorLayout, ...]
     """Layouts of the operation's outputs in this storage, nearly always one."""
     replaces: int | None = None
-    """Index of the state storage of which this tensor is the next value, in the same memory."""
+    """Index of the state storage whose next value this tensor is, in the same memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class Reads:
     storages: tuple[int, ...]
     """Indices of the storages, ascending."""
     views: tuple[fx.Node, ...]
-    """View nodes to execute again, in order; none allocates lasting memory."""
+    """View nodes that each reader executes again, in order; none allocates lasting memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ class Operation:
 
     @property
     def is_random(self) -> bool:
-        """Whether PyTorch tags the operator as random: restored generator state repeats it.
+        """Whether PyTorch tags the operator as random: it repeats if generator state is restored.
 
         `dropout_mask` and operators of edge programs have no tag.
         """
@@ -94,8 +95,8 @@ class Operation:
 class StepGraph(ABC):
     """The operations and storages of an FX graph, from the profiles of its nodes.
 
-    Subclasses define the phase of a node and add the values that exist before the step. They make
-    the training graph by `training_node` and `results_node`, and set which nodes are recomputable.
+    Subclasses define the phase of a node and add the values that exist before the step. Their
+    training graphs consist of nodes from `training_node` and `results_node`.
 
     Parameters
     ----------
@@ -106,7 +107,7 @@ class StepGraph(ABC):
     name : str
         Name of the step in error messages.
     effects : collection of torch.fx.Node
-        Nodes without new storages that are scheduled nevertheless.
+        Nodes without new storages that are scheduled because of their effects.
     is_inlined : callable, optional
         Called with a node, the bytes of its outputs and the sizes of the storages it reads. True
         if each reader computes the node itself, so that it never has memory; by default False.
@@ -126,7 +127,7 @@ class StepGraph(ABC):
         self.name = name
         self._order = {node: k for k, node in enumerate(graph.nodes)}
         self._names: Counter[str] = Counter()
-        self._makers: set[fx.Node] = set()
+        self._operation_nodes: set[fx.Node] = set()
         self.operations: list[Operation] = []
         """The scheduled operations, in execution order."""
         self.storages: list[TensorStorage] = []
@@ -138,7 +139,7 @@ class StepGraph(ABC):
             if not profile.sizes_bytes and node not in effects:
                 continue
             reads = self.find_reads(node.all_input_nodes)
-            sizes = [self.storages[number].bytes for number in reads.storages]
+            sizes = [self.storages[storage_index].bytes for storage_index in reads.storages]
             if node in effects or not (
                 is_inlined and is_inlined(node, sum(profile.sizes_bytes), sizes)
             ):
@@ -160,8 +161,10 @@ class StepGraph(ABC):
         first_storage = len(self.storages)
         layouts: list[list[TensorLayout]] = [[] for _ in profile.sizes_bytes]
         for number, layout in profile.outputs:
-            pick = (operator.getitem, layout.position)
-            output_nodes = [user for user in node.users if (user.target, *user.args[1:]) == pick]
+            item_call = (operator.getitem, layout.position)
+            output_nodes = [
+                user for user in node.users if (user.target, *user.args[1:]) == item_call
+            ]
             output = (first_storage + number, len(layouts[number]))
             self.output_keys.update(
                 dict.fromkeys([node] if layout.position is None else output_nodes, output)
@@ -173,7 +176,7 @@ class StepGraph(ABC):
             (f"{name}:{number}" if len(layouts) > 1 else name, size_bytes, tuple(layouts[number]))
             for number, size_bytes in enumerate(profile.sizes_bytes)
         ]
-        self._makers.add(node)
+        self._operation_nodes.add(node)
         self._append_operation(node, name, op, self.phase_of(node), reads, profile, outputs)
 
     def add_source(
@@ -202,14 +205,16 @@ class StepGraph(ABC):
         phase: Phase,
         reads: Reads,
         profile: OpProfile,
-        outputs: Iterable[tuple[str, int, tuple[TensorLayout, ...]]],
+        new_storages: Iterable[tuple[str, int, tuple[TensorLayout, ...]]],
     ) -> None:
         """Append an operation and its storages, given as (name, bytes, layouts)."""
         first_storage, index = len(self.storages), len(self.operations)
-        for number, (storage_name, size_bytes, layouts) in enumerate(outputs, first_storage):
+        for storage_index, (storage_name, size_bytes, layouts) in enumerate(
+            new_storages, first_storage
+        ):
             self.storages.append(
                 TensorStorage(
-                    index=number,
+                    index=storage_index,
                     name=storage_name,
                     operation=index,
                     bytes=size_bytes,
@@ -230,7 +235,7 @@ class StepGraph(ABC):
         )
 
     def _unique_name(self, name: str) -> str:
-        """Count the uses of a name; return the name, with ``#count`` from the second use on."""
+        """Return a name that no operation has yet: ``name``, ``name#2``, ``name#3`` and so on."""
         self._names[name] += 1
         count = self._names[name]
         return f"{name}#{count}" if count > 1 else name
@@ -246,7 +251,7 @@ class StepGraph(ABC):
                 storages.add(self.output_keys[node][0])
             elif node not in views and node.op == "call_function":
                 views.add(node)
-                if node.target is operator.getitem and node.args[0] in self._makers:
+                if node.target is operator.getitem and node.args[0] in self._operation_nodes:
                     pending.extend(self.aliased_inputs(node))
                 else:
                     pending.extend(node.all_input_nodes)
@@ -254,7 +259,10 @@ class StepGraph(ABC):
         return Reads(storages=tuple(sorted(storages)), views=tuple(order))
 
     def aliased_inputs(self, node: fx.Node) -> Iterable[fx.Node]:
-        """Return the input whose memory an output may show; raise `CaptureError` if unknown."""
+        """Return the inputs whose memory an output without new storage may show.
+
+        Raises `CaptureError` here; subclasses override this for operators with known aliases.
+        """
         raise CaptureError(
             f"{self.name}: {node.args[0].target} returns an input together with new memory, and "
             "cannot be scheduled; leave it out of the step"
@@ -262,15 +270,17 @@ class StepGraph(ABC):
 
     # -- as a training graph -----------------------------------------------------------------------
 
-    def training_node(self, operation: Operation, **changes: Any) -> Node:
-        """Return the training-graph node of an operation; `changes` override its fields."""
+    def training_node(self, operation: Operation, **overrides: Any) -> Node:
+        """Return the training-graph node of an operation; `overrides` are values of its fields."""
         storages = self.storages
-        output_storages = [storages[number] for number in operation.storages]
+        output_storages = [storages[storage_index] for storage_index in operation.storages]
         graph_node = Node(
             name=operation.name,
             op=operation.op,
             phase=operation.phase,
-            inputs=tuple(storages[number].name for number in operation.reads.storages),
+            inputs=tuple(
+                storages[storage_index].name for storage_index in operation.reads.storages
+            ),
             outputs=tuple(
                 Tensor(
                     name=storage.name,
@@ -287,15 +297,15 @@ class StepGraph(ABC):
                 for output, overwritten in operation.in_place
             ),
         )
-        return replace(graph_node, **changes)
+        return replace(graph_node, **overrides)
 
-    def results_node(self, storages: Iterable[int], *, workspace_bytes: int = 0) -> Node:
-        """Return the node for the end of a step, which reads the result storages."""
+    def results_node(self, storage_indices: Iterable[int], *, workspace_bytes: int = 0) -> Node:
+        """Return the node at the end of a step, which reads the storages of the results."""
         return Node(
             name=RESULTS,
             op=RESULTS,
             phase=self.operations[-1].phase if self.operations else Phase.FORWARD,
-            inputs=tuple(self.storages[k].name for k in storages),
+            inputs=tuple(self.storages[k].name for k in storage_indices),
             outputs=(),
             workspace_bytes=workspace_bytes,
             recomputable=False,

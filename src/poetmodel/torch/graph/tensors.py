@@ -28,7 +28,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
-    """Return the tensors in nested tuples, lists and dicts, in order."""
+    """Return the tensors in nested tuples, lists and dicts, in the order of the items."""
     return tuple(leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
@@ -44,9 +44,9 @@ def fake_storage_key(node: fx.Node) -> int | None:
 
 
 def call_key(*arguments: Any) -> Hashable:
-    """Return a key of a call: equal for equal structure, types, shapes, strides and other values.
+    """Return the key of a call: structure of its arguments, layouts of tensors, other values.
 
-    Values of tensors do not count.
+    The elements of tensors do not count.
     """
     leaves, spec = _pytree.tree_flatten(arguments)
     return spec, tuple(
@@ -59,19 +59,19 @@ def call_key(*arguments: Any) -> Hashable:
 
 # -- memory ------------------------------------------------------------------------------------
 
-_MEMORY: Final = "[memory]"
+_MEMORY_EVENT: Final = "[memory]"
 """Name of the profiler's events of allocated and freed memory."""
-_MARK: Final = "poetmodel: levels count from here"
-"""Name of our profiler event that starts a section of `HeapWatch`."""
-_NOTICE: Final = b"USDT:"
+_SECTION_MARK: Final = "poetmodel: levels count from here"
+"""Name of the event in the profiler that starts a section of `HeapWatch`."""
+_NOTICE_PREFIX: Final = b"USDT:"
 """Prefix of the lines that the profiler writes to stderr on every start and stop."""
 
 
 def heap_peak_bytes(work: Callable[[], object]) -> int:
     """Call `work`, and return the peak of the memory that PyTorch allocates during the call [B].
 
-    Counts tensors and workspaces less freed memory, by the memory events of PyTorch's profiler.
-    Memory that was allocated before the call does not count.
+    Counts allocated minus freed bytes, by the memory events of PyTorch's profiler. Memory that was
+    allocated before the call does not count.
 
     Raises
     ------
@@ -87,36 +87,39 @@ def heap_peak_bytes(work: Callable[[], object]) -> int:
 
 
 class HeapWatch:
-    """Records PyTorch's allocations from its construction to `end`; raises as `heap_peak_bytes`."""
+    """Records PyTorch's allocations from construction to `end`.
+
+    Raises `CaptureError` if a profiler is already on.
+    """
 
     def __init__(self) -> None:
         """Start PyTorch's profiler of memory events."""
-        if profiler_is_on():
+        if is_profiler_on():
             raise CaptureError(
                 "a profiler of PyTorch is on, and memory is measured with another one: compile, or "
                 "run the compiled function once, before it begins"
             )
-        self._recorded = profile(profile_memory=True)
-        with _without_notices():
-            self._recorded.__enter__()
+        self._profiler = profile(profile_memory=True)
+        with _remove_notices():
+            self._profiler.__enter__()
 
     @staticmethod
     def start_section() -> None:
-        """Start a section. Freed memory counts only if it was allocated during the watch."""
-        with record_function(_MARK):
+        """Start a section, whose totals count from 0 again."""
+        with record_function(_SECTION_MARK):
             pass
 
     def end(self) -> list[list[int]]:
-        """Stop recording; return the running total of allocated less freed bytes per section [B].
+        """Stop recording; return the running total of allocated minus freed bytes per section [B].
 
         Each section begins with 0 and has one total per allocation or free.
         """
-        with _without_notices():
-            self._recorded.__exit__(None, None, None)
+        with _remove_notices():
+            self._profiler.__exit__(None, None, None)
         events: list[tuple[int, int | None]] = [
-            (event.start_ns(), event.nbytes() if event.name() == _MEMORY else None)
-            for event in self._recorded.kineto_results.events()
-            if event.name() in (_MEMORY, _MARK)
+            (event.start_ns(), event.nbytes() if event.name() == _MEMORY_EVENT else None)
+            for event in self._profiler.kineto_results.events()
+            if event.name() in (_MEMORY_EVENT, _SECTION_MARK)
         ]
         events.sort(key=itemgetter(0))
         sections = [[0]]
@@ -128,13 +131,13 @@ class HeapWatch:
         return sections
 
 
-def profiler_is_on() -> bool:
+def is_profiler_on() -> bool:
     """Return whether a profiler of PyTorch is on; PyTorch has only one at a time."""
     return bool(torch._C._autograd._profiler_enabled())  # noqa: SLF001 - no other way
 
 
 @contextmanager
-def _without_notices() -> Iterator[None]:
+def _remove_notices() -> Iterator[None]:
     """Context manager that buffers stderr; at the end writes it without the profiler's notices."""
     sys.stderr.flush()
     stderr = os.dup(2)
@@ -147,5 +150,5 @@ def _without_notices() -> Iterator[None]:
             os.close(stderr)
             buffer.seek(0)
             for line in buffer:
-                if not line.startswith(_NOTICE):
+                if not line.startswith(_NOTICE_PREFIX):
                     os.write(2, line)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from poetmodel.torch.int8.operators import operator
+from poetmodel.torch.int8.operators import find_operator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,11 +36,13 @@ def apply_with_proxies(
     ]
     if layer.weight_scale is None:
         second_proxy = other_proxies[0] if other_proxies else None
-        result: tuple[Tensor, Tensor] = _Unweighted.apply(layer, first_proxy, second_proxy, *inputs)
+        result: tuple[Tensor, Tensor] = _UnweightedFunction.apply(
+            layer, first_proxy, second_proxy, *inputs
+        )
         return result
     constants = (layer.weight, layer.scale, layer.weight_scale)
     weight_gradient = getattr(layer, "weight_gradient", None)
-    weighted_result: tuple[Tensor, Tensor] = _Weighted.apply(
+    weighted_result: tuple[Tensor, Tensor] = _WeightedFunction.apply(
         layer, first_proxy, weight_gradient, layer.bias, *inputs, *constants
     )
     return weighted_result
@@ -51,7 +53,7 @@ def _zero_proxy(x: Tensor) -> Tensor:
     return torch.zeros(()).expand(x.shape)
 
 
-class _Weighted(Function):  # type: ignore[misc, unused-ignore]
+class _WeightedFunction(Function):  # type: ignore[misc, unused-ignore]
     """Autograd function of a convolution or linear layer."""
 
     @staticmethod
@@ -66,10 +68,10 @@ class _Weighted(Function):  # type: ignore[misc, unused-ignore]
         scale: Tensor,
         weight_scale: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the layer with the sums of the current weight; save int8 tensors and scales."""
+        """Compute the layer with the initial sums of the current weight; save int8 tensors."""
         del input_proxy, weight_gradient
-        start = operator("start")(weight, layer.input_levels.zero)
-        y = operator(layer.operator)(x, weight, start, scale, bias, *layer.numbers)
+        initial_sum = find_operator("start")(weight, layer.input_levels.zero)
+        y = find_operator(layer.operator)(x, weight, initial_sum, scale, bias, *layer.numbers)
         ctx.save_for_backward(x, y, weight, weight_scale)
         ctx.layer = layer
         ctx.mark_non_differentiable(y)
@@ -79,46 +81,46 @@ class _Weighted(Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, _: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of input proxy, weight and bias; None for those not needed."""
+        """Return the gradients of input proxy, weight and bias; None for an unneeded gradient."""
         x, y, weight, weight_scale = ctx.saved_tensors
         layer = ctx.layer
-        levels, (*geometry, _, _, low, high) = layer.input_levels, layer.numbers
-        gradient = operator("mask")(gradient.contiguous(), y, low, high)
+        levels, (*window_arguments, _, _, low, high) = layer.input_levels, layer.numbers
+        gradient = find_operator("mask")(gradient.contiguous(), y, low, high)
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[1:4]
         input_gradient = weight_gradient = None
         if layer.operator == "pointwise":
             if needs_input:
-                input_gradient = operator("pointwise_input_gradient")(
+                input_gradient = find_operator("pointwise_input_gradient")(
                     gradient, weight, weight_scale
                 )
             if needs_weight:
-                weight_gradient = operator("pointwise_weight_gradient")(
+                weight_gradient = find_operator("pointwise_weight_gradient")(
                     gradient, x, levels.scale, levels.zero
                 )
         else:
             is_depthwise = layer.operator == "depthwise"
-            groups = x.shape[3] if is_depthwise else geometry[3]
+            groups = x.shape[3] if is_depthwise else window_arguments[3]
             window = weight.shape[:2] if is_depthwise else weight.shape[1:3]
-            conv_geometry = (*geometry[:3], groups)
+            conv_arguments = (*window_arguments[:3], groups)
             if needs_input:
-                input_gradient = operator("convolution_input_gradient")(
-                    gradient, weight, weight_scale, x.shape[1:3], *conv_geometry
+                input_gradient = find_operator("convolution_input_gradient")(
+                    gradient, weight, weight_scale, x.shape[1:3], *conv_arguments
                 )
             if needs_weight:
-                kind = "depthwise" if is_depthwise else "convolution"
-                weight_gradient = operator(f"{kind}_weight_gradient")(
+                convolution_kind = "depthwise" if is_depthwise else "convolution"
+                weight_gradient = find_operator(f"{convolution_kind}_weight_gradient")(
                     gradient,
                     x,
                     levels.scale,
                     levels.zero,
                     window,
-                    *conv_geometry[: 3 + (not is_depthwise)],
+                    *conv_arguments[: 3 + (not is_depthwise)],
                 )
         bias_gradient = gradient.flatten(0, -2).sum(0) if needs_bias else None
         return None, input_gradient, weight_gradient, bias_gradient, None, None, None, None
 
 
-class _Unweighted(Function):  # type: ignore[misc, unused-ignore]
+class _UnweightedFunction(Function):  # type: ignore[misc, unused-ignore]
     """Autograd function of a layer without weights: sum, mean, maximum, or final dequantization."""
 
     @staticmethod
@@ -127,9 +129,9 @@ class _Unweighted(Function):  # type: ignore[misc, unused-ignore]
     ) -> tuple[Tensor, Tensor]:
         """Compute the layer; save the int8 tensors that its gradient needs."""
         del first_proxy, second_proxy
-        y = operator(layer.operator)(*inputs, *layer.numbers)
+        y = find_operator(layer.operator)(*inputs, *layer.numbers)
         ctx.layer = layer
-        ctx.image = inputs[0].shape[1:3]
+        ctx.input_size = inputs[0].shape[1:3]
         saved_by_operator = {"maximum": (inputs[0], y), "dequantize": ()}
         ctx.save_for_backward(*saved_by_operator.get(layer.operator, (y,)))
         if layer.operator == "dequantize":
@@ -143,16 +145,16 @@ class _Unweighted(Function):  # type: ignore[misc, unused-ignore]
         """Return the gradients of the proxies of one or two inputs."""
         layer, no_gradients = ctx.layer, (None,) * len(ctx.needs_input_grad[3:])
         if layer.operator == "dequantize":
-            order = (0, *range(2, output_gradient.ndim), 1)
-            return None, output_gradient.permute(order).contiguous(), None, *no_gradients
+            channels_last = (0, *range(2, output_gradient.ndim), 1)
+            return None, output_gradient.permute(channels_last).contiguous(), None, *no_gradients
         gradient = gradient.contiguous()
         if layer.operator == "maximum":
             x, y = ctx.saved_tensors
-            input_gradient = operator("maximum_gradient")(gradient, x, y, *layer.numbers)
+            input_gradient = find_operator("maximum_gradient")(gradient, x, y, *layer.numbers)
             return None, input_gradient, None, *no_gradients
         (y,) = ctx.saved_tensors
         low, high = layer.numbers[-2:]
-        gradient = operator("mask")(gradient, y, low, high)
+        gradient = find_operator("mask")(gradient, y, low, high)
         if layer.operator == "add":
             proxy_gradients = (
                 gradient if is_needed else None for is_needed in ctx.needs_input_grad[1:3]
@@ -160,5 +162,7 @@ class _Unweighted(Function):  # type: ignore[misc, unused-ignore]
             return None, *proxy_gradients, *no_gradients
         window, stride, padding = layer.numbers[:3]
         if tuple(window) != (1, 1):
-            gradient = operator("average_gradient")(gradient, ctx.image, window, stride, padding)
+            gradient = find_operator("average_gradient")(
+                gradient, ctx.input_size, window, stride, padding
+            )
         return None, gradient, None, *no_gradients

@@ -10,7 +10,7 @@ from torch import nn
 
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.int8.differentiation import apply_with_proxies
-from poetmodel.torch.int8.operators import operator
+from poetmodel.torch.int8.operators import find_operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +25,11 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
     ----------
     name : str
         Name of the operator, without ``q8_``.
-    tensors : mapping
-        The constants of the operator in the order of its arguments; they become buffers.
+    constants : mapping
+        The constant tensors of the operator by name, in the order of its arguments; they become
+        buffers.
     numbers : sequence
-        The arguments of the operator after the tensors.
+        The arguments of the operator after the tensors: numbers, and lists of numbers.
     flattens : bool
         Whether the elements of each sample are flattened before the operator.
     weight_scale : Tensor, optional
@@ -40,7 +41,7 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
     def __init__(
         self,
         name: str,
-        tensors: Mapping[str, torch.Tensor],
+        constants: Mapping[str, torch.Tensor],
         numbers: Sequence[Any],
         *,
         flattens: bool = False,
@@ -54,25 +55,25 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
         self.operator = name
         self.numbers = tuple(numbers)
         self.flattens = flattens
-        self.tensors = tuple(tensors)
+        self.constant_names = tuple(constants)
         """Names of the buffers of the constants."""
-        for key, tensor in tensors.items():
+        for key, tensor in constants.items():
             self.register_buffer(key, tensor)
 
     def forward(
-        self, *inputs: torch.Tensor, reals: Sequence[torch.Tensor | None] | None = None
+        self, *inputs: torch.Tensor, proxies: Sequence[torch.Tensor | None] | None = None
     ) -> Any:
         """Return the int8 result of the operator for one or two int8 tensors.
 
-        With `reals`, the proxies of the inputs' real values, return the result and its proxy. A
+        With `proxies`, the proxies of the inputs' real values, return the result and its proxy. A
         proxy is a tensor without memory that has the gradient of the real value.
         """
-        if reals is not None:
-            return apply_with_proxies(self, inputs, reals)
+        if proxies is not None:
+            return apply_with_proxies(self, inputs, proxies)
         if self.flattens:
             inputs = tuple(x.flatten(1) for x in inputs)
-        constants = (getattr(self, name) for name in self.tensors)
-        result: torch.Tensor = operator(self.operator)(*inputs, *constants, *self.numbers)
+        constants = (getattr(self, name) for name in self.constant_names)
+        result: torch.Tensor = find_operator(self.operator)(*inputs, *constants, *self.numbers)
         return result
 
     def extra_repr(self) -> str:
@@ -90,7 +91,7 @@ class Wire:
     layer: str
     inputs: tuple[int, ...]
     node: str = ""
-    """Last node of the converted module with the same quantized value."""
+    """Name of the last node of the converted module with the same quantized value."""
 
 
 class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -101,16 +102,20 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(
-        self, layers: Mapping[str, QuantizedLayer], wires: Sequence[Wire], *, flat: bool = False
+        self,
+        layers: Mapping[str, QuantizedLayer],
+        wires: Sequence[Wire],
+        *,
+        has_flat_result: bool = False,
     ) -> None:
-        """Register the layers. `flat`: whether the result has one row per sample."""
+        """Register the layers."""
         super().__init__()
         for name, layer in layers.items():
             self.add_module(name, layer)
         self.wires = tuple(wires)
-        self.flat = flat
+        self.has_flat_result = has_flat_result
         """Whether each sample of the result is flattened to one row."""
-        self.stands_for: tuple[torch.Tensor, ...] = ()
+        self.replaced_parameters: tuple[torch.Tensor, ...] = ()
         """Parameters of the converted module that this front replaces in a capture."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -126,15 +131,17 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
                 "a quantized front has no gradient, but its input requires one: it must be the "
                 "first part of the model; freeze the layers before it (requires_grad_(False))"
             )
-        result = self.run_layers(x.float(), lambda layer, given: layer(*given))
-        return (result.flatten(1) if self.flat else result).to(x.dtype)
+        result = self.execute_layers(x.float(), lambda layer, layer_inputs: layer(*layer_inputs))
+        return (result.flatten(1) if self.has_flat_result else result).to(x.dtype)
 
-    def run_layers(self, value: Any, call_layer: Callable[[nn.Module, list[Any]], Any]) -> Any:
+    def execute_layers(
+        self, input_value: Any, call_layer: Callable[[nn.Module, list[Any]], Any]
+    ) -> Any:
         """Execute all layers in order, and return the value of the last one.
 
-        `value` is the input; `call_layer` computes a layer from the list of its inputs.
+        `call_layer` computes the value of a layer from the list of its input values.
         """
-        values = [value]
+        values = [input_value]
         for wire in self.wires:
             layer = self.get_submodule(wire.layer)
             values.append(call_layer(layer, [values[index] for index in wire.inputs]))
@@ -142,6 +149,6 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 def replaced_parameter_ids(model: nn.Module) -> set[int]:
-    """Return the ids of all parameters that quantized fronts of a model replace."""
+    """Return the ids of all parameters that the quantized fronts of a model replace."""
     fronts = (module for module in model.modules() if isinstance(module, QuantizedFront))
-    return {id(parameter) for front in fronts for parameter in front.stands_for}
+    return {id(parameter) for front in fronts for parameter in front.replaced_parameters}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.functional import pad
 
-from poetmodel.torch.int8.operators import WINDOW, as_operator, windows
+from poetmodel.torch.int8.operators import WINDOW_SCHEMA, register_operator, window_elements
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,111 +23,127 @@ if TYPE_CHECKING:
 
 _DEPTHWISE: Final = 3
 """Number of dimensions of a depthwise convolution's weight: rows, columns, channels."""
-_CONVOLUTION: Final = f"{WINDOW}, int groups"
+_CONVOLUTION_SCHEMA: Final = f"{WINDOW_SCHEMA}, int groups"
 """Schema of the arguments of a convolution's gradients."""
 
 
-@as_operator("(Tensor gradient, Tensor y, int low, int high) -> Tensor")
+@register_operator("(Tensor gradient, Tensor y, int low, int high) -> Tensor")
 def q8_mask(gradient: Tensor, y: Tensor, low: int, high: int) -> Tensor:
     """Return the gradient where the result `y` is strictly between its limits, and 0 elsewhere."""
     return torch.where((y > low) & (y < high), gradient, 0.0)
 
 
-@as_operator("(Tensor weight, int zero_x) -> Tensor")
+@register_operator("(Tensor weight, int zero_x) -> Tensor")
 def q8_start(weight: Tensor, zero_x: int) -> Tensor:
     """Return ``-zero_x * (sum of the weights of the output)`` for each output channel, in int32."""
-    rows = weight.flatten(0, 1).T if weight.ndim == _DEPTHWISE else weight.flatten(1)
-    return rows.sum(1, dtype=torch.int32) * -zero_x
+    output_weights = weight.flatten(0, 1).T if weight.ndim == _DEPTHWISE else weight.flatten(1)
+    return output_weights.sum(1, dtype=torch.int32) * -zero_x
 
 
-@as_operator("(Tensor gradient, Tensor weight, Tensor weight_scale) -> Tensor")
+@register_operator("(Tensor gradient, Tensor weight, Tensor weight_scale) -> Tensor")
 def q8_pointwise_input_gradient(gradient: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     """Return the gradient of a linear layer's input: ``(gradient * scale) @ weight``."""
     return (gradient * weight_scale) @ weight.float()
 
 
-@as_operator("(Tensor gradient, Tensor x, float scale_x, int zero_x) -> Tensor")
+@register_operator("(Tensor gradient, Tensor x, float scale_x, int zero_x) -> Tensor")
 def q8_pointwise_weight_gradient(
     gradient: Tensor, x: Tensor, scale_x: float, zero_x: int
 ) -> Tensor:
     """Return the gradient of a linear layer's weight (outputs, channels)."""
-    of_x = (x.to(torch.int32) - zero_x).float()
-    return (gradient.flatten(0, -2).T @ of_x.flatten(0, -2)) * scale_x
+    centred_x = (x.to(torch.int32) - zero_x).float()
+    return (gradient.flatten(0, -2).T @ centred_x.flatten(0, -2)) * scale_x
 
 
-@as_operator(
-    f"(Tensor gradient, Tensor weight, Tensor weight_scale, int[] image, {_CONVOLUTION}) -> Tensor"
+@register_operator(
+    "(Tensor gradient, Tensor weight, Tensor weight_scale, int[] input_size, "
+    f"{_CONVOLUTION_SCHEMA}) -> Tensor"
 )
 def q8_convolution_input_gradient(
     gradient: Tensor,
     weight: Tensor,
     weight_scale: Tensor,
-    image: Sequence[int],
-    *geometry: Any,
+    input_size: Sequence[int],
+    *window_arguments: Any,
 ) -> Tensor:
     """Return the gradient of a convolution's input.
 
-    `image` is the input's number of rows and columns. The gradient is the transposed convolution of
-    ``gradient * scale`` with the weight. `weight` is in the order of `q8_conv2d`, or of
+    `input_size` is the input's number of rows and columns. The result is the transposed convolution
+    of ``gradient * weight_scale`` with `weight`, which is in the order of `q8_conv2d`, or of
     `q8_depthwise` if it has three dimensions.
     """
-    _, padding, _, groups = geometry
+    _, padding, _, groups = window_arguments
     filters = _pytorch_weight(weight).float()
     channels = filters.shape[1] * groups
     above, below, left, right = padding
-    padded = (image[0] + above + below, image[1] + left + right)
-    input_shape_only = gradient.new_empty((1,)).expand(gradient.shape[0], channels, *padded)
+    padded_size = (input_size[0] + above + below, input_size[1] + left + right)
+    input_shape_only = gradient.new_empty((1,)).expand(gradient.shape[0], channels, *padded_size)
     padded_gradient = _convolution_gradient(
-        gradient * weight_scale, input_shape_only, filters, geometry, 0
+        gradient * weight_scale, input_shape_only, filters, window_arguments, 0
     )
-    cropped = padded_gradient[:, :, above : above + image[0], left : left + image[1]]
+    cropped = padded_gradient[:, :, above : above + input_size[0], left : left + input_size[1]]
     return _channels_last(cropped)
 
 
-@as_operator(
-    f"(Tensor gradient, Tensor x, float scale_x, int zero_x, int[] window, {_CONVOLUTION}) -> "
-    "Tensor"
+@register_operator(
+    "(Tensor gradient, Tensor x, float scale_x, int zero_x, int[] window, "
+    f"{_CONVOLUTION_SCHEMA}) -> Tensor"
 )
 def q8_convolution_weight_gradient(
-    gradient: Tensor, x: Tensor, scale_x: float, zero_x: int, window: Sequence[int], *geometry: Any
+    gradient: Tensor,
+    x: Tensor,
+    scale_x: float,
+    zero_x: int,
+    window: Sequence[int],
+    *window_arguments: Any,
 ) -> Tensor:
     """Return the gradient of a convolution's weight, in the order of `q8_conv2d`.
 
     The result is the correlation of ``x - zero_x`` with `gradient`, times the scale of x.
     """
-    filters = _filter_gradient(gradient, x, zero_x, window, geometry) * scale_x
+    filters = _filter_gradient(gradient, x, zero_x, window, window_arguments) * scale_x
     return filters.permute(0, 2, 3, 1).contiguous()
 
 
-@as_operator(
-    f"(Tensor gradient, Tensor x, float scale_x, int zero_x, int[] window, {WINDOW}) -> Tensor"
+@register_operator(
+    "(Tensor gradient, Tensor x, float scale_x, int zero_x, int[] window, "
+    f"{WINDOW_SCHEMA}) -> Tensor"
 )
 def q8_depthwise_weight_gradient(
-    gradient: Tensor, x: Tensor, scale_x: float, zero_x: int, window: Sequence[int], *geometry: Any
+    gradient: Tensor,
+    x: Tensor,
+    scale_x: float,
+    zero_x: int,
+    window: Sequence[int],
+    *window_arguments: Any,
 ) -> Tensor:
     """Return the gradient of a depthwise convolution's weight, in the order of `q8_depthwise`."""
-    geometry = (*geometry, x.shape[3])
-    filters = _filter_gradient(gradient, x, zero_x, window, geometry) * scale_x
+    window_arguments = (*window_arguments, x.shape[3])
+    filters = _filter_gradient(gradient, x, zero_x, window, window_arguments) * scale_x
     return filters[:, 0].permute(1, 2, 0).contiguous()
 
 
-@as_operator("(Tensor gradient, int[] image, int[] window, int[] stride, int[] padding) -> Tensor")
+@register_operator(
+    "(Tensor gradient, int[] input_size, int[] window, int[] stride, int[] padding) -> Tensor"
+)
 def q8_average_gradient(
     gradient: Tensor,
-    image: Sequence[int],
+    input_size: Sequence[int],
     window: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> Tensor:
     """Return the gradient of the input of means of windows.
 
-    Each element of a window gets an equal fraction of its gradient.
+    Each element of a window gets an equal fraction of the window's gradient.
     """
     element_gradient = gradient / (window[0] * window[1])
-    return _scatter_windows(element_gradient, None, image, window, stride, padding, (1, 1))
+    return _scatter_windows(element_gradient, None, input_size, window, stride, padding, (1, 1))
 
 
-@as_operator(f"(Tensor gradient, Tensor x, Tensor y, int[] window, {WINDOW}) -> Tensor")
+@register_operator(
+    f"(Tensor gradient, Tensor x, Tensor y, int[] window, {WINDOW_SCHEMA}) -> Tensor"
+)
 def q8_maximum_gradient(
     gradient: Tensor,
     x: Tensor,
@@ -141,33 +157,36 @@ def q8_maximum_gradient(
 
     The first largest element of each window gets the gradient.
     """
-    unassigned = torch.ones(y.shape, dtype=torch.bool)
+    unassigned_mask = torch.ones(y.shape, dtype=torch.bool)
     selections = []
-    outside = -129  # below all bytes, so that no element outside of x is selected
+    padding_value = -129  # below all bytes, so that no element of the padding is selected
     x_16 = x.to(torch.int16)
-    for _, elements in windows(x_16, window, stride, padding, dilation, outside=outside):
-        selected = unassigned & (elements == y)
-        unassigned = unassigned & ~selected
-        selections.append(selected)
+    for _, elements in window_elements(
+        x_16, window, stride, padding, dilation, padding_value=padding_value
+    ):
+        selection = unassigned_mask & (elements == y)
+        unassigned_mask = unassigned_mask & ~selection
+        selections.append(selection)
     return _scatter_windows(gradient, selections, x.shape[1:3], window, stride, padding, dilation)
 
 
 def _scatter_windows(
     gradient: Tensor,
     selections: Sequence[Tensor] | None,
-    image: Sequence[int],
+    input_size: Sequence[int],
     window: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """Return for each element the sum of the gradients of windows that contain it.
+    """Return the gradient of an image: for each element, the sum over the windows with it.
 
-    `selections` has a mask of windows for each position in a window: only these windows count.
+    `selections` has, for each position in a window, a mask of the windows whose gradient belongs to
+    that element; None if each window's gradient belongs to all its elements.
     """
     batch, height, width, channels = gradient.shape
     above, below, left, right = padding
-    rows, columns = image[0] + above + below, image[1] + left + right
+    rows, columns = input_size[0] + above + below, input_size[1] + left + right
     total = gradient.new_zeros((batch, rows, columns, channels))
     for position in range(window[0] * window[1]):
         row, column = divmod(position, window[1])
@@ -180,26 +199,26 @@ def _scatter_windows(
             first_row : first_row + (height - 1) * stride[0] + 1 : stride[0],
             first_column : first_column + (width - 1) * stride[1] + 1 : stride[1],
         ] += window_gradient
-    return total[:, above : above + image[0], left : left + image[1]].contiguous()
+    return total[:, above : above + input_size[0], left : left + input_size[1]].contiguous()
 
 
 # -- updates ---------------------------------------------------------------------------------------
 
-STEPS: Final = 256
-"""Steps of 16-bit weights in one step of an int8 weight."""
+INT16_STEPS: Final = 256
+"""Number of steps of a 16-bit weight in one step of an int8 weight."""
 MAX_WEIGHT: Final = 127
-"""Largest weight; the smallest one is its negative."""
+"""Maximum of trained int8 weights; their minimum is -127."""
 
 
 def update_16_bits(weight: Tensor, residual: Tensor, change: Tensor) -> None:
     """Subtract `change` from 16-bit weights ``256 * weight + residual``, in place.
 
     `change` is in int8 steps: gradient times learning rate over the scale of the weight. ``w16 =
-    clamp(rint(w16 - 256 * change))``, ``weight = (w16 + 128) >> 8``. A change of NaN counts 0.
+    clamp(rint(w16 - 256 * change))``, ``weight = (w16 + 128) >> 8``. NaN in `change` counts as 0.
     """
-    weight_16 = weight.to(torch.int32) * STEPS + residual
-    max_weight = MAX_WEIGHT * STEPS
-    new_weight_16 = torch.round(weight_16.float() - change.nan_to_num(0.0) * STEPS).clamp(
+    weight_16 = weight.to(torch.int32) * INT16_STEPS + residual
+    max_weight = MAX_WEIGHT * INT16_STEPS
+    new_weight_16 = torch.round(weight_16.float() - change.nan_to_num(0.0) * INT16_STEPS).clamp(
         -max_weight, max_weight
     )
     for old, new in zip((weight, residual), split_16_bits(new_weight_16), strict=True):
@@ -207,18 +226,19 @@ def update_16_bits(weight: Tensor, residual: Tensor, change: Tensor) -> None:
 
 
 def split_16_bits(weight_16: Tensor) -> tuple[Tensor, Tensor]:
-    """Split 16-bit weights into two int8 tensors: 256 times the first, plus the second."""
+    """Return int8 tensors (weight, residual) such that ``weight_16 = 256 * weight + residual``."""
     weight_16 = weight_16.to(torch.int32)
-    high = (weight_16 + STEPS // 2) >> 8
-    return high.to(torch.int8), (weight_16 - high * STEPS).to(torch.int8)
+    weight = (weight_16 + INT16_STEPS // 2) >> 8
+    return weight.to(torch.int8), (weight_16 - weight * INT16_STEPS).to(torch.int8)
 
 
-def update_stochastic(weight: Tensor, draws: Tensor, change: Tensor) -> None:
-    """Subtract `change` from 8-bit weights: ``clamp(floor((weight - change) + draws))``, in place.
+def update_stochastic(weight: Tensor, random_numbers: Tensor, change: Tensor) -> None:
+    """Subtract `change` from 8-bit weights: ``clamp(floor(weight - change + r))``, in place.
 
-    `draws` are uniform from 0 to below 1, multiples of 2^-24. A change of NaN counts 0.
+    `random_numbers` (r) are uniform from 0 to below 1, multiples of 2^-24. NaN in `change` counts
+    as 0.
     """
-    new_weight = torch.floor(weight.float() - change.nan_to_num(0.0) + draws)
+    new_weight = torch.floor(weight.float() - change.nan_to_num(0.0) + random_numbers)
     weight.copy_(new_weight.clamp(-MAX_WEIGHT, MAX_WEIGHT))
 
 
@@ -241,37 +261,40 @@ class RoundingDraws:
     def uniform(self, weight: Tensor, *, first: int = 0) -> Tensor:
         """Return a number for each weight: the upper 24 bits of its word, times 2^-24.
 
-        `first` is the index of the first weight, if these are only some of the weights.
+        `first` is the index of the first element of `weight` in the whole tensor, if it is a part.
         """
-        begin, end = first // 4, -(-(first + weight.numel()) // 4)
-        words = _philox(begin, end, (self.site, _ROUNDING, 0), self.update, self.seed).flatten()
-        weight_words = words[first - 4 * begin :][: weight.numel()]
+        first_block, end_block = first // 4, -(-(first + weight.numel()) // 4)
+        words = _philox_words(
+            first_block, end_block, (self.site, _ROUNDING, 0), self.update, self.seed
+        ).flatten()
+        weight_words = words[first - 4 * first_block :][: weight.numel()]
         return ((weight_words >> 8).float() * 2.0**-24).view(weight.shape).to(weight.device)
 
 
 _ROUNDING: Final = 1
 """Third word of the counters of stochastic rounding."""
 _WORD: Final = 0xFFFFFFFF
+"""Mask of the lower 32 bits."""
 
 
-def _philox(begin: int, end: int, counter: Sequence[int], *key: int) -> Tensor:
-    """Return four 32-bit words for each block from `begin` to `end`.
+def _philox_words(first_block: int, end_block: int, counter: Sequence[int], *key: int) -> Tensor:
+    """Return four 32-bit words for each block from `first_block` to below `end_block`.
 
     `counter` has the counter's words after the block number.
     """
-    words = torch.zeros((end - begin, 4), dtype=torch.int64)
-    words[:, 0] = torch.arange(begin, end)
+    words = torch.zeros((end_block - first_block, 4), dtype=torch.int64)
+    words[:, 0] = torch.arange(first_block, end_block)
     words[:, 1:] = torch.tensor(counter)
     keys = [number & _WORD for number in key]
     for _ in range(10):
         # Products wrap at 64 bits; masking gives the upper half of unsigned products.
-        first, second = words[:, 0] * 0xD2511F53, words[:, 2] * 0xCD9E8D57
+        first_product, second_product = words[:, 0] * 0xD2511F53, words[:, 2] * 0xCD9E8D57
         words = torch.stack(
             (
-                (second >> 32) & _WORD ^ words[:, 1] ^ keys[0],
-                second & _WORD,
-                (first >> 32) & _WORD ^ words[:, 3] ^ keys[1],
-                first & _WORD,
+                (second_product >> 32) & _WORD ^ words[:, 1] ^ keys[0],
+                second_product & _WORD,
+                (first_product >> 32) & _WORD ^ words[:, 3] ^ keys[1],
+                first_product & _WORD,
             ),
             dim=1,
         )
@@ -280,31 +303,40 @@ def _philox(begin: int, end: int, counter: Sequence[int], *key: int) -> Tensor:
 
 
 def _convolution_gradient(
-    gradient: Tensor, x: Tensor, filters: Tensor, geometry: Sequence[Any], position: int
+    gradient: Tensor,
+    x: Tensor,
+    filters: Tensor,
+    window_arguments: Sequence[Any],
+    gradient_index: int,
 ) -> Tensor:
-    """Return the gradient of the padded input `x` (0) or of the filters (1).
+    """Return a gradient of a convolution: of the padded input `x`, or of the filters.
 
-    `position` is 0 or 1. Only the shape of the tensor whose gradient is computed is read.
+    `gradient_index` is 0 for `x`, or 1 for the filters; only the shape of that tensor is read.
     """
-    stride, _, dilation, groups = geometry
+    stride, _, dilation, groups = window_arguments
     result: Tensor = torch.ops.aten.convolution_backward(
         _channels_first(gradient), x, filters, bias_sizes=None, stride=stride, padding=[0, 0],
         dilation=dilation, transposed=False, output_padding=[0, 0], groups=groups,
-        output_mask=[position == 0, position == 1, False],
-    )[position]  # fmt: skip
+        output_mask=[gradient_index == 0, gradient_index == 1, False],
+    )[gradient_index]  # fmt: skip
     return result
 
 
 def _filter_gradient(
-    gradient: Tensor, x: Tensor, zero_x: int, window: Sequence[int], geometry: Sequence[Any]
+    gradient: Tensor, x: Tensor, zero_x: int, window: Sequence[int], window_arguments: Sequence[Any]
 ) -> Tensor:
-    """Return the correlation of ``x - zero_x`` with the gradient, in PyTorch's order of weights."""
-    _, padding, _, groups = geometry
+    """Return the correlation of ``x - zero_x`` with the gradient, in PyTorch's order of weights.
+
+    This is the gradient of the filters, without the scale of x.
+    """
+    _, padding, _, groups = window_arguments
     above, below, left, right = padding
-    of_x = pad((x.to(torch.int32) - zero_x).float(), (0, 0, left, right, above, below))
+    centred_x = pad((x.to(torch.int32) - zero_x).float(), (0, 0, left, right, above, below))
     shape = (gradient.shape[3], x.shape[3] // groups, *window)
     weight_shape_only = gradient.new_empty((1,)).expand(shape)
-    return _convolution_gradient(gradient, _channels_first(of_x), weight_shape_only, geometry, 1)
+    return _convolution_gradient(
+        gradient, _channels_first(centred_x), weight_shape_only, window_arguments, 1
+    )
 
 
 def _pytorch_weight(weight: Tensor) -> Tensor:
@@ -340,19 +372,24 @@ q8_pointwise_weight_gradient.register_fake(
     lambda g, x, *_: _empty_float32(g, (g.shape[-1], x.shape[-1]))
 )
 q8_convolution_input_gradient.register_fake(
-    lambda g, w, _, image, *geometry: _empty_float32(
-        g, (g.shape[0], *image, w.shape[2] if w.ndim == _DEPTHWISE else w.shape[3] * geometry[3])
+    lambda g, w, _, input_size, *window_arguments: _empty_float32(
+        g,
+        (
+            g.shape[0],
+            *input_size,
+            w.shape[2] if w.ndim == _DEPTHWISE else w.shape[3] * window_arguments[3],
+        ),
     )
 )
 q8_convolution_weight_gradient.register_fake(
-    lambda g, x, _scale, _zero, window, *geometry: _empty_float32(
-        g, (g.shape[3], *window, x.shape[3] // geometry[3])
+    lambda g, x, _scale, _zero, window, *window_arguments: _empty_float32(
+        g, (g.shape[3], *window, x.shape[3] // window_arguments[3])
     )
 )
 q8_depthwise_weight_gradient.register_fake(
     lambda g, x, _scale, _zero, window, *_: _empty_float32(g, (*window, x.shape[3]))
 )
 q8_average_gradient.register_fake(
-    lambda g, image, *_: _empty_float32(g, (g.shape[0], *image, g.shape[3]))
+    lambda g, input_size, *_: _empty_float32(g, (g.shape[0], *input_size, g.shape[3]))
 )
 q8_maximum_gradient.register_fake(lambda g, x, *_: _empty_float32(g, x.shape))

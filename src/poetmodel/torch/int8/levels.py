@@ -29,13 +29,13 @@ class Levels:
         """Return the byte of a real number, without applying the limits."""
         return round(float(np.rint(np.float32(real) * np.float32(self.inverse)))) + self.zero
 
-    def narrowed(self, clamp: tuple[float, float]) -> Levels:
-        """Return these levels with limits narrowed to the real limits of an activation."""
+    def narrow_limits(self, clamp: tuple[float, float]) -> Levels:
+        """Return a copy with limits narrowed to `clamp`, the real limits of an activation."""
         low, high = (self.quantize(x) if math.isfinite(x) else x for x in clamp)
         return replace(self, low=int(max(self.low, low)), high=int(min(self.high, high)))
 
     @property
-    def ending(self) -> tuple[float, int, int, int]:
+    def rounding(self) -> tuple[float, int, int, int]:
         """The last arguments of operators that round to these levels: inverse, zero, low, high."""
         return self.inverse, self.zero, self.low, self.high
 

@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 NAMESPACE: Final = "poetmodel"
 
-_ENDING: Final = "float inverse, int zero, int low, int high"
-"""Schema of the last arguments of operators that round their result: 1 / scale, zero, and
-limits."""
-_CONSTANTS: Final = "Tensor weight, Tensor start, Tensor scale, Tensor bias"
-"""Schema of constants: weight in int8, start in int32, scale and bias in float32. `start` is the
-initial value of each sum: minus the zero point of x times the sum of the weights."""
-WINDOW: Final = "int[] stride, int[] padding, int[] dilation"
-"""Schema of a window's arguments: two numbers, down and across; of padding four: above, below,
+_ROUNDING: Final = "float inverse, int zero, int low, int high"
+"""Schema of the last arguments of operators that round their result: 1 / scale, zero point, and
+limits of the bytes."""
+_CONSTANTS: Final = "Tensor weight, Tensor initial_sum, Tensor scale, Tensor bias"
+"""Schema of constants: weight in int8, initial sum in int32, scale and bias in float32. The
+initial sum of each output is minus the zero point of x, times the sum of the weights."""
+WINDOW_SCHEMA: Final = "int[] stride, int[] padding, int[] dilation"
+"""Schema of a window's arguments: numbers for rows and columns; four of padding: above, below,
 left, right."""
-_LOWEST, _HIGHEST = -128, 127
+_MIN_BYTE, _MAX_BYTE = -128, 127
 
 
-def operator(name: str) -> Any:
+def find_operator(name: str) -> Any:
     """Return the operator ``q8_NAME`` as in captured graphs."""
     return getattr(torch.ops.poetmodel, f"q8_{name}").default
 
 
-def as_operator(schema: str) -> Callable[[Any], Any]:
+def register_operator(schema: str) -> Callable[[Any], Any]:
     """Return a decorator that registers a function as a PyTorch operator of the same name."""
 
     def register(function: Any) -> Any:
@@ -48,64 +48,67 @@ def as_operator(schema: str) -> Callable[[Any], Any]:
     return register
 
 
-@as_operator("(Tensor x, float inverse, int zero) -> Tensor")
+@register_operator("(Tensor x, float inverse, int zero) -> Tensor")
 def q8_quantize(x: Tensor, inverse: float, zero: int) -> Tensor:
     """Return ``clamp(rint(x * inverse) + zero)``; x is real (batch, channels, rows, columns)."""
-    return _round_to_bytes(_channels_last(x), inverse, zero, _LOWEST, _HIGHEST)
+    return _round_to_bytes(_channels_last(x), inverse, zero, _MIN_BYTE, _MAX_BYTE)
 
 
-@as_operator("(Tensor x, float scale, int zero) -> Tensor")
+@register_operator("(Tensor x, float scale, int zero) -> Tensor")
 def q8_dequantize(x: Tensor, scale: float, zero: int) -> Tensor:
     """Return ``(x - zero) * scale`` in the order batch, channels, rows, columns."""
     real = (x.to(torch.int32) - zero).float() * scale
     return _channels_first(real).contiguous()
 
 
-@as_operator(f"(Tensor x, {_CONSTANTS}, {_ENDING}) -> Tensor")
+@register_operator(f"(Tensor x, {_CONSTANTS}, {_ROUNDING}) -> Tensor")
 def q8_pointwise(
-    x: Tensor, weight: Tensor, start: Tensor, scale: Tensor, bias: Tensor, *ending: Any
+    x: Tensor, weight: Tensor, initial_sum: Tensor, scale: Tensor, bias: Tensor, *rounding: Any
 ) -> Tensor:
     """Return the results of a linear layer at each pixel.
 
-    ``acc = start + sum of x * weight``, then ``rint((acc * scale + bias) * inverse) + zero``.
+    ``acc = initial_sum + sum of x * weight``, then ``rint((acc * scale + bias) * inverse) + zero``.
     """
     _check_channels(x, weight.shape[1])
     total = x.double() @ weight.double().T
-    return _requantize(total.to(torch.int32) + start, scale, bias, *ending)
+    return _requantize(total.to(torch.int32) + initial_sum, scale, bias, *rounding)
 
 
-@as_operator(f"(Tensor x, {_CONSTANTS}, {WINDOW}, int zero_x, {_ENDING}) -> Tensor")
+@register_operator(f"(Tensor x, {_CONSTANTS}, {WINDOW_SCHEMA}, int zero_x, {_ROUNDING}) -> Tensor")
 def q8_depthwise(
     x: Tensor,
     weight: Tensor,
-    start: Tensor,
+    initial_sum: Tensor,
     scale: Tensor,
     bias: Tensor,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     zero_x: int,
-    *ending: Any,
+    *rounding: Any,
 ) -> Tensor:
     """Return a convolution of each channel with its own window.
 
-    `weight` has rows, columns, channels. ``acc = sum of (x - zero_x) * weight``; padding counts 0.
+    `weight` has rows, columns, channels. ``acc = sum of (x - zero_x) * weight``, in which padding
+    counts as 0.
     """
-    del start  # only kernels that do not subtract zero_x need it
+    del initial_sum  # only kernels that do not subtract zero_x need it
     _check_channels(x, weight.shape[2])
-    of_x = x.to(torch.int32) - zero_x
+    centred_x = x.to(torch.int32) - zero_x
     sizes = tuple(weight.shape[:2])
     total = torch.zeros((), dtype=torch.int32)
-    for (row, column), elements in windows(of_x, sizes, stride, padding, dilation):
+    for (row, column), elements in window_elements(centred_x, sizes, stride, padding, dilation):
         total = total + elements * weight[row, column].to(torch.int32)
-    return _requantize(total, scale, bias, *ending)
+    return _requantize(total, scale, bias, *rounding)
 
 
-@as_operator(f"(Tensor x, {_CONSTANTS}, {WINDOW}, int groups, int zero_x, {_ENDING}) -> Tensor")
+@register_operator(
+    f"(Tensor x, {_CONSTANTS}, {WINDOW_SCHEMA}, int groups, int zero_x, {_ROUNDING}) -> Tensor"
+)
 def q8_conv2d(
     x: Tensor,
     weight: Tensor,
-    start: Tensor,
+    initial_sum: Tensor,
     scale: Tensor,
     bias: Tensor,
     stride: Sequence[int],
@@ -113,23 +116,27 @@ def q8_conv2d(
     dilation: Sequence[int],
     groups: int,
     zero_x: int,
-    *ending: Any,
+    *rounding: Any,
 ) -> Tensor:
-    """Return a convolution. `weight` has outputs, rows, columns, channels of a group."""
-    del start
-    of_x = x.double() - zero_x
-    count, height, width, channels = weight.shape
+    """Return a convolution. `weight` has outputs, rows, columns, and channels of a group."""
+    del initial_sum
+    centred_x = x.double() - zero_x
+    outputs, height, width, channels = weight.shape
     _check_channels(x, groups * channels)
-    of_w = weight.double().reshape(groups, count // groups, height, width, channels)
+    grouped_weight = weight.double().reshape(groups, outputs // groups, height, width, channels)
     total = torch.zeros((), dtype=torch.float64)
-    for (row, column), elements in windows(of_x, (height, width), stride, padding, dilation):
-        grouped = elements.unflatten(-1, (groups, channels))
-        total = total + torch.einsum("nhwgc,grc->nhwgr", grouped, of_w[:, :, row, column])
-    return _requantize(total.flatten(-2).to(torch.int32), scale, bias, *ending)
+    for (row, column), elements in window_elements(
+        centred_x, (height, width), stride, padding, dilation
+    ):
+        grouped_elements = elements.unflatten(-1, (groups, channels))
+        total = total + torch.einsum(
+            "nhwgc,grc->nhwgr", grouped_elements, grouped_weight[:, :, row, column]
+        )
+    return _requantize(total.flatten(-2).to(torch.int32), scale, bias, *rounding)
 
 
-@as_operator(
-    f"(Tensor a, Tensor b, float scale_a, int zero_a, float scale_b, int zero_b, {_ENDING})"
+@register_operator(
+    f"(Tensor a, Tensor b, float scale_a, int zero_a, float scale_b, int zero_b, {_ROUNDING})"
     " -> Tensor"
 )
 def q8_add(
@@ -139,17 +146,17 @@ def q8_add(
     zero_a: int,
     scale_b: float,
     zero_b: int,
-    *ending: Any,
+    *rounding: Any,
 ) -> Tensor:
     """Return ``rint(((a - zero_a) * scale_a + (b - zero_b) * scale_b) * inverse) + zero``."""
     first = (a.to(torch.int32) - zero_a).float() * scale_a
     second = (b.to(torch.int32) - zero_b).float() * scale_b
-    return _round_to_bytes(first + second, *ending)
+    return _round_to_bytes(first + second, *rounding)
 
 
-@as_operator(
+@register_operator(
     "(Tensor x, int[] window, int[] stride, int[] padding, float factor, int zero_x, "
-    f"{_ENDING}) -> Tensor"
+    f"{_ROUNDING}) -> Tensor"
 )
 def q8_average(
     x: Tensor,
@@ -158,23 +165,23 @@ def q8_average(
     padding: Sequence[int],
     factor: float,
     zero_x: int,
-    *ending: Any,
+    *rounding: Any,
 ) -> Tensor:
     """Return means of windows: ``rint((sum of (x - zero_x)) * factor * inverse) + zero``.
 
     `factor` is the scale of x over the number of elements in the window, padding included. A window
-    of one element at each pixel converts x to other levels.
+    of one element at each pixel requantizes x to another scale and zero point.
     """
-    of_x = x.to(torch.int32) - zero_x
+    centred_x = x.to(torch.int32) - zero_x
     if tuple(window) == (1, 1):
-        return _round_to_bytes(of_x.float() * factor, *ending)
+        return _round_to_bytes(centred_x.float() * factor, *rounding)
     total = torch.zeros((), dtype=torch.int32)
-    for _, elements in windows(of_x, window, stride, padding, (1, 1)):
+    for _, elements in window_elements(centred_x, window, stride, padding, (1, 1)):
         total = total + elements
-    return _round_to_bytes(total.float() * factor, *ending)
+    return _round_to_bytes(total.float() * factor, *rounding)
 
 
-@as_operator(f"(Tensor x, int[] window, {WINDOW}) -> Tensor")
+@register_operator(f"(Tensor x, int[] window, {WINDOW_SCHEMA}) -> Tensor")
 def q8_maximum(
     x: Tensor,
     window: Sequence[int],
@@ -183,25 +190,30 @@ def q8_maximum(
     dilation: Sequence[int],
 ) -> Tensor:
     """Return the maximum of each window."""
-    total = torch.full((), _LOWEST, dtype=torch.int8)
-    for _, elements in windows(x, window, stride, padding, dilation, outside=_LOWEST):
-        total = torch.maximum(total, elements)
-    return total
+    maximum = torch.full((), _MIN_BYTE, dtype=torch.int8)
+    for _, elements in window_elements(
+        x, window, stride, padding, dilation, padding_value=_MIN_BYTE
+    ):
+        maximum = torch.maximum(maximum, elements)
+    return maximum
 
 
-def windows(
+def window_elements(
     x: Tensor,
     window: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     *,
-    outside: int = 0,
+    padding_value: int = 0,
 ) -> Iterator[tuple[tuple[int, int], Tensor]]:
-    """Yield each (row, column) position in the window with the elements of all windows at it."""
+    """Yield each (row, column) in a window, with the elements of all windows at this position.
+
+    `padding_value` is the value of elements in the padding.
+    """
     height, width = _output_size(x, window, stride, padding, dilation)
     above, below, left, right = padding
-    x = pad(x, (0, 0, left, right, above, below), value=outside)
+    x = pad(x, (0, 0, left, right, above, below), value=padding_value)
     for row in range(window[0]):
         rows = x[:, row * dilation[0] :: stride[0]][:, :height]
         for column in range(window[1]):
@@ -232,13 +244,13 @@ def _check_channels(x: Tensor, expected: int) -> None:
     )
 
 
-def _requantize(total: Tensor, scale: Tensor, bias: Tensor, *ending: Any) -> Tensor:
+def _requantize(total: Tensor, scale: Tensor, bias: Tensor, *rounding: Any) -> Tensor:
     """Convert int32 sums to bytes: scale them, add the bias, and round."""
-    return _round_to_bytes(total.float() * scale.float() + bias.float(), *ending)
+    return _round_to_bytes(total.float() * scale.float() + bias.float(), *rounding)
 
 
 def _round_to_bytes(real: Tensor, inverse: float, zero: int, low: int, high: int) -> Tensor:
-    """Quantize real numbers to bytes from `low` to `high`. NaN counts as 0."""
+    """Quantize real numbers to bytes from `low` to `high`. NaN counts as the number 0."""
     rounded = torch.round(real * inverse).nan_to_num(0.0)
     return (rounded + zero).clamp(low, high).to(torch.int8).contiguous()
 
@@ -255,10 +267,10 @@ def _channels_first(x: Tensor) -> Tensor:
 
 
 def _empty_output(
-    x: Tensor, window: Sequence[int], geometry: Sequence[Any], channels: int = 0
+    x: Tensor, window: Sequence[int], window_arguments: Sequence[Any], channels: int = 0
 ) -> Tensor:
     """Return an empty output of a window operator, with `channels` or the channels of x."""
-    output_size = _output_size(x, window, *geometry)
+    output_size = _output_size(x, window, *window_arguments)
     return x.new_empty((x.shape[0], *output_size, channels or x.shape[3]))
 
 
@@ -270,40 +282,42 @@ def _empty_dequantized(x: Tensor, *_: Any) -> Tensor:
     return torch.empty(_channels_first(x).shape, dtype=torch.float32, device=x.device)
 
 
-def _empty_average(x: Tensor, window: Sequence[int], *others: Any) -> Tensor:
+def _empty_average(x: Tensor, window: Sequence[int], *window_arguments: Any) -> Tensor:
     if tuple(window) == (1, 1):
         return x.new_empty(x.shape)
-    return _empty_output(x, window, (*others[:2], (1, 1)))
+    return _empty_output(x, window, (*window_arguments[:2], (1, 1)))
 
 
 q8_quantize.register_fake(_empty_quantized)
 q8_dequantize.register_fake(_empty_dequantized)
 q8_pointwise.register_fake(lambda x, w, *_: x.new_empty((*x.shape[:-1], w.shape[0])))
-q8_depthwise.register_fake(lambda x, w, *others: _empty_output(x, w.shape[:2], others[3:6]))
+q8_depthwise.register_fake(lambda x, w, *arguments: _empty_output(x, w.shape[:2], arguments[3:6]))
 q8_conv2d.register_fake(
-    lambda x, w, *others: _empty_output(x, w.shape[1:3], others[3:6], w.shape[0])
+    lambda x, w, *arguments: _empty_output(x, w.shape[1:3], arguments[3:6], w.shape[0])
 )
 q8_add.register_fake(lambda a, *_: a.new_empty(a.shape))
 q8_average.register_fake(_empty_average)
-q8_maximum.register_fake(lambda x, window, *others: _empty_output(x, window, others[:3]))
+q8_maximum.register_fake(lambda x, window, *arguments: _empty_output(x, window, arguments[:3]))
 
 
 def _flop_formula(macs_per_output: Callable[[Sequence[int]], int]) -> Callable[..., int]:
-    """Return a formula: 2 * output elements * multiply-accumulates per element."""
+    """Return a FLOP formula: 2 * output elements * `macs_per_output` of the weight's shape."""
 
     def flops(
-        _: Any, weight: Sequence[int], *others: Any, out_shape: Any = None, **more: Any
+        _: Any, weight: Sequence[int], *arguments: Any, out_shape: Any = None, **options: Any
     ) -> int:
-        del others, more
+        del arguments, options
         return int(2 * math.prod(out_shape) * macs_per_output(weight))
 
     return flops
 
 
-register_flop_formula(operator("pointwise").overloadpacket)(_flop_formula(lambda weight: weight[1]))
-register_flop_formula(operator("depthwise").overloadpacket)(
+register_flop_formula(find_operator("pointwise").overloadpacket)(
+    _flop_formula(lambda weight: weight[1])
+)
+register_flop_formula(find_operator("depthwise").overloadpacket)(
     _flop_formula(lambda weight: weight[0] * weight[1])
 )
-register_flop_formula(operator("conv2d").overloadpacket)(
+register_flop_formula(find_operator("conv2d").overloadpacket)(
     _flop_formula(lambda weight: math.prod(weight[1:]))
 )

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from poetmodel.torch.int8.levels import Levels
     from poetmodel.torch.int8.reader import Reader
 
-    Read = Callable[[Reader, fx.Node], Any]
+    Convert = Callable[[Reader, fx.Node], Any]
 
-PATTERNS: Final[dict[Any, Read]] = {}
+PATTERNS: Final[dict[Any, Convert]] = {}
 """The function that converts each operator."""
 
 aten: Final = torch.ops.aten
@@ -36,24 +36,24 @@ _IMAGE_RANK = 4
 """Number of dimensions of batches of images, and of their weights."""
 
 
-def _converts(*targets: Any) -> Callable[[Read], Read]:
-    """Return a decorator that registers the conversion of operators."""
+def _register_conversion(*targets: Any) -> Callable[[Convert], Convert]:
+    """Return a decorator that registers a function as the conversion of operators."""
 
-    def register(convert: Read) -> Read:
+    def register(convert: Convert) -> Convert:
         PATTERNS.update(dict.fromkeys(targets, convert))
         return convert
 
     return register
 
 
-@_converts(
+@_register_conversion(
     aten.clone.default,
     aten.contiguous.default,
     aten.detach.default,
     aten.alias.default,
     aten.dropout.default,
 )
-def _pass_through(reader: Reader, node: fx.Node) -> Any:
+def _convert_pass_through(reader: Reader, node: fx.Node) -> Any:
     """Return the value of the operand; refuse dropout in training mode."""
     if node.target is aten.dropout.default and arguments_of(node)[2]:
         reader.refuse(node, "it draws random numbers; call eval() before exporting the model")
@@ -63,52 +63,52 @@ def _pass_through(reader: Reader, node: fx.Node) -> Any:
 # -- convolutions and linear layers ------------------------------------------------------------
 
 
-@_converts(aten.conv2d.default, aten.conv2d.padding, aten.convolution.default)
-def _convolution(reader: Reader, node: fx.Node) -> PendingLayer:
+@_register_conversion(aten.conv2d.default, aten.conv2d.padding, aten.convolution.default)
+def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a convolution; a 1x1 convolution becomes a linear layer at each pixel."""
-    x, weight, bias, stride, padding, dilation, *more = arguments_of(node)
+    x, weight, bias, stride, padding, dilation, *other_arguments = arguments_of(node)
     if node.target is aten.convolution.default:
-        transposed, _, groups = more
+        transposed, _, groups = other_arguments
         if transposed:
             reader.refuse(node, "transposed convolutions have no kernel in int8")
     else:
-        (groups,) = more
+        (groups,) = other_arguments
     source, outer_padding = _split_padding(reader, node, x)
-    weight_bytes, constants_after = reader.weight_and_constants(node, weight, bias, source)
+    weight_bytes, sum_constants = reader.read_weight_and_constants(node, weight, bias, source)
     if weight_bytes.ndim != _IMAGE_RANK:
         reader.refuse(node, "expected a convolution of two dimensions, which has a kernel in int8")
-    down, across = _pair(stride)
-    dilations = _pair(dilation)
+    strides = _to_pair(stride)
+    dilations = _to_pair(dilation)
     if isinstance(padding, str):
         total_padding = [
             d * (n - 1) for d, n in zip(dilations, weight_bytes.shape[2:], strict=True)
         ]
         total_padding = total_padding if padding == "same" else [0, 0]
-        node_padding = [half for n in total_padding for half in (n // 2, n - n // 2)]
+        node_padding = [pad for n in total_padding for pad in (n // 2, n - n // 2)]
     else:
-        node_padding = [n for n in _pair(padding) for _ in range(2)]
+        node_padding = [n for n in _to_pair(padding) for _ in range(2)]
     pads = tuple(a + b for a, b in zip(node_padding, outer_padding, strict=True))
-    is_plain = not any(pads) and (down, across) == (1, 1)
-    geometry = ((down, across), pads, dilations)
+    has_plain_window = not any(pads) and strides == (1, 1)
+    window_arguments = (strides, pads, dilations)
     channels_last = weight_bytes.permute(0, 2, 3, 1).contiguous()
-    if weight_bytes.shape[2:] == (1, 1) and is_plain and groups == 1:
-        return _linear_layer(reader, node, source, channels_last.flatten(1), constants_after)
+    if weight_bytes.shape[2:] == (1, 1) and has_plain_window and groups == 1:
+        return _make_linear_layer(reader, node, source, channels_last.flatten(1), sum_constants)
     if groups > 1 and weight_bytes.shape[1] == 1 and weight_bytes.shape[0] == groups:
         operator, constant = "depthwise", weight_bytes[:, 0].permute(1, 2, 0).contiguous()
-        numbers: tuple[Any, ...] = (*geometry, source.levels.zero)
+        numbers: tuple[Any, ...] = (*window_arguments, source.levels.zero)
     else:
         operator, constant = "conv2d", channels_last
-        numbers = (*geometry, groups, source.levels.zero)
+        numbers = (*window_arguments, groups, source.levels.zero)
 
-    constants = {"weight": constant, **constants_after}
-    _, scales = reader.weight(node, weight)
+    constants = {"weight": constant, **sum_constants}
+    _, scales = reader.read_weight(node, weight)
 
     def make_layer(levels: Levels) -> QuantizedLayer:
         """Return the layer for the levels of its result."""
         return QuantizedLayer(
             operator,
             constants,
-            (*numbers, *levels.ending),
+            (*numbers, *levels.rounding),
             weight_scale=scales.float(),
             input_levels=source.levels,
         )
@@ -116,43 +116,45 @@ def _convolution(reader: Reader, node: fx.Node) -> PendingLayer:
     return PendingLayer(node=node, inputs=(source,), make_layer=make_layer)
 
 
-@_converts(aten.linear.default)
-def _linear(reader: Reader, node: fx.Node) -> PendingLayer:
+@_register_conversion(aten.linear.default)
+def _convert_linear(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a linear layer; the weight of a flattened image is reordered to channels last."""
     x, weight, bias = arguments_of(node)
-    source = reader.quantized(node, x)
-    weight_bytes, constants_after = reader.weight_and_constants(node, weight, bias, source)
-    if source.planes:
+    source = reader.read_quantized(node, x)
+    weight_bytes, sum_constants = reader.read_weight_and_constants(node, weight, bias, source)
+    if source.flattened_shape:
         # The elements of a flattened sample are in channels-last order.
-        weight_bytes = weight_bytes.unflatten(1, source.planes).permute(0, 2, 3, 1).flatten(1)
-    return _linear_layer(
+        weight_bytes = (
+            weight_bytes.unflatten(1, source.flattened_shape).permute(0, 2, 3, 1).flatten(1)
+        )
+    return _make_linear_layer(
         reader,
         node,
         source,
         weight_bytes.contiguous(),
-        constants_after,
-        flattens=bool(source.planes),
+        sum_constants,
+        flattens=bool(source.flattened_shape),
     )
 
 
-def _linear_layer(
+def _make_linear_layer(
     reader: Reader,
     node: fx.Node,
     source: QuantizedValue,
     weight: Tensor,
-    constants_after: dict[str, Tensor],
+    sum_constants: dict[str, Tensor],
     *,
     flattens: bool = False,
 ) -> PendingLayer:
-    """Return a pending linear layer, or 1x1 convolution, with its weight and constants."""
-    _, scales = reader.weight(node, arguments_of(node)[1])
+    """Return a pending linear layer, or 1x1 convolution, with its weight and sum constants."""
+    _, scales = reader.read_weight(node, arguments_of(node)[1])
 
     def make_layer(levels: Levels) -> QuantizedLayer:
         """Return the layer for the levels of its result."""
         return QuantizedLayer(
             "pointwise",
-            {"weight": weight, **constants_after},
-            levels.ending,
+            {"weight": weight, **sum_constants},
+            levels.rounding,
             flattens=flattens,
             weight_scale=scales.float(),
             input_levels=source.levels,
@@ -161,164 +163,176 @@ def _linear_layer(
     return PendingLayer(node=node, inputs=(source,), make_layer=make_layer)
 
 
-@_converts(aten.constant_pad_nd.default, aten.pad.default)
-def _pad(reader: Reader, node: fx.Node) -> PaddedValue:
+@_register_conversion(aten.constant_pad_nd.default, aten.pad.default)
+def _convert_padding(reader: Reader, node: fx.Node) -> PaddedValue:
     """Convert a padding with zeros to a padded value; refuse other paddings."""
-    x, pads, *more = arguments_of(node)
-    value = more[-1] or 0
-    mode = more[0] if node.target is aten.pad.default else "constant"
+    x, pads, *options = arguments_of(node)
+    value = options[-1] or 0
+    mode = options[0] if node.target is aten.pad.default else "constant"
     if value != 0 or mode != "constant" or len(pads) != _IMAGE_RANK or min(pads) < 0:
         reader.refuse(node, "expected padding of rows and columns with zeros, before a convolution")
     left, right, above, below = pads
-    padded_value = INPUT if reader.values.get(x) == INPUT else reader.quantized(node, x)
-    return PaddedValue(value=padded_value, padding=(above, below, left, right))
+    operand = INPUT if reader.values.get(x) == INPUT else reader.read_quantized(node, x)
+    return PaddedValue(value=operand, padding=(above, below, left, right))
 
 
 def _split_padding(
     reader: Reader, node: fx.Node, x: Any
 ) -> tuple[QuantizedValue, tuple[int, int, int, int]]:
-    """Return the quantized input of a convolution, and the zeros padded around it."""
+    """Return a convolution's quantized input, and the numbers of zeros padded around the input."""
     value = reader.values.get(x)
     if isinstance(value, PaddedValue) and isinstance(value.value, QuantizedValue):
         return value.value, value.padding
-    return reader.quantized(node, x), (0, 0, 0, 0)
+    return reader.read_quantized(node, x), (0, 0, 0, 0)
 
 
 # -- activations -------------------------------------------------------------------------------
 
 
-@_converts(aten.relu.default, aten.relu_.default)
-def _relu(reader: Reader, node: fx.Node) -> PendingLayer:
-    return reader.add_clamp(node, 0.0, math.inf)
+@_register_conversion(aten.relu.default, aten.relu_.default)
+def _convert_relu(reader: Reader, node: fx.Node) -> PendingLayer:
+    return reader.clamp_operand(node, 0.0, math.inf)
 
 
-@_converts(
+@_register_conversion(
     aten.hardtanh.default,
     aten.hardtanh_.default,
     aten.clamp.default,
     aten.clamp_.default,
     aten.clamp_min.default,
 )
-def _clamp(reader: Reader, node: fx.Node) -> PendingLayer:
+def _convert_clamp(reader: Reader, node: fx.Node) -> PendingLayer:
     low, high = (*arguments_of(node)[1:], None)[:2]
-    return reader.add_clamp(
+    return reader.clamp_operand(
         node, -math.inf if low is None else float(low), math.inf if high is None else float(high)
     )
 
 
-@_converts(aten.relu6.default)
-def _relu6(reader: Reader, node: fx.Node) -> PendingLayer:
-    return reader.add_clamp(node, 0.0, 6.0)
+@_register_conversion(aten.relu6.default)
+def _convert_relu6(reader: Reader, node: fx.Node) -> PendingLayer:
+    return reader.clamp_operand(node, 0.0, 6.0)
 
 
 # -- sums, pools and shapes --------------------------------------------------------------------
 
 
-@_converts(aten.add.Tensor, aten.add_.Tensor)
-def _add(reader: Reader, node: fx.Node) -> PendingLayer:
-    """Convert a sum of two quantized values of the same shape; refuse a factor."""
-    first, second, factor = (*node.args, node.kwargs.get("alpha", 1))[:3]
-    sources = tuple(reader.quantized(node, operand) for operand in (first, second))
-    if factor != 1 or sources[0].planes != sources[1].planes:
+@_register_conversion(aten.add.Tensor, aten.add_.Tensor)
+def _convert_add(reader: Reader, node: fx.Node) -> PendingLayer:
+    """Convert a sum of two quantized values of the same shape; refuse a factor other than 1."""
+    x, y, factor = (*node.args, node.kwargs.get("alpha", 1))[:3]
+    sources = tuple(reader.read_quantized(node, operand) for operand in (x, y))
+    if factor != 1 or sources[0].flattened_shape != sources[1].flattened_shape:
         reader.refuse(node, "expected the sum of two quantized tensors of one shape")
     input_levels = tuple(
         n for source in sources for n in (to_float32(source.levels.scale), source.levels.zero)
     )
 
     def make_layer(levels: Levels) -> QuantizedLayer:
-        return QuantizedLayer("add", {}, (*input_levels, *levels.ending))
+        return QuantizedLayer("add", {}, (*input_levels, *levels.rounding))
 
-    return PendingLayer(node=node, inputs=sources, make_layer=make_layer, planes=sources[0].planes)
+    return PendingLayer(
+        node=node, inputs=sources, make_layer=make_layer, flattened_shape=sources[0].flattened_shape
+    )
 
 
-@_converts(aten.max_pool2d.default)
-def _maximum(reader: Reader, node: fx.Node) -> Any:
+@_register_conversion(aten.max_pool2d.default)
+def _convert_max_pool(reader: Reader, node: fx.Node) -> Any:
     """Add a max pool, whose result has the levels of its input."""
-    x, window, stride, padding, dilation, ceil = arguments_of(node)
-    source = reader.quantized(node, x)
-    if ceil:
+    x, window, stride, padding, dilation, uses_ceil = arguments_of(node)
+    source = reader.read_quantized(node, x)
+    if uses_ceil:
         reader.refuse(node, "ceil_mode has no kernel in int8")
-    size = _pair(window)
+    size = _to_pair(window)
     layer = QuantizedLayer(
         "maximum",
         {},
-        (size, _pair(stride) if stride else size, _both_sides(_pair(padding)), _pair(dilation)),
+        (
+            size,
+            _to_pair(stride) if stride else size,
+            _repeat_per_side(_to_pair(padding)),
+            _to_pair(dilation),
+        ),
     )
-    return reader.add_same_levels(node, layer, source)
+    return reader.add_layer_with_input_levels(node, layer, source)
 
 
-@_converts(aten.avg_pool2d.default)
-def _average(reader: Reader, node: fx.Node) -> PendingLayer:
+@_register_conversion(aten.avg_pool2d.default)
+def _convert_mean_pool(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a mean pool; refuse options without an int8 kernel."""
-    x, window, stride, padding, ceil, includes_padding, divisor = arguments_of(node)
-    size, pads = _pair(window), _pair(padding)
-    if ceil or divisor is not None or (any(pads) and not includes_padding):
+    x, window, stride, padding, uses_ceil, includes_padding, divisor = arguments_of(node)
+    size, pads = _to_pair(window), _to_pair(padding)
+    if uses_ceil or divisor is not None or (any(pads) and not includes_padding):
         reader.refuse(
             node,
             "ceil_mode, divisor_override, and count_include_pad=False with padding have no "
             "kernel in int8",
         )
-    return _mean_layer(
-        reader, node, x, (size, _pair(stride) if stride else size, _both_sides(pads))
+    return _make_mean_layer(
+        reader, node, x, (size, _to_pair(stride) if stride else size, _repeat_per_side(pads))
     )
 
 
-@_converts(aten.adaptive_avg_pool2d.default)
-def _global_average(reader: Reader, node: fx.Node) -> PendingLayer:
+@_register_conversion(aten.adaptive_avg_pool2d.default)
+def _convert_global_mean(reader: Reader, node: fx.Node) -> PendingLayer:
     x, sizes = arguments_of(node)
-    if _pair(sizes) != (1, 1):
-        reader.refuse(node, f"expected the mean of all pixels, got {list(_pair(sizes))} outputs")
-    return _mean_layer(reader, node, x)
+    if _to_pair(sizes) != (1, 1):
+        reader.refuse(node, f"expected the mean of all pixels, got {list(_to_pair(sizes))} outputs")
+    return _make_mean_layer(reader, node, x)
 
 
-@_converts(aten.mean.dim)
-def _mean_over_pixels(reader: Reader, node: fx.Node) -> PendingLayer:
-    x, dimensions, keeps, _ = arguments_of(node)
+@_register_conversion(aten.mean.dim)
+def _convert_mean(reader: Reader, node: fx.Node) -> PendingLayer:
+    x, dimensions, keeps_dimensions, _ = arguments_of(node)
     if sorted(d % _IMAGE_RANK for d in dimensions or ()) != [2, 3]:
         reader.refuse(node, f"expected the mean over rows and columns, got dimensions {dimensions}")
-    return _mean_layer(reader, node, x, flattens=not keeps)
+    return _make_mean_layer(reader, node, x, flattens=not keeps_dimensions)
 
 
-def _mean_layer(
+def _make_mean_layer(
     reader: Reader,
     node: fx.Node,
     x: Any,
-    geometry: tuple[Sequence[int], ...] | None = None,
+    window_arguments: tuple[Sequence[int], ...] | None = None,
     *,
     flattens: bool = False,
 ) -> PendingLayer:
-    """Return a pending mean of windows, or of all pixels without a `geometry`."""
-    source = reader.quantized(node, x)
-    if geometry is None:
-        height, width = reader.shape(node, x)[2:]
-        geometry = ((height, width), (height, width), (0, 0, 0, 0))
-    factor = to_float32(source.levels.scale / math.prod(geometry[0]))
+    """Return a pending mean of windows, or of all pixels if `window_arguments` is None.
+
+    `window_arguments` are window, stride and padding; `flattens`: whether samples are flattened.
+    """
+    source = reader.read_quantized(node, x)
+    if window_arguments is None:
+        height, width = reader.read_shape(node, x)[2:]
+        window_arguments = ((height, width), (height, width), (0, 0, 0, 0))
+    factor = to_float32(source.levels.scale / math.prod(window_arguments[0]))
 
     def make_layer(levels: Levels) -> QuantizedLayer:
         return QuantizedLayer(
-            "average", {}, (*geometry, factor, source.levels.zero, *levels.ending)
+            "average", {}, (*window_arguments, factor, source.levels.zero, *levels.rounding)
         )
 
-    planes = (reader.shape(node, x)[1], 1, 1) if flattens else ()
-    return PendingLayer(node=node, inputs=(source,), make_layer=make_layer, planes=planes)
+    flattened_shape = (reader.read_shape(node, x)[1], 1, 1) if flattens else ()
+    return PendingLayer(
+        node=node, inputs=(source,), make_layer=make_layer, flattened_shape=flattened_shape
+    )
 
 
-@_converts(aten.flatten.using_ints, aten.view.default, aten.reshape.default)
-def _flatten(reader: Reader, node: fx.Node) -> Any:
+@_register_conversion(aten.flatten.using_ints, aten.view.default, aten.reshape.default)
+def _convert_flatten(reader: Reader, node: fx.Node) -> Any:
     """Convert a reshape to one row per sample; the following linear layer reorders its weight."""
-    source = reader.quantized(node, node.args[0])
-    shape, result = reader.shape(node, node.args[0]), tuple(node.meta["val"].shape)
-    if result == shape:
+    source = reader.read_quantized(node, node.args[0])
+    shape, new_shape = reader.read_shape(node, node.args[0]), tuple(node.meta["val"].shape)
+    if new_shape == shape:
         return source
-    if len(result) != 2 or len(shape) != _IMAGE_RANK or result[0] != shape[0]:  # noqa: PLR2004
+    if len(new_shape) != 2 or len(shape) != _IMAGE_RANK or new_shape[0] != shape[0]:  # noqa: PLR2004
         reader.refuse(node, "expected one row per sample, as from flatten(1)")
-    return replace(source, planes=shape[1:])
+    return replace(source, flattened_shape=shape[1:])
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def _to_pair(value: Any) -> tuple[int, int]:
     sizes = list(value) if isinstance(value, list | tuple) else [value]
     return (int(sizes[0]), int(sizes[-1]))
 
 
-def _both_sides(pads: tuple[int, int]) -> tuple[int, int, int, int]:
+def _repeat_per_side(pads: tuple[int, int]) -> tuple[int, int, int, int]:
     return (pads[0], pads[0], pads[1], pads[1])

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from poetmodel.errors import InputError, listed, shown
-from poetmodel.torch.errors import explained, quiet, require_package
+from poetmodel.torch.errors import convert_exceptions, require_package, suppress_warnings
 from poetmodel.torch.graph.operators import module_path
 from poetmodel.torch.int8.front import QuantizedFront
 from poetmodel.torch.int8.reader import Training
@@ -30,7 +30,7 @@ _WEIGHT_OPERATORS: Final = (aten.conv2d.default, aten.conv2d.padding, aten.linea
 """Operators with a weight."""
 HEADROOM: Final = 1.5
 """Default factor for ranges that change during training."""
-_LAST: Final = re.compile(r"last-(\d+)")
+_LAST_PATTERN: Final = re.compile(r"last-(\d+)")
 _ACTIVATIONS: Final = (
     aten.relu.default,
     aten.relu_.default,
@@ -42,7 +42,7 @@ _ACTIVATIONS: Final = (
 """Activations that are fused into the kernel of an operator with a weight, or a sum."""
 _SUMS: Final = (aten.add.Tensor, aten.add_.Tensor)
 _MEANS: Final = (aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, aten.mean.dim)
-_PRESERVING: Final = (
+_LEVEL_PRESERVING: Final = (
     aten.max_pool2d.default,
     aten.flatten.using_ints,
     aten.view.default,
@@ -70,8 +70,8 @@ def quantized(
     ----------
     front : torch.nn.Module
         The first part of a model, from its input: convolutions and linear layers with ReLU or
-        ReLU6, sums, pools and means. Or a module converted by PT2E with any quantizer. It is not
-        changed.
+        ReLU6, sums, pools and means. Or a module converted by PT2E with any quantizer. `front` is
+        not changed.
     batches : iterable of Tensor or tuple, optional
         Example batches of the input of `front`, in float32, preprocessed and normalized. Of a
         tuple, for example from a data loader, the first element is used. Not for a converted
@@ -118,53 +118,53 @@ def quantized(
         raise InputError("front: is already quantized")
     if any("activation_post_process" in name for name, _ in front.named_modules()):
         raise InputError("front: is prepared, but not converted; call convert_pt2e first")
-    checked_batches = _checked_inputs(batches)
-    first_input = next(checked_batches, None)
+    inputs = _read_inputs(batches)
+    first_input = next(inputs, None)
     if first_input is None:
         raise InputError("batches: expected at least one, to quantize activations")
     require_package("torchao", "quantizing a front", extra="quantize")
     front_copy = copy.deepcopy(front).eval()
-    with quiet(), explained(type(front).__name__), torch.no_grad():
+    with suppress_warnings(), convert_exceptions(type(front).__name__), torch.no_grad():
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
         # Two samples, because torch.export treats a size of 1 as constant.
-        example = torch.cat((first_input[:1], first_input[:1]))
+        example_input = torch.cat((first_input[:1], first_input[:1]))
         dynamic_shapes = ({0: torch.export.Dim.AUTO},)
-        exported = torch.export.export(front_copy, (example,), dynamic_shapes=dynamic_shapes)
-        prepared = prepare_pt2e(exported.module(), _quantizer())
+        exported = torch.export.export(front_copy, (example_input,), dynamic_shapes=dynamic_shapes)
+        prepared = prepare_pt2e(exported.module(), _make_quantizer())
         # Check before the batches are executed, which may take long.
         check_prepared(prepared, train=train)
         prepared(first_input)
-        for batch in checked_batches:
-            prepared(batch)
+        for x in inputs:
+            prepared(x)
         return convert(convert_pt2e(prepared))
 
 
 def convert_network(
-    converted: Any,
+    converted_module: Any,
     *,
     train: str | Sequence[str] | None,
     rounding: str,
     headroom: float,
-    where: str = "",
+    label: str = "",
 ) -> QuantizedFront:
     """Convert a PT2E module to a front, or to a network if `train` selects layers.
 
-    `where` is the name of the module in messages.
+    `label` is the name of the module in messages.
     """
     if train is None:
-        return convert_front(converted, where=where or "quantized front")
-    nodes = _trained_nodes(converted, train, f"{where}: train" if where else "train")
+        return convert_front(converted_module, label=label or "quantized front")
+    nodes = _trained_nodes(converted_module, train, f"{label}: train" if label else "train")
     training = Training(nodes, rounding=rounding, headroom=float(headroom))
-    return convert_front(converted, where=where or "quantized network", training=training)
+    return convert_front(converted_module, label=label or "quantized network", training=training)
 
 
-def check_prepared(prepared: Any, *, train: str | Sequence[str] | None) -> None:
+def check_prepared(prepared_module: Any, *, train: str | Sequence[str] | None) -> None:
     """Raise `InputError` if `train` names unknown layers, or an operator has no kernel."""
-    where, nodes = "quantized front", frozenset[Any]()
+    label, nodes = "quantized front", frozenset[Any]()
     if train is not None:
-        where, nodes = "quantized network", _trained_nodes(prepared, train, "train")
-    check_operators(prepared, where=where, training=Training(nodes))
+        label, nodes = "quantized network", _trained_nodes(prepared_module, train, "train")
+    check_operators(prepared_module, label=label, training=Training(nodes))
 
 
 def check_training(rounding: str, headroom: float) -> None:
@@ -175,40 +175,44 @@ def check_training(rounding: str, headroom: float) -> None:
         raise InputError(f"headroom: expected a number from 1, got {headroom}")
 
 
-def _trained_nodes(converted: Any, train: str | Sequence[str], option: str) -> frozenset[fx.Node]:
+def _trained_nodes(
+    converted_module: Any, train: str | Sequence[str], option: str
+) -> frozenset[fx.Node]:
     """Return the nodes with weights that `train` selects.
 
     Raises `InputError` if `train` or one of its patterns matches no node; `option` is the name of
     `train` in the message.
     """
-    weighted = [
+    weight_nodes = [
         node
-        for node in converted.graph.nodes
+        for node in converted_module.graph.nodes
         if node.target in (*_WEIGHT_OPERATORS, aten.convolution.default)
     ]
-    paths = [module_path(node) for node in weighted]
+    paths = [module_path(node) for node in weight_nodes]
     if train == "all":
-        return frozenset(weighted)
-    if isinstance(train, str) and (last_count := _LAST.fullmatch(train)):
-        layer_count = int(last_count[1])
-        if not 0 < layer_count <= len(weighted):
-            raise InputError(f"{option}: expected last-1 to last-{len(weighted)}, got {train}")
-        return frozenset(weighted[-layer_count:])
+        return frozenset(weight_nodes)
+    if isinstance(train, str) and (last_match := _LAST_PATTERN.fullmatch(train)):
+        layer_count = int(last_match[1])
+        if not 0 < layer_count <= len(weight_nodes):
+            raise InputError(f"{option}: expected last-1 to last-{len(weight_nodes)}, got {train}")
+        return frozenset(weight_nodes[-layer_count:])
     patterns = [train] if isinstance(train, str) else list(train)
-    matched = {
+    nodes_by_pattern = {
         pattern: [
-            node for node, path in zip(weighted, paths, strict=True) if fnmatchcase(path, pattern)
+            node
+            for node, path in zip(weight_nodes, paths, strict=True)
+            if fnmatchcase(path, pattern)
         ]
         for pattern in patterns
     }
-    unmatched_patterns = [pattern for pattern, nodes in matched.items() if not nodes]
+    unmatched_patterns = [pattern for pattern, nodes in nodes_by_pattern.items() if not nodes]
     if unmatched_patterns or not patterns:
         unmatched = ", ".join(map(repr, unmatched_patterns)) or "no name"
         raise InputError(
             f"{option}: expected all, last-N, or names or patterns of layers, got {unmatched}; the "
             f"layers are {listed(paths)}"
         )
-    return frozenset(node for nodes in matched.values() for node in nodes)
+    return frozenset(node for nodes in nodes_by_pattern.values() for node in nodes)
 
 
 def _front_input(batch: Any) -> torch.Tensor:
@@ -224,25 +228,28 @@ def _front_input(batch: Any) -> torch.Tensor:
     return batch
 
 
-def _checked_inputs(batches: Iterable[Any] | None) -> Iterator[torch.Tensor]:
+def _read_inputs(batches: Iterable[Any] | None) -> Iterator[torch.Tensor]:
     """Yield the input of the front from each batch; raise `InputError` for an invalid one."""
     if isinstance(batches, torch.Tensor):
         raise InputError("batches: expected several batches, got one tensor; pass [tensor]")
-    sizes: torch.Size | None = None
+    sample_shape: torch.Size | None = None
     for number, batch in enumerate(batches or ()):
         x = _front_input(batch)
-        sizes = x.shape[1:] if sizes is None else sizes
-        if x.shape[1:] != sizes:
-            sample_size, first_size = ("x".join(map(str, each)) for each in (x.shape[1:], sizes))
+        sample_shape = x.shape[1:] if sample_shape is None else sample_shape
+        if x.shape[1:] != sample_shape:
+            shape_text, first_shape_text = (
+                "x".join(map(str, shape)) for shape in (x.shape[1:], sample_shape)
+            )
             raise InputError(
-                f"batches: batch {number} has samples of {sample_size}, the first of {first_size}"
+                f"batches: batch {number} has samples of {shape_text}, the first of "
+                f"{first_shape_text}"
             )
         if not bool(x.isfinite().all()):
             raise InputError(f"batches: batch {number} has values that are not finite")
         yield x
 
 
-def _quantizer() -> Any:
+def _make_quantizer() -> Any:
     """Return a quantizer for PT2E that annotates nodes as `_annotate` does."""
     from torchao.quantization.pt2e import HistogramObserver, PerChannelMinMaxObserver
     from torchao.quantization.pt2e.quantizer import (
@@ -252,14 +259,14 @@ def _quantizer() -> Any:
         SharedQuantizationSpec,
     )
 
-    values = QuantizationSpec(
+    activation_spec = QuantizationSpec(
         dtype=torch.int8,
         observer_or_fake_quant_ctr=HistogramObserver.with_args(),
         quant_min=-128,
         quant_max=127,
         qscheme=torch.per_tensor_affine,
     )
-    weights = QuantizationSpec(
+    weight_spec = QuantizationSpec(
         dtype=torch.int8,
         observer_or_fake_quant_ctr=PerChannelMinMaxObserver.with_args(),
         quant_min=-127,
@@ -268,15 +275,15 @@ def _quantizer() -> Any:
         ch_axis=0,
     )
 
-    def annotate(node: fx.Node, inputs: dict[Any, Any], output: Any) -> None:
+    def annotate(node: fx.Node, input_specs: dict[Any, Any], output_spec: Any) -> None:
         node.meta["quantization_annotation"] = QuantizationAnnotation(
-            input_qspec_map=inputs, output_qspec=output, _annotated=True
+            input_qspec_map=input_specs, output_qspec=output_spec, _annotated=True
         )
 
     class FrontQuantizer(Quantizer):  # type: ignore[misc, unused-ignore]
         def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
             for node in model.graph.nodes:
-                _annotate(node, values, weights, annotate, SharedQuantizationSpec)
+                _annotate(node, activation_spec, weight_spec, annotate, SharedQuantizationSpec)
             return model
 
         def validate(self, model: fx.GraphModule) -> None:
@@ -287,32 +294,32 @@ def _quantizer() -> Any:
 
 def _annotate(
     node: fx.Node,
-    values: Any,
-    weights: Any,
+    activation_spec: Any,
+    weight_spec: Any,
     annotate: Callable[[fx.Node, dict[Any, Any], Any], None],
-    shared: Callable[[Any], Any],
+    share_spec: Callable[[Any], Any],
 ) -> None:
     """Annotate how PT2E should quantize the operands and the result of an operation.
 
-    `values` and `weights` are the specifications of activations and weights; `shared` creates that
-    of a result with the same levels as its operand. Calls `annotate` with the node, the
-    specifications of operands, and that of the result.
+    `activation_spec` and `weight_spec` are PT2E's specifications of activations and weights;
+    `share_spec` creates the specification of a result with the levels of its operand. Calls
+    `annotate` with the node, the specifications of its operands, and the one of its result.
     """
     operands = node.all_input_nodes
-    result = None if _is_fused(node) else values
+    output_spec = None if _is_fused(node) else activation_spec
     if node.target in _WEIGHT_OPERATORS:
         x, weight = node.args[:2]
-        annotate(node, {x: values, weight: weights}, result)
+        annotate(node, {x: activation_spec, weight: weight_spec}, output_spec)
     elif node.target in _SUMS:
-        annotate(node, dict.fromkeys(operands, values), result)
+        annotate(node, dict.fromkeys(operands, activation_spec), output_spec)
     elif node.target in _MEANS:
-        annotate(node, {operands[0]: values}, values)
+        annotate(node, {operands[0]: activation_spec}, activation_spec)
     elif node.target in _ACTIVATIONS:
         # The operand of a fused activation stays float: only the result is quantized.
         reads_float = not _is_fused(operands[0])
-        annotate(node, {operands[0]: values} if reads_float else {}, values)
-    elif node.target in _PRESERVING:
-        annotate(node, {operands[0]: values}, shared((operands[0], node)))
+        annotate(node, {operands[0]: activation_spec} if reads_float else {}, activation_spec)
+    elif node.target in _LEVEL_PRESERVING:
+        annotate(node, {operands[0]: activation_spec}, share_spec((operands[0], node)))
 
 
 def _is_fused(node: fx.Node) -> bool:

@@ -1,7 +1,7 @@
 """Conversion of PT2E modules: each operator between dequantize and quantize becomes one layer.
 
 PT2E writes ``dequantize -> operator -> activation -> quantize`` in place of each operator. The
-float operators between are converted by their patterns, and become one layer at the quantize.
+operators between them are converted by their patterns, and become one layer at the quantize node.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ if TYPE_CHECKING:
 
 NAMESPACE: Final = "quantized_decomposed"
 """Namespace of PT2E's operators that quantize and dequantize."""
-_TYPES: Final = {torch.int8: 0, torch.uint8: 128}
+_INT8_SHIFTS: Final = {torch.int8: 0, torch.uint8: 128}
 """Types of activations, and the number to subtract from their bytes and zero points to get int8."""
 _INT8_LIMITS: Final = (-128, 127)
 """The limits of int8."""
 _MAX_INT32: Final = 2**31 - 1
 _MAX_PRODUCTS: Final = 65_535
 """Maximum number of products in a kernel's sum."""
-_MAX_FACTOR: Final = 256
-"""Upper bound on the factors of weights, so that partial sums fit in 32 bits."""
+_MAX_CENTRED_BYTE: Final = 256
+"""Upper bound on the absolute value of a byte minus its zero point, by which weights are
+multiplied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +49,19 @@ class Training:
     """The layers of a converted module that train, and the options of their training."""
 
     nodes: frozenset[fx.Node]
-    """Nodes of convolutions and linear layers in its graph."""
+    """Nodes of convolutions and linear layers in the graph of the module."""
     rounding: str = ROUNDINGS[0]
     """One of `ROUNDINGS`."""
     headroom: float = 1.0
-    """Factor for the scales of trained weights, and of all activations after the first trained
-    layer."""
+    """Factor for the scales of trained weights, and of activations that depend on them."""
 
     def changing_nodes(self) -> frozenset[fx.Node]:
-        """Return the nodes whose values change when the layers train."""
-        behind = set(self.nodes)
-        for node in next(iter(behind)).graph.nodes if behind else ():
-            if behind & set(node.all_input_nodes):
-                behind.add(node)
-        return frozenset(behind)
+        """Return the nodes that train, and all nodes that depend on them."""
+        changing = set(self.nodes)
+        for node in next(iter(changing)).graph.nodes if changing else ():
+            if changing & set(node.all_input_nodes):
+                changing.add(node)
+        return frozenset(changing)
 
 
 def is_quantizing(node: fx.Node) -> bool:
@@ -71,23 +71,24 @@ def is_quantizing(node: fx.Node) -> bool:
 
 @dataclass(slots=True)
 class Reader:
-    """Converts one PT2E module to a front."""
+    """Converts one PT2E module to a front, or to a network if layers train."""
 
     module: Any
-    where: str
+    label: str
     """Name of the module in messages."""
     training: Training
     patterns: Mapping[Any, Callable[[Reader, fx.Node], Any]]
-    """The function that converts each operator between dequantize and quantize."""
+    """The function that converts each operator between dequantize and quantize to a value."""
     values: dict[fx.Node, Any] = field(default_factory=dict)
     """Results of `_convert_node`."""
     layers: dict[str, QuantizedLayer] = field(default_factory=dict)
+    """The layers added so far, by their unique names."""
     wires: list[Wire] = field(default_factory=list)
     """Connections of each layer, in the order of the layers."""
-    names: Counter[str] = field(default_factory=Counter)
-    """Number of layers by the name of their module."""
-    flat: bool = False
-    """Whether the result is a flattened sample."""
+    layer_counts: Counter[str] = field(default_factory=Counter)
+    """Number of layers added so far for each name without a suffix."""
+    has_flat_result: bool = False
+    """Whether each sample of the result is flattened."""
     changing_nodes: frozenset[fx.Node] = field(init=False)
     """Nodes whose values change in training; their scales have headroom."""
 
@@ -101,38 +102,38 @@ class Reader:
         results = list(result) if isinstance(result, tuple | list) else [result]
         placeholders = graph.find_nodes(op="placeholder")
         if len(results) != 1 or len(placeholders) != 1:
-            self._raise_fault(
+            self._raise_error(
                 f"expected one input and one result, got {len(placeholders)} and {len(results)}; "
                 "quantize a part of the model with one of each"
             )
-        needed = _ancestor_nodes(results[0])
+        ancestors = _ancestor_nodes(results[0])
         for node in graph.nodes:
-            if node in needed:
+            if node in ancestors:
                 self.values[node] = self._convert_node(node)
         self._add_dequantize(results[0])
         front_class = QuantizedNetwork if self.training.nodes else QuantizedFront
-        return front_class(self.layers, self.wires, flat=self.flat)
+        return front_class(self.layers, self.wires, has_flat_result=self.has_flat_result)
 
     def check_operators(self) -> None:
         """Raise `InputError` for the first operator that has no pattern.
 
-        The module may be prepared by PT2E but not converted. Exempt are operators whose inputs are
-        all constant, sizes, and operators on which the result does not depend.
+        The module may be prepared by PT2E but not converted. Operators are ignored if all their
+        inputs are constant, if they compute sizes, or if the result does not depend on them.
         """
         graph = self.module.graph
-        needed = _ancestor_nodes(graph.output_node().args[0])
-        varying = set(graph.find_nodes(op="placeholder"))
+        ancestors = _ancestor_nodes(graph.output_node().args[0])
+        varying_nodes = set(graph.find_nodes(op="placeholder"))
         for node in graph.nodes:
-            if not varying.intersection(node.all_input_nodes):
+            if not varying_nodes.intersection(node.all_input_nodes):
                 continue
-            varying.add(node)
+            varying_nodes.add(node)
             has_pattern = is_quantizing(node) or node.target in self.patterns
             is_size = isinstance(node.meta.get("val"), int | torch.SymInt)
-            if node.op == "call_function" and node in needed and not has_pattern and not is_size:
-                self.refuse(node, self._unknown_message(node))
+            if node.op == "call_function" and node in ancestors and not has_pattern and not is_size:
+                self.refuse(node, self._no_kernel_message(node))
 
     def _add_dequantize(self, node: fx.Node) -> None:
-        """Add the layer that dequantizes the result."""
+        """Add the layer that dequantizes the result; refuse a result that is not quantized."""
         value = self.values[node]
         is_dequantized = isinstance(value, QuantizedValue) and not (
             is_quantizing(node) and operator_name(node).startswith("quantize")
@@ -140,11 +141,16 @@ class Reader:
         if not is_dequantized:
             self.refuse(node, "it computes the result, which is not quantized; quantize the output")
         numbers = (to_float32(value.levels.scale), value.levels.zero)
-        self._add("dequantize", QuantizedLayer("dequantize", {}, numbers), (value.number,))
-        self.flat = bool(value.planes)
+        self._add_layer(
+            "dequantize", QuantizedLayer("dequantize", {}, numbers), (value.layer_number,)
+        )
+        self.has_flat_result = bool(value.flattened_shape)
 
     def _convert_node(self, node: fx.Node) -> Any:
-        """Convert a node to its value: quantized, pending, or constant; None for a size."""
+        """Convert a node to `INPUT`, a constant tensor, or a quantized, padded or pending value.
+
+        Returns None for a size, and refuses nodes without a pattern.
+        """
         if node.op == "placeholder":
             return INPUT
         if node.op == "get_attr":
@@ -158,37 +164,38 @@ class Reader:
         if isinstance(node.meta.get("val"), int | torch.SymInt):
             return None  # a size, such as the batch size
         if is_quantizing(node):
-            return self._convert_quantizing(node)
+            return self._convert_quantization(node)
         convert = self.patterns.get(node.target)
         if convert is None:
-            self.refuse(node, self._unknown_message(node))
+            self.refuse(node, self._no_kernel_message(node))
         return convert(self, node)
 
-    def _unknown_message(self, node: fx.Node) -> str:
-        """Return the message for a node without an int8 kernel, with advice."""
+    def _no_kernel_message(self, node: fx.Node) -> str:
+        """Return the reason to refuse a node without an int8 kernel, with advice."""
         if "batch_norm" in operator_name(node):
             return (
                 "it is not directly after a convolution, into which it could be folded; move it "
                 "there, or leave it out"
             )
-        lack, scope = ("no kernel", "front")
+        missing_kernels, scope = ("no kernel", "front")
         if self.training.nodes:
-            lack, scope = ("neither a forward nor a backward kernel", "network")
+            missing_kernels, scope = ("neither a forward nor a backward kernel", "network")
         return (
-            f"it has {lack} in int8; end the {scope} before it, or replace it (supported are "
-            "convolutions, linear layers, sums, pools, means, ReLU and ReLU6)"
+            f"it has {missing_kernels} in int8; end the {scope} before it, or replace it "
+            "(supported are convolutions, linear layers, sums, pools, means, ReLU and ReLU6)"
         )
 
-    def _convert_quantizing(self, node: fx.Node) -> Any:
-        """Convert a quantize or dequantize node.
+    def _convert_quantization(self, node: fx.Node) -> Any:
+        """Convert a quantize or dequantize node to a quantized value, perhaps a padded one.
 
-        A quantize node adds the pending layer of its operand, or a quantize layer for the input.
+        A quantize node adds the pending layer of its operand, a layer that rescales a quantized
+        operand, or a quantize layer for the input. Refuses more than one scale for a tensor.
         """
         name = operator_name(node)
         if name not in ("quantize_per_tensor", "dequantize_per_tensor"):
             kind = "weights and activations" if "choose" in name else "activations"
             self.refuse(node, f"expected {kind} with one constant scale")
-        value, levels = self.values[node.args[0]], self._levels(node)
+        value, levels = self.values[node.args[0]], self._read_levels(node)
         padded_value = value if isinstance(value, PaddedValue) else None
         value = value if padded_value is None else padded_value.value
         if name.startswith("dequantize"):
@@ -203,62 +210,71 @@ class Reader:
         if isinstance(value, str):
             layer = QuantizedLayer("quantize", {}, (levels.inverse, levels.zero))
             quantized_value = QuantizedValue(
-                number=self._add("quantize", layer, (0,)), levels=levels
+                layer_number=self._add_layer("quantize", layer, (0,)), levels=levels
             )
             if (levels.low, levels.high) != _INT8_LIMITS:
-                clamping = _rescaling_layer(levels, levels)
-                quantized_value = self.add_same_levels(node, clamping, quantized_value)
+                clamp_layer = _rescaling_layer(levels, levels)
+                quantized_value = self.add_layer_with_input_levels(
+                    node, clamp_layer, quantized_value
+                )
         else:
             if isinstance(value, QuantizedValue):
-                value = self._rescale(node.args[0], value)
+                value = self._make_rescaling(node.args[0], value)
             if not isinstance(value, PendingLayer):
                 self.refuse(node, "its input has no int8 kernel")
             quantized_value = self._add_pending(value, levels)
         if padded_value is not None:
             return replace(padded_value, value=quantized_value)
-        self.wires[quantized_value.number - 1] = replace(
-            self.wires[quantized_value.number - 1], node=node.name
+        self.wires[quantized_value.layer_number - 1] = replace(
+            self.wires[quantized_value.layer_number - 1], node=node.name
         )
         return quantized_value
 
-    def _add_pending(self, value: PendingLayer, levels: Levels) -> QuantizedValue:
+    def _add_pending(self, pending: PendingLayer, levels: Levels) -> QuantizedValue:
         """Add a pending layer whose result has `levels`; return its quantized value.
 
-        Adds no layer, and returns the value of the input, if that already has these levels.
+        The layer becomes a `TrainedLayer` if its node trains. If its input already has these
+        levels, no layer is added: the result is the input's value with the limits of `levels`.
         """
-        clamped_levels = levels.narrowed(value.clamp)
-        layer = value.make_layer(clamped_levels)
+        clamped_levels = levels.narrow_limits(pending.clamp)
+        layer = pending.make_layer(clamped_levels)
         if layer is None:
-            (source,) = value.inputs
-            return replace(source, levels=clamped_levels, planes=value.planes)
-        if value.node in self.training.nodes:
+            (source,) = pending.inputs
+            return replace(source, levels=clamped_levels, flattened_shape=pending.flattened_shape)
+        if pending.node in self.training.nodes:
             training = self.training
             layer = TrainedLayer(layer, rounding=training.rounding, headroom=training.headroom)
-        layer_number = self._add(
-            _layer_name(value.node), layer, tuple(source.number for source in value.inputs)
+        layer_number = self._add_layer(
+            _layer_name(pending.node),
+            layer,
+            tuple(source.layer_number for source in pending.inputs),
         )
-        return QuantizedValue(number=layer_number, levels=clamped_levels, planes=value.planes)
+        return QuantizedValue(
+            layer_number=layer_number,
+            levels=clamped_levels,
+            flattened_shape=pending.flattened_shape,
+        )
 
-    def _add(self, name: str, layer: QuantizedLayer, inputs: tuple[int, ...]) -> int:
-        """Add a layer under a unique name made from `name`; return its number, from 1."""
-        self.names[name] += 1
-        if self.names[name] > 1 or name in self.layers:
-            name = f"{name}_{layer.operator}{self.names[name]}"
+    def _add_layer(self, name: str, layer: QuantizedLayer, inputs: tuple[int, ...]) -> int:
+        """Add a layer under a unique name made from `name`; return its number, counted from 1."""
+        self.layer_counts[name] += 1
+        if self.layer_counts[name] > 1 or name in self.layers:
+            name = f"{name}_{layer.operator}{self.layer_counts[name]}"
         self.layers[name] = layer
         self.wires.append(Wire(layer=name, inputs=inputs))
         return len(self.wires)
 
-    def _levels(self, node: fx.Node) -> Levels:
+    def _read_levels(self, node: fx.Node) -> Levels:
         """Return the int8 levels of a quantize or dequantize node.
 
-        The scale has headroom if training changes the value.
+        The scale is multiplied by the headroom if training changes the node's value.
         """
         scale, zero, low, high, dtype = (
-            self.number(argument) for argument in arguments_of(node)[1:6]
+            self.read_number(argument) for argument in arguments_of(node)[1:6]
         )
-        if dtype not in _TYPES:
+        if dtype not in _INT8_SHIFTS:
             self.refuse(node, f"expected activations of int8 or uint8, got {dtype}")
-        shift = _TYPES[dtype]
+        shift = _INT8_SHIFTS[dtype]
         headroom = self.training.headroom if node in self.changing_nodes else 1.0
         return Levels(
             scale=float(scale) * headroom,
@@ -267,8 +283,8 @@ class Reader:
             high=int(high) - shift,
         )
 
-    def number(self, argument: Any) -> Any:
-        """Return an argument as a number; the value of a constant if it is a node."""
+    def read_number(self, argument: Any) -> Any:
+        """Return an argument, or the number in it if it is a constant node; refuse other nodes."""
         if not isinstance(argument, fx.Node):
             return argument
         value = self.values.get(argument)
@@ -276,8 +292,8 @@ class Reader:
             self.refuse(argument, "expected a constant number")
         return value.item()
 
-    def quantized(self, node: fx.Node, argument: Any) -> QuantizedValue:
-        """Return an operand that must be quantized; refuse other operands."""
+    def read_quantized(self, node: fx.Node, argument: Any) -> QuantizedValue:
+        """Return the quantized value of an operand; refuse other operands."""
         value = self.values.get(argument) if isinstance(argument, fx.Node) else None
         if not isinstance(value, QuantizedValue):
             operand_name = operator_name(argument) if isinstance(argument, fx.Node) else argument
@@ -285,24 +301,24 @@ class Reader:
             self.refuse(node, reason)
         return value
 
-    def constant(self, node: fx.Node, argument: Any) -> torch.Tensor:
-        """Return an operand that must be a constant; refuse other operands."""
+    def read_constant(self, node: fx.Node, argument: Any) -> torch.Tensor:
+        """Return the tensor of a constant operand; refuse other operands."""
         value = self.values.get(argument)
         if not isinstance(value, torch.Tensor):
             self.refuse(node, f"expected a constant instead of {argument}")
         return value
 
-    def weight(self, node: fx.Node, argument: fx.Node) -> tuple[torch.Tensor, torch.Tensor]:
+    def read_weight(self, node: fx.Node, argument: fx.Node) -> tuple[torch.Tensor, torch.Tensor]:
         """Return an int8 weight and its scale for each output; refuse other quantizations."""
         name = operator_name(argument)
         if name not in ("dequantize_per_channel", "dequantize_per_tensor"):
             self.refuse(node, f"its weight is not quantized to int8 ({name}); quantize it")
         arguments = arguments_of(argument)
-        weight_bytes = self.constant(node, arguments[0])
+        weight_bytes = self.read_constant(node, arguments[0])
         if weight_bytes.dtype is not torch.int8:
             self.refuse(node, f"expected a weight of int8, got {weight_bytes.dtype}")
-        scales = self._constant_tensor(node, arguments[1]).double().flatten()
-        zeros = self._constant_tensor(node, arguments[2])
+        scales = self._read_tensor(node, arguments[1]).double().flatten()
+        zeros = self._read_tensor(node, arguments[2])
         if bool(zeros.any()):
             self.refuse(
                 node,
@@ -313,66 +329,78 @@ class Reader:
             self.refuse(node, f"its weight has scales along axis {arguments[3]}; expected axis 0")
         return weight_bytes, scales.expand(weight_bytes.shape[0]) if scales.numel() == 1 else scales
 
-    def _constant_tensor(self, node: fx.Node, argument: Any) -> torch.Tensor:
+    def _read_tensor(self, node: fx.Node, argument: Any) -> torch.Tensor:
         if isinstance(argument, fx.Node):
-            return self.constant(node, argument)
+            return self.read_constant(node, argument)
         return torch.as_tensor(0 if argument is None else argument)
 
-    def weight_and_constants(
+    def read_weight_and_constants(
         self, node: fx.Node, weight: Any, bias: Any, source: QuantizedValue
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the int8 weight of a layer, and the constants applied to its sums.
+        """Return the int8 weight of a layer, and the constants of its sums by argument name.
 
+        The constants are the initial sums (``start``), and the scale and bias of each output.
         Refuses layers whose sums may exceed 32 bits.
         """
-        weight_bytes, scales = self.weight(node, weight)
+        weight_bytes, scales = self.read_weight(node, weight)
         max_sum = weight_bytes.double().abs().flatten(1).sum(1).max()
-        if max_sum * _MAX_FACTOR > _MAX_INT32 or weight_bytes[0].numel() > _MAX_PRODUCTS:
+        if max_sum * _MAX_CENTRED_BYTE > _MAX_INT32 or weight_bytes[0].numel() > _MAX_PRODUCTS:
             self.refuse(node, "its sums may have more than 32 bits; use fewer input channels")
-        offsets = (
+        bias_values = (
             torch.zeros(weight_bytes.shape[0])
             if bias is None
-            else self.constant(node, bias).float()
+            else self.read_constant(node, bias).float()
         )
-        factors = (scales * source.levels.scale).float()
-        start = -source.levels.zero * weight_bytes.to(torch.int64).flatten(1).sum(1)
-        constants = {"start": start.to(torch.int32), "scale": factors, "bias": offsets.clone()}
+        sum_scales = (scales * source.levels.scale).float()
+        initial_sums = -source.levels.zero * weight_bytes.to(torch.int64).flatten(1).sum(1)
+        constants = {
+            "start": initial_sums.to(torch.int32),
+            "scale": sum_scales,
+            "bias": bias_values.clone(),
+        }
         return weight_bytes, constants
 
-    def _rescale(self, node: fx.Node, source: QuantizedValue) -> PendingLayer:
+    def _make_rescaling(self, node: fx.Node, source: QuantizedValue) -> PendingLayer:
         """Return a pending layer that converts a quantized value to other levels.
 
-        Its `make_layer` returns None if the levels are the same and the limits not narrower.
+        The `make_layer` of the layer returns None if the levels are the same, with limits that are
+        not narrower.
         """
 
         def make_layer(levels: Levels) -> QuantizedLayer | None:
             old = source.levels
-            is_same = (levels.scale, levels.zero) == (old.scale, old.zero)
-            if is_same and levels.low <= old.low and levels.high >= old.high:
+            has_same_scale = (levels.scale, levels.zero) == (old.scale, old.zero)
+            if has_same_scale and levels.low <= old.low and levels.high >= old.high:
                 return None
             return _rescaling_layer(old, levels)
 
         return PendingLayer(
-            node=node, inputs=(source,), make_layer=make_layer, planes=source.planes
+            node=node,
+            inputs=(source,),
+            make_layer=make_layer,
+            flattened_shape=source.flattened_shape,
         )
 
-    def add_clamp(self, node: fx.Node, low: float, high: float) -> PendingLayer:
-        """Return the pending layer of an activation's operand, with limits `low` and `high`."""
+    def clamp_operand(self, node: fx.Node, low: float, high: float) -> PendingLayer:
+        """Return the pending layer of an activation's operand, narrowed to `low` and `high`."""
         value = self.values[node.args[0]]
         if isinstance(value, QuantizedValue):
-            value = self._rescale(node, value)
+            value = self._make_rescaling(node, value)
         if not isinstance(value, PendingLayer):
             self.refuse(node, "its input has no int8 kernel")
         return replace(value, clamp=(max(low, value.clamp[0]), min(high, value.clamp[1])))
 
-    def add_same_levels(
+    def add_layer_with_input_levels(
         self, node: fx.Node, layer: QuantizedLayer, source: QuantizedValue
     ) -> QuantizedValue:
         """Add a layer whose result has the levels of its input; return its quantized value."""
-        return replace(source, number=self._add(_layer_name(node), layer, (source.number,)))
+        return replace(
+            source,
+            layer_number=self._add_layer(_layer_name(node), layer, (source.layer_number,)),
+        )
 
-    def shape(self, node: fx.Node, argument: fx.Node) -> tuple[int, ...]:
-        """Return the shape of an operand before its dequantization."""
+    def read_shape(self, node: fx.Node, argument: fx.Node) -> tuple[int, ...]:
+        """Return the shape of an operand, through nodes that quantize; refuse unknown shapes."""
         while is_quantizing(argument) and "val" not in argument.meta:
             argument = argument.args[0]
         value = argument.meta.get("val")
@@ -384,31 +412,31 @@ class Reader:
         """Raise `InputError` with the operator of a node, its module and the reason."""
         path = module_path(node)
         where = f" in {path!r}" if path else ""
-        self._raise_fault(f"{operator_name(node)}{where}: {reason}")
+        self._raise_error(f"{operator_name(node)}{where}: {reason}")
 
-    def _raise_fault(self, fault: str) -> NoReturn:
-        raise InputError(f"{self.where}: {fault}")
+    def _raise_error(self, message: str) -> NoReturn:
+        raise InputError(f"{self.label}: {message}")
 
 
 def _rescaling_layer(old: Levels, new: Levels) -> QuantizedLayer:
-    """Return the layer that converts bytes to other levels: a mean of one element each."""
+    """Return the layer that converts bytes to other levels: means of one element each."""
     window_arguments = ((1, 1), (1, 1), (0, 0, 0, 0), to_float32(old.scale), old.zero)
-    return QuantizedLayer("average", {}, (*window_arguments, *new.ending))
+    return QuantizedLayer("average", {}, (*window_arguments, *new.rounding))
 
 
 def _layer_name(node: fx.Node) -> str:
-    """Return the name of a layer, from its module."""
+    """Return the path of a node's module as a layer name; without a module, its operator."""
     return module_path(node).replace(".", "_") or operator_name(node)
 
 
 def _ancestor_nodes(result: Any) -> set[fx.Node]:
     """Return the nodes that a result depends on, the nodes of the result included."""
-    needed: set[fx.Node] = set()
+    ancestors: set[fx.Node] = set()
     results = result if isinstance(result, tuple | list) else [result]
     pending = [node for node in results if isinstance(node, fx.Node)]
     while pending:
         node = pending.pop()
-        if node not in needed:
-            needed.add(node)
+        if node not in ancestors:
+            ancestors.add(node)
             pending += node.all_input_nodes
-    return needed
+    return ancestors

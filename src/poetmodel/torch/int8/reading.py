@@ -28,7 +28,8 @@ def with_fronts(model: nn.Module) -> nn.Module:
     Raises
     ------
     InputError
-        If an operator in a converted module has no kernel; the message names it and its module.
+        If an operator in a converted module has no kernel; the message names the operator and its
+        module.
     """
     return _replace_converted(model, "", {})
 
@@ -36,16 +37,17 @@ def with_fronts(model: nn.Module) -> nn.Module:
 def _replace_converted(
     module: nn.Module, path: str, results: dict[nn.Module, nn.Module]
 ) -> nn.Module:
-    """Return a module, or a shallow copy in which fronts replace converted submodules.
+    """Return the front of a converted module; otherwise the module, or a shallow copy of it.
 
-    `results` has the result for each module visited so far; the function adds to it. `path` is
-    the name of the module in messages.
+    In a copy, fronts replace converted submodules. `results` has the result of each module visited
+    so far, and gets those of this module and its submodules. `path` is the name of the module in
+    messages.
     """
     if module not in results:
         results[module] = module  # a module that contains itself is not changed
         if is_converted(module):
-            results[module] = front = convert_front(module, where=_front_label(path))
-            front.stands_for = tuple(module.parameters())
+            results[module] = front = convert_front(module, label=_front_label(path))
+            front.replaced_parameters = tuple(module.parameters())
             return front
         children = {
             name: _replace_converted(child, f"{path}.{name}" if path else name, results)
@@ -60,23 +62,23 @@ def _replace_converted(
 
 
 def convert_front(
-    module: nn.Module, *, where: str = "quantized front", training: Training | None = None
+    module: nn.Module, *, label: str = "quantized front", training: Training | None = None
 ) -> QuantizedFront:
-    """Convert a PT2E module to a quantized front; `where` is its name in messages.
+    """Convert a PT2E module to a quantized front; `label` is the name of the module in messages.
 
-    With `training`, some of its layers train, and the result is a `QuantizedNetwork`. Raises
-    `InputError` for an operator without a kernel; the message names it and its module.
+    If layers train by `training`, the result is a `QuantizedNetwork`. Raises `InputError` for an
+    operator without a kernel; the message names the operator and its module.
     """
-    return Reader(module, where, training or Training(frozenset()), PATTERNS).convert()
+    return Reader(module, label, training or Training(frozenset()), PATTERNS).convert()
 
 
-def check_operators(module: nn.Module, *, where: str, training: Training) -> None:
+def check_operators(module: nn.Module, *, label: str, training: Training) -> None:
     """Raise `InputError` if a module prepared by PT2E has an operator without a kernel.
 
-    Batch norms that PT2E has folded into convolutions no longer exist at this point; other batch
-    norms are refused.
+    PT2E has already removed the batch norms that it folds into convolutions; all other batch norms
+    are refused.
     """
-    Reader(module, where, training, PATTERNS).check_operators()
+    Reader(module, label, training, PATTERNS).check_operators()
 
 
 def _front_label(path: str) -> str:

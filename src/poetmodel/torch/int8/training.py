@@ -22,7 +22,7 @@ from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.int8.differentiation import apply_with_proxies
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer
 from poetmodel.torch.int8.gradients import (
-    STEPS,
+    INT16_STEPS,
     RoundingDraws,
     split_16_bits,
     update_16_bits,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ROUNDINGS: Final = ("16 bits", "stochastic")
 """Options for weight changes below one int8 step."""
 _SEED_LIMIT: Final = 2**32
-"""Upper limit of seeds of stochastic rounding."""
+"""Seeds of stochastic rounding are below this number."""
 _DEPTHWISE: Final = 3
 """Number of dimensions of a depthwise convolution's weight: rows, columns, channels."""
 _UPDATE_BLOCK: Final = 8192
@@ -62,16 +62,19 @@ class TrainedLayer(QuantizedLayer):
     """
 
     def __init__(self, layer: QuantizedLayer, *, rounding: str, headroom: float) -> None:
-        """Copy the weights of `layer` to coarser scales, and register an optimizer check."""
+        """Copy a layer with scales coarser by `headroom`, and residuals if `rounding` has them.
+
+        Registers the layer with the check of optimizers.
+        """
         if layer.weight_scale is None or layer.input_levels is None:
             raise InputError(f"{layer.operator}: it has no weights to train")
         # The same real weights, on coarser scales.
-        weight_16 = torch.round(layer.weight.double() * (STEPS / headroom))
+        weight_16 = torch.round(layer.weight.double() * (INT16_STEPS / headroom))
         weight, residual = split_16_bits(weight_16)
-        tensors = {"weight": weight, "scale": layer.scale * headroom}
+        constants = {"weight": weight, "scale": layer.scale * headroom}
         super().__init__(
             layer.operator,
-            tensors,
+            constants,
             layer.numbers,
             flattens=layer.flattens,
             input_levels=layer.input_levels,
@@ -85,19 +88,20 @@ class TrainedLayer(QuantizedLayer):
         self.weight_gradient = nn.Parameter(torch.zeros(()).expand(weight.shape))
         """Parameter that represents the real weights: with their shape and gradient, but without
         memory."""
-        _watch_optimizers(self)
+        _register_layer(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        _watch_optimizers(self)
+        _register_layer(self)
 
-    def forward(self, *inputs: Tensor, reals: Sequence[Tensor | None] | None = None) -> Any:
+    def forward(self, *inputs: Tensor, proxies: Sequence[Tensor | None] | None = None) -> Any:
         """Return the int8 result of an int8 input.
 
-        With `reals`, the proxy of the input's real value, return the result and its proxy.
+        With `proxies`, which has the proxy of the input's real value, return the result and its
+        proxy.
         """
-        result, real = apply_with_proxies(self, inputs, reals or (None,))
-        return result if reals is None else (result, real)
+        result, proxy = apply_with_proxies(self, inputs, proxies or (None,))
+        return result if proxies is None else (result, proxy)
 
     def extra_repr(self) -> str:
         """Return the name of the operator and the rounding."""
@@ -125,36 +129,36 @@ def subtract_gradient(
 ) -> None:
     """Subtract a multiple of the gradient from int8 weights, in place.
 
-    ``change = (gradient + weight_decay * real weight) * lr / scale``, in int8 steps; see
-    `update_16_bits` and, for a state without a residual, `update_stochastic`. Raises `InputError`
-    if the latter has no `draws`.
+    ``change = (gradient + weight_decay * real weight) * lr / scale``, in int8 steps; `maximize`
+    negates the gradient. `update_16_bits` subtracts `change` from a `state` with a residual,
+    `update_stochastic` from one without. Raises `InputError` if the latter has no `draws`.
     """
     if len(state) == 1 and draws is None:
         raise InputError("draws: stochastic rounding needs the random numbers of an update")
     weight = state[0]
-    rows = max(1, _UPDATE_BLOCK * len(weight) // max(1, weight.numel()))
-    for first_row in range(0, len(weight), rows):  # blocks keep temporary memory small
-        block = slice(first_row, first_row + rows)
+    block_rows = max(1, _UPDATE_BLOCK * len(weight) // max(1, weight.numel()))
+    for first_row in range(0, len(weight), block_rows):  # blocks keep temporary memory small
+        block = slice(first_row, first_row + block_rows)
         scale = weight_scale if weight.ndim == _DEPTHWISE else weight_scale[block]
         weights = [tensor[block] for tensor in state]
         change = -gradient[block] if maximize else gradient[block]
         if weight_decay:
             change = change + real_weight(weights, scale) * weight_decay
-        change = change * lr / per_output(scale, weight)
+        change = change * lr / broadcast_per_output(scale, weight)
         if len(weights) > 1:
             update_16_bits(weights[0], weights[1], change)
         elif draws is not None:
-            elements = first_row * weight[0].numel()
-            update_stochastic(weights[0], draws.uniform(weights[0], first=elements), change)
+            first_element = first_row * weight[0].numel()
+            update_stochastic(weights[0], draws.uniform(weights[0], first=first_element), change)
 
 
 def real_weight(state: Sequence[Tensor], weight_scale: Tensor) -> Tensor:
     """Return the real numbers that int8 weights, with their residuals if any, represent."""
     weight, *residuals = state
-    weight_16 = weight.to(torch.int32) * STEPS
+    weight_16 = weight.to(torch.int32) * INT16_STEPS
     for residual in residuals:
         weight_16 = weight_16 + residual
-    return weight_16.float() * (per_output(weight_scale, weight) / STEPS)
+    return weight_16.float() * (broadcast_per_output(weight_scale, weight) / INT16_STEPS)
 
 
 def trained_layers(model: nn.Module) -> dict[int, TrainedLayer]:
@@ -163,7 +167,7 @@ def trained_layers(model: nn.Module) -> dict[int, TrainedLayer]:
     return {id(layer.weight_gradient): layer for layer in layers}
 
 
-def per_output(values: Tensor, weight: Tensor) -> Tensor:
+def broadcast_per_output(values: Tensor, weight: Tensor) -> Tensor:
     """Reshape `values`, one number per output, so that they broadcast with a weight."""
     return values if weight.ndim == _DEPTHWISE else values.view(-1, *[1] * (weight.ndim - 1))
 
@@ -191,8 +195,8 @@ class QuantizedNetwork(QuantizedFront):
                 "a quantized network has no gradient with respect to its input, which requires "
                 "one; freeze the layers before it (requires_grad_(False))"
             )
-        result, _ = self.run_layers((x.float(), None), _call_with_proxy)
-        return (result.flatten(1) if self.flat else result).to(x.dtype)
+        result, _ = self.execute_layers((x.float(), None), _call_with_proxy)
+        return (result.flatten(1) if self.has_flat_result else result).to(x.dtype)
 
     def trained_layers(self) -> dict[str, TrainedLayer]:
         """Return the layers that train by name, in the order of the network."""
@@ -203,21 +207,24 @@ class QuantizedNetwork(QuantizedFront):
 def _call_with_proxy(
     layer: nn.Module, pairs: list[tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
-    """Return (int8 result, proxy) of a layer; the proxy is None before the first trained layer."""
-    bytes_, reals = zip(*pairs, strict=True)
-    if not isinstance(layer, TrainedLayer) and all(real is None for real in reals):
-        return layer(*bytes_), None
-    result: tuple[Tensor, Tensor] = layer(*bytes_, reals=reals)
+    """Return (int8 result, proxy) of a layer; the proxy is None before the first trained layer.
+
+    `pairs` has an int8 input and its proxy for each input of the layer.
+    """
+    inputs, proxies = zip(*pairs, strict=True)
+    if not isinstance(layer, TrainedLayer) and all(proxy is None for proxy in proxies):
+        return layer(*inputs), None
+    result: tuple[Tensor, Tensor] = layer(*inputs, proxies=proxies)
     return result
 
 
-_LAYERS: Final[WeakSet[TrainedLayer]] = WeakSet()
+_TRAINED_LAYERS: Final[WeakSet[TrainedLayer]] = WeakSet()
 """All int8 layers of the process that train."""
 
 
-def _watch_optimizers(layer: TrainedLayer) -> None:
+def _register_layer(layer: TrainedLayer) -> None:
     """Register a layer, and a hook that refuses its parameters in optimizers of PyTorch."""
-    _LAYERS.add(layer)
+    _TRAINED_LAYERS.add(layer)
     _register_check()
 
 
@@ -227,12 +234,14 @@ def _register_check() -> None:
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Raise `InputError` if another optimizer than `QuantizedSGD` has int8 weights."""
+    """Raise `InputError` if an optimizer has int8 weights and is no `QuantizedSGD`."""
     if isinstance(optimizer, QuantizedSGD):
         return
-    stand_ins = {id(layer.weight_gradient) for layer in _LAYERS}
+    weight_gradient_ids = {id(layer.weight_gradient) for layer in _TRAINED_LAYERS}
     groups = optimizer.param_groups
-    if any(id(parameter) in stand_ins for group in groups for parameter in group["params"]):
+    if any(
+        id(parameter) in weight_gradient_ids for group in groups for parameter in group["params"]
+    ):
         raise InputError(
             f"optimizer: {type(optimizer).__name__} cannot update int8 weights: use "
             "poetmodel.torch.QuantizedSGD(model, lr=...), which updates all other parameters too"
@@ -288,9 +297,9 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
         """Return the index of each trained int8 layer, by the id of `weight_gradient`."""
         return {id(layer.weight_gradient): k for k, layer in enumerate(self._layers)}
 
-    def draws(self, group: int, site: int) -> RoundingDraws:
-        """Return the random numbers for the next update of a layer in a parameter group."""
-        settings = self.param_groups[group]
+    def draws(self, group_index: int, site: int) -> RoundingDraws:
+        """Return the random numbers for the next update of layer `site` in a parameter group."""
+        settings = self.param_groups[group_index]
         return RoundingDraws(update=settings["updates"], site=site, seed=settings["seed"])
 
     def count_update(self) -> None:
@@ -321,14 +330,14 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
         for group_index, group in enumerate(self.param_groups):
             lr = float(group["lr"])
             settings = {"weight_decay": group["weight_decay"], "maximize": group["maximize"]}
-            with_gradient = [p for p in group["params"] if p.grad is not None]
-            for parameter in (p for p in with_gradient if id(p) in sites):
+            parameters_with_gradient = [p for p in group["params"] if p.grad is not None]
+            for parameter in (p for p in parameters_with_gradient if id(p) in sites):
                 site = sites[id(parameter)]
                 layer, draws = self._layers[site], self.draws(group_index, site)
                 subtract_gradient(
                     layer.state, parameter.grad, layer.weight_scale, lr, draws=draws, **settings
                 )
-            float_parameters = [p for p in with_gradient if id(p) not in sites]
+            float_parameters = [p for p in parameters_with_gradient if id(p) not in sites]
             sgd(
                 float_parameters,
                 [p.grad for p in float_parameters],

@@ -1,4 +1,4 @@
-"""Values of a converted module during conversion: quantized, padded, or not quantized yet."""
+"""Values of nodes during the conversion of a module: quantized, padded, or not quantized yet."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ INPUT: Final = "input"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedValue:
-    """A quantized value: the number of the layer that computes it, and its levels."""
+    """A quantized value: the layer that computes it, and its levels."""
 
-    number: int
+    layer_number: int
+    """Number of the layer, counted from 1."""
     levels: Levels
-    planes: tuple[int, ...] = ()
-    """Channels, rows and columns of a flattened sample; empty if it is not flattened."""
+    flattened_shape: tuple[int, ...] = ()
+    """Channels, rows and columns of a sample before it was flattened; empty if it was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +34,14 @@ class PendingLayer:
     """An operator whose result is not quantized yet, so that its layer is not created yet."""
 
     node: fx.Node
+    """Node of the operator."""
     inputs: tuple[QuantizedValue, ...]
     make_layer: Callable[[Levels], QuantizedLayer | None]
-    """Returns the layer for the levels of its result; None if the input already has these
-    levels."""
+    """Returns the layer whose result has the given levels; None if the input already has them."""
     clamp: tuple[float, float] = (-math.inf, math.inf)
-    planes: tuple[int, ...] = ()
+    """Real limits of the result, set by the activations after the operator."""
+    flattened_shape: tuple[int, ...] = ()
+    """The same for the result as in `QuantizedValue`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +49,9 @@ class PaddedValue:
     """A value padded with zeros, which become its zero point when it is quantized."""
 
     value: QuantizedValue | str
-    """The value; ``input`` until it is quantized."""
+    """The value without padding; `INPUT` for an input that is not quantized yet."""
     padding: tuple[int, int, int, int]
+    """Numbers of zeros above, below, left and right."""
 
 
 def arguments_of(node: fx.Node) -> list[Any]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 aten: Final = torch.ops.aten
-_LABELS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_LABEL_TYPES: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """Integer types of class labels."""
 
 
@@ -56,10 +56,10 @@ def with_inference(
     def sum_output(output: Any, _: Any) -> torch.Tensor:
         """Return the sum of the output; raise `CaptureError` unless it is one float32 tensor."""
         if not isinstance(output, torch.Tensor) or output.dtype is not torch.float32:
-            kind = getattr(output, "dtype", type(output).__name__)
+            type_name = getattr(output, "dtype", type(output).__name__)
             raise CaptureError(
                 f"{name}: infer: expected a model that returns one tensor of torch.float32 in "
-                f"evaluation mode, got {kind}; wrap it in such a module"
+                f"evaluation mode, got {type_name}; wrap it in such a module"
             )
         return output.sum()
 
@@ -71,7 +71,7 @@ def with_inference(
         inputs,
         model_inputs=model_inputs,
     )
-    return replace(step, inference=_without_shared_values(step, "inference", inference))
+    return replace(step, inference=_remove_shared_values(step, "inference", inference))
 
 
 def with_evaluation(
@@ -80,11 +80,11 @@ def with_evaluation(
     loss_fn: Callable[..., torch.Tensor] | None,
     inputs: Sequence[Any],
 ) -> LoweredStep:
-    """Return a step with its loss and number of correct classes in evaluation mode.
+    """Return a step with a forward pass in evaluation mode that computes the loss of a batch.
 
-    Parameters as for `lower`. Samples are counted if the target has an integer for each vector of
-    scores that the model returns (along dimension 1, or dimension 0 of a single sample). A sample
-    is correct if its highest score is that of its label.
+    Parameters as for `lower`. The pass also counts correctly classified samples if the target has
+    an integer label for each vector of scores that the model returns (along dimension 1, or
+    dimension 0 of a single sample). A sample is correct if its highest score is that of its label.
 
     Raises
     ------
@@ -93,18 +93,18 @@ def with_evaluation(
     """
     name = step.graph.name
     evaluation = _capture_forward(
-        "evaluate", name, model, _loss_with_correct(loss_fn), inputs, model_inputs=inputs
+        "evaluate", name, model, _make_counting_loss(loss_fn), inputs, model_inputs=inputs
     )
-    return replace(step, evaluation=_without_shared_values(step, "evaluation", evaluation))
+    return replace(step, evaluation=_remove_shared_values(step, "evaluation", evaluation))
 
 
-def _loss_with_correct(
+def _make_counting_loss(
     loss_fn: Callable[..., torch.Tensor] | None,
 ) -> Callable[..., torch.Tensor] | None:
-    """Return a loss function that returns the sum of the loss and the number of correct classes.
+    """Return a loss function that adds the number of correct samples to the loss; None for None.
 
-    `_cut_to_output` later cuts the graph before this sum. A loss module keeps the names of its
-    parameters.
+    `_cut_to_output` later cuts the graph before this sum, at the stack of both numbers. A loss
+    module preserves the names of its parameters.
     """
     if loss_fn is None:
         return None
@@ -130,23 +130,23 @@ def _loss_with_correct(
 
 
 def _class_dimension(output: Any, target: Any) -> int | None:
-    """Return the dimension of `output` with the scores of classes.
+    """Return the dimension of `output` along which classes have scores.
 
-    None unless `target` has an integer label for each vector of scores.
+    Returns None unless `target` has an integer label for each vector of scores.
     """
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return None
-    if not output.is_floating_point() or target.dtype not in _LABELS or not output.ndim:
+    if not output.is_floating_point() or target.dtype not in _LABEL_TYPES or not output.ndim:
         return None
     dimension = min(1, output.ndim - 1)
-    labels = (*output.shape[:dimension], *output.shape[dimension + 1 :])
-    is_scores = output.shape[dimension] > 1 and target.shape == labels
-    return dimension if is_scores else None
+    label_shape = (*output.shape[:dimension], *output.shape[dimension + 1 :])
+    has_scores = output.shape[dimension] > 1 and target.shape == label_shape
+    return dimension if has_scores else None
 
 
 def _capture_forward(
     option: str,
-    name: str,
+    step_name: str,
     model: torch.nn.Module,
     sum_function: Callable[..., torch.Tensor] | None,
     inputs: Sequence[Any],
@@ -155,9 +155,11 @@ def _capture_forward(
 ) -> LoweredStep:
     """Capture and lower a forward pass in evaluation mode.
 
-    Its output is the tensor that `sum_function` sums; without this function, the model's loss.
-    `model_inputs` are the inputs of the model. `option` and `name` are for messages: the option
-    that requested the pass, and the step. Raises `CaptureError` if the pass draws random numbers.
+    The output of the pass is the tensor that `sum_function` sums; without this function, the
+    model's loss. `model_inputs` are the first of `inputs`, which the model reads. Messages contain
+    `option`, which requested the pass, and `step_name`.
+
+    Raises `CaptureError` if the pass draws random numbers.
     """
     model = with_fronts(model)
     with ExitStack() as stack:
@@ -165,17 +167,18 @@ def _capture_forward(
         for module in (model, sum_function):
             if isinstance(module, torch.nn.Module):
                 stack.enter_context(_evaluation_mode(module))
-        joint_with_sum = capture(model, sum_function, copy_inputs(inputs), name=name)
-    joint = with_tables(_cut_to_output(joint_with_sum, is_total=sum_function is not None))
-    lowered = StepLowering(joint)
-    for operation in lowered.training_graph.operations:
+        joint_with_sum = capture(model, sum_function, copy_inputs(inputs), name=step_name)
+    joint = with_tables(_cut_to_output(joint_with_sum, loss_is_sum=sum_function is not None))
+    lowering = StepLowering(joint)
+    for operation in lowering.training_graph.operations:
         if operation.is_random:
             raise CaptureError(
-                f"{name}: {option}: {operation.node.target}{location_suffix(operation.node)} draws "
-                "random numbers in evaluation mode, too; make that depend on self.training"
+                f"{step_name}: {option}: {operation.node.target}"
+                f"{location_suffix(operation.node)} draws random numbers in "
+                "evaluation mode, too; make that depend on self.training"
             )
     return fuse_byte_quantization(
-        _write_to_caller(lowered.step(), len(flatten(model_inputs)[0]), joint)
+        _write_to_caller(lowering.lower_step(), len(flatten(model_inputs)[0]), joint)
     )
 
 
@@ -191,14 +194,14 @@ def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _cut_to_output(joint: Joint, *, is_total: bool) -> Joint:
-    """Cut a captured step to its loss or, if `is_total`, to the tensor that the loss sums.
+def _cut_to_output(joint: Joint, *, loss_is_sum: bool) -> Joint:
+    """Cut a captured step to its loss or, if `loss_is_sum`, to the tensor that the loss sums.
 
-    A copy of that tensor becomes the only result. Changes the graph of `joint`.
+    A copy of the loss or of that tensor becomes the only result. Changes the graph of `joint`.
     """
     loss = next(result for result in joint.results if result.kind is OutputKind.LOSS)
     graph = joint.graph_module.graph
-    output: Any = loss.node.args[0] if is_total else loss.node
+    output: Any = loss.node.args[0] if loss_is_sum else loss.node
     with graph.inserting_before(graph.output_node()):
         clone: fx.Node = graph.call_function(
             aten.clone.default, (output,), {"memory_format": torch.contiguous_format}
@@ -228,27 +231,32 @@ def _write_to_caller(step: LoweredStep, model_input_count: int, joint: Joint) ->
     nodes[last_index] = replace(
         nodes[last_index], name="output", op="output", phase=Phase.FORWARD, outputs=(), in_place=()
     )
-    names = {
+    input_names = {
         a.name for a in joint.arguments_of(InputKind.USER_INPUT) if a.position < model_input_count
     }
-    example = joint.results[0].node.meta["val"]
-    read_buffers = {a.buffer for calls in step.calls for call in calls for a in _refs(call)}
+    output_value = joint.results[0].node.meta["val"]
+    read_buffers = {a.buffer for calls in step.calls for call in calls for a in _references(call)}
     return replace(
         step,
         graph=replace(graph, name=f"{graph.name} in evaluation mode", nodes=tuple(nodes)),
-        inputs=tuple(value for value in step.inputs if value.name in names),
+        inputs=tuple(value for value in step.inputs if value.name in input_names),
         states=(),
         values={name: values for name, values in step.values.items() if name in read_buffers},
         output=NamedTensor(
-            name="output", shape=tuple(example.shape), type=DataType.REAL, pieces=(Ref(buffer),)
+            name="output",
+            shape=tuple(output_value.shape),
+            type=DataType.REAL,
+            pieces=(Ref(buffer),),
         ),
     )
 
 
-def _without_shared_values(step: LoweredStep, kind: str, forward_pass: LoweredStep) -> LoweredStep:
+def _remove_shared_values(
+    step: LoweredStep, pass_name: str, forward_pass: LoweredStep
+) -> LoweredStep:
     """Return a forward pass without values that the step already has.
 
-    Other values of the same name are renamed, with `kind` in the new name.
+    A different value whose name the step also has is renamed, with `pass_name` in the new name.
     """
     new_values, new_names = {}, {}
     step_values = dict(step.values)
@@ -259,7 +267,7 @@ def _without_shared_values(step: LoweredStep, kind: str, forward_pass: LoweredSt
         if step_value is None:
             new_values[name] = values
         elif step_value.tobytes() != values.tobytes():
-            new_names[name] = f"{name} of the {kind}"
+            new_names[name] = f"{name} of the {pass_name}"
             new_values[new_names[name]] = values
 
     return replace(
@@ -274,5 +282,5 @@ def _without_shared_values(step: LoweredStep, kind: str, forward_pass: LoweredSt
     )
 
 
-def _refs(call: Call) -> Iterator[Ref]:
+def _references(call: Call) -> Iterator[Ref]:
     return (argument for argument in call.arguments if isinstance(argument, Ref))

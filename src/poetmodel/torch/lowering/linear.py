@@ -12,15 +12,15 @@ from poetmodel.lowered.calls import Condition
 from poetmodel.torch.lowering.operands import (
     Lowering,
     StridedView,
+    allocate_workspace,
+    aten_name,
+    convert_operand,
     copy,
     fill,
     lowers,
-    operand,
-    operator_name,
+    remove_dimensions,
     select_dimensions,
     shape_table,
-    without_dimensions,
-    workspace,
 )
 from poetmodel.torch.step.optimizers import (
     NADAM_DECAY,
@@ -57,53 +57,53 @@ aten: Final = torch.ops.aten
 @lowers(aten.mm.default, aten.bmm.default)
 def _lower_mm(op: Lowering) -> None:
     a, b = map(op.value, op.args)
-    _multiply(op, op.output(), a, b)
+    _lower_product(op, op.output(), a, b)
 
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
 def _lower_addmm(op: Lowering) -> None:
     x, a, b, beta, alpha = op.args
-    _add_product(op, x, op.value(a), op.value(b), beta, alpha)
+    _lower_sum_with_product(op, x, op.value(a), op.value(b), beta, alpha)
 
 
 @lowers(aten.mv.default)
 def _lower_mv(op: Lowering) -> None:
     a, b = map(op.value, op.args)
-    _multiply(op, _as_column(op.output()), a, _as_column(b))
+    _lower_product(op, _to_column(op.output()), a, _to_column(b))
 
 
 @lowers(aten.addmv.default)
 def _lower_addmv(op: Lowering) -> None:
     x, a, b, beta, alpha = op.args
-    _add_product(op, x, op.value(a), _as_column(op.value(b)), beta, alpha)
+    _lower_sum_with_product(op, x, op.value(a), _to_column(op.value(b)), beta, alpha)
 
 
 @lowers(aten.dot.default)
 def _lower_dot(op: Lowering) -> None:
     a, b = map(op.value, op.args)
     out = op.output()
-    _multiply(op, _as_column(out.broadcast((1,))), _transpose(_as_column(a)), _as_column(b))
+    _lower_product(op, _to_column(out.broadcast((1,))), _transpose(_to_column(a)), _to_column(b))
 
 
-def _add_product(
+def _lower_sum_with_product(
     op: Lowering, x: Any, a: StridedView, b: StridedView, beta: float, alpha: float
 ) -> None:
     """Lower ``beta * x + alpha * (a @ b)``."""
     out = op.output()
-    product = _as_column(out) if len(out.shape) < len(a.shape) else out
-    addend = operand(op, x).broadcast(out.shape)
+    product = _to_column(out) if len(out.shape) < len(a.shape) else out
+    addend = convert_operand(op, x).broadcast(out.shape)
     if beta == alpha == 1:
-        _copy_rows(op, out, addend)
-        _multiply(op, product, a, b, accumulate=True)
+        _lower_row_copy(op, out, addend)
+        _lower_product(op, product, a, b, accumulate=True)
         return
-    _multiply(op, product, a, b)
+    _lower_product(op, product, a, b)
     if alpha != 1:
         op.call("pm_affine", out, out, shape_table(op, out, out), float(alpha), 0.0)
     if beta != 0:
         op.call("pm_add", out, out, addend, shape_table(op, out, out, addend), float(beta))
 
 
-def _copy_rows(op: Lowering, out: StridedView, x: StridedView) -> None:
+def _lower_row_copy(op: Lowering, out: StridedView, x: StridedView) -> None:
     """Copy a tensor to the output. A bias that is equal in all rows has its own kernel."""
     is_bias = len(x.shape) == 2 and x.strides[0] == 0 and out.strides[1] == 1  # noqa: PLR2004 - a matrix
     if is_bias:
@@ -112,7 +112,7 @@ def _copy_rows(op: Lowering, out: StridedView, x: StridedView) -> None:
         copy(op, out, x)
 
 
-def _as_column(view: StridedView) -> StridedView:
+def _to_column(view: StridedView) -> StridedView:
     """Return a vector as a matrix with one column."""
     return StridedView(
         buffer=view.buffer,
@@ -129,12 +129,12 @@ def _transpose(view: StridedView) -> StridedView:
     return select_dimensions(view, (*batch, column, row))
 
 
-def _multiply(
+def _lower_product(
     op: Lowering, out: StridedView, a: StridedView, b: StridedView, *, accumulate: bool = False
 ) -> None:
-    """Lower the product of `a` and `b`, matrices or batches of them.
+    """Lower the product of matrices, or of batches of matrices: ``a @ b``.
 
-    It overwrites `out`, or is added to `out` if `accumulate`.
+    The product overwrites `out`, or is added to `out` if `accumulate`.
     """
     if out.shape[-1] == 1 < out.shape[-2] or (out.strides[-1] != 1 and out.shape[-1] > 1):
         # Kernels compute several elements of a row at once, so that long rows are faster.
@@ -142,70 +142,77 @@ def _multiply(
     if out.strides[-1] != 1 and out.shape[-1] > 1:
         if accumulate:
             op.refuse(f"expected an output with contiguous rows or columns, got {out}")
-        product = workspace(op, out.shape)
-        _multiply(op, product, a, b)
+        product = allocate_workspace(op, out.shape)
+        _lower_product(op, product, a, b)
         copy(op, out, product)
         return
     m, k, n = *a.shape[-2:], b.shape[-1]
-    steps = [(view.strides[-2], view.strides[-1]) for view in (a, b)]
+    strides = [(view.strides[-2], view.strides[-1]) for view in (a, b)]
     if len(out.shape) == 2 or out.shape[0] == 1:  # noqa: PLR2004 - a matrix
-        op.call("pm_mm", out, a, b, m, k, n, out.strides[-2], *steps[0], *steps[1], int(accumulate))
+        op.call(
+            "pm_mm", out, a, b, m, k, n, out.strides[-2], *strides[0], *strides[1], int(accumulate)
+        )
         return
-    batch = [view.strides[0] for view in (out, a, b)]
+    batch_strides = [view.strides[0] for view in (out, a, b)]
     op.call(
         "pm_bmm",
         *(out, a, b),
         *(out.shape[0], m, k, n),
-        *(batch[0], out.strides[-2]),
-        *(batch[1], *steps[0]),
-        *(batch[2], *steps[1]),
+        *(batch_strides[0], out.strides[-2]),
+        *(batch_strides[1], *strides[0]),
+        *(batch_strides[2], *strides[1]),
         int(accumulate),
     )
 
 
 # -- losses ------------------------------------------------------------------------------------
 
-_NONE, _MEAN = 0, 1
-"""PyTorch's numbers of two reductions: none, and the mean. The third is the sum."""
+_NO_REDUCTION, _MEAN_REDUCTION = 0, 1
+"""PyTorch's numbers for two reductions of losses; the third reduction is the sum."""
 
 
-def _sum_losses(
+def _lower_loss_sum(
     op: Lowering, kernel: str, operands: tuple[Any, ...], reduction: int, *constants: float
 ) -> None:
-    """Call a kernel that computes the sum or mean of losses, or one loss per element.
+    """Add the call of a kernel for the sum or mean of losses, or one loss per element.
 
-    `reduction` is PyTorch's number; `constants` are further arguments of the kernel.
+    `reduction` is PyTorch's number; `constants` are arguments of the kernel after the tensors.
     """
     out = op.output()
-    views = [operand(op, argument) for argument in operands]
+    views = [convert_operand(op, argument) for argument in operands]
     shape = tuple(torch.broadcast_shapes(*(view.shape for view in views)))
     views = [view.broadcast(shape) for view in views]
     all_dimensions = range(len(shape))
-    if reduction == _NONE:
-        outer = shape_table(op, out, *views)
-        inner = shape_table(op, *(without_dimensions(view, all_dimensions) for view in views))
+    if reduction == _NO_REDUCTION:
+        outer_table = shape_table(op, out, *views)
+        inner_table = shape_table(op, *(remove_dimensions(view, all_dimensions) for view in views))
     else:
-        outer = shape_table(op, out, *(without_dimensions(view, all_dimensions) for view in views))
-        inner = shape_table(op, *views)
-    divisor = float(views[0].elements) if reduction == _MEAN else 1.0
-    op.call(kernel, out, *views, outer, inner, *constants, divisor)
+        outer_table = shape_table(
+            op, out, *(remove_dimensions(view, all_dimensions) for view in views)
+        )
+        inner_table = shape_table(op, *views)
+    divisor = float(views[0].elements) if reduction == _MEAN_REDUCTION else 1.0
+    op.call(kernel, out, *views, outer_table, inner_table, *constants, divisor)
 
 
-def _loss_gradient(
+def _lower_loss_gradient(
     op: Lowering, kernel: str, operands: tuple[Any, ...], reduction: int, *constants: float
 ) -> None:
-    """Call a kernel that computes the gradient of a loss for each element."""
+    """Add the call of a kernel for the gradient of a loss with respect to each element.
+
+    Parameters as for `_lower_loss_sum`.
+    """
     out = op.output()
-    views = [operand(op, argument).broadcast(out.shape) for argument in operands]
-    factor = 1.0 / max(1, out.elements) if reduction == _MEAN else 1.0
+    views = [convert_operand(op, argument).broadcast(out.shape) for argument in operands]
+    factor = 1.0 / max(1, out.elements) if reduction == _MEAN_REDUCTION else 1.0
     op.call(kernel, out, *views, shape_table(op, out, *views), *constants, factor)
     op.is_elementwise = True
 
 
 @lowers(aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default)
 def _lower_loss(op: Lowering) -> None:
-    x, y, reduction, *numbers = op.args
-    _sum_losses(op, f"pm_{operator_name(op)}", (x, y), reduction, *map(float, numbers))
+    x, y, reduction, *constants = op.args
+    _lower_loss_sum(op, f"pm_{aten_name(op)}", (x, y), reduction, *map(float, constants))
 
 
 @lowers(
@@ -214,80 +221,87 @@ def _lower_loss(op: Lowering) -> None:
     aten.huber_loss_backward.default,
 )
 def _lower_loss_backward(op: Lowering) -> None:
-    gradient, x, y, reduction, *numbers = op.args
-    _loss_gradient(op, f"pm_{operator_name(op)}", (gradient, x, y), reduction, *map(float, numbers))
+    gradient, x, y, reduction, *constants = op.args
+    _lower_loss_gradient(
+        op, f"pm_{aten_name(op)}", (gradient, x, y), reduction, *map(float, constants)
+    )
 
 
 @lowers(aten.binary_cross_entropy.default)
 def _lower_binary_cross_entropy(op: Lowering) -> None:
     x, y, weight, reduction = op.args
-    _sum_losses(op, "pm_binary_cross_entropy", (x, y, _weight_or_one(weight)), reduction)
+    _lower_loss_sum(op, "pm_binary_cross_entropy", (x, y, _weight_or_one(weight)), reduction)
 
 
 @lowers(aten.binary_cross_entropy_backward.default)
 def _lower_binary_cross_entropy_backward(op: Lowering) -> None:
     """Lower the gradient of the loss, times the weight if there is one."""
     gradient, x, y, weight, reduction = op.args
-    _loss_gradient(op, "pm_binary_cross_entropy_backward", (gradient, x, y), reduction)
+    _lower_loss_gradient(op, "pm_binary_cross_entropy_backward", (gradient, x, y), reduction)
     if weight is not None:
         out = op.output()
-        factor = operand(op, weight).broadcast(out.shape)
+        factor = convert_operand(op, weight).broadcast(out.shape)
         op.call("pm_mul", out, out, factor, shape_table(op, out, out, factor))
         op.is_elementwise = False
 
 
 @lowers(aten.binary_cross_entropy_with_logits.default)
 def _lower_binary_cross_entropy_with_logits(op: Lowering) -> None:
-    x, y, weight, positive, reduction = op.args
-    operands = (x, y, _weight_or_one(weight), _weight_or_one(positive))
-    _sum_losses(op, "pm_binary_cross_entropy_with_logits", operands, reduction)
+    x, y, weight, positive_weight, reduction = op.args
+    operands = (x, y, _weight_or_one(weight), _weight_or_one(positive_weight))
+    _lower_loss_sum(op, "pm_binary_cross_entropy_with_logits", operands, reduction)
 
 
 def _weight_or_one(weight: Any) -> Any:
     return 1.0 if weight is None else weight
 
 
-# -- losses of classes --------------------------------------------------------------------------
+# -- classification losses ----------------------------------------------------------------------
 
 
 @lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _lower_nll_loss_forward(op: Lowering) -> None:
     """Lower the negative log likelihood loss, with the total weight of its targets."""
-    x, target, weight, reduction, ignored = op.args
+    x, target, weight, reduction, ignored_class = op.args
     x, target = op.value(x), op.value(target)
     out = op.output()
-    total = op.output(1) if op.has_output(1) else workspace(op, ())
-    classes = min(1, len(x.shape) - 1)
-    samples = without_dimensions(x, (classes,))
+    total_weight = op.output(1) if op.has_output(1) else allocate_workspace(op, ())
+    class_dimension = min(1, len(x.shape) - 1)
+    x_without_classes = remove_dimensions(x, (class_dimension,))
     op.call(
         "pm_nll_loss",
-        *(out, total, x, target, *_class_weights(op, weight)[:1]),
-        shape_table(op, out.broadcast(target.shape), samples, target),
-        *(x.strides[classes], *_class_weights(op, weight)[1:], ignored),
-        *(int(reduction != _NONE or not target.shape), int(reduction == _MEAN)),
-        within=(0, x.shape[classes]),
+        *(out, total_weight, x, target, *_class_weights(op, weight)[:1]),
+        shape_table(op, out.broadcast(target.shape), x_without_classes, target),
+        *(x.strides[class_dimension], *_class_weights(op, weight)[1:], ignored_class),
+        *(int(reduction != _NO_REDUCTION or not target.shape), int(reduction == _MEAN_REDUCTION)),
+        index_range=(0, x.shape[class_dimension]),
     )
 
 
 @lowers(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def _lower_nll_loss_backward(op: Lowering) -> None:
-    """Fill the gradient with 0, then write the elements of the target classes."""
-    gradient, x, target, weight, reduction, ignored, total = op.args
-    out, target, total = op.output(), op.value(target), op.value(total)
+    """Lower the loss's gradient: fill with 0, then write the elements of the target classes."""
+    gradient, x, target, weight, reduction, ignored_class, total_weight = op.args
+    out, target, total_weight = op.output(), op.value(target), op.value(total_weight)
     gradient = op.value(gradient).broadcast(target.shape)
-    classes = min(1, len(op.value(x).shape) - 1)
+    class_dimension = min(1, len(op.value(x).shape) - 1)
     fill(op, out, 0)
     op.call(
         "pm_nll_loss_backward",
-        *(out, gradient, target, *_class_weights(op, weight)[:1], total),
-        shape_table(op, gradient, without_dimensions(out, (classes,)), target),
-        *(out.strides[classes], *_class_weights(op, weight)[1:], ignored, int(reduction == _MEAN)),
-        within=(0, out.shape[classes]),
+        *(out, gradient, target, *_class_weights(op, weight)[:1], total_weight),
+        shape_table(op, gradient, remove_dimensions(out, (class_dimension,)), target),
+        *(
+            out.strides[class_dimension],
+            *_class_weights(op, weight)[1:],
+            ignored_class,
+            int(reduction == _MEAN_REDUCTION),
+        ),
+        index_range=(0, out.shape[class_dimension]),
     )
 
 
 def _class_weights(op: Lowering, weight: Any) -> tuple[StridedView | Argument, int]:
-    """Return weights of classes and their stride; a null pointer if all weights are 1."""
+    """Return (weights of classes, their stride); (0, 0), a null pointer, if all weights are 1."""
     if weight is None:
         return 0, 0
     view = op.value(weight)
@@ -299,18 +313,23 @@ def _class_weights(op: Lowering, weight: Any) -> tuple[StridedView | Argument, i
 
 @lowers(ParameterUpdate)
 def _lower_parameter_update(op: Lowering) -> None:
-    state, gradients, rate, *factors = op.args
+    state, gradients, rate, *clip_factors = op.args
     views = [op.value(argument) for argument in state]
-    _lower_update(op, views, gradient_of(op, gradients, views[0], factors), rate)
+    _lower_update(op, views, lower_gradient(op, gradients, views[0], clip_factors), rate)
 
 
 def _lower_update(
     op: Lowering, views: Sequence[StridedView], gradient: StridedView, rate: Any
 ) -> None:
-    """Call the kernel of an optimizer's update rule; refuse parameters that are not dense."""
+    """Add the calls of an optimizer's update rule; `views` are the parameter and its state.
+
+    Refuses parameters that are not dense, and rules without a kernel.
+    """
     parameter = views[0]
-    moments = [view for view in views if view.shape == parameter.shape]
-    if not parameter.is_dense or not all(view.has_layout_of(parameter) for view in moments):
+    same_shape_views = [view for view in views if view.shape == parameter.shape]
+    if not parameter.is_dense or not all(
+        view.has_layout_of(parameter) for view in same_shape_views
+    ):
         op.refuse("expected a dense parameter, and moments in its layout")
     rule = op.node.target.rule
     if type(rule) not in _UPDATES:
@@ -320,28 +339,28 @@ def _lower_update(
 
 @lowers(AccumulatingUpdate)
 def _lower_accumulating_update(op: Lowering) -> None:
-    state, gradients, rate, count, *factors = op.args
+    state, gradients, rate, count, *clip_factors = op.args
     *views, total = map(op.value, state)
-    gradient = accumulate_gradient(op, total, gradients, count, factors)
+    gradient = accumulate_gradient(op, total, gradients, count, clip_factors)
     _lower_update(op, views, gradient, rate)
     fill(op, total, 0)
 
 
 def accumulate_gradient(
-    op: Lowering, total: StridedView, gradients: Any, count: Any, factors: Sequence[Any]
+    op: Lowering, total: StridedView, gradients: Any, count: Any, clip_factors: Sequence[Any]
 ) -> StridedView:
-    """Add gradients to `total`, their sum over batches; return the sum times the clip factors.
+    """Lower the addition of gradients to `total`, their sum over batches; return the clipped sum.
 
-    Sets the condition of the operation: all calls added later are executed only after the last
-    batch of an accumulation. `count` has the number of batches so far.
+    Sets the condition of the operation: the calls that clip, and all calls added later, are
+    executed only for the last batch of an accumulation. `count` is the number of batches so far.
     """
     if not total.is_dense:
         op.refuse("expected a dense parameter")
-    op.call("pm_accumulate", total, gradient_of(op, gradients, total, ()), total.elements)
-    op.where = Condition(op.value(count).ref, op.node.target.batches - 1)
-    earlier_bytes, op.workspace_bytes = op.workspace_bytes, 0
-    gradient = _sum_and_clip(op, (total,), total, factors)
-    op.workspace_bytes = max(op.workspace_bytes, earlier_bytes)
+    op.call("pm_accumulate", total, lower_gradient(op, gradients, total, ()), total.elements)
+    op.condition = Condition(op.value(count).ref, op.node.target.batches - 1)
+    sum_workspace_bytes, op.workspace_bytes = op.workspace_bytes, 0
+    gradient = _lower_sum_and_clip(op, (total,), total, clip_factors)
+    op.workspace_bytes = max(op.workspace_bytes, sum_workspace_bytes)
     return gradient
 
 
@@ -351,142 +370,163 @@ def _lower_batch_count(op: Lowering) -> None:
     op.call("pm_count_to", op.value(count), 1, op.node.target.batches)
 
 
-def _sgd(op: Lowering, rule: Sgd, state: Views, gradient: StridedView, rate: Rate) -> None:
-    numbers = (rate, -1.0 if rule.maximize else 1.0, float(rule.weight_decay))
+def _update_sgd(op: Lowering, rule: Sgd, state: Views, gradient: StridedView, rate: Rate) -> None:
+    constants = (rate, -1.0 if rule.maximize else 1.0, float(rule.weight_decay))
     if not rule.momentum:
-        op.call("pm_sgd", *state, gradient, gradient.elements, *numbers)
+        op.call("pm_sgd", *state, gradient, gradient.elements, *constants)
         return
-    more = (float(rule.momentum), 1.0 - rule.dampening)
-    op.call("pm_momentum", *state, gradient, gradient.elements, int(rule.nesterov), *numbers, *more)
+    momentum_constants = (float(rule.momentum), 1.0 - rule.dampening)
+    op.call(
+        "pm_momentum",
+        *state,
+        gradient,
+        gradient.elements,
+        int(rule.nesterov),
+        *constants,
+        *momentum_constants,
+    )
 
 
-def _adam(op: Lowering, rule: Adam, state: Views, gradient: StridedView, rate: Rate) -> None:
+def _update_adam(op: Lowering, rule: Adam, state: Views, gradient: StridedView, rate: Rate) -> None:
     """Call the kernel of Adam or AMSGrad, and count the step."""
-    parameter, steps, *moments = state
+    parameter, step_count, *moments = state
     beta1, beta2 = map(float, rule.betas)
     op.call(
         "pm_amsgrad" if rule.amsgrad else "pm_adam",
-        parameter, *moments, gradient, steps, gradient.elements, rate, *_decay(rule),
+        parameter, *moments, gradient, step_count, gradient.elements, rate, *_decay_constants(rule),
         1.0 - beta1, beta2, 1.0 - beta2, _safe_log(beta1), _safe_log(beta2), float(rule.eps),
     )  # fmt: skip
-    op.call("pm_add_one", steps, 1)
+    op.call("pm_add_one", step_count, 1)
 
 
-def _nadam(op: Lowering, rule: NAdam, state: Views, gradient: StridedView, rate: Rate) -> None:
+def _update_nadam(
+    op: Lowering, rule: NAdam, state: Views, gradient: StridedView, rate: Rate
+) -> None:
     """Call the kernel of NAdam, and update step count and momentum product."""
-    parameter, steps, product, *moments = state
+    parameter, step_count, product, *moments = state
     beta1, beta2 = map(float, rule.betas)
-    momentum = (beta1, rule.momentum_decay * math.log(NADAM_DECAY))
+    momentum_constants = (beta1, rule.momentum_decay * math.log(NADAM_DECAY))
     op.call(
         "pm_nadam",
-        parameter, *moments, gradient, steps, product, gradient.elements, rate, *_decay(rule),
-        *momentum, 1.0 - beta1, beta2, 1.0 - beta2, _safe_log(beta2), float(rule.eps),
+        parameter, *moments, gradient, step_count, product, gradient.elements, rate,
+        *_decay_constants(rule),
+        *momentum_constants, 1.0 - beta1, beta2, 1.0 - beta2, _safe_log(beta2), float(rule.eps),
     )  # fmt: skip
-    op.call("pm_nadam_count", steps, product, 1, *momentum)
+    op.call("pm_nadam_count", step_count, product, 1, *momentum_constants)
 
 
-def _rmsprop(op: Lowering, rule: RmsProp, state: Views, gradient: StridedView, rate: Rate) -> None:
+def _update_rmsprop(
+    op: Lowering, rule: RmsProp, state: Views, gradient: StridedView, rate: Rate
+) -> None:
     """Call the RMSprop kernel with or without momentum and centring, and count the step."""
-    parameter, steps, *moments = state
-    momentum = (float(rule.momentum),) if rule.momentum > 0 else ()
-    sign, decay, _ = _decay(rule)
+    parameter, step_count, *moments = state
+    momentum_constants = (float(rule.momentum),) if rule.momentum > 0 else ()
+    sign, decay, _ = _decay_constants(rule)
     op.call(
-        f"pm_rmsprop{'_momentum' if momentum else ''}{'_centered' if rule.centered else ''}",
+        "pm_rmsprop"
+        f"{'_momentum' if momentum_constants else ''}{'_centered' if rule.centered else ''}",
         parameter, *moments, gradient, gradient.elements, rate, sign, decay,
-        float(rule.alpha), 1.0 - rule.alpha, *momentum, float(rule.eps),
+        float(rule.alpha), 1.0 - rule.alpha, *momentum_constants, float(rule.eps),
     )  # fmt: skip
-    op.call("pm_add_one", steps, 1)
+    op.call("pm_add_one", step_count, 1)
 
 
-def _adagrad(op: Lowering, rule: Adagrad, state: Views, gradient: StridedView, rate: Rate) -> None:
+def _update_adagrad(
+    op: Lowering, rule: Adagrad, state: Views, gradient: StridedView, rate: Rate
+) -> None:
     """Call the kernel of Adagrad, and count the step."""
-    parameter, steps, total = state
-    sign, decay, _ = _decay(rule)
+    parameter, step_count, total = state
+    sign, decay, _ = _decay_constants(rule)
     op.call(
         "pm_adagrad",
-        parameter, total, gradient, steps, gradient.elements, rate, sign, decay,
+        parameter, total, gradient, step_count, gradient.elements, rate, sign, decay,
         float(rule.lr_decay), float(rule.eps),
     )  # fmt: skip
-    op.call("pm_add_one", steps, 1)
+    op.call("pm_add_one", step_count, 1)
 
 
-def _adamax(op: Lowering, rule: Adamax, state: Views, gradient: StridedView, rate: Rate) -> None:
+def _update_adamax(
+    op: Lowering, rule: Adamax, state: Views, gradient: StridedView, rate: Rate
+) -> None:
     """Call the kernel of Adamax, and count the step."""
-    parameter, steps, *moments = state
+    parameter, step_count, *moments = state
     beta1, beta2 = map(float, rule.betas)
-    sign, decay, _ = _decay(rule)
+    sign, decay, _ = _decay_constants(rule)
     op.call(
         "pm_adamax",
-        parameter, *moments, gradient, steps, gradient.elements, rate, sign, decay,
+        parameter, *moments, gradient, step_count, gradient.elements, rate, sign, decay,
         1.0 - beta1, beta2, _safe_log(beta1), float(rule.eps),
     )  # fmt: skip
-    op.call("pm_add_one", steps, 1)
+    op.call("pm_add_one", step_count, 1)
 
 
-def _radam(op: Lowering, rule: RAdam, state: Views, gradient: StridedView, rate: Rate) -> None:
+def _update_radam(
+    op: Lowering, rule: RAdam, state: Views, gradient: StridedView, rate: Rate
+) -> None:
     """Call the kernel of RAdam, and count the step."""
-    parameter, steps, *moments = state
+    parameter, step_count, *moments = state
     beta1, beta2 = map(float, rule.betas)
     max_length, scale = 2.0 / (1.0 - beta2) - 1.0, -2.0 / _safe_log(beta2)
     op.call(
         "pm_radam",
-        parameter, *moments, gradient, steps, gradient.elements, rate, *_decay(rule),
+        parameter, *moments, gradient, step_count, gradient.elements, rate, *_decay_constants(rule),
         1.0 - beta1, beta2, 1.0 - beta2, _safe_log(beta1), _safe_log(beta2), float(rule.eps),
         max_length, scale, max_length - scale, RADAM_MIN_LENGTH,
     )  # fmt: skip
-    op.call("pm_add_one", steps, 1)
+    op.call("pm_add_one", step_count, 1)
 
 
 _UPDATES: Final[dict[type[Rule], Callable[..., None]]] = {
-    Sgd: _sgd,
-    Adam: _adam,
-    AdamW: _adam,
-    NAdam: _nadam,
-    RmsProp: _rmsprop,
-    Adagrad: _adagrad,
-    Adamax: _adamax,
-    RAdam: _radam,
+    Sgd: _update_sgd,
+    Adam: _update_adam,
+    AdamW: _update_adam,
+    NAdam: _update_nadam,
+    RmsProp: _update_rmsprop,
+    Adagrad: _update_adagrad,
+    Adamax: _update_adamax,
+    RAdam: _update_radam,
 }
 
 
-def _decay(rule: Rule) -> tuple[float, float, float]:
+def _decay_constants(rule: Rule) -> tuple[float, float, float]:
     """Return (sign of the gradient, decay added to the gradient, decay that scales the weight)."""
     sign, decay = -1.0 if rule.maximize else 1.0, float(rule.weight_decay)
     return (sign, 0.0, decay) if rule.decoupled_weight_decay else (sign, decay, 0.0)
 
 
 def _safe_log(number: float) -> float:
-    """Return the logarithm; -inf for 0."""
+    """Return the logarithm of a number; -inf for 0."""
     return math.log(number) if number else -math.inf
 
 
-def gradient_of(
-    op: Lowering, gradients: Sequence[Any], parameter: StridedView, factors: Sequence[Any]
+def lower_gradient(
+    op: Lowering, gradients: Sequence[Any], parameter: StridedView, clip_factors: Sequence[Any]
 ) -> StridedView:
-    """Return a gradient in the layout of its parameter, summed and clipped.
+    """Add calls that sum and clip gradients; return the result in the layout of the parameter.
 
-    The result is in workspace, unless a single gradient without clipping already has this layout.
+    `clip_factors` are clip factors. The result is in workspace, unless a single gradient without
+    clipping already has this layout.
     """
-    return _sum_and_clip(op, tuple(map(op.value, gradients)), parameter, factors)
+    return _lower_sum_and_clip(op, tuple(map(op.value, gradients)), parameter, clip_factors)
 
 
-def _sum_and_clip(
+def _lower_sum_and_clip(
     op: Lowering,
     gradients: Sequence[StridedView],
     parameter: StridedView,
-    factors: Sequence[Any],
+    clip_factors: Sequence[Any],
 ) -> StridedView:
-    """Return the sum of gradients times clip factors.
+    """Add calls that sum gradients and multiply the sum by clip factors; return the result.
 
-    A single gradient in the parameter's layout is returned itself, without a call.
+    A single gradient in the parameter's layout without factors is returned itself, without calls.
     """
     first, *other_gradients = gradients
-    if not other_gradients and not factors and first.has_layout_of(parameter):
+    if not other_gradients and not clip_factors and first.has_layout_of(parameter):
         return first
-    gradient = replace(workspace(op, parameter.shape), strides=parameter.strides)
-    _sum_tensors(op, gradient, first, other_gradients)
-    for factor in factors:
-        factor_view = op.value(factor).broadcast(gradient.shape)
+    gradient = replace(allocate_workspace(op, parameter.shape), strides=parameter.strides)
+    _lower_sum(op, gradient, first, other_gradients)
+    for clip_factor in clip_factors:
+        factor_view = op.value(clip_factor).broadcast(gradient.shape)
         op.call(
             "pm_mul",
             gradient,
@@ -497,11 +537,11 @@ def _sum_and_clip(
     return gradient
 
 
-def _sum_tensors(
-    op: Lowering, out: StridedView, first: StridedView, more: Sequence[StridedView]
+def _lower_sum(
+    op: Lowering, out: StridedView, first: StridedView, other_tensors: Sequence[StridedView]
 ) -> None:
     copy(op, out, first)
-    for other in more:
+    for other in other_tensors:
         op.call("pm_add", out, out, other, shape_table(op, out, out, other), 1.0)
 
 
@@ -513,21 +553,21 @@ def _lower_buffer_update(op: Lowering) -> None:
 
 @lowers(GradientNorm)
 def _lower_gradient_norm(op: Lowering) -> None:
-    """Sum the squares of all gradients, then compute the clip factor from the norm.
+    """Lower the sum of squares of all gradients, and the clip factor, which follows from the sum.
 
-    Gradients of one parameter are summed first.
+    Several gradients of one parameter are summed first.
     """
     out = op.output()
     fill(op, out, 0)
-    needed_bytes = 0
+    max_workspace_bytes = 0
     for gradients in op.args[0]:
         first, *other_gradients = map(op.value, gradients)
         op.workspace_bytes = 0  # gradients reuse the same workspace
         if other_gradients:
-            total = workspace(op, first.shape)
-            _sum_tensors(op, total, first, other_gradients)
+            total = allocate_workspace(op, first.shape)
+            _lower_sum(op, total, first, other_gradients)
             first = total
         op.call("pm_square_sum", out, first, shape_table(op, first))
-        needed_bytes = max(needed_bytes, op.workspace_bytes)
-    op.workspace_bytes = needed_bytes
+        max_workspace_bytes = max(max_workspace_bytes, op.workspace_bytes)
+    op.workspace_bytes = max_workspace_bytes
     op.call("pm_clip_factor", out, float(op.node.target.max_norm))

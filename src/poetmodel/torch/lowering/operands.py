@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     Lower = Callable[["Lowering"], None]
-    Part = Callable[["StridedView", int], "StridedView"]
 
 _DATA_TYPES: Final = {
     torch.float32: DataType.REAL,
@@ -39,7 +38,7 @@ _DATA_TYPES: Final = {
 }
 
 _LOWERINGS: Final[dict[Any, Lower]] = {}
-"""The function that lowers each operator."""
+"""The function that lowers each operator or custom operation."""
 
 
 def lowers(*operators: Any) -> Callable[[Lower], Lower]:
@@ -52,8 +51,8 @@ def lowers(*operators: Any) -> Callable[[Lower], Lower]:
     return register
 
 
-def lowering_of(target: Any) -> Lower | None:
-    """Return the lowering of an operator or of a custom operation; None if there is none."""
+def find_lowering(target: Any) -> Lower | None:
+    """Return the lowering of an operator or of a custom operation; None if none is registered."""
     return _LOWERINGS.get(target) or _LOWERINGS.get(type(target))
 
 
@@ -62,6 +61,7 @@ class StridedView:
     """A tensor or a view of one: its elements in a buffer, by shape and strides."""
 
     buffer: str
+    """Name of the buffer."""
     offset: int
     """Index of the first element in the buffer."""
     shape: tuple[int, ...]
@@ -109,10 +109,10 @@ class StridedView:
 
     def broadcast(self, shape: tuple[int, ...]) -> StridedView:
         """Return the view broadcast to a shape, with strides of 0 in repeated dimensions."""
-        extra = len(shape) - len(self.shape)
-        dimensions = zip(shape[extra:], self.shape, self.strides, strict=True)
+        new_rank = len(shape) - len(self.shape)
+        dimensions = zip(shape[new_rank:], self.shape, self.strides, strict=True)
         strides = (
-            *[0] * extra,
+            *[0] * new_rank,
             *(0 if size != new_size else step for new_size, size, step in dimensions),
         )
         return StridedView(
@@ -134,14 +134,14 @@ def data_type(dtype: torch.dtype) -> DataType | None:
 
 
 class Lowering:
-    """The operation being lowered: its operands, and the calls added so far.
+    """An operation that is lowered: its operands, and the calls added so far.
 
     Parameters
     ----------
     node : fx.Node
-        The operation.
+        The node of the operation.
     get_view : callable
-        Returns the view of an operand.
+        Returns the view of an operand from its node.
     outputs : mapping
         Views of the outputs, by position.
     rates : mapping, optional
@@ -154,22 +154,23 @@ class Lowering:
         get_view: Callable[[fx.Node], StridedView],
         outputs: Mapping[int, StridedView],
         *,
-        rates: Mapping[fx.Node, float] | None = None,
+        relative_rates: Mapping[fx.Node, float] | None = None,
     ) -> None:
         """Prepare a lowering without calls."""
         self.node = node
-        self.args: tuple[Any, ...] = _with_defaults(node)
+        self.args: tuple[Any, ...] = _arguments_with_defaults(node)
         """The arguments in the order of the schema, with defaults."""
         self.calls: list[Call] = []
-        self.where: Condition | None = None
+        self.condition: Condition | None = None
         """Condition of the calls added next; None if they are unconditional."""
         self.workspace_bytes = 0
+        """Bytes of workspace that tensors of the lowering occupy so far."""
         self.is_elementwise = False
         """Whether each element of the output depends only on operands at its position, so that the
         output may overwrite an operand of the same layout."""
         self._get_view = get_view
         self._outputs = outputs
-        self._rates = rates or {}
+        self._relative_rates = relative_rates or {}
 
     def value(self, argument: Any) -> StridedView:
         """Return the view of an operand."""
@@ -177,7 +178,7 @@ class Lowering:
 
     def learning_rate(self, argument: Any) -> ScaledLearningRate:
         """Return the learning rate of an update as a multiple of the first parameter group's."""
-        return ScaledLearningRate(self._rates.get(argument, 1.0))
+        return ScaledLearningRate(self._relative_rates.get(argument, 1.0))
 
     def output(self, position: int = 0) -> StridedView:
         """Return the view of an output; a single output has position 0."""
@@ -193,30 +194,35 @@ class Lowering:
         return getattr(self.node.meta.get("val"), "dtype", None) is torch.uint8
 
     def call(
-        self, kernel: str, *arguments: Argument | StridedView, within: tuple[int, int] | None = None
+        self,
+        kernel: str,
+        *arguments: Argument | StridedView,
+        index_range: tuple[int, int] | None = None,
     ) -> None:
-        """Add a call; a view stands for the pointer to its first element.
+        """Add a call; a view becomes the pointer to its first element.
 
-        `within` is the valid range of indices that the kernel reads. Raises `CaptureError` for
-        unknown kernels, and for elements of another type than the kernel's.
+        `index_range` is (minimum, maximum + 1) of the indices that the kernel may read. Raises
+        `CaptureError` for unknown kernels, and for elements of another type than the kernel's.
         """
         if kernel not in kernel_names():
             self.refuse("has no kernel for elements of this type")
         for argument, parameter_type in zip(arguments, parameters(kernel), strict=True):
             if isinstance(argument, StridedView) and argument.type.c_name not in parameter_type:
-                kinds = (_TYPE_NOUNS[kind] for kind in DataType if kind.c_name in parameter_type)
+                type_texts = (
+                    _TYPE_TEXTS[kind] for kind in DataType if kind.c_name in parameter_type
+                )
                 self.refuse(
-                    f"expected {next(kinds, parameter_type)}, got {_TYPE_NOUNS[argument.type]}"
+                    f"expected {next(type_texts, parameter_type)}, got {_TYPE_TEXTS[argument.type]}"
                 )
         values = tuple(a.ref if isinstance(a, StridedView) else a for a in arguments)
-        self.calls.append(Call(kernel, values, self.where, within))
+        self.calls.append(Call(kernel, values, self.condition, index_range))
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise `CaptureError` with the operator, its module and the reason."""
         raise CaptureError(f"{self.node.target}{location_suffix(self.node)}: {reason}")
 
 
-def _with_defaults(node: fx.Node) -> tuple[Any, ...]:
+def _arguments_with_defaults(node: fx.Node) -> tuple[Any, ...]:
     """Return the arguments of a node in the order of the schema, with keywords and defaults."""
     schema = getattr(node.target, "_schema", None)
     arguments: list[Any] = list(node.args)
@@ -228,7 +234,7 @@ def _with_defaults(node: fx.Node) -> tuple[Any, ...]:
     return tuple(arguments)
 
 
-def operator_name(op: Lowering) -> str:
+def aten_name(op: Lowering) -> str:
     """Return the name of an ATen operator, without its overload."""
     name: str = op.node.target._schema.name
     return name.removeprefix("aten::")
@@ -244,30 +250,32 @@ SUFFIX: Final = {
 }
 """Suffix of the names of kernels that exist for each type."""
 
-_TYPE_WORDS: Final = {
+_TYPE_NAMES: Final = {
     DataType.REAL: "real",
     DataType.INT32: "int",
     DataType.UINT8: "byte",
     DataType.INT8: "int8",
 }
-_TYPE_NOUNS: Final = {
+"""Types in the names of kernels that convert them."""
+_TYPE_TEXTS: Final = {
     DataType.REAL: "real numbers",
     DataType.INT32: "integers",
     DataType.UINT8: "truth values",
     DataType.INT8: "quantized values",
 }
+"""Types in messages."""
 
 
 def shape_table(op: Lowering, *views: StridedView, preserve_order: bool = False) -> tuple[int, ...]:
     """Return the shape table of views of one shape, as defined in ``pm_each.h``.
 
     Dimensions that are contiguous in all views are merged. They are sorted by the strides of the
-    first view, the largest outermost, unless `preserve_order`.
+    first view, the largest outermost, unless `preserve_order`. Refuses more than `RANK` dimensions
+    after merging.
     """
-    dimensions_of_shape = range(len(views[0].shape))
     dimensions = [
         (views[0].shape[k], *(view.strides[k] for view in views))
-        for k in dimensions_of_shape
+        for k in range(len(views[0].shape))
         if views[0].shape[k] != 1
     ]
     if not preserve_order:
@@ -285,7 +293,7 @@ def shape_table(op: Lowering, *views: StridedView, preserve_order: bool = False)
 def slice_view(
     view: StridedView, dimension: int, start: int, size: int, step: int = 1
 ) -> StridedView:
-    """Slice a view along a dimension."""
+    """Return `size` elements of a view along a dimension, from `start` in steps of `step`."""
     stride = view.strides[dimension]
     return replace(
         view,
@@ -295,8 +303,8 @@ def slice_view(
     )
 
 
-def without_dimensions(view: StridedView, dimensions: Iterable[int]) -> StridedView:
-    """Return a view without some dimensions, of which it has only the first index."""
+def remove_dimensions(view: StridedView, dimensions: Iterable[int]) -> StridedView:
+    """Return a view at the first index of some dimensions, without these dimensions."""
     remaining = [k for k in range(len(view.shape)) if k not in set(dimensions)]
     return select_dimensions(view, remaining)
 
@@ -325,7 +333,9 @@ def positive_dimension(dimension: int, rank: int) -> int:
     return dimension % rank if rank else 0
 
 
-def workspace(op: Lowering, shape: tuple[int, ...], kind: DataType = DataType.REAL) -> StridedView:
+def allocate_workspace(
+    op: Lowering, shape: tuple[int, ...], kind: DataType = DataType.REAL
+) -> StridedView:
     """Allocate a tensor of 4-byte elements in the workspace of the operation."""
     offset = op.workspace_bytes // 4
     op.workspace_bytes += 4 * math.prod(shape)
@@ -334,13 +344,13 @@ def workspace(op: Lowering, shape: tuple[int, ...], kind: DataType = DataType.RE
     )
 
 
-def operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> StridedView:
-    """Return an operand as a tensor of a type.
+def convert_operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> StridedView:
+    """Return an operand as a tensor of type `kind`.
 
-    Numbers, and tensors of another type, are converted to a tensor in workspace.
+    Adds calls that write numbers, and tensors of another type, to a tensor in workspace.
     """
     if not isinstance(argument, fx.Node):
-        scalar = workspace(op, (), kind)
+        scalar = allocate_workspace(op, (), kind)
         number = float(argument) if kind is DataType.REAL else int(argument)
         op.call(f"pm_fill{SUFFIX[kind]}", scalar, 1, number)
         return scalar
@@ -349,7 +359,7 @@ def operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> Stri
         return view
     if kind is DataType.UINT8:
         op.refuse(f"expected truth values, got elements of type {view.type}")
-    converted_view = workspace(op, view.shape, kind)
+    converted_view = allocate_workspace(op, view.shape, kind)
     copy(op, converted_view, view)
     return converted_view
 
@@ -357,12 +367,12 @@ def operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> Stri
 def random_site(node: fx.Node) -> int:
     """Return the index of a node among the random operators of its graph."""
     random_tag = torch.Tag.nondeterministic_seeded
-    sites = [
+    random_nodes = [
         random_node
         for random_node in node.graph.nodes
         if random_tag in getattr(random_node.target, "tags", ())
     ]
-    return sites.index(node)
+    return random_nodes.index(node)
 
 
 def copy(op: Lowering, out: StridedView, x: StridedView) -> None:
@@ -374,15 +384,15 @@ def copy(op: Lowering, out: StridedView, x: StridedView) -> None:
         op.refuse("expected truth values: there is no kernel that converts numbers to bytes")
     else:
         op.call(
-            f"pm_{_TYPE_WORDS[x.type]}_to_{_TYPE_WORDS[out.type]}", out, x, shape_table(op, out, x)
+            f"pm_{_TYPE_NAMES[x.type]}_to_{_TYPE_NAMES[out.type]}", out, x, shape_table(op, out, x)
         )
 
 
-def as_contiguous(op: Lowering, view: StridedView) -> StridedView:
-    """Return a contiguous tensor: the operand itself, or a copy in workspace."""
+def make_contiguous(op: Lowering, view: StridedView) -> StridedView:
+    """Return a contiguous tensor: `view` itself, or a copy in workspace, which a call writes."""
     if view.is_contiguous:
         return view
-    contiguous_view = workspace(op, view.shape, view.type)
+    contiguous_view = allocate_workspace(op, view.shape, view.type)
     copy(op, contiguous_view, view)
     return contiguous_view
 
@@ -395,13 +405,13 @@ def fill(op: Lowering, out: StridedView, number: float) -> None:
     op.call(f"pm_fill{SUFFIX[out.type]}", out, out.elements, value)
 
 
-def planes(
+def plane_layout(
     *views: StridedView, plane_dimensions: int = 2
 ) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
     """Return (strides of all views, sizes of the first view): batch, channels, rows, columns.
 
-    The planes are the last `plane_dimensions` dimensions; missing dimensions have size 1 and stride
-    0.
+    The last `plane_dimensions` dimensions, 1 or 2, are the columns, or rows and columns. Missing
+    dimensions have size 1 and stride 0.
     """
     steps: list[int] = []
     sizes: list[tuple[int, ...]] = []

@@ -17,11 +17,11 @@ from poetmodel.torch.lowering.operands import (
     SUFFIX,
     Lowering,
     StridedView,
+    aten_name,
+    convert_operand,
     copy,
     fill,
     lowers,
-    operand,
-    operator_name,
     positive_dimension,
     random_site,
     shape_table,
@@ -31,15 +31,20 @@ from poetmodel.torch.lowering.operands import (
 aten: Final = torch.ops.aten
 
 
-def pointwise(op: Lowering, kernel: str, *operands: Any, numbers: tuple[float, ...] = ()) -> None:
-    """Call a kernel of reals for each element of the output; `numbers` follow the tensors."""
+def lower_pointwise(
+    op: Lowering, kernel: str, *operands: Any, constants: tuple[float, ...] = ()
+) -> None:
+    """Add the call of a kernel of reals for all elements of the output.
+
+    `constants` are the arguments of the kernel after the tensors.
+    """
     out = op.output()
-    views = [operand(op, argument).broadcast(out.shape) for argument in operands]
-    op.call(kernel, out, *views, shape_table(op, out, *views), *numbers)
+    views = [convert_operand(op, argument).broadcast(out.shape) for argument in operands]
+    op.call(kernel, out, *views, shape_table(op, out, *views), *constants)
     op.is_elementwise = True
 
 
-_ELEMENTWISE: Final[dict[Any, tuple[str, int, tuple[float, ...]]]] = {
+_ELEMENTWISE_KERNELS: Final[dict[Any, tuple[str, int, tuple[float, ...]]]] = {
     aten.abs.default: ("pm_abs", 1, ()),
     aten.sqrt.default: ("pm_sqrt", 1, ()),
     aten.rsqrt.default: ("pm_rsqrt", 1, ()),
@@ -89,27 +94,27 @@ _ELEMENTWISE: Final[dict[Any, tuple[str, int, tuple[float, ...]]]] = {
 """Kernel, number of operands, and constant arguments of each operator."""
 
 
-@lowers(*_ELEMENTWISE)
+@lowers(*_ELEMENTWISE_KERNELS)
 def _lower_elementwise(op: Lowering) -> None:
-    """Lower an operator by `_ELEMENTWISE`.
+    """Lower an operator by `_ELEMENTWISE_KERNELS`.
 
-    Products with numbers and integers have other kernels.
+    Operators of integers, and products and quotients with a number, have other kernels.
     """
-    kernel, operands, numbers = _ELEMENTWISE[op.node.target]
-    arguments = op.args[:operands]
+    kernel, operand_count, constants = _ELEMENTWISE_KERNELS[op.node.target]
+    arguments = op.args[:operand_count]
     if kernel in ("pm_mul", "pm_div") and not isinstance(arguments[1], fx.Node):
         x, number = arguments
         if kernel == "pm_mul":
-            return _affine(op, x, number, 0)
-        return pointwise(op, "pm_div_by", x, numbers=(float(number),))
+            return _lower_affine(op, x, number, 0)
+        return lower_pointwise(op, "pm_div_by", x, constants=(float(number),))
     if kernel == "pm_mul" and op.output().type is DataType.INT32:
-        return _integer_pointwise(op, "pm_mul_int", *arguments)
+        return _lower_integer_pointwise(op, "pm_mul_int", *arguments)
     if kernel == "pm_affine" and op.output().type is DataType.INT32:
-        return _affine(op, arguments[0], -1, 0)
-    return pointwise(op, kernel, *arguments, numbers=numbers)
+        return _lower_affine(op, arguments[0], -1, 0)
+    return lower_pointwise(op, kernel, *arguments, constants=constants)
 
 
-_WITH_NUMBERS: Final[dict[Any, tuple[str, int]]] = {
+_KERNELS_WITH_CONSTANTS: Final[dict[Any, tuple[str, int]]] = {
     aten.threshold.default: ("pm_threshold", 1),
     aten.threshold_backward.default: ("pm_threshold_backward", 2),
     aten.hardtanh.default: ("pm_clamp", 1),
@@ -124,54 +129,56 @@ _WITH_NUMBERS: Final[dict[Any, tuple[str, int]]] = {
     aten.addcmul.default: ("pm_addcmul", 3),
     aten.addcdiv.default: ("pm_addcdiv", 3),
 }
-"""Kernel and number of operands; all further arguments are passed as numbers."""
+"""Kernel and number of operands of each operator; its other arguments are constants."""
 
 
-@lowers(*_WITH_NUMBERS)
-def _lower_with_numbers(op: Lowering) -> None:
-    kernel, operands = _WITH_NUMBERS[op.node.target]
-    numbers = tuple(map(float, op.args[operands:]))
-    pointwise(op, kernel, *op.args[:operands], numbers=numbers)
+@lowers(*_KERNELS_WITH_CONSTANTS)
+def _lower_with_constants(op: Lowering) -> None:
+    kernel, operand_count = _KERNELS_WITH_CONSTANTS[op.node.target]
+    constants = tuple(map(float, op.args[operand_count:]))
+    lower_pointwise(op, kernel, *op.args[:operand_count], constants=constants)
 
 
 # -- sums and products with numbers -----------------------------------------------------------
 
 
-def _affine(op: Lowering, x: Any, factor: float, shift: float) -> None:
+def _lower_affine(op: Lowering, x: Any, factor: float, shift: float) -> None:
     """Lower ``x * factor + shift``."""
     if op.output().type is DataType.REAL:
-        return pointwise(op, "pm_affine", x, numbers=(float(factor), float(shift)))
-    return _integer_pointwise(op, "pm_affine_int", x, numbers=(int(factor), int(shift)))
+        return lower_pointwise(op, "pm_affine", x, constants=(float(factor), float(shift)))
+    return _lower_integer_pointwise(op, "pm_affine_int", x, constants=(int(factor), int(shift)))
 
 
-def _integer_pointwise(
-    op: Lowering, kernel: str, *operands: Any, numbers: tuple[int, ...] = ()
+def _lower_integer_pointwise(
+    op: Lowering, kernel: str, *operands: Any, constants: tuple[int, ...] = ()
 ) -> None:
-    """Call a kernel of integers for each element of the output."""
+    """Add the call of a kernel of integers for all elements of the output."""
     out = op.output()
-    views = [operand(op, argument, DataType.INT32).broadcast(out.shape) for argument in operands]
-    op.call(kernel, out, *views, shape_table(op, out, *views), *numbers)
+    views = [
+        convert_operand(op, argument, DataType.INT32).broadcast(out.shape) for argument in operands
+    ]
+    op.call(kernel, out, *views, shape_table(op, out, *views), *constants)
     op.is_elementwise = True
 
 
 @lowers(aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar)
 def _lower_add(op: Lowering) -> None:
-    """Lower a sum or difference of tensors or with a number."""
+    """Lower a sum or difference of two tensors, or of a tensor and a number."""
     x, y, alpha = op.args
     if op.node.target in (aten.sub.Tensor, aten.sub.Scalar):
         alpha = -alpha
     if not isinstance(y, fx.Node):
-        _affine(op, x, 1, alpha * y)
+        _lower_affine(op, x, 1, alpha * y)
     elif op.output().type is DataType.INT32:
-        _integer_pointwise(op, "pm_add_int", x, y, numbers=(int(alpha),))
+        _lower_integer_pointwise(op, "pm_add_int", x, y, constants=(int(alpha),))
     else:
-        pointwise(op, "pm_add", x, y, numbers=(float(alpha),))
+        lower_pointwise(op, "pm_add", x, y, constants=(float(alpha),))
 
 
 @lowers(aten.rsub.Scalar)
 def _lower_rsub(op: Lowering) -> None:
     x, number, alpha = op.args
-    _affine(op, x, -alpha, number)
+    _lower_affine(op, x, -alpha, number)
 
 
 @lowers(aten.pow.Tensor_Scalar)
@@ -179,21 +186,22 @@ def _lower_pow(op: Lowering) -> None:
     """Lower a power with a constant exponent; common exponents have cheaper kernels."""
     x, exponent = op.args
     if exponent == 2:  # noqa: PLR2004 - a square needs no logarithm
-        pointwise(op, "pm_mul", x, x)
-    elif exponent in _POWERS:
-        kernel, numbers = _POWERS[exponent]
-        pointwise(op, kernel, x, numbers=numbers)
+        lower_pointwise(op, "pm_mul", x, x)
+    elif exponent in _POWER_KERNELS:
+        kernel, constants = _POWER_KERNELS[exponent]
+        lower_pointwise(op, kernel, x, constants=constants)
     else:
-        pointwise(op, "pm_pow", x, numbers=(float(exponent),))
+        lower_pointwise(op, "pm_pow", x, constants=(float(exponent),))
 
 
-_POWERS: Final[dict[float, tuple[str, tuple[float, ...]]]] = {
+_POWER_KERNELS: Final[dict[float, tuple[str, tuple[float, ...]]]] = {
     1: ("pm_affine", (1.0, 0.0)),
     3: ("pm_cube", ()),
     0.5: ("pm_sqrt", ()),
     -0.5: ("pm_rsqrt", ()),
     -1: ("pm_reciprocal", ()),
 }
+"""Kernel and constants of each exponent that needs no power function."""
 
 
 # -- activations with other arguments -----------------------------------------------------------
@@ -202,9 +210,9 @@ _POWERS: Final[dict[float, tuple[str, tuple[float, ...]]]] = {
 @lowers(aten.gelu.default, aten.gelu_backward.default)
 def _lower_gelu(op: Lowering) -> None:
     *operands, approximate = op.args
-    backward = "_backward" if len(operands) > 1 else ""
-    kind = "" if approximate == "none" else "_tanh"
-    pointwise(op, f"pm_gelu{kind}{backward}", *operands)
+    suffix = "_backward" if len(operands) > 1 else ""
+    approximation = "" if approximate == "none" else "_tanh"
+    lower_pointwise(op, f"pm_gelu{approximation}{suffix}", *operands)
 
 
 @lowers(aten.elu.default, aten.celu.default)
@@ -214,20 +222,22 @@ def _lower_elu(op: Lowering) -> None:
         scale, input_scale = 1.0, 1.0 / alpha
     else:
         x, alpha, scale, input_scale = op.args
-    pointwise(op, "pm_elu", x, numbers=(float(alpha * scale), float(scale), float(input_scale)))
+    lower_pointwise(
+        op, "pm_elu", x, constants=(float(alpha * scale), float(scale), float(input_scale))
+    )
 
 
 @lowers(aten.elu_backward.default)
 def _lower_elu_backward(op: Lowering) -> None:
     gradient, alpha, scale, input_scale, is_result, x = op.args
-    numbers = (int(is_result), float(alpha * scale), float(scale), float(input_scale))
-    pointwise(op, "pm_elu_backward", gradient, x, numbers=numbers)
+    constants = (int(is_result), float(alpha * scale), float(scale), float(input_scale))
+    lower_pointwise(op, "pm_elu_backward", gradient, x, constants=constants)
 
 
 @lowers(aten.leaky_relu_backward.default)
 def _lower_leaky_relu_backward(op: Lowering) -> None:
     gradient, x, slope, _ = op.args
-    pointwise(op, "pm_leaky_relu_backward", gradient, x, numbers=(float(slope),))
+    lower_pointwise(op, "pm_leaky_relu_backward", gradient, x, constants=(float(slope),))
 
 
 @lowers(aten._prelu_kernel_backward.default)
@@ -263,13 +273,13 @@ def _lower_glu(op: Lowering) -> None:
 @lowers(aten.glu_backward.default)
 def _lower_glu_backward(op: Lowering) -> None:
     """Lower the gradients of both halves of the input."""
-    gradient, halves, dimension = op.args
+    gradient, x_and_gate, dimension = op.args
     gradient = op.value(gradient)
-    x, gate = _split_halves(op.value(halves), dimension)
+    x, gate = _split_halves(op.value(x_and_gate), dimension)
     x_gradient, gate_gradient = _split_halves(op.output(), dimension)
     op.call("pm_glu", x_gradient, gradient, gate, shape_table(op, x_gradient, gradient, gate))
-    shape = shape_table(op, gate_gradient, gradient, x, gate)
-    op.call("pm_glu_gate_backward", gate_gradient, gradient, x, gate, shape)
+    table = shape_table(op, gate_gradient, gradient, x, gate)
+    op.call("pm_glu_gate_backward", gate_gradient, gradient, x, gate, table)
 
 
 def _split_halves(view: StridedView, dimension: int) -> tuple[StridedView, StridedView]:
@@ -284,20 +294,21 @@ def _lower_clamp(op: Lowering) -> None:
     """Lower a clamp to constant limits; a missing limit is infinite."""
     low = None if op.node.target is aten.clamp_max.default else op.args[1]
     high = None if op.node.target is aten.clamp_min.default else op.args[-1]
-    numbers = (
+    constants = (
         -math.inf if low is None else float(low),
         math.inf if high is None else float(high),
     )
     if op.output().type is not DataType.REAL:
         op.refuse("expected real numbers, got integers")
-    pointwise(op, "pm_clamp", op.args[0], numbers=numbers)
+    lower_pointwise(op, "pm_clamp", op.args[0], constants=constants)
 
 
 # -- truth values -------------------------------------------------------------------------------
 
 _LESS, _EQUAL, _GREATER, _UNORDERED = 1, 2, 4, 8
+"""Bits of relations between two numbers; NaN is unordered."""
 
-_RELATIONS: Final = {
+_COMPARISON_RELATIONS: Final = {
     "lt": _LESS,
     "le": _LESS | _EQUAL,
     "eq": _EQUAL,
@@ -305,13 +316,13 @@ _RELATIONS: Final = {
     "ge": _EQUAL | _GREATER,
     "gt": _GREATER,
 }
+"""Relations for which each comparison is true."""
 
 
-def _compare(op: Lowering, x: Any, y: Any, relations: int) -> None:
+def _lower_comparison(op: Lowering, x: Any, y: Any, relations: int) -> None:
     """Lower a comparison of two tensors, or of a tensor with a number.
 
-    An element of the output is true if one of the `relations` holds: bits for less, equal, greater,
-    and unordered (NaN).
+    An element of the output is true if one of the relations in the bits of `relations` holds.
     """
     out = op.output()
     operand_types = [
@@ -320,24 +331,30 @@ def _compare(op: Lowering, x: Any, y: Any, relations: int) -> None:
     is_real = DataType.REAL in operand_types or isinstance(y, float)
     kind = DataType.REAL if is_real else DataType.INT32
     kernel = f"pm_compare{SUFFIX[kind]}"
-    views = [operand(op, x, kind).broadcast(out.shape)]
+    views = [convert_operand(op, x, kind).broadcast(out.shape)]
     constants: tuple[float, ...] = ()
     if isinstance(y, fx.Node):
-        views.append(operand(op, y, kind).broadcast(out.shape))
+        views.append(convert_operand(op, y, kind).broadcast(out.shape))
     else:
         kernel += "_to"
         constants = (float(y) if is_real else int(y),)
     op.call(kernel, out, *views, shape_table(op, out, *views), relations, *constants)
 
 
-@lowers(*(getattr(getattr(aten, n), kind) for n in _RELATIONS for kind in ("Tensor", "Scalar")))
+@lowers(
+    *(
+        getattr(getattr(aten, n), kind)
+        for n in _COMPARISON_RELATIONS
+        for kind in ("Tensor", "Scalar")
+    )
+)
 def _lower_relation(op: Lowering) -> None:
-    _compare(op, op.args[0], op.args[1], _RELATIONS[operator_name(op)])
+    _lower_comparison(op, op.args[0], op.args[1], _COMPARISON_RELATIONS[aten_name(op)])
 
 
 @lowers(aten.isnan.default)
 def _lower_isnan(op: Lowering) -> None:
-    _compare(op, op.args[0], op.args[0], _UNORDERED)
+    _lower_comparison(op, op.args[0], op.args[0], _UNORDERED)
 
 
 _TRUTH_TABLES: Final = {
@@ -350,6 +367,7 @@ _TRUTH_TABLES: Final = {
     aten.logical_not.default: 0b0001,
     aten.bitwise_not.default: 0b0001,
 }
+"""Truth table of each operator: bit 2x + y is the result for the operands x and y."""
 
 
 @lowers(*_TRUTH_TABLES)
@@ -359,28 +377,30 @@ def _lower_logical(op: Lowering) -> None:
     if out.type is not DataType.UINT8 or op.returns_bytes:
         op.refuse("expected truth values, got integers")
     x, y = op.args[0], op.args[-1]
-    views = [operand(op, argument, DataType.UINT8).broadcast(out.shape) for argument in (x, y)]
+    views = [
+        convert_operand(op, argument, DataType.UINT8).broadcast(out.shape) for argument in (x, y)
+    ]
     op.call("pm_logical", out, *views, shape_table(op, out, *views), _TRUTH_TABLES[op.node.target])
     op.is_elementwise = True
 
 
 @lowers(aten.where.self)
 def _lower_where(op: Lowering) -> None:
-    _select(op, *op.args)
+    _lower_selection(op, *op.args)
 
 
 @lowers(aten.masked_fill.Tensor)
 def _lower_masked_fill(op: Lowering) -> None:
     x, mask, value = op.args
-    _select(op, mask, value, x)
+    _lower_selection(op, mask, value, x)
 
 
-def _select(op: Lowering, condition: Any, x: Any, y: Any) -> None:
-    """Lower the choice of elements: of `x` where `condition` is true, otherwise of `y`."""
+def _lower_selection(op: Lowering, condition: Any, x: Any, y: Any) -> None:
+    """Lower a selection of elements: of `x` where `condition` is true, otherwise of `y`."""
     out = op.output()
     views = [
-        operand(op, condition, DataType.UINT8),
-        *(operand(op, argument, out.type) for argument in (x, y)),
+        convert_operand(op, condition, DataType.UINT8),
+        *(convert_operand(op, argument, out.type) for argument in (x, y)),
     ]
     views = [view.broadcast(out.shape) for view in views]
     op.call(f"pm_where{SUFFIX[out.type]}", out, *views, shape_table(op, out, *views))
@@ -391,19 +411,19 @@ def _select(op: Lowering, condition: Any, x: Any, y: Any) -> None:
 def _lower_masked_fill_scalar(op: Lowering) -> None:
     x, mask, value = op.args
     if op.output().type is not DataType.REAL:
-        return _select(op, mask, value, x)
-    return _call_with_mask(op, "pm_masked_fill", x, mask, value)
+        return _lower_selection(op, mask, value, x)
+    return _lower_with_mask(op, "pm_masked_fill", x, mask, value)
 
 
 @lowers(aten.native_dropout_backward.default)
 def _lower_native_dropout_backward(op: Lowering) -> None:
-    _call_with_mask(op, "pm_mask_scale", *op.args)
+    _lower_with_mask(op, "pm_mask_scale", *op.args)
 
 
-def _call_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float) -> None:
+def _lower_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float) -> None:
     """Lower an operator of a tensor, a mask and a number to one kernel call."""
     out = op.output()
-    views = [operand(op, x), operand(op, mask, DataType.UINT8)]
+    views = [convert_operand(op, x), convert_operand(op, mask, DataType.UINT8)]
     views = [view.broadcast(out.shape) for view in views]
     op.call(kernel, out, *views, shape_table(op, out, *views), float(number))
     op.is_elementwise = True
@@ -441,7 +461,7 @@ def _lower_copy(op: Lowering) -> None:
 
 
 def _drop_threshold(dropped_ratio: float) -> int:
-    """Return the threshold of an element's 24 random bits, below which it is set to 0."""
+    """Return the number below which an element's 24 random bits set the element to 0."""
     return round(dropped_ratio * 2**24)
 
 
@@ -456,15 +476,15 @@ def _lower_native_dropout(op: Lowering) -> None:
         fill(op, mask, 1)
         return
     factor = 0.0 if ratio == 1 else 1.0 / (1.0 - ratio)
-    shape = shape_table(op, out, mask, x)
-    op.call("pm_dropout", out, mask, x, shape, random_site(op.node), _drop_threshold(ratio), factor)
+    table = shape_table(op, out, mask, x)
+    op.call("pm_dropout", out, mask, x, table, random_site(op.node), _drop_threshold(ratio), factor)
 
 
 @lowers(aten.bernoulli.p)
 def _lower_bernoulli(op: Lowering) -> None:
     out = op.output()
-    number = _drop_threshold(1.0 - op.args[1])
-    op.call("pm_bernoulli", out, out.elements, random_site(op.node), number)
+    threshold = _drop_threshold(1.0 - op.args[1])
+    op.call("pm_bernoulli", out, out.elements, random_site(op.node), threshold)
 
 
 # -- random numbers other than dropout ------------------------------------------------------------
@@ -477,17 +497,17 @@ _RANDOM_KERNELS: Final = {
     aten.rand_like.default: "pm_uniform",
     aten.normal_functional.default: "pm_normal",
 }
-"""Kernels of random numbers."""
+"""Kernel of each operator that returns random numbers."""
 
 
 @lowers(*_RANDOM_KERNELS)
 def _lower_random(op: Lowering) -> None:
-    """Draw random numbers.
+    """Lower an operator of random numbers: normal ones, or uniform ones from 0 to 1.
 
-    The numbers after a tensor are mean and deviation, by default 0 and 1.
+    ``normal_functional`` has mean and deviation after its tensor; otherwise they are 0 and 1.
     """
     has_parameters = op.node.target is aten.normal_functional.default
-    _draw(
+    _lower_random_numbers(
         op,
         _RANDOM_KERNELS[op.node.target],
         *(map(float, op.args[1:3]) if has_parameters else (0.0, 1.0)),
@@ -496,8 +516,8 @@ def _lower_random(op: Lowering) -> None:
 
 @lowers(aten.uniform.default)
 def _lower_uniform(op: Lowering) -> None:
-    first, end = op.args[1:3]
-    _draw(op, "pm_uniform", float(first), float(end) - float(first))
+    low, high = op.args[1:3]
+    _lower_random_numbers(op, "pm_uniform", float(low), float(high) - float(low))
 
 
 @lowers(
@@ -508,15 +528,15 @@ def _lower_uniform(op: Lowering) -> None:
 )
 def _lower_normal(op: Lowering) -> None:
     out = op.output()
-    _draw(op, "pm_normal", 0.0, 1.0)
-    deviation, mean = (operand(op, value).broadcast(out.shape) for value in op.args[1::-1])
+    _lower_random_numbers(op, "pm_normal", 0.0, 1.0)
+    deviation, mean = (convert_operand(op, value).broadcast(out.shape) for value in op.args[1::-1])
     op.call("pm_mul", out, out, deviation, shape_table(op, out, out, deviation))
     op.call("pm_add", out, out, mean, shape_table(op, out, out, mean), 1.0)
 
 
-def _draw(op: Lowering, kernel: str, *numbers: Any) -> None:
-    """Fill the output with random numbers, in the order of its memory."""
+def _lower_random_numbers(op: Lowering, kernel: str, *constants: Any) -> None:
+    """Add the call that fills the output with random numbers, in the order of its memory."""
     out = op.output()
     if not out.is_dense:
         op.refuse("expected a dense output")
-    op.call(kernel, out, out.elements, random_site(op.node), *numbers)
+    op.call(kernel, out, out.elements, random_site(op.node), *constants)

@@ -6,10 +6,10 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.lowered.calls import ConvolutionSizes
-from poetmodel.torch.int8.operators import operator
-from poetmodel.torch.lowering.linear import accumulate_gradient, gradient_of
-from poetmodel.torch.lowering.operands import as_contiguous, fill, lowers
-from poetmodel.torch.lowering.spatial import flatten_windows, max_windows
+from poetmodel.torch.int8.operators import find_operator
+from poetmodel.torch.lowering.linear import accumulate_gradient, lower_gradient
+from poetmodel.torch.lowering.operands import fill, lowers, make_contiguous
+from poetmodel.torch.lowering.spatial import flatten_windows, max_window_bounds
 from poetmodel.torch.step.updates import QuantizedUpdate
 
 if TYPE_CHECKING:
@@ -19,178 +19,192 @@ _DEPTHWISE: Final = 3
 """Number of dimensions of a depthwise convolution's weight: rows, columns, channels."""
 
 
-@lowers(operator("quantize"))
-def _quantize(op: Lowering) -> None:
-    x = as_contiguous(op, op.value(op.args[0]))
-    op.call("pm_q8_quantize", op.output(), x, *_image_sizes(x.shape, 1), *op.args[1:])
+@lowers(find_operator("quantize"))
+def _lower_quantize(op: Lowering) -> None:
+    x = make_contiguous(op, op.value(op.args[0]))
+    op.call("pm_q8_quantize", op.output(), x, *_batch_sizes(x.shape, 1), *op.args[1:])
 
 
-@lowers(operator("dequantize"))
-def _dequantize(op: Lowering) -> None:
+@lowers(find_operator("dequantize"))
+def _lower_dequantize(op: Lowering) -> None:
     x = op.value(op.args[0])
-    batch, channels, plane = _image_sizes(x.shape, -1)
-    numbers = (batch, channels, plane, channels)
-    op.call("pm_q8_dequantize", op.output(), x, *numbers, *op.args[1:])
+    batch, channels, plane_elements = _batch_sizes(x.shape, -1)
+    sizes = (batch, channels, plane_elements, channels)
+    op.call("pm_q8_dequantize", op.output(), x, *sizes, *op.args[1:])
 
 
-@lowers(operator("pointwise"))
-def _pointwise(op: Lowering) -> None:
+@lowers(find_operator("pointwise"))
+def _lower_pointwise(op: Lowering) -> None:
     x, *constants = map(op.value, op.args[:5])
     pixels = math.prod(x.shape[:-1])
-    results, channels = constants[0].shape
-    numbers = (pixels, channels, results, results)
-    op.call("pm_q8_pointwise", op.output(), x, *constants, *numbers, *op.args[5:])
+    output_channels, channels = constants[0].shape
+    sizes = (pixels, channels, output_channels, output_channels)
+    op.call("pm_q8_pointwise", op.output(), x, *constants, *sizes, *op.args[5:])
 
 
-@lowers(operator("depthwise"), operator("conv2d"))
-def _convolution(op: Lowering) -> None:
+@lowers(find_operator("depthwise"), find_operator("conv2d"))
+def _lower_convolution(op: Lowering) -> None:
     """Lower an int8 convolution; a depthwise one has its own kernel."""
     x, weight, *constants = map(op.value, op.args[:5])
     out = op.output()
-    stride, padding, dilation, *numbers = op.args[5:]
-    is_depthwise = op.node.target is operator("depthwise")
-    groups = out.shape[3] if is_depthwise else numbers.pop(0)
+    stride, padding, dilation, *last_arguments = op.args[5:]
+    is_depthwise = op.node.target is find_operator("depthwise")
+    groups = out.shape[3] if is_depthwise else last_arguments.pop(0)
     window = weight.shape[:2] if is_depthwise else weight.shape[1:3]
     sizes = _convolution_sizes(x, out, window, stride, padding, dilation, groups)
     kernel = "pm_q8_depthwise" if is_depthwise else "pm_q8_conv2d"
-    op.call(kernel, out, x, weight, *constants, sizes, x.shape[0], out.shape[3], *numbers)
+    op.call(kernel, out, x, weight, *constants, sizes, x.shape[0], out.shape[3], *last_arguments)
 
 
-@lowers(operator("add"))
-def _add(op: Lowering) -> None:
+@lowers(find_operator("add"))
+def _lower_add(op: Lowering) -> None:
     a, b = map(op.value, op.args[:2])
     op.is_elementwise = True
     op.call("pm_q8_add", op.output(), a, b, a.elements, *op.args[2:])
 
 
-@lowers(operator("average"))
-def _average(op: Lowering) -> None:
+@lowers(find_operator("average"))
+def _lower_average(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
-    window, stride, padding, factor, *numbers = op.args[1:]
-    sides = _window_bounds(x, out, window, stride, padding, (1, 1))
-    zero_x, *ending = numbers
+    window, stride, padding, factor, *constants = op.args[1:]
+    window_bounds = _window_bounds(x, out, window, stride, padding, (1, 1))
+    zero_x, *rounding = constants
     op.is_elementwise = tuple(window) == (1, 1)
-    op.call("pm_q8_average", out, x, *sides, *_pool_sizes(out, x), zero_x, factor, *ending)
+    op.call(
+        "pm_q8_average", out, x, *window_bounds, *_pool_sizes(out, x), zero_x, factor, *rounding
+    )
 
 
-@lowers(operator("maximum"))
-def _maximum(op: Lowering) -> None:
+@lowers(find_operator("maximum"))
+def _lower_maximum(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
     window, stride, padding, dilation = op.args[1:]
-    sides = _window_bounds(x, out, window, stride, padding, dilation)
-    op.call("pm_q8_maximum", out, x, *sides, *_pool_sizes(out, x), *dilation)
+    window_bounds = _window_bounds(x, out, window, stride, padding, dilation)
+    op.call("pm_q8_maximum", out, x, *window_bounds, *_pool_sizes(out, x), *dilation)
 
 
 # -- gradients -------------------------------------------------------------------------------------
 
 
-@lowers(operator("mask"))
-def _mask(op: Lowering) -> None:
-    gradient, y = as_contiguous(op, op.value(op.args[0])), op.value(op.args[1])
+@lowers(find_operator("mask"))
+def _lower_mask(op: Lowering) -> None:
+    gradient, y = make_contiguous(op, op.value(op.args[0])), op.value(op.args[1])
     op.is_elementwise = True
     elements = (1, y.elements, 1, 1, 1)
     limits = map(float, op.args[2:])
     op.call("pm_q8_mask", op.output(), gradient, y, elements, *limits)
 
 
-@lowers(operator("start"))
-def _start(op: Lowering) -> None:
+@lowers(find_operator("start"))
+def _lower_start(op: Lowering) -> None:
     weight, out = op.value(op.args[0]), op.output()
-    terms = weight.elements // max(1, out.elements)
-    by_channel = weight.shape[-1] == out.elements and len(weight.shape) == _DEPTHWISE
-    steps = (1, out.elements) if by_channel else (terms, 1)
-    op.call("pm_q8_start", out, weight, out.elements, terms, *steps, op.args[1])
+    summand_count = weight.elements // max(1, out.elements)
+    is_depthwise = weight.shape[-1] == out.elements and len(weight.shape) == _DEPTHWISE
+    strides = (1, out.elements) if is_depthwise else (summand_count, 1)
+    op.call("pm_q8_start", out, weight, out.elements, summand_count, *strides, op.args[1])
 
 
-@lowers(operator("pointwise_input_gradient"))
-def _pointwise_input_gradient(op: Lowering) -> None:
+@lowers(find_operator("pointwise_input_gradient"))
+def _lower_pointwise_input_gradient(op: Lowering) -> None:
     gradient, weight, scale = map(op.value, op.args)
-    results, channels = weight.shape
-    numbers = (math.prod(gradient.shape[:-1]), channels, channels, results, channels, results, 0)
-    op.call("pm_q8_pointwise_dx", op.output(), gradient, weight, scale, *numbers)
+    output_channels, channels = weight.shape
+    sizes = (
+        math.prod(gradient.shape[:-1]),
+        channels,
+        channels,
+        output_channels,
+        channels,
+        output_channels,
+        0,
+    )
+    op.call("pm_q8_pointwise_dx", op.output(), gradient, weight, scale, *sizes)
 
 
-@lowers(operator("pointwise_weight_gradient"))
-def _pointwise_weight_gradient(op: Lowering) -> None:
+@lowers(find_operator("pointwise_weight_gradient"))
+def _lower_pointwise_weight_gradient(op: Lowering) -> None:
     gradient, x = map(op.value, op.args[:2])
     out, sizes = op.output(), (math.prod(x.shape[:-1]), x.shape[-1], gradient.shape[-1])
     op.call("pm_q8_pointwise_dw", out, gradient, x, *sizes, *op.args[2:], out.elements)
 
 
-@lowers(operator("convolution_input_gradient"))
-def _convolution_input_gradient(op: Lowering) -> None:
+@lowers(find_operator("convolution_input_gradient"))
+def _lower_convolution_input_gradient(op: Lowering) -> None:
     """Lower the gradient of a convolution's input."""
     gradient, weight, scale = map(op.value, op.args[:3])
-    out, (_, *geometry) = op.output(), op.args[3:]
+    out, (_, *window_arguments) = op.output(), op.args[3:]
     is_depthwise = len(weight.shape) == _DEPTHWISE
     window = weight.shape[:2] if is_depthwise else weight.shape[1:3]
-    sizes = _convolution_sizes(out, gradient, window, *geometry)
-    channels, results = out.shape[3], gradient.shape[3]
-    numbers = (channels,) if is_depthwise else (channels, results, channels, results, 0)
+    sizes = _convolution_sizes(out, gradient, window, *window_arguments)
+    channels, output_channels = out.shape[3], gradient.shape[3]
+    kernel_constants = (
+        (channels,) if is_depthwise else (channels, output_channels, channels, output_channels, 0)
+    )
     kernel = "pm_q8_depthwise_dx" if is_depthwise else "pm_q8_conv2d_dx"
-    op.call(kernel, out, gradient, weight, scale, sizes, out.shape[0], *numbers)
+    op.call(kernel, out, gradient, weight, scale, sizes, out.shape[0], *kernel_constants)
 
 
-@lowers(operator("convolution_weight_gradient"), operator("depthwise_weight_gradient"))
-def _convolution_weight_gradient(op: Lowering) -> None:
+@lowers(find_operator("convolution_weight_gradient"), find_operator("depthwise_weight_gradient"))
+def _lower_convolution_weight_gradient(op: Lowering) -> None:
     """Lower the gradient of a convolution's weight."""
     gradient, x = map(op.value, op.args[:2])
-    scale_x, zero_x, window, stride, padding, dilation, *groups = op.args[2:]
-    is_depthwise = op.node.target is operator("depthwise_weight_gradient")
-    number = x.shape[3] if is_depthwise else groups[0]
-    sizes = _convolution_sizes(x, gradient, window, stride, padding, dilation, number)
+    scale_x, zero_x, window, stride, padding, dilation, *stated_groups = op.args[2:]
+    is_depthwise = op.node.target is find_operator("depthwise_weight_gradient")
+    groups = x.shape[3] if is_depthwise else stated_groups[0]
+    sizes = _convolution_sizes(x, gradient, window, stride, padding, dilation, groups)
     kernel = "pm_q8_depthwise_dw" if is_depthwise else "pm_q8_conv2d_dw"
     out = op.output()
-    count = x.shape[3] if is_depthwise else out.elements
-    op.call(kernel, out, gradient, x, sizes, x.shape[0], scale_x, zero_x, count)
+    result_count = x.shape[3] if is_depthwise else out.elements
+    op.call(kernel, out, gradient, x, sizes, x.shape[0], scale_x, zero_x, result_count)
 
 
-@lowers(operator("average_gradient"))
-def _average_gradient(op: Lowering) -> None:
+@lowers(find_operator("average_gradient"))
+def _lower_average_gradient(op: Lowering) -> None:
     gradient, out = op.value(op.args[0]), op.output()
     window, stride, padding = op.args[2:]
     sizes = _convolution_sizes(out, gradient, window, stride, padding, (1, 1), out.shape[3])
     op.call("pm_q8_average_dx", out, gradient, sizes, out.shape[0], out.shape[3])
 
 
-@lowers(operator("maximum_gradient"))
-def _maximum_gradient(op: Lowering) -> None:
+@lowers(find_operator("maximum_gradient"))
+def _lower_maximum_gradient(op: Lowering) -> None:
     gradient, x, y = map(op.value, op.args[:3])
     window, stride, padding, dilation = op.args[3:]
     sizes = _convolution_sizes(x, y, window, stride, padding, dilation, x.shape[3])
-    numbers = (x.shape[0], *[x.shape[3]] * 3)
-    op.call("pm_q8_maximum_dx", op.output(), gradient, x, y, sizes, *numbers)
+    counts = (x.shape[0], *[x.shape[3]] * 3)
+    op.call("pm_q8_maximum_dx", op.output(), gradient, x, y, sizes, *counts)
 
 
 @lowers(QuantizedUpdate)
-def _update(op: Lowering) -> None:
+def _lower_quantized_update(op: Lowering) -> None:
     """Lower the update of an int8 weight, by 16-bit or stochastic rounding.
 
     With several batches per update, gradients are summed, and the sum is set to 0 after the update.
     """
-    state, gradients, scale, rate, *others = op.args
+    state, gradients, scale, rate, *options = op.args
     update = op.node.target
-    weight, *scales = map(op.value, state)
-    gradient_sum = scales.pop() if update.batches > 1 else None
+    weight, *other_state = map(op.value, state)
+    gradient_sum = other_state.pop() if update.batches > 1 else None
     if gradient_sum is None:
-        gradient = gradient_of(op, gradients, weight, others)
+        gradient = lower_gradient(op, gradients, weight, options)
     else:
-        gradient = accumulate_gradient(op, gradient_sum, gradients, others[0], others[1:])
+        gradient = accumulate_gradient(op, gradient_sum, gradients, options[0], options[1:])
     is_depthwise = len(weight.shape) == _DEPTHWISE
-    results = weight.shape[-1 if is_depthwise else 0]
-    inner = 1 if is_depthwise else weight.elements // max(1, results)
-    rule, draws = update.settings, update.next_draws()
-    numbers: tuple[int, ...] = (results, inner, 0, weight.elements)
+    output_channels = weight.shape[-1 if is_depthwise else 0]
+    elements_per_output = 1 if is_depthwise else weight.elements // max(1, output_channels)
+    settings, draws = update.settings, update.next_draws()
+    kernel_constants: tuple[int, ...] = (output_channels, elements_per_output, 0, weight.elements)
     if draws is not None:
         signed_seed = draws.seed - (draws.seed >> 31 << 32)
-        numbers += (draws.site, signed_seed, draws.update, update.batches, 0)
+        kernel_constants += (draws.site, signed_seed, draws.update, update.batches, 0)
     kernel = "pm_q8_sgd" if draws is None else "pm_q8_stochastic"
-    rate_numbers = (
+    rate_constants = (
         op.learning_rate(rate),
-        -1.0 if rule.maximize else 1.0,
-        float(rule.weight_decay),
+        -1.0 if settings.maximize else 1.0,
+        float(settings.weight_decay),
     )
-    op.call(kernel, weight, *scales, gradient, op.value(scale), *numbers, *rate_numbers)
+    op.call(
+        kernel, weight, *other_state, gradient, op.value(scale), *kernel_constants, *rate_constants
+    )
     if gradient_sum is not None:
         fill(op, gradient_sum, 0)
 
@@ -202,36 +216,38 @@ def _convolution_sizes(
     x: StridedView, out: StridedView, window: Any, stride: Any, padding: Any, dilation: Any,
     groups: int,
 ) -> tuple[int, ...]:  # fmt: skip
-    """Return the sizes of a convolution or a pool as a kernel argument: see `ConvolutionSizes`."""
-    spatial = (*window, *stride, *padding[::2], *dilation, groups)
-    size_list = (*_channels_first(x), *_channels_first(out), *spatial)
+    """Return the sizes of a convolution or pool as a kernel argument, by `ConvolutionSizes`."""
+    window_sizes = (*window, *stride, *padding[::2], *dilation, groups)
+    size_list = (*_image_sizes(x), *_image_sizes(out), *window_sizes)
     return tuple(ConvolutionSizes(*size_list))
 
 
-def _image_sizes(shape: tuple[int, ...], channels: int) -> tuple[int, int, int]:
-    """Return the number of images in a batch, their channels, and the elements of a plane."""
+def _batch_sizes(shape: tuple[int, ...], channel_dimension: int) -> tuple[int, int, int]:
+    """Return the number of images in a batch, their channels, and the elements of a channel."""
     if len(shape) == 1:
         return 1, shape[0], 1
-    batch, every = shape[0], math.prod(shape[1:])
-    return batch, shape[channels], every // max(1, shape[channels])
+    batch, image_elements = shape[0], math.prod(shape[1:])
+    return (
+        batch,
+        shape[channel_dimension],
+        image_elements // max(1, shape[channel_dimension]),
+    )
 
 
-def _channels_first(view: StridedView) -> tuple[int, ...]:
-    """Return channels, height and width of a batch of images."""
+def _image_sizes(view: StridedView) -> tuple[int, ...]:
+    """Return channels, height and width of the images of a batch."""
     return view.shape[3], view.shape[1], view.shape[2]
 
 
 def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Return batch, height, width and channels.
-
-    Height and width are 1 without spatial dimensions.
-    """
-    batch, *spatial, channels = shape
-    height, width = spatial or (1, 1)
+    """Return batch, height, width and channels; height and width are 1 for a batch of rows."""
+    batch, *height_and_width, channels = shape
+    height, width = height_and_width or (1, 1)
     return batch, height, width, channels
 
 
 def _pool_sizes(out: StridedView, x: StridedView) -> tuple[int, ...]:
+    """Return the size arguments of a pool: sizes of output and input, and strides of pixels."""
     batch, height, width, channels = _image_shape(out.shape)
     return batch, channels, height, width, *_image_shape(x.shape)[1:3], channels, channels
 
@@ -239,10 +255,10 @@ def _pool_sizes(out: StridedView, x: StridedView) -> tuple[int, ...]:
 def _window_bounds(
     x: StridedView, out: StridedView, window: Any, stride: Any, padding: Any, dilation: Any
 ) -> list[tuple[int, ...]]:
-    """Return begin and end of each window in the image: for all rows, and for all columns."""
+    """Return begin and end of each window in the image, along rows and along columns."""
     dimensions = zip(
         _image_shape(x.shape)[1:3], _image_shape(out.shape)[1:3], window, stride, padding[::2],
         dilation,
         strict=True,
     )  # fmt: skip
-    return [flatten_windows(max_windows(*numbers)) for numbers in dimensions]
+    return [flatten_windows(max_window_bounds(*numbers)) for numbers in dimensions]

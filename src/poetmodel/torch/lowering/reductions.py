@@ -11,15 +11,15 @@ import torch
 from poetmodel.lowered.calls import DataType
 from poetmodel.torch.lowering.operands import (
     Lowering,
-    as_contiguous,
+    aten_name,
+    convert_operand,
     copy,
     lowers,
-    operand,
-    operator_name,
+    make_contiguous,
     positive_dimension,
+    remove_dimensions,
     select_dimensions,
     shape_table,
-    without_dimensions,
 )
 
 if TYPE_CHECKING:
@@ -39,33 +39,36 @@ def _reduced_dimensions(view: StridedView, dimensions: int | Sequence[int] | Non
     return sorted({positive_dimension(number, rank) for number in indices})[: rank or 0]
 
 
-def _reduce(
+def _lower_reduction(
     op: Lowering,
     kernel: str,
     dimensions: int | Sequence[int] | None,
     *constants: float,
-    position: int = 0,
+    output_position: int = 0,
 ) -> None:
-    """Call a kernel for each element of an output, over the elements that it reduces."""
-    out = op.output(position)
+    """Add the call of a kernel that reduces the first operand to an output.
+
+    `dimensions` as for `_reduced_dimensions`; `constants` are the last arguments of the kernel.
+    """
+    out = op.output(output_position)
     is_real = not kernel.endswith("_int") and kernel != "pm_any"
     kind = DataType.REAL if is_real else out.type
-    x = operand(op, op.args[0], kind)
+    x = convert_operand(op, op.args[0], kind)
     reduced_dimensions = _reduced_dimensions(x, dimensions)
     if len(out.shape) == len(x.shape):
-        out = without_dimensions(out, reduced_dimensions)
+        out = remove_dimensions(out, reduced_dimensions)
     op.call(
         kernel,
         out,
         x,
-        shape_table(op, out, without_dimensions(x, reduced_dimensions)),
+        shape_table(op, out, remove_dimensions(x, reduced_dimensions)),
         shape_table(op, select_dimensions(x, reduced_dimensions), preserve_order=True),
         *constants,
     )
 
 
-def _reduced_elements(op: Lowering, dimensions: int | Sequence[int] | None) -> int:
-    """Return the number of elements that are reduced to one."""
+def _count_reduced_elements(op: Lowering, dimensions: int | Sequence[int] | None) -> int:
+    """Return the number of elements of the first operand that are reduced to one element."""
     x = op.value(op.args[0])
     return math.prod(x.shape[k] for k in _reduced_dimensions(x, dimensions))
 
@@ -74,27 +77,27 @@ def _reduced_elements(op: Lowering, dimensions: int | Sequence[int] | None) -> i
 def _lower_sum(op: Lowering) -> None:
     dimensions = op.args[1] if op.node.target is aten.sum.dim_IntList else None
     if op.output().type is DataType.INT32:
-        _reduce(op, "pm_sum_int", dimensions)
+        _lower_reduction(op, "pm_sum_int", dimensions)
     else:
-        _reduce(op, "pm_sum", dimensions, 1.0)
+        _lower_reduction(op, "pm_sum", dimensions, 1.0)
 
 
 @lowers(aten.mean.default, aten.mean.dim)
 def _lower_mean(op: Lowering) -> None:
     dimensions = op.args[1] if op.node.target is aten.mean.dim else None
-    _reduce(op, "pm_sum", dimensions, float(_reduced_elements(op, dimensions)))
+    _lower_reduction(op, "pm_sum", dimensions, float(_count_reduced_elements(op, dimensions)))
 
 
 @lowers(aten.prod.default, aten.prod.dim_int, aten.logsumexp.default)
 def _lower_prod(op: Lowering) -> None:
     dimensions = None if op.node.target is aten.prod.default else op.args[1]
-    _reduce(op, f"pm_{operator_name(op)}", dimensions)
+    _lower_reduction(op, f"pm_{aten_name(op)}", dimensions)
 
 
 @lowers(aten.amax.default, aten.max.default, aten.amin.default, aten.min.default)
 def _lower_amax(op: Lowering) -> None:
     sign = 1.0 if op.node.target in (aten.amax.default, aten.max.default) else -1.0
-    _reduce(op, "pm_amax", op.args[1] if len(op.args) > 1 else None, sign)
+    _lower_reduction(op, "pm_amax", op.args[1] if len(op.args) > 1 else None, sign)
 
 
 @lowers(aten.max.dim, aten.min.dim)
@@ -102,19 +105,21 @@ def _lower_max(op: Lowering) -> None:
     sign = 1.0 if op.node.target is aten.max.dim else -1.0
     for position, kernel in enumerate(("pm_amax", "pm_argmax")):
         if op.has_output(position):
-            _reduce(op, kernel, op.args[1], sign, position=position)
+            _lower_reduction(op, kernel, op.args[1], sign, output_position=position)
 
 
 @lowers(aten.argmax.default, aten.argmin.default)
 def _lower_argmax(op: Lowering) -> None:
-    _reduce(op, "pm_argmax", op.args[1], 1.0 if op.node.target is aten.argmax.default else -1.0)
+    _lower_reduction(
+        op, "pm_argmax", op.args[1], 1.0 if op.node.target is aten.argmax.default else -1.0
+    )
 
 
 @lowers(*(getattr(n, kind) for n in (aten.any, aten.all) for kind in ("default", "dim", "dims")))
 def _lower_any(op: Lowering) -> None:
-    """Lower ``any`` and ``all``; ``all`` negates whether any element is false."""
-    is_all = operator_name(op) == "all"
-    _reduce(op, "pm_any", op.args[1] if len(op.args) > 1 else None, int(is_all))
+    """Lower ``any`` and ``all``: ``all`` is true unless any element is false."""
+    is_all = aten_name(op) == "all"
+    _lower_reduction(op, "pm_any", op.args[1] if len(op.args) > 1 else None, int(is_all))
     if is_all:
         out = op.output()
         op.call("pm_logical", out, out, out, shape_table(op, out, out, out), 0b0001)
@@ -124,13 +129,13 @@ def _lower_any(op: Lowering) -> None:
 def _lower_var(op: Lowering) -> None:
     """Lower variance or standard deviation, and the mean if it is an output."""
     dimensions, correction = op.args[1], op.args[2]
-    count = _reduced_elements(op, dimensions)
+    count = _count_reduced_elements(op, dimensions)
     divisor = max(0.0, count - float(1 if correction is None else correction))
     is_deviation = int(op.node.target is aten.std.correction)
     if op.has_output(0):
-        _reduce(op, "pm_var", dimensions, is_deviation, float(count), divisor)
+        _lower_reduction(op, "pm_var", dimensions, is_deviation, float(count), divisor)
     if op.has_output(1):
-        _reduce(op, "pm_sum", dimensions, float(count), position=1)
+        _lower_reduction(op, "pm_sum", dimensions, float(count), output_position=1)
 
 
 @lowers(aten.linalg_vector_norm.default, aten.norm.Scalar, aten.norm.ScalarOpt_dim)
@@ -141,9 +146,9 @@ def _lower_norm(op: Lowering) -> None:
     if order <= 0:
         op.refuse(f"expected a norm of an order above 0, got {order:g}")
     if order == 2:  # noqa: PLR2004 - the Euclidean norm
-        _reduce(op, "pm_norm", dimensions)
+        _lower_reduction(op, "pm_norm", dimensions)
     else:
-        _reduce(op, "pm_norm_of", dimensions, order)
+        _lower_reduction(op, "pm_norm_of", dimensions, order)
 
 
 @lowers(aten._cdist_forward.default)
@@ -158,14 +163,17 @@ def _lower_cdist_backward(op: Lowering) -> None:
 
 
 def _call_on_pairs(
-    op: Lowering, kernel: str, operands: Sequence[Any], order: float, position: int = 0
+    op: Lowering, kernel: str, operands: Sequence[Any], order: float, first_index: int = 0
 ) -> None:
-    """Call a kernel on all pairs of rows of `operands[position]` and `operands[position + 1]`."""
+    """Add the call of a kernel on all pairs of rows of two adjacent operands.
+
+    `first_index` is the index of the first of the two in `operands`.
+    """
     if order not in (1, 2):
         op.refuse(f"expected distances of order 1 or 2, got {order:g}")
-    views = [as_contiguous(op, op.value(value)) for value in operands]
-    *batch, rows, n = views[position].shape
-    *other_batch, columns, _ = views[position + 1].shape
+    views = [make_contiguous(op, op.value(value)) for value in operands]
+    *batch, rows, n = views[first_index].shape
+    *other_batch, columns, _ = views[first_index + 1].shape
     if batch != other_batch:
         op.refuse(f"expected equal batch dimensions, got {batch} and {other_batch}")
     op.call(kernel, op.output(), *views, math.prod(batch), rows, columns, n, int(order))
@@ -177,12 +185,15 @@ def _call_on_pairs(
 def _call_on_rows(
     op: Lowering, kernel: str, operands: Sequence[Any], dimension: int, *constants: int
 ) -> None:
-    """Call a kernel on all rows along a dimension. The output may overwrite an operand."""
-    views = [op.output(), *(operand(op, argument) for argument in operands)]
+    """Add the call of a kernel on all rows along a dimension.
+
+    The output may overwrite an operand. `constants` are the last arguments of the kernel.
+    """
+    views = [op.output(), *(convert_operand(op, argument) for argument in operands)]
     row_dimensions = _reduced_dimensions(views[0], dimension)
     size = math.prod(views[0].shape[k] for k in row_dimensions)
     steps = [view.strides[k] for view in views for k in row_dimensions] or [0] * len(views)
-    rows = [without_dimensions(view, row_dimensions) for view in views]
+    rows = [remove_dimensions(view, row_dimensions) for view in views]
     op.call(kernel, *views, shape_table(op, *rows), size, *steps, *constants)
     op.is_elementwise = True
 
@@ -198,13 +209,13 @@ _ROW_KERNELS: Final = {
     aten._softmax_backward_data.default: ("pm_softmax_backward", 2),
     aten._log_softmax_backward_data.default: ("pm_log_softmax_backward", 2),
 }
-"""Kernel and number of operands; the dimension is the next argument."""
+"""Kernel and number of operands of each operator, whose next argument is the dimension."""
 
 
 @lowers(*_ROW_KERNELS)
 def _lower_rows(op: Lowering) -> None:
-    kernel, operands = _ROW_KERNELS[op.node.target]
-    _call_on_rows(op, kernel, op.args[:operands], op.args[operands])
+    kernel, operand_count = _ROW_KERNELS[op.node.target]
+    _call_on_rows(op, kernel, op.args[:operand_count], op.args[operand_count])
 
 
 @lowers(aten.cumsum.default)
@@ -222,22 +233,22 @@ def _lower_cumsum(op: Lowering) -> None:
     aten._native_batch_norm_legit.no_stats,
     aten._native_batch_norm_legit_no_training.default,
 )
-def _batch_norm(op: Lowering) -> None:
-    """Lower a batch norm, by the batch in training mode or by fixed statistics."""
+def _lower_batch_norm(op: Lowering) -> None:
+    """Lower a batch norm: by statistics of the batch in training mode, otherwise by fixed ones."""
     x, w, bias = (
         op.value(op.args[0]),
         _optional_operand(op, op.args[1]),
         _optional_operand(op, op.args[2]),
     )
     variant = op.node.target._schema.overload_name or op.node.target._schema.name
-    training = not variant.endswith("no_training") and op.args[-3]
+    is_training = not variant.endswith("no_training") and op.args[-3]
     statistics = [None, None] if variant == "no_stats" else [op.value(a) for a in op.args[3:5]]
     mean, variance = (_check_vector(op, view) for view in statistics)
     momentum, epsilon = op.args[-2:]
     out = op.output()
     op.is_elementwise = True
     steps, sizes = _channel_layout(op, out, x)
-    if training:
+    if is_training:
         outputs = [_optional_output(op, position) for position in (1, 2, 3, 4)]
         if outputs[3] and sizes[0] * sizes[2] == 1:
             op.refuse("a running variance needs more than one value for each channel")
@@ -253,16 +264,16 @@ def _batch_norm(op: Lowering) -> None:
 
 
 @lowers(aten.native_batch_norm_backward.default)
-def _batch_norm_backward(op: Lowering) -> None:
+def _lower_batch_norm_backward(op: Lowering) -> None:
     """Lower the gradients of a batch norm that are outputs."""
     dy, x = op.value(op.args[0]), op.value(op.args[1])
-    training, epsilon = op.args[7:9]
+    is_training, epsilon = op.args[7:9]
     w, mean, scale = (
-        _optional_operand(op, op.args[k]) for k in ((2, 5, 6) if training else (2, 3, 4))
+        _optional_operand(op, op.args[k]) for k in ((2, 5, 6) if is_training else (2, 3, 4))
     )
     dx = op.output() if op.has_output(0) else dy
     op.is_elementwise = op.has_output(0)
-    if training:
+    if is_training:
         steps, sizes = _channel_layout(op, dx, dy, x)
         op.call(
             "pm_batch_norm_backward", *(_optional_output(op, position) for position in range(3)),
@@ -270,7 +281,7 @@ def _batch_norm_backward(op: Lowering) -> None:
             w, mean, scale, steps, *sizes, 1, float(epsilon),
         )  # fmt: skip
         return
-    # One call for each result, so that unused results do not read x; dx may overwrite dy.
+    # One call for each gradient: those of x and bias do not read x, and dx may overwrite dy.
     if op.has_output(1):
         steps, sizes = _channel_layout(op, dy, dy, x)
         op.call(
@@ -291,7 +302,7 @@ def _batch_norm_backward(op: Lowering) -> None:
 
 
 @lowers(aten.native_layer_norm.default)
-def _layer_norm(op: Lowering) -> None:
+def _lower_layer_norm(op: Lowering) -> None:
     """Lower a layer norm, with mean and scale if they are outputs."""
     x, w, bias = (
         op.value(op.args[0]),
@@ -306,24 +317,24 @@ def _layer_norm(op: Lowering) -> None:
 
 
 @lowers(aten.native_layer_norm_backward.default)
-def _layer_norm_backward(op: Lowering) -> None:
+def _lower_layer_norm_backward(op: Lowering) -> None:
     """Lower the gradients of a layer norm that are outputs."""
     dy, x = op.value(op.args[0]), op.value(op.args[1])
-    inner = len(op.args[2])
+    inner_rank = len(op.args[2])
     mean, scale, w = (_optional_operand(op, argument) for argument in op.args[3:6])
     outputs = [_optional_output(op, position) for position in range(3)]
     # Weights first, because the gradient of x may overwrite dy.
     if outputs[1] or outputs[2]:
-        steps, sizes = _row_layout(op, inner, dy, x)
+        steps, sizes = _row_layout(op, inner_rank, dy, x)
         op.call("pm_layer_norm_dw", *outputs[1:], dy, x, mean, scale, steps, *sizes)
     if outputs[0]:
         op.is_elementwise = True
-        steps, sizes = _row_layout(op, inner, op.output(), dy, x)
+        steps, sizes = _row_layout(op, inner_rank, op.output(), dy, x)
         op.call("pm_layer_norm_dx", outputs[0], dy, x, w, mean, scale, steps, *sizes)
 
 
 @lowers(aten.native_group_norm.default)
-def _group_norm(op: Lowering) -> None:
+def _lower_group_norm(op: Lowering) -> None:
     """Lower a group norm, with mean and scale if they are outputs."""
     x, w, bias = (
         op.value(op.args[0]),
@@ -339,7 +350,7 @@ def _group_norm(op: Lowering) -> None:
 
 
 @lowers(aten.native_group_norm_backward.default)
-def _group_norm_backward(op: Lowering) -> None:
+def _lower_group_norm_backward(op: Lowering) -> None:
     """Lower the gradients of a group norm that are outputs."""
     dy, x = op.value(op.args[0]), op.value(op.args[1])
     mean, scale, w = (_optional_operand(op, argument) for argument in op.args[2:5])
@@ -355,19 +366,19 @@ def _group_norm_backward(op: Lowering) -> None:
 
 
 def _optional_operand(op: Lowering, argument: Any) -> StridedView | int:
-    """Return an operand with an element per channel or row; a null pointer if it is absent."""
+    """Return an operand with an element per channel or row; a null pointer (0) if it is absent."""
     return _check_vector(op, None if argument is None else op.value(argument))
 
 
 def _optional_output(op: Lowering, position: int) -> StridedView | int:
-    """Return an output; a null pointer if the operation does not have it."""
+    """Return an output; a null pointer (0) if the operation does not have it."""
     if not op.has_output(position):
         return 0
     return op.output(position) if position == 0 else _check_vector(op, op.output(position))
 
 
 def _check_vector(op: Lowering, view: StridedView | None) -> StridedView | int:
-    """Return a contiguous vector, or a null pointer for None; refuse other vectors."""
+    """Return a contiguous vector, or a null pointer (0) for None; refuse other vectors."""
     if view is None:
         return 0
     if not view.is_contiguous:
@@ -378,36 +389,39 @@ def _check_vector(op: Lowering, view: StridedView | None) -> StridedView | int:
 def _channel_layout(
     op: Lowering, *views: StridedView
 ) -> tuple[tuple[int, ...], tuple[int, int, int]]:
-    """Return strides of batch, channels and pixels for each tensor, and their sizes."""
+    """Return (strides of batch, channels and pixels for each tensor, sizes of these three)."""
     batch, channels, *pixels = views[0].shape
     steps = [(*view.strides[:2], _require_stride(op, pixels, view.strides[2:])) for view in views]
     return tuple(n for strides in steps for n in strides), (batch, channels, math.prod(pixels))
 
 
 def _row_layout(
-    op: Lowering, inner: int, *views: StridedView
+    op: Lowering, inner_rank: int, *views: StridedView
 ) -> tuple[tuple[int, ...], tuple[int, int, int]]:
-    """Return strides of outer dimensions, rows and elements for each tensor, and their sizes."""
-    split = len(views[0].shape) - inner
-    sizes, inner_sizes = views[0].shape[:split], views[0].shape[split:]
-    # Rows are all dimensions that can be merged in every tensor; one more may be outer.
-    for cut in (0, max(split - 1, 0), min(split, 1)):
+    """Return (strides of outer dimensions, rows and elements for each tensor, sizes of these).
+
+    The elements of a row are the last `inner_rank` dimensions.
+    """
+    leading_rank = len(views[0].shape) - inner_rank
+    leading_sizes, inner_sizes = views[0].shape[:leading_rank], views[0].shape[leading_rank:]
+    # Rows are merged from all leading dimensions, from the last one, or from all except the first.
+    for cut in (0, max(leading_rank - 1, 0), min(leading_rank, 1)):
         if all(
-            _merged_stride(sizes[:cut], view.strides[:cut]) is not None
-            and _merged_stride(sizes[cut:], view.strides[cut:split]) is not None
+            _merged_stride(leading_sizes[:cut], view.strides[:cut]) is not None
+            and _merged_stride(leading_sizes[cut:], view.strides[cut:leading_rank]) is not None
             for view in views
         ):
             break
-    outer, rows = sizes[:cut], sizes[cut:]
+    outer_sizes, row_sizes = leading_sizes[:cut], leading_sizes[cut:]
     steps = [
         (
-            _require_stride(op, outer, view.strides[:cut]),
-            _require_stride(op, rows, view.strides[cut:split]),
-            _require_stride(op, inner_sizes, view.strides[split:]),
+            _require_stride(op, outer_sizes, view.strides[:cut]),
+            _require_stride(op, row_sizes, view.strides[cut:leading_rank]),
+            _require_stride(op, inner_sizes, view.strides[leading_rank:]),
         )
         for view in views
     ]
-    counts = (math.prod(outer), math.prod(rows), math.prod(inner_sizes))
+    counts = (math.prod(outer_sizes), math.prod(row_sizes), math.prod(inner_sizes))
     return tuple(n for strides in steps for n in strides), counts
 
 

@@ -14,17 +14,17 @@ from poetmodel.torch.lowering.operands import (
     SUFFIX,
     Lowering,
     StridedView,
-    as_contiguous,
+    allocate_workspace,
+    convert_operand,
     copy,
     fill,
     lowers,
-    operand,
+    make_contiguous,
     positive_dimension,
+    remove_dimensions,
     repeat_element,
     shape_table,
     slice_view,
-    without_dimensions,
-    workspace,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ aten: Final = torch.ops.aten
 _MAX_MODE: Final = 2
 """PyTorch's number of the mode ``max`` of an ``EmbeddingBag``."""
 
-# -- pieces -------------------------------------------------------------------------------------
+# -- parts of tensors ---------------------------------------------------------------------------
 
 
 @lowers(aten.cat.default)
@@ -62,13 +62,13 @@ def _lower_stack(op: Lowering) -> None:
 def _select_index(view: StridedView, dimension: int, index: int) -> StridedView:
     """Return a view at one index of a dimension, without that dimension."""
     index = index % view.shape[dimension]
-    return without_dimensions(slice_view(view, dimension, index, 1), (dimension,))
+    return remove_dimensions(slice_view(view, dimension, index, 1), (dimension,))
 
 
 def _slice_dimension(
     view: StridedView, dimension: int, start: int | None, end: int | None, step: int
 ) -> StridedView:
-    """Return a slice of a dimension, with Python's rules for start, end and step."""
+    """Return a slice of a view along a dimension, by Python's rules for start, end and step."""
     dimension = positive_dimension(dimension, len(view.shape))
     positions = range(*slice(start, end, step).indices(view.shape[dimension]))
     return slice_view(view, dimension, positions.start, len(positions), step)
@@ -127,14 +127,16 @@ def _lower_repeat(op: Lowering) -> None:
 def _lower_flip(op: Lowering) -> None:
     x = op.value(op.args[0])
     for dimension in op.args[1]:
-        axis = positive_dimension(dimension, len(x.shape))
-        x = slice_view(x, axis, x.shape[axis] - 1, x.shape[axis], -1)
+        flipped_dimension = positive_dimension(dimension, len(x.shape))
+        x = slice_view(
+            x, flipped_dimension, x.shape[flipped_dimension] - 1, x.shape[flipped_dimension], -1
+        )
     copy(op, op.output(), x)
 
 
 @lowers(aten.roll.default)
 def _lower_roll(op: Lowering) -> None:
-    """Copy the pieces of a roll; without dimensions, a roll over all elements."""
+    """Lower a roll by copies; without dimensions, it rolls all elements as one vector."""
     x, shifts, dimensions = op.args
     x, out = op.value(x), op.output()
     if not dimensions:
@@ -144,7 +146,9 @@ def _lower_roll(op: Lowering) -> None:
         dimensions = [0]
     pieces = [(x, out)]
     for shift, dimension in zip(shifts, dimensions, strict=True):
-        pieces = [half for pair in pieces for half in _roll_pieces(*pair, shift, dimension)]
+        pieces = [
+            roll_piece for pair in pieces for roll_piece in _roll_pieces(*pair, shift, dimension)
+        ]
     for source, piece in pieces:
         if source.elements:
             copy(op, piece, source)
@@ -173,18 +177,18 @@ def _lower_tril(op: Lowering) -> None:
     *_, row, column = range(len(x.shape))
     if x.type is DataType.INT32:
         op.refuse("expected real numbers or truth values, got integers")
-    matrices = [without_dimensions(view, (row, column)) for view in (out, x)]
+    matrices = [remove_dimensions(view, (row, column)) for view in (out, x)]
     steps = [view.strides[k] for view in (out, x) for k in (row, column)]
     is_lower = int(op.node.target is aten.tril.default)
-    numbers = (x.shape[row], x.shape[column], *steps, op.args[1], is_lower)
-    op.call(f"pm_triangle{SUFFIX[x.type]}", out, x, shape_table(op, *matrices), *numbers)
+    constants = (x.shape[row], x.shape[column], *steps, op.args[1], is_lower)
+    op.call(f"pm_triangle{SUFFIX[x.type]}", out, x, shape_table(op, *matrices), *constants)
     op.is_elementwise = True
 
 
 # -- new tensors --------------------------------------------------------------------------------
 
 
-_CONSTANTS: Final = {
+_FILL_NUMBERS: Final = {
     aten.zeros.default: 0,
     aten.zeros_like.default: 0,
     aten.new_zeros.default: 0,
@@ -193,6 +197,7 @@ _CONSTANTS: Final = {
     aten.ones_like.default: 1,
     aten.new_ones.default: 1,
 }
+"""Number that fills the result of each operator."""
 _FILL_ARGUMENTS: Final = {
     aten.full.default: 1,
     aten.full_like.default: 1,
@@ -200,13 +205,13 @@ _FILL_ARGUMENTS: Final = {
     aten.new_full.default: 2,
     aten.scalar_tensor.default: 0,
 }
-"""Position of the argument to fill with."""
+"""Position of the argument whose number fills the result, for each operator."""
 
 
-@lowers(*_CONSTANTS, *_FILL_ARGUMENTS)
+@lowers(*_FILL_NUMBERS, *_FILL_ARGUMENTS)
 def _lower_full(op: Lowering) -> None:
     position = _FILL_ARGUMENTS.get(op.node.target)
-    number = _CONSTANTS[op.node.target] if position is None else op.args[position]
+    number = _FILL_NUMBERS[op.node.target] if position is None else op.args[position]
     fill(op, op.output(), number)
 
 
@@ -226,14 +231,16 @@ def _lower_arange(op: Lowering) -> None:
     out = op.output()
     start = 0 if op.node.target is aten.arange.default else op.args[0]
     step = op.args[2] if op.node.target is aten.arange.start_step else 1
-    kind = float if out.type is DataType.REAL else int
-    op.call(f"pm_arange{SUFFIX[out.type]}", out, out.elements, kind(start), kind(step))
+    number_type = float if out.type is DataType.REAL else int
+    op.call(
+        f"pm_arange{SUFFIX[out.type]}", out, out.elements, number_type(start), number_type(step)
+    )
 
 
 # -- indices -----------------------------------------------------------------------------------
 
 
-def _gather(
+def _call_gather(
     op: Lowering,
     x: StridedView,
     index: StridedView,
@@ -242,10 +249,11 @@ def _gather(
     *,
     allow_negative: bool = False,
 ) -> None:
-    """Lower a gather: copy the elements of `x` at indices to the output.
+    """Add the call that copies the elements of `x` at indices to the output.
 
     `x` has the shape of the output, with stride 0 in the dimensions of the index. `stride` and
-    `size` are those of the indexed dimension of `x`; a `size` of 0 is that of a combined index.
+    `size` are those of the indexed dimension of `x`; `size` is 0 for an index that combines several
+    dimensions. `allow_negative`: whether negative indices count from the end.
     """
     out = op.output()
     if x.type is DataType.UINT8:
@@ -253,16 +261,16 @@ def _gather(
     op.call(
         f"pm_gather{SUFFIX[x.type]}",
         *(out, x, index, shape_table(op, out, x, index), stride, size),
-        within=_index_range(size, allow_negative=allow_negative),
+        index_range=_index_range(size, allow_negative=allow_negative),
     )
 
 
 def _index_range(size: int, *, allow_negative: bool) -> tuple[int, int] | None:
-    """Return the valid range of an index; None for a combined index, whose `size` is 0."""
+    """Return (minimum, maximum + 1) of an index; None for a combined index, whose `size` is 0."""
     return (-size if allow_negative else 0, size) if size else None
 
 
-def _scatter(
+def _call_scatter(
     op: Lowering,
     out: StridedView,
     x: StridedView,
@@ -271,15 +279,18 @@ def _scatter(
     accumulate: bool = False,
     allow_negative: bool = False,
 ) -> None:
-    """Lower a scatter: write `x` to `out` at indices, or add it if `accumulate`.
+    """Add the call that writes `x` to `out` at indices, or adds `x` if `accumulate`.
 
-    `numbers` are stride and size of the indexed dimension and, for sums, the index to skip.
+    `numbers` are stride and size of the indexed dimension and, for sums, the index to skip. A size
+    of 0 and `allow_negative` are as for `_call_gather`.
     """
     if x.type is not DataType.REAL:
         op.refuse("expected real numbers")
     kernel = "pm_scatter_add" if accumulate else "pm_scatter"
-    within = _index_range(numbers[1], allow_negative=allow_negative)
-    op.call(kernel, out, x, index, shape_table(op, x, out, index), *numbers, within=within)
+    index_range = _index_range(numbers[1], allow_negative=allow_negative)
+    op.call(
+        kernel, out, x, index, shape_table(op, x, out, index), *numbers, index_range=index_range
+    )
 
 
 @lowers(aten.embedding.default)
@@ -289,49 +300,63 @@ def _lower_embedding(op: Lowering) -> None:
 
 @lowers(aten.embedding_dense_backward.default)
 def _lower_embedding_dense_backward(op: Lowering) -> None:
-    """Fill the gradient with 0, then add the gradients of each index to its row."""
-    gradient, indices, count, padding, by_frequency = op.args
-    if by_frequency:
+    """Fill the gradient of the table with 0, then add the gradient of each index to its row."""
+    gradient, indices, row_count, padding_index, scales_by_frequency = op.args
+    if scales_by_frequency:
         op.refuse("scale_grad_by_freq=True has no kernel; leave it out")
     out, gradient, index = op.output(), op.value(gradient), op.value(indices)
     fill(op, out, 0)
-    targets = _expand_view(without_dimensions(out, (0,)), 0, gradient.shape, len(index.shape))
+    targets = _expand_view(remove_dimensions(out, (0,)), 0, gradient.shape, len(index.shape))
     index = _expand_index(index, gradient.shape, 0)
-    _scatter(op, targets, gradient, index, out.strides[0], count, padding, accumulate=True)
+    _call_scatter(
+        op, targets, gradient, index, out.strides[0], row_count, padding_index, accumulate=True
+    )
 
 
 @lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def _lower_embedding_bag(op: Lowering) -> None:
-    """Lower sums, means or maxima of bags of rows; maxima also have their indices."""
-    w, *bags, by_frequency, mode, sparse, weights, _, padding = op.args
-    _check_bag_options(op, by_frequency, sparse)
+    """Lower sums, means or maxima of bags of rows; the indices of maxima are another output."""
+    w, *bags, scales_by_frequency, mode, sparse, weights, _, padding_index = op.args
+    _check_bag_options(op, scales_by_frequency, sparse)
     out, w = op.output(), op.value(w)
     if not w.is_contiguous:
-        op.refuse("expected a table whose rows lie in order")
+        op.refuse("expected a contiguous table")
     max_indices: StridedView | int = op.output(3) if mode == _MAX_MODE and op.has_output(3) else 0
-    numbers = (*out.shape, mode, padding)
+    sizes = (*out.shape, mode, padding_index)
     _call_on_bags(
-        op, "pm_embedding_bag", (out, max_indices, w), bags, weights, numbers, rows=w.shape[0]
+        op, "pm_embedding_bag", (out, max_indices, w), bags, weights, sizes, row_count=w.shape[0]
     )
 
 
 @lowers(aten._embedding_bag_backward.default)
 def _lower_embedding_bag_backward(op: Lowering) -> None:
     """Fill the table's gradient with 0, then add the gradients of all bags."""
-    gradient, *bags, _, _, max_indices, _, by_frequency, mode, sparse, weights, padding = op.args
-    _check_bag_options(op, by_frequency, sparse)
-    dw, gradient = op.output(), as_contiguous(op, op.value(gradient))
+    (
+        gradient,
+        *bags,
+        _,
+        _,
+        max_indices,
+        _,
+        scales_by_frequency,
+        mode,
+        sparse,
+        weights,
+        padding_index,
+    ) = op.args
+    _check_bag_options(op, scales_by_frequency, sparse)
+    dw, gradient = op.output(), make_contiguous(op, op.value(gradient))
     fill(op, dw, 0)
     max_view: StridedView | int = op.value(max_indices) if mode == _MAX_MODE else 0
-    numbers, tensors = (*gradient.shape, mode, padding), (dw, gradient, max_view)
+    sizes, tensors = (*gradient.shape, mode, padding_index), (dw, gradient, max_view)
     _call_on_bags(
-        op, "pm_embedding_bag_backward", tensors, bags, weights, numbers, rows=dw.shape[0]
+        op, "pm_embedding_bag_backward", tensors, bags, weights, sizes, row_count=dw.shape[0]
     )
 
 
-def _check_bag_options(op: Lowering, by_frequency: bool, sparse: bool) -> None:  # noqa: FBT001
+def _check_bag_options(op: Lowering, scales_by_frequency: bool, sparse: bool) -> None:  # noqa: FBT001
     """Refuse options of an ``EmbeddingBag`` that have no kernel."""
-    for name, is_set in (("scale_grad_by_freq", by_frequency), ("sparse", sparse)):
+    for name, is_set in (("scale_grad_by_freq", scales_by_frequency), ("sparse", sparse)):
         if is_set:
             op.refuse(f"{name}=True has no kernel; leave it out")
 
@@ -342,20 +367,22 @@ def _call_on_bags(
     tensors: Sequence[StridedView | int],
     bags: Sequence[Any],
     weights: Any,
-    numbers: Sequence[int],
+    sizes: Sequence[int],
     *,
-    rows: int,
+    row_count: int,
 ) -> None:
-    """Call a kernel on bags of indices.
+    """Add the call of a kernel on bags of indices into a table with `row_count` rows.
 
-    `bags` are indices and the first position of each bag. The first of `numbers` is the number of
-    bags.
+    `bags` are the indices, and the position of the first index of each bag. `sizes` begins with the
+    number of bags. `weights` has a factor for each index, or is None.
     """
-    index, offset = (as_contiguous(op, op.value(tensor)) for tensor in bags)
-    factors: StridedView | int = 0 if weights is None else as_contiguous(op, op.value(weights))
-    count, *other_numbers = numbers
-    sizes = (count, offset.elements, index.elements, *other_numbers)
-    op.call(kernel, *tensors, index, offset, factors, *sizes, within=(0, rows))
+    indices, offsets = (make_contiguous(op, op.value(tensor)) for tensor in bags)
+    weight_view: StridedView | int = (
+        0 if weights is None else make_contiguous(op, op.value(weights))
+    )
+    bag_count, *other_sizes = sizes
+    all_sizes = (bag_count, offsets.elements, indices.elements, *other_sizes)
+    op.call(kernel, *tensors, indices, offsets, weight_view, *all_sizes, index_range=(0, row_count))
 
 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
@@ -375,9 +402,9 @@ def _lower_index_select(op: Lowering) -> None:
 def _lower_indexing(
     op: Lowering, x: StridedView, indices: Sequence[Any], *, allow_negative: bool = True
 ) -> None:
-    """Lower indexing: gather elements of `x`. `indices` has an index, or None, per dimension."""
-    source, index, step, size = _combine_indices(op, x, indices, op.output().shape)
-    _gather(op, source, index, step, size, allow_negative=allow_negative)
+    """Lower indexing as a gather. `indices` has an index, or None, for each dimension of `x`."""
+    source, index, stride, size = _combine_indices(op, x, indices, op.output().shape)
+    _call_gather(op, source, index, stride, size, allow_negative=allow_negative)
 
 
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
@@ -389,15 +416,21 @@ def _lower_index_put(op: Lowering) -> None:
     index_views = [op.value(argument) for argument in indices if argument is not None]
     index_shape = tuple(torch.broadcast_shapes(*(view.shape for view in index_views)))
     indexed_dimensions = {k for k, argument in enumerate(indices) if argument is not None}
-    other_sizes = [size for k, size in enumerate(out.shape) if k not in indexed_dimensions]
-    first = _index_position(indices)
-    shape = (*other_sizes[:first], *index_shape, *other_sizes[first:])
-    targets, index, step, size = _combine_indices(op, out, indices, shape)
+    unindexed_sizes = [size for k, size in enumerate(out.shape) if k not in indexed_dimensions]
+    first_index_dimension = _index_position(indices)
+    shape = (
+        *unindexed_sizes[:first_index_dimension],
+        *index_shape,
+        *unindexed_sizes[first_index_dimension:],
+    )
+    targets, index, stride, size = _combine_indices(op, out, indices, shape)
     # No index is skipped: valid ones are below the size, combined ones are not negative.
     skipped_index = ((size or -1),) if accumulate else ()
-    values = operand(op, values).broadcast(shape)
-    index_numbers = (step, size, *skipped_index)
-    _scatter(op, targets, values, index, *index_numbers, accumulate=accumulate, allow_negative=True)
+    values = convert_operand(op, values).broadcast(shape)
+    index_numbers = (stride, size, *skipped_index)
+    _call_scatter(
+        op, targets, values, index, *index_numbers, accumulate=accumulate, allow_negative=True
+    )
 
 
 def _index_position(indices: Sequence[Any]) -> int:
@@ -412,9 +445,10 @@ def _index_position(indices: Sequence[Any]) -> int:
 def _combine_indices(
     op: Lowering, x: StridedView, indices: Sequence[Any], shape: tuple[int, ...]
 ) -> tuple[StridedView, StridedView, int, int]:
-    """Return `x` and one index in the shape of the result, with stride and size of the index.
+    """Return (view of `x`, index, stride, size) for a gather or scatter of this `shape`.
 
-    Indices of several dimensions are combined into one in workspace, with stride 1 and size 0.
+    Stride and size are those of the indexed dimension. Indices of several dimensions are combined
+    into one in workspace, with stride 1 and size 0.
     """
     dimensions = [k for k, argument in enumerate(indices) if argument is not None]
     views = [op.value(indices[k]) for k in dimensions]
@@ -424,7 +458,7 @@ def _combine_indices(
     index = views[0]
     if len(dimensions) > 1:
         index_shape = tuple(torch.broadcast_shapes(*(view.shape for view in views)))
-        index = workspace(op, index_shape, DataType.INT32)
+        index = allocate_workspace(op, index_shape, DataType.INT32)
         fill(op, index, 0)
         for k, view in zip(dimensions, views, strict=True):
             broadcast_view = view.broadcast(index_shape)
@@ -432,28 +466,45 @@ def _combine_indices(
                 "pm_add_index",
                 *(index, broadcast_view, shape_table(op, index, broadcast_view)),
                 *(x.strides[k], x.shape[k]),
-                within=_index_range(x.shape[k], allow_negative=True),
+                index_range=_index_range(x.shape[k], allow_negative=True),
             )
         stride, size = 1, 0
-    first = _index_position(indices)
-    source = _expand_view(without_dimensions(x, dimensions), first, shape, len(index.shape))
-    return source, _expand_index(index, shape, first), stride, size
+    first_index_dimension = _index_position(indices)
+    source = _expand_view(
+        remove_dimensions(x, dimensions), first_index_dimension, shape, len(index.shape)
+    )
+    return source, _expand_index(index, shape, first_index_dimension), stride, size
 
 
-def _expand_view(view: StridedView, first: int, shape: tuple[int, ...], rank: int) -> StridedView:
+def _expand_view(
+    view: StridedView, first_index_dimension: int, shape: tuple[int, ...], index_rank: int
+) -> StridedView:
     """Return a view in the shape of the result of indexing.
 
-    `view` lacks the indexed dimensions. The result has stride 0 in the `rank` dimensions of the
-    index, which begin at `first`.
+    `view` lacks the indexed dimensions. The result has stride 0 in the `index_rank` dimensions of
+    the index, which begin at `first_index_dimension`.
     """
-    strides = (*view.strides[:first], *[0] * rank, *view.strides[first:])
+    strides = (
+        *view.strides[:first_index_dimension],
+        *[0] * index_rank,
+        *view.strides[first_index_dimension:],
+    )
     return replace(view, shape=shape, strides=strides)
 
 
-def _expand_index(index: StridedView, shape: tuple[int, ...], first: int) -> StridedView:
-    """Return an index in the shape of the result; its dimensions begin at `first`."""
-    trailing_rank = len(shape) - first - len(index.shape)
-    return replace(index, shape=shape, strides=(*[0] * first, *index.strides, *[0] * trailing_rank))
+def _expand_index(
+    index: StridedView, shape: tuple[int, ...], first_index_dimension: int
+) -> StridedView:
+    """Return an index in the shape of the result of indexing, with stride 0 in other dimensions.
+
+    The dimensions of the index begin at `first_index_dimension` of the result.
+    """
+    trailing_rank = len(shape) - first_index_dimension - len(index.shape)
+    return replace(
+        index,
+        shape=shape,
+        strides=(*[0] * first_index_dimension, *index.strides, *[0] * trailing_rank),
+    )
 
 
 # -- indices along a dimension ------------------------------------------------------------------
@@ -464,7 +515,7 @@ def _lower_gather(op: Lowering) -> None:
     x, dimension, index, _ = op.args
     x, index = op.value(x), op.value(index)
     source, stride, size = _view_along_dimension(x, dimension, index.shape)
-    _gather(op, source, index, stride, size)
+    _call_gather(op, source, index, stride, size)
 
 
 @lowers(aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
@@ -474,20 +525,25 @@ def _lower_scatter(op: Lowering) -> None:
     out, index = op.output(), op.value(index)
     copy(op, out, op.value(x))
     targets, stride, size = _view_along_dimension(out, dimension, index.shape)
-    value_view = operand(op, values)
+    value_view = convert_operand(op, values)
     is_number = not isinstance(values, fx.Node)
     value_view = (
         value_view.broadcast(index.shape) if is_number else replace(value_view, shape=index.shape)
     )
     accumulate = op.node.target is aten.scatter_add.default
     skipped_index = (size,) if accumulate else ()
-    _scatter(op, targets, value_view, index, stride, size, *skipped_index, accumulate=accumulate)
+    _call_scatter(
+        op, targets, value_view, index, stride, size, *skipped_index, accumulate=accumulate
+    )
 
 
 def _view_along_dimension(
     x: StridedView, dimension: int, shape: tuple[int, ...]
 ) -> tuple[StridedView, int, int]:
-    """Return `x` in the shape of an index along a dimension, with stride and size of the index."""
+    """Return (view, stride, size) for a gather along a dimension by an index of this `shape`.
+
+    The view of `x` has the shape of the index; stride and size are those of the dimension.
+    """
     if not x.shape:
         return replace(x, shape=shape), 0, 1
     dimension = positive_dimension(dimension, len(x.shape))

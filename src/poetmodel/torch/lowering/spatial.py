@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from poetmodel.lowered.calls import ConvolutionSizes
-from poetmodel.torch.lowering.operands import copy, fill, lowers, planes, slice_view
+from poetmodel.torch.lowering.operands import copy, fill, lowers, plane_layout, slice_view
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +20,8 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    """The operands of a convolution from x to y, and its sizes.
+class _Convolution:
+    """The operands of a convolution from x to y with weight w, and its sizes.
 
     A transposed convolution has exchanged operands: it computes x from y, like the gradient of the
     input of the convolution from x to y.
@@ -34,6 +34,7 @@ class _Layer:
 
     @property
     def batch(self) -> int:
+        """Number of samples."""
         return self.x.shape[0]
 
     @property
@@ -42,21 +43,25 @@ class _Layer:
         return self.sizes.results
 
     @property
-    def is_plain(self) -> bool:
+    def has_contiguous_samples(self) -> bool:
         """Whether the tensors are contiguous, except for the batch dimension of y."""
         sample = replace(self.y, shape=self.y.shape[1:], strides=self.y.strides[1:])
         return self.x.is_contiguous and self.w.is_contiguous and sample.is_contiguous
 
 
 @lowers(aten.convolution.default)
-def _convolution(op: Lowering) -> None:
-    """Lower a convolution; for a transposed one, copy the bias to the output, then add to it."""
+def _lower_convolution(op: Lowering) -> None:
+    """Lower a convolution. A transposed one is added to an output that the bias has filled."""
     x, w = op.value(op.args[0]), op.value(op.args[1])
     bias = None if op.args[2] is None else op.value(op.args[2])
     transposed, y = op.args[6], op.output()
-    layer = _make_layer(op, (y, w, x) if transposed else (x, w, y), op.args[3:6], op.args[8])
+    convolution = _make_convolution(
+        op, (y, w, x) if transposed else (x, w, y), op.args[3:6], op.args[8]
+    )
     if not transposed:
-        _call_convolution(op, "pm_conv2d", (layer.y, layer.x, layer.w), layer, bias=bias)
+        _call_convolution(
+            op, "pm_conv2d", (convolution.y, convolution.x, convolution.w), convolution, bias=bias
+        )
         return
     if bias is not None:
         _check_bias(op, bias)
@@ -64,26 +69,30 @@ def _convolution(op: Lowering) -> None:
         shape, strides = (*bias.shape, *[1] * spatial_rank), (*bias.strides, *[0] * spatial_rank)
         copy(op, y, replace(bias, shape=shape, strides=strides))
     _call_convolution(
-        op, "pm_conv2d_dx", (layer.x, layer.y, layer.w), layer, accumulate=bias is not None
+        op,
+        "pm_conv2d_dx",
+        (convolution.x, convolution.y, convolution.w),
+        convolution,
+        accumulate=bias is not None,
     )
 
 
 @lowers(aten.convolution_backward.default)
-def _convolution_backward(op: Lowering) -> None:
-    """Lower each requested gradient of a convolution by a call."""
+def _lower_convolution_backward(op: Lowering) -> None:
+    """Lower each requested gradient of a convolution to a call."""
     dy, x, w = (op.value(argument) for argument in op.args[:3])
-    transposed, requested = op.args[7], op.args[10]
+    transposed, output_mask = op.args[7], op.args[10]
     # PyTorch's kernel also returns gradients that were not requested.
-    if requested[2] and op.has_output(2):
+    if output_mask[2] and op.has_output(2):
         out = _check_bias(op, op.output(2))
         op.call(
             "pm_conv2d_db",
             out,
             dy,
-            *_two_dimensional(dy.shape, missing=1),
-            *_two_dimensional(dy.strides),
+            *_insert_missing_dimension(dy.shape, missing_value=1),
+            *_insert_missing_dimension(dy.strides),
         )
-    for position in (k for k in range(2) if requested[k] and op.has_output(k)):
+    for position in (k for k in range(2) if output_mask[k] and op.has_output(k)):
         out = op.output(position)
         direct_operands = (x, out, dy) if position else (out, w, dy)
         operands = (
@@ -91,96 +100,121 @@ def _convolution_backward(op: Lowering) -> None:
             if transposed
             else direct_operands
         )
-        layer = _make_layer(op, operands, op.args[4:7], op.args[9])
+        convolution = _make_convolution(op, operands, op.args[4:7], op.args[9])
         if position:
-            _call_convolution(op, "pm_conv2d_dw", (layer.w, layer.x, layer.y), layer)
+            _call_convolution(
+                op, "pm_conv2d_dw", (convolution.w, convolution.x, convolution.y), convolution
+            )
         elif transposed:
-            _call_convolution(op, "pm_conv2d", (layer.y, layer.x, layer.w), layer)
+            _call_convolution(
+                op, "pm_conv2d", (convolution.y, convolution.x, convolution.w), convolution
+            )
         else:
             _call_convolution(
-                op, "pm_conv2d_dx", (layer.x, layer.y, layer.w), layer, accumulate=False
+                op,
+                "pm_conv2d_dx",
+                (convolution.x, convolution.y, convolution.w),
+                convolution,
+                accumulate=False,
             )
 
 
-def _make_layer(
-    op: Lowering, operands: Sequence[StridedView], geometry: Sequence[Any], groups: int
-) -> _Layer:
+def _make_convolution(
+    op: Lowering, operands: Sequence[StridedView], window_arguments: Sequence[Any], groups: int
+) -> _Convolution:
     """Return a convolution's operands and sizes; refuse more than two spatial dimensions.
 
-    A contiguous convolution whose window covers the image becomes a matrix product.
+    `operands` are x, w and y; `window_arguments` are stride, padding and dilation. A contiguous
+    convolution whose window covers the image becomes a matrix product.
     """
     x, w, y = operands
-    dimensions = len(x.shape) - 2
-    if dimensions not in (1, 2):
-        op.refuse(f"expected one or two dimensions, got {dimensions}; there is no kernel for more")
-    missing = 2 - dimensions
+    spatial_rank = len(x.shape) - 2
+    if spatial_rank not in (1, 2):
+        op.refuse(
+            f"expected one or two dimensions, got {spatial_rank}; there is no kernel for more"
+        )
+    missing_rank = 2 - spatial_rank
     parameters = [
-        [neutral] * missing + _per_dimension(value, dimensions)
-        for value, neutral in zip(geometry, (1, 0, 1), strict=True)
+        [neutral_number] * missing_rank + _repeat_per_dimension(value, spatial_rank)
+        for value, neutral_number in zip(window_arguments, (1, 0, 1), strict=True)
     ]
-    shapes = [(*view.shape[:2], *[1] * missing, *view.shape[2:]) for view in (x, w, y)]
+    shapes = [(*view.shape[:2], *[1] * missing_rank, *view.shape[2:]) for view in (x, w, y)]
     flat_parameters = [n for pair in parameters for n in pair]
     size_list = (*shapes[0][1:], *shapes[2][1:], *shapes[1][2:], *flat_parameters, groups)
     sizes = ConvolutionSizes(*size_list)
-    layer = _Layer(x=x, w=w, y=y, sizes=sizes)
+    convolution = _Convolution(x=x, w=w, y=y, sizes=sizes)
     covers_image = sizes.out_plane == 1 and shapes[0][2:] == shapes[1][2:]
     is_padded = sizes.padding_down or sizes.padding_across
-    if covers_image and not is_padded and groups == 1 and layer.is_plain:
-        # The window covers the image: a matrix product with all its elements.
+    if covers_image and not is_padded and groups == 1 and convolution.has_contiguous_samples:
         input_elements = math.prod(shapes[0][1:])
         sizes = ConvolutionSizes(
             input_elements, 1, 1, sizes.results, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1
         )
-        layer = replace(layer, sizes=sizes)
-    return layer
+        convolution = replace(convolution, sizes=sizes)
+    return convolution
 
 
-def _per_dimension(value: Sequence[int], dimensions: int) -> list[int]:
-    """Return a parameter for each dimension."""
-    return list(value) * dimensions if len(value) == 1 else list(value)
+def _repeat_per_dimension(value: Sequence[int], spatial_rank: int) -> list[int]:
+    """Return a parameter for each dimension; a single number applies to all dimensions."""
+    return list(value) * spatial_rank if len(value) == 1 else list(value)
 
 
 def _call_convolution(
     op: Lowering,
     kernel: str,
-    pointers: Sequence[StridedView],
-    layer: _Layer,
+    operands: Sequence[StridedView],
+    convolution: _Convolution,
     *,
     bias: StridedView | None = None,
     accumulate: bool | None = None,
 ) -> None:
-    """Call a convolution kernel: for contiguous tensors (perhaps depthwise), or for any strides."""
-    arguments: list[Any] = [*pointers]
+    """Add the call of `kernel`, or of its variant for depthwise convolutions or for any strides.
+
+    `operands` are the output and the inputs of the kernel. `accumulate`: whether the kernel adds to
+    its output; None if it has no such argument.
+    """
+    arguments: list[Any] = [*operands]
     if kernel == "pm_conv2d":
         arguments.append(0 if bias is None else _check_bias(op, bias))
-    arguments.append(tuple(layer.sizes))
+    arguments.append(tuple(convolution.sizes))
     last_arguments = [] if accumulate is None else [int(accumulate)]
-    if layer.is_plain:
-        if 1 < layer.sizes.channels == layer.sizes.groups:
+    if convolution.has_contiguous_samples:
+        if 1 < convolution.sizes.channels == convolution.sizes.groups:
             kernel = kernel.replace("conv2d", "depthwise")
         elif kernel == "pm_conv2d":
             last_arguments = [0]
-        step = layer.y.strides[0] if layer.batch > 1 else layer.y.elements
-        op.call(kernel, *arguments, layer.batch, 0, layer.output_channels, step, *last_arguments)
+        step = convolution.y.strides[0] if convolution.batch > 1 else convolution.y.elements
+        op.call(
+            kernel,
+            *arguments,
+            convolution.batch,
+            0,
+            convolution.output_channels,
+            step,
+            *last_arguments,
+        )
     else:
-        strides = tuple(step for view in pointers for step in _two_dimensional(view.strides))
+        strides = tuple(
+            step for view in operands for step in _insert_missing_dimension(view.strides)
+        )
         op.call(
             f"{kernel}_strided",
             *arguments,
             strides,
-            layer.batch,
+            convolution.batch,
             0,
-            layer.output_channels,
+            convolution.output_channels,
             *last_arguments,
         )
 
 
-def _two_dimensional(numbers: Sequence[int], *, missing: int = 0) -> tuple[int, ...]:
-    """Insert a value for the missing spatial dimension of one-dimensional sizes or strides."""
-    return (*numbers[:2], *[missing] * (4 - len(numbers)), *numbers[2:])
+def _insert_missing_dimension(numbers: Sequence[int], *, missing_value: int = 0) -> tuple[int, ...]:
+    """Return four sizes or strides; insert a value for the rows of a one-dimensional tensor."""
+    return (*numbers[:2], *[missing_value] * (4 - len(numbers)), *numbers[2:])
 
 
 def _check_bias(op: Lowering, view: StridedView) -> StridedView:
+    """Return a bias; refuse one that is not contiguous."""
     if not view.is_contiguous:
         op.refuse("a bias must be contiguous")
     return view
@@ -190,27 +224,28 @@ def _check_bias(op: Lowering, view: StridedView) -> StridedView:
 
 
 @lowers(aten.max_pool2d_with_indices.default)
-def _max_pool(op: Lowering) -> None:
+def _lower_max_pool(op: Lowering) -> None:
     """Lower a max pool; refuse windows that contain only padding."""
     x = op.value(op.args[0])
-    windows, stride, padding, dilation = (_rows_and_columns(argument) for argument in op.args[1:5])
+    window_sizes, stride, padding, dilation = (_to_pair(argument) for argument in op.args[1:5])
     bounds = [
-        max_windows(*numbers)
+        max_window_bounds(*numbers)
         for numbers in zip(
-            x.shape[-2:], op.output().shape[-2:], windows, stride or windows, padding, dilation,
+            x.shape[-2:], op.output().shape[-2:], window_sizes, stride or window_sizes, padding,
+            dilation,
             strict=True,
         )
     ]  # fmt: skip
-    if any(begin >= end for side in bounds for begin, end in side):
+    if any(begin >= end for axis_bounds in bounds for begin, end in axis_bounds):
         op.refuse("a window contains only padding: its maximum is -inf, and has no gradient")
     _call_max_pool(op, x, bounds, dilation)
 
 
 @lowers(aten.adaptive_max_pool2d.default)
-def _adaptive_max_pool(op: Lowering) -> None:
+def _lower_adaptive_max_pool(op: Lowering) -> None:
     x = op.value(op.args[0])
     bounds = [
-        [window[:2] for window in _adaptive_windows(*sizes)]
+        [window[:2] for window in _adaptive_window_bounds(*sizes)]
         for sizes in zip(x.shape[-2:], op.output().shape[-2:], strict=True)
     ]
     _call_max_pool(op, x, bounds, [1, 1])
@@ -219,10 +254,13 @@ def _adaptive_max_pool(op: Lowering) -> None:
 def _call_max_pool(
     op: Lowering, x: StridedView, bounds: Sequence[Sequence[Sequence[int]]], dilation: Sequence[int]
 ) -> None:
-    """Call the max pool kernel, with indices if an output needs them."""
+    """Add the call of the max pool kernel, which also writes indices if they are an output.
+
+    `bounds` has begin and end of the windows along rows, and along columns.
+    """
     out = op.output()
     indices = op.output(1) if op.has_output(1) else None
-    steps, sizes = planes(out, indices or out, x)
+    steps, sizes = plane_layout(out, indices or out, x)
     op.call(
         "pm_max_pool2d", out, indices or 0, x, *map(flatten_windows, bounds), steps, *sizes,
         x.shape[-1],
@@ -231,48 +269,48 @@ def _call_max_pool(
 
 
 @lowers(aten.max_pool2d_with_indices_backward.default, aten.adaptive_max_pool2d_backward.default)
-def _max_pool_backward(op: Lowering) -> None:
+def _lower_max_pool_backward(op: Lowering) -> None:
     dy, indices, dx = op.value(op.args[0]), op.value(op.args[-1]), op.output()
-    steps, sizes = planes(dx, dy, indices)
+    steps, sizes = plane_layout(dx, dy, indices)
     op.call("pm_max_pool2d_backward", dx, dy, indices, steps, *sizes, *dy.shape[-2:])
 
 
 @lowers(aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default)
-def _mean_pool(op: Lowering) -> None:
+def _lower_mean_pool(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
-    bounds, divisor = _mean_bounds(op.args[1:], x, out)
-    steps, sizes = planes(out, x)
+    bounds, divisor = _mean_window_bounds(op.args[1:], x, out)
+    steps, sizes = plane_layout(out, x)
     op.call("pm_mean_pool2d", out, x, *bounds, steps, *sizes, divisor)
 
 
 @lowers(aten.avg_pool2d_backward.default, aten._adaptive_avg_pool2d_backward.default)
-def _mean_pool_backward(op: Lowering) -> None:
+def _lower_mean_pool_backward(op: Lowering) -> None:
     dy, dx = op.value(op.args[0]), op.output()
-    bounds, divisor = _mean_bounds(op.args[2:], dx, dy)
-    steps, sizes = planes(dx, dy)
+    bounds, divisor = _mean_window_bounds(op.args[2:], dx, dy)
+    steps, sizes = plane_layout(dx, dy)
     op.call("pm_mean_pool2d_backward", dx, dy, *bounds, steps, *sizes, *dy.shape[-2:], divisor)
 
 
-def _mean_bounds(
+def _mean_window_bounds(
     arguments: Sequence[Any], x: StridedView, out: StridedView
 ) -> tuple[list[tuple[int, ...]], int]:
-    """Return (windows of rows and of columns, divisor of sums).
+    """Return (windows along rows and along columns, divisor of sums) of a mean pool.
 
     Each window has begin, end, and the counted length. A divisor of 0 means that each sum is
-    divided by the counted lengths of its window. Without window sizes in the arguments, the windows
+    divided by the counted lengths of its window. If `arguments` have no window sizes, the windows
     adapt to the output.
     """
     if len(arguments) <= 1:
         dimensions = zip(x.shape[-2:], out.shape[-2:], strict=True)
-        return [flatten_windows(_adaptive_windows(*sizes)) for sizes in dimensions], 0
-    windows, stride, padding = (_rows_and_columns(argument) for argument in arguments[:3])
+        return [flatten_windows(_adaptive_window_bounds(*sizes)) for sizes in dimensions], 0
+    window_sizes, stride, padding = (_to_pair(argument) for argument in arguments[:3])
     count_padding = arguments[4]
     bounds = []
-    for size, output_size, window, step, pad in zip(
-        x.shape[-2:], out.shape[-2:], windows, stride or windows, padding, strict=True
+    for size, output_size, window_size, step, width in zip(
+        x.shape[-2:], out.shape[-2:], window_sizes, stride or window_sizes, padding, strict=True
     ):
-        starts = [k * step - pad for k in range(output_size)]
-        ends = [min(start + window, size + pad) for start in starts]
+        starts = [k * step - width for k in range(output_size)]
+        ends = [min(start + window_size, size + width) for start in starts]
         clipped = [(max(s, 0), min(e, size)) for s, e in zip(starts, ends, strict=True)]
         lengths = [e - s for s, e in (zip(starts, ends, strict=True) if count_padding else clipped)]
         bounds.append(
@@ -281,25 +319,28 @@ def _mean_bounds(
     return bounds, arguments[5] or 0
 
 
-def _adaptive_windows(size: int, output_size: int) -> list[tuple[int, int, int]]:
-    """Return begin, end and length of the window of each output."""
+def _adaptive_window_bounds(size: int, output_size: int) -> list[tuple[int, int, int]]:
+    """Return begin, end and length of the window of each output, for an adaptive pool."""
     starts = [k * size // output_size for k in range(output_size)]
     ends = [-(-(k + 1) * size // output_size) for k in range(output_size)]
     return [(start, end, end - start) for start, end in zip(starts, ends, strict=True)]
 
 
-def max_windows(
-    size: int, output_size: int, window: int, stride: int, padding: int, dilation: int
+def max_window_bounds(
+    size: int, output_size: int, window_size: int, stride: int, padding: int, dilation: int
 ) -> list[tuple[int, int]]:
-    """Return begin and end of each output's window, clipped to the image by steps of dilation."""
+    """Return begin and end of each output's window, clipped to the image in steps of dilation."""
     starts = [k * stride - padding for k in range(output_size)]
-    ends = [min(start + (window - 1) * dilation + 1, size) for start in starts]
+    ends = [min(start + (window_size - 1) * dilation + 1, size) for start in starts]
     first_elements = [start + max(0, -(start // dilation)) * dilation for start in starts]
     return list(zip(first_elements, ends, strict=True))
 
 
-def _rows_and_columns(argument: Any) -> list[int]:
-    """Return the numbers for rows and columns; a single number applies to both."""
+def _to_pair(argument: Any) -> list[int]:
+    """Return the numbers for rows and columns; a single number applies to both.
+
+    Returns an empty list for an omitted stride, which is empty.
+    """
     numbers = [argument] if isinstance(argument, int) else list(argument)
     return numbers * 2 if len(numbers) == 1 else numbers
 
@@ -318,7 +359,7 @@ def flatten_windows(windows: Sequence[Sequence[int]]) -> tuple[int, ...]:
     aten._upsample_nearest_exact1d.default,
     aten._upsample_nearest_exact2d.default,
 )
-def _nearest(op: Lowering) -> None:
+def _lower_nearest(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
     _call_pick(op, out, x, _nearest_sources(op, x, out, op.args[2:]))
 
@@ -329,28 +370,30 @@ def _nearest(op: Lowering) -> None:
     aten._upsample_nearest_exact1d_backward.default,
     aten._upsample_nearest_exact2d_backward.default,
 )
-def _nearest_backward(op: Lowering) -> None:
+def _lower_nearest_backward(op: Lowering) -> None:
     dy, dx = op.value(op.args[0]), op.output()
     _call_pick_backward(op, dx, dy, _nearest_sources(op, dx, dy, op.args[3:]))
 
 
 @lowers(aten.upsample_linear1d.default, aten.upsample_bilinear2d.default)
-def _bilinear(op: Lowering) -> None:
+def _lower_bilinear(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
-    steps, sizes = planes(out, x, plane_dimensions=_spatial_rank(op))
-    scales = _scales(x, out, aligned=op.args[2], factors=op.args[3:])
+    steps, sizes = plane_layout(out, x, plane_dimensions=_spatial_rank(op))
+    distances = _source_distances(x, out, align_corners=op.args[2], factors=op.args[3:])
     x_sizes = _height_and_width(x, _spatial_rank(op))
-    aligned = int(op.args[2])
-    op.call("pm_bilinear2d", out, x, steps, *sizes[:2], *x_sizes, *sizes[2:], aligned, *scales)
+    align_corners = int(op.args[2])
+    op.call(
+        "pm_bilinear2d", out, x, steps, *sizes[:2], *x_sizes, *sizes[2:], align_corners, *distances
+    )
 
 
 @lowers(aten.upsample_linear1d_backward.default, aten.upsample_bilinear2d_backward.default)
-def _bilinear_backward(op: Lowering) -> None:
+def _lower_bilinear_backward(op: Lowering) -> None:
     dy, dx = op.value(op.args[0]), op.output()
-    steps, sizes = planes(dx, dy, plane_dimensions=_spatial_rank(op))
-    scales = _scales(dx, dy, aligned=op.args[3], factors=op.args[4:])
+    steps, sizes = plane_layout(dx, dy, plane_dimensions=_spatial_rank(op))
+    distances = _source_distances(dx, dy, align_corners=op.args[3], factors=op.args[4:])
     y_sizes = _height_and_width(dy, _spatial_rank(op))
-    op.call("pm_bilinear2d_backward", dx, dy, steps, *sizes, *y_sizes, int(op.args[3]), *scales)
+    op.call("pm_bilinear2d_backward", dx, dy, steps, *sizes, *y_sizes, int(op.args[3]), *distances)
 
 
 @lowers(
@@ -359,7 +402,7 @@ def _bilinear_backward(op: Lowering) -> None:
     aten.replication_pad1d.default,
     aten.replication_pad2d.default,
 )
-def _pad(op: Lowering) -> None:
+def _lower_padding(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
     _call_pick(op, out, x, _padding_sources(op, x, op.args[1]))
 
@@ -370,14 +413,14 @@ def _pad(op: Lowering) -> None:
     aten.replication_pad1d_backward.default,
     aten.replication_pad2d_backward.default,
 )
-def _pad_backward(op: Lowering) -> None:
+def _lower_padding_backward(op: Lowering) -> None:
     dy, dx = op.value(op.args[0]), op.output()
     _call_pick_backward(op, dx, dy, _padding_sources(op, dx, op.args[2]))
 
 
 @lowers(aten.constant_pad_nd.default)
-def _constant_pad(op: Lowering) -> None:
-    """Fill the output if any padding is positive, then copy the input; negative padding crops."""
+def _lower_constant_padding(op: Lowering) -> None:
+    """Lower constant padding: fill the output, then copy the input; negative padding crops."""
     x, out = op.value(op.args[0]), op.output()
     pads = list(zip(op.args[1][::2], op.args[1][1::2], strict=True))[::-1]
     if any(before > 0 or after > 0 for before, after in pads):
@@ -403,18 +446,18 @@ def _height_and_width(view: StridedView, spatial_rank: int) -> tuple[int, int]:
 def _call_pick(
     op: Lowering, out: StridedView, x: StridedView, sources: Sequence[tuple[int, ...]]
 ) -> None:
-    """Lower a copy of the elements of `x` in the rows and columns `sources`."""
-    steps, sizes = planes(out, x, plane_dimensions=_spatial_rank(op))
+    """Add the call that copies to `out` the elements of `x` in the rows and columns `sources`."""
+    steps, sizes = plane_layout(out, x, plane_dimensions=_spatial_rank(op))
     op.call("pm_pick2d", out, x, *sources, steps, *sizes)
 
 
 def _call_pick_backward(
     op: Lowering, dx: StridedView, dy: StridedView, sources: Sequence[tuple[int, ...]]
 ) -> None:
-    """Lower the addition of gradients to `dx` in the rows and columns `sources`."""
-    steps, sizes = planes(dx, dy, plane_dimensions=_spatial_rank(op))
-    of_y = _height_and_width(dy, _spatial_rank(op))
-    op.call("pm_pick2d_backward", dx, dy, *sources, steps, *sizes, *of_y)
+    """Add the call that sums the gradients `dy` in `dx`, in the rows and columns `sources`."""
+    steps, sizes = plane_layout(dx, dy, plane_dimensions=_spatial_rank(op))
+    y_sizes = _height_and_width(dy, _spatial_rank(op))
+    op.call("pm_pick2d_backward", dx, dy, *sources, steps, *sizes, *y_sizes)
 
 
 def _nearest_sources(
@@ -422,40 +465,40 @@ def _nearest_sources(
 ) -> list[tuple[int, ...]]:
     """Return the source rows and columns of nearest-neighbour upsampling, computed by PyTorch."""
     spatial_rank = _spatial_rank(op)
-    exact = "exact" in str(op.node.target)
-    pick = aten._upsample_nearest_exact1d if exact else aten.upsample_nearest1d
+    is_exact = "exact" in str(op.node.target)
+    upsample = aten._upsample_nearest_exact1d if is_exact else aten.upsample_nearest1d
     neighbours = []
     sizes = zip(x.shape[-spatial_rank:], out.shape[-spatial_rank:], factors, strict=True)
     for size, output_size, factor in sizes:
-        numbers = torch.arange(size, dtype=torch.float32).view(1, 1, size)
+        positions = torch.arange(size, dtype=torch.float32).view(1, 1, size)
         neighbours.append(
-            tuple(int(n) for n in pick(numbers, [output_size], factor).flatten().tolist())
+            tuple(int(n) for n in upsample(positions, [output_size], factor).flatten().tolist())
         )
     return [(0,)] * (2 - spatial_rank) + neighbours
 
 
-def _scales(
-    x: StridedView, out: StridedView, *, aligned: bool, factors: Sequence[float | None]
+def _source_distances(
+    x: StridedView, out: StridedView, *, align_corners: bool, factors: Sequence[float | None]
 ) -> list[float]:
     """Return the distance in `x` between neighbouring outputs, for rows and columns."""
     spatial_rank = len(factors)
-    scales = []
+    distances = []
     for size, output_size, factor in zip(
         x.shape[-spatial_rank:], out.shape[-spatial_rank:], factors, strict=True
     ):
-        if aligned:
-            scales.append((size - 1) / (output_size - 1) if output_size > 1 else 0.0)
+        if align_corners:
+            distances.append((size - 1) / (output_size - 1) if output_size > 1 else 0.0)
         else:
-            scales.append(1 / factor if factor else size / output_size)
-    return [1.0] * (2 - spatial_rank) + scales
+            distances.append(1 / factor if factor else size / output_size)
+    return [1.0] * (2 - spatial_rank) + distances
 
 
 def _padding_sources(op: Lowering, x: StridedView, pads: Sequence[int]) -> list[tuple[int, ...]]:
     """Return the source rows and columns of padding by reflection or replication."""
     is_reflection = "reflection" in str(op.node.target)
-    ends = list(zip(pads[::2], pads[1::2], strict=True))[::-1]
+    widths = list(zip(pads[::2], pads[1::2], strict=True))[::-1]
     sources = []
-    for size, (before, after) in zip(x.shape[-len(ends) :], ends, strict=True):
+    for size, (before, after) in zip(x.shape[-len(widths) :], widths, strict=True):
         positions: list[int] = []
         for k in range(-before, size + after):
             if is_reflection:
@@ -464,4 +507,4 @@ def _padding_sources(op: Lowering, x: StridedView, pads: Sequence[int]) -> list[
             else:
                 positions.append(min(max(k, 0), size - 1))
         sources.append(tuple(positions))
-    return [(0,)] * (2 - len(ends)) + sources
+    return [(0,)] * (2 - len(widths)) + sources

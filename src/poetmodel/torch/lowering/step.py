@@ -30,10 +30,10 @@ from poetmodel.torch.lowering.operands import (
     StridedView,
     contiguous_strides,
     data_type,
-    lowering_of,
+    find_lowering,
 )
 from poetmodel.torch.lowering.tables import with_tables
-from poetmodel.torch.step.optimizers import OptimizerSlot
+from poetmodel.torch.step.optimizers import OptimizerMoment
 from poetmodel.torch.step.training import TrainingGraph
 from poetmodel.torch.step.updates import extend_with_optimizer
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _LOSS_GRADIENT = "@tangent"
 """Buffer of the gradient of the loss, a constant 1, with which the backward pass begins."""
-_BIAS: Final = 2
+_BIAS_POSITION: Final = 2
 """Position of the bias gradient in the results of a convolution's backward operator."""
 
 
@@ -65,19 +65,21 @@ def lower(
 ) -> LoweredStep:
     """Capture a training step and lower it to kernel calls; parameters as for `trace`.
 
-    `accumulate` is the number of batches whose gradients are summed before an update; each loss is
-    divided by it. Without `masks`, the step saves the same tensors for its backward pass as
-    PyTorch, with time steps of recurrent layers in stacks: for comparisons.
+    `accumulate` is the number of batches whose gradients are summed before an update; the gradient
+    of each loss is divided by this number. Without `masks`, the step saves the same tensors for its
+    backward pass as PyTorch, with time steps of recurrent layers in stacks: for comparisons.
 
     Raises
     ------
     CaptureError
-        If the step cannot be captured, or operators have no kernel; the message names each and its
-        module.
+        If the step cannot be captured, or operators have no kernel; the message names each operator
+        and its module.
+    InputError
+        If `accumulate` is no number from 1, or is above 1 without an `optimizer`.
     """
     if type(accumulate) is not int or accumulate < 1:
-        fault = f"expected a number of batches from 1, got {shown(accumulate)}"
-        raise InputError(f"accumulate: {fault}")
+        expectation = f"expected a number of batches from 1, got {shown(accumulate)}"
+        raise InputError(f"accumulate: {expectation}")
     if accumulate > 1 and optimizer is None:
         raise InputError(
             "accumulate: needs an optimizer; pass one, or sum the gradients that the step returns"
@@ -86,7 +88,7 @@ def lower(
         refuse(name or type(model).__name__, empty_input_errors(inputs))
     with sdpa_kernel(SDPBackend.MATH):
         joint = capture(model, loss_fn, copy_inputs(inputs), name=name)
-    refuse(joint.name, _unguarded_faults(joint))
+    refuse(joint.name, _guard_messages(joint))
     joint = with_tables(joint)
     _split_convolutions(joint)
     if accumulate > 1:
@@ -95,7 +97,7 @@ def lower(
         joint = extend_with_optimizer(
             joint, optimizer, clip_grad_norm=clip_grad_norm, accumulate=accumulate
         )
-    step = replace(StepLowering(joint).step(), accumulate=accumulate)
+    step = replace(StepLowering(joint).lower_step(), accumulate=accumulate)
     return fuse_byte_quantization(
         mask_activations(unroll_weight_gradients(step)) if masks else step
     )
@@ -111,72 +113,81 @@ class StepLowering:
     def __init__(self, joint: Joint) -> None:
         """Replay the captured graph on fake tensors, to find the views of all results."""
         self.joint = joint
-        self.training_graph = TrainingGraph(
-            joint, measured=False
-        )  # C kernels have other workspaces
+        # Workspaces of PyTorch do not count: C kernels have their own.
+        self.training_graph = TrainingGraph(joint, measure_workspaces=False)
         self.arguments = {argument.node: argument for argument in joint.arguments}
         self.views: dict[fx.Node, StridedView] = {}
         """Views of all tensors: arguments, and results of operations that return one tensor."""
-        self.names = {storage.index: storage.name for storage in self.training_graph.storages}
-        self.replaced = {s.replaces for s in self.training_graph.storages if s.replaces is not None}
+        self.storage_names = {
+            storage.index: storage.name for storage in self.training_graph.storages
+        }
+        self.replaced_states = {
+            s.replaces for s in self.training_graph.storages if s.replaces is not None
+        }
         self.unread_inputs: dict[str, Buffer] = {}
-        """The inputs that no operation reads."""
-        self.rates = self._relative_rates()
+        """Buffers of the inputs that no operation reads, by name."""
+        self.relative_rates = self._compute_relative_rates()
         self._add_argument_views()
         replay(joint, self._execute_and_view)
 
-    def step(self) -> LoweredStep:
-        """Lower all operations; raise one `CaptureError` for all operators without a kernel."""
+    def lower_step(self) -> LoweredStep:
+        """Lower all operations.
+
+        Raises one `CaptureError` for all guards that exported code cannot check, or for all
+        operators without a kernel.
+        """
         operations = [
             operation for operation in self.training_graph.operations if not operation.is_source
         ]
-        refuse(self.joint.name, _unguarded_faults(self.joint))
-        refuse(self.joint.name, _missing_kernels(operations))
-        lowerings = {operation.index: self._lower(operation) for operation in operations}
-        graph = self._graph(lowerings)
+        refuse(self.joint.name, _guard_messages(self.joint))
+        refuse(self.joint.name, _missing_kernel_messages(operations))
+        lowerings = {operation.index: self._lower_operation(operation) for operation in operations}
+        graph = self._make_graph(lowerings)
         calls = tuple(
             tuple(lowerings[operation.index].calls) if operation.index in lowerings else ()
             for operation in self.training_graph.operations
-            if self._is_node(operation)
+            if self._has_node(operation)
         )
         trains = self.joint.optimizer is not None
-        kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
+        state_kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
         loss = next(r for r in self.joint.results if r.kind is OutputKind.LOSS)
         rate = next(iter(self.joint.arguments_of(InputKind.LEARNING_RATE)), None)
-        captured = LoweredStep(
+        lowered_step = LoweredStep(
             graph=graph,
             calls=calls,
-            buffers=dict(self._buffers()),
-            inputs=tuple(self._named_tensors(self.joint.arguments_of(InputKind.USER_INPUT))),
+            buffers=dict(self._make_buffers()),
+            inputs=tuple(self._name_tensors(self.joint.arguments_of(InputKind.USER_INPUT))),
             states=tuple(
-                self._named_tensors(a for kind in kinds for a in self.joint.arguments_of(kind))
+                self._name_tensors(a for kind in state_kinds for a in self.joint.arguments_of(kind))
             ),
-            gradients=() if trains else tuple(self._gradients()),
+            gradients=() if trains else tuple(self._name_gradients()),
             loss=self.views[loss.node].ref,
-            values=dict(self._initial_values()),
+            values=dict(self._read_initial_values()),
             learning_rate=None if rate is None else float(self.joint.value(rate)),
             versions={"torch": torch.__version__},
         )
-        return fuse_updates(captured.with_nodes(graph.nodes, calls))
+        return fuse_updates(lowered_step.with_nodes(graph.nodes, calls))
 
     # -- tensors -----------------------------------------------------------------------------------
 
-    def _relative_rates(self) -> dict[fx.Node, float]:
-        """Return the learning rates of parameter groups as multiples of the first one's.
+    def _compute_relative_rates(self) -> dict[fx.Node, float]:
+        """Return the learning rate of each parameter group as a multiple of the first group's.
 
-        Raises `CaptureError` if they differ and the first one is 0.
+        Raises `CaptureError` if the rates differ and the first one is 0.
         """
         rates = {
             a.node: float(self.joint.value(a))
             for a in self.joint.arguments_of(InputKind.LEARNING_RATE)
         }
-        first = next(iter(rates.values()), 1.0)
-        if len(set(rates.values())) > 1 and first == 0:
+        first_rate = next(iter(rates.values()), 1.0)
+        if len(set(rates.values())) > 1 and first_rate == 0:
             raise CaptureError(
                 f"{self.joint.name}: optimizer: expected a learning rate above 0 in its first "
                 "group: the rates of other groups are exported as multiples of it"
             )
-        return {node: rate / first if rate != first else 1.0 for node, rate in rates.items()}
+        return {
+            node: rate / first_rate if rate != first_rate else 1.0 for node, rate in rates.items()
+        }
 
     def _add_argument_views(self) -> None:
         """Add the views of all tensor arguments; learning rates have none."""
@@ -195,13 +206,13 @@ class StepLowering:
                     type=DataType.REAL,
                 )
             elif argument.node in self.training_graph.output_keys:
-                self.views[argument.node] = self._view_of(argument.node, value, argument.name)
+                self.views[argument.node] = self._make_view(argument.node, value, argument.name)
             elif argument.kind is InputKind.USER_INPUT:
                 self.views[argument.node] = self._add_unread_input(argument, value)
 
     def _add_unread_input(self, argument: InputSpec, value: torch.Tensor) -> StridedView:
         """Register an input that no operation reads as a buffer, and return its view."""
-        kind = self._type(value.dtype, argument.name)
+        kind = self._exported_type(value.dtype, argument.name)
         self.unread_inputs[argument.name] = Buffer(elements=value.numel(), type=kind)
         shape = tuple(value.shape)
         strides = contiguous_strides(shape)
@@ -213,23 +224,23 @@ class StepLowering:
         """Execute a node on fake tensors, and store the view of its result."""
         value = call(node, arguments, keywords)
         if isinstance(value, torch.Tensor):
-            self.views[node] = self._view_of(node, value, f"{node.target}{location_suffix(node)}")
+            self.views[node] = self._make_view(node, value, f"{node.target}{location_suffix(node)}")
         return value
 
-    def _view_of(self, node: fx.Node, value: torch.Tensor, description: str) -> StridedView:
-        """Return the view of a value of the captured graph, called `description` in messages."""
+    def _make_view(self, node: fx.Node, value: torch.Tensor, description: str) -> StridedView:
+        """Return the view of the value of a node; messages call the node `description`."""
         storage_indices = self.training_graph.find_reads((node,)).storages
-        buffer = self.names[storage_indices[0]] if storage_indices else _LOSS_GRADIENT
+        buffer = self.storage_names[storage_indices[0]] if storage_indices else _LOSS_GRADIENT
         return StridedView(
             buffer=buffer,
             offset=value.storage_offset() if storage_indices else 0,
             shape=tuple(value.shape),
             strides=tuple(value.stride()),
-            type=self._type(value.dtype, description),
+            type=self._exported_type(value.dtype, description),
         )
 
-    def _type(self, dtype: torch.dtype, description: str) -> DataType:
-        """Return the type in exported code; raise `CaptureError` if there is none."""
+    def _exported_type(self, dtype: torch.dtype, description: str) -> DataType:
+        """Return the type of elements in exported code; raise `CaptureError` if there is none."""
         kind = data_type(dtype)
         if kind is None:
             raise CaptureError(
@@ -239,17 +250,20 @@ class StepLowering:
             )
         return kind
 
-    def _buffers(self) -> Iterator[tuple[str, Buffer]]:
-        """Yield the buffers of all storages, without updated copies of state and learning rates."""
+    def _make_buffers(self) -> Iterator[tuple[str, Buffer]]:
+        """Yield (name, buffer) of each storage, without replacements of state and learning rates.
+
+        Also yields the buffers of unread inputs and of the loss's gradient.
+        """
         for storage in self.training_graph.storages:
             source = self.training_graph.operations[storage.operation]
-            if storage.replaces is None and source.node not in self.rates:
-                yield storage.name, self._buffer(storage)
+            if storage.replaces is None and source.node not in self.relative_rates:
+                yield storage.name, self._make_buffer(storage)
         yield from self.unread_inputs.items()
         yield _LOSS_GRADIENT, Buffer(elements=1, type=DataType.REAL)
 
-    def _buffer(self, storage: TensorStorage) -> Buffer:
-        """Return size and type of a storage; raise `CaptureError` for several types."""
+    def _make_buffer(self, storage: TensorStorage) -> Buffer:
+        """Return the buffer of a storage; raise `CaptureError` if it is read as several types."""
         types = {layout.dtype for layout in storage.layouts}
         if len(types) > 1:
             raise CaptureError(
@@ -258,13 +272,13 @@ class StepLowering:
             )
         (dtype,) = types
         return Buffer(
-            elements=storage.bytes // dtype.itemsize, type=self._type(dtype, storage.name)
+            elements=storage.bytes // dtype.itemsize, type=self._exported_type(dtype, storage.name)
         )
 
-    def _named_tensors(
+    def _name_tensors(
         self, arguments: Iterator[InputSpec] | Sequence[InputSpec]
     ) -> Iterator[NamedTensor]:
-        """Yield the inputs or state tensors under their first names.
+        """Yield inputs or state tensors, of several in one buffer only the first.
 
         Raises `CaptureError` for boolean inputs and tensors that are not contiguous.
         """
@@ -289,7 +303,7 @@ class StepLowering:
                 name=argument.name, shape=view.shape, type=view.type, pieces=(view.ref,)
             )
 
-    def _gradients(self) -> Iterator[NamedTensor]:
+    def _name_gradients(self) -> Iterator[NamedTensor]:
         """Yield the gradients of parameters, in the order of the parameters."""
         order = {a.node: k for k, a in enumerate(self.joint.arguments)}
         gradients = [
@@ -307,8 +321,12 @@ class StepLowering:
                 name=name, shape=view.shape, type=view.type, pieces=(view.ref,), strides=strides
             )
 
-    def _initial_values(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the elements of all tensors that exist before the step, except inputs."""
+    def _read_initial_values(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield (buffer, elements) of all tensors that exist before the step, except inputs.
+
+        Raises an error for integers of more than 32 bits, and for optimizer state that is not
+        finite.
+        """
         seen_buffers: set[str] = set()
         for argument in self.joint.arguments:
             view = self.views.get(argument.node)
@@ -322,41 +340,43 @@ class StepLowering:
             all_elements = value.as_strided(
                 (value.untyped_storage().nbytes() // value.itemsize,), (1,), storage_offset=0
             )
-            if isinstance(argument.optimizer_value, OptimizerSlot):
-                if argument.optimizer_value.begins_with_gradient:
+            if isinstance(argument.optimizer_value, OptimizerMoment):
+                if argument.optimizer_value.starts_with_gradient:
                     all_elements = torch.full_like(all_elements, math.nan)
                 elif not all_elements.isfinite().all():  # all NaN would mean: no value yet
                     check_finite(self.joint.name, (argument.name,))
-            user = next(iter(argument.node.users), argument.node)
+            first_reader = next(iter(argument.node.users), argument.node)
             yield (
                 view.buffer,
-                _array(all_elements, view.type, f"{argument.name}{location_suffix(user)}"),
+                _to_exported_array(
+                    all_elements, view.type, f"{argument.name}{location_suffix(first_reader)}"
+                ),
             )
 
     # -- the graph ---------------------------------------------------------------------------------
 
-    def _is_node(self, operation: Operation) -> bool:
+    def _has_node(self, operation: Operation) -> bool:
         """Return whether the exported graph has a node for an operation.
 
-        Inputs, constants, and state that is never updated have none.
+        It has none for inputs, constants, and state that is never updated.
         """
         if operation.phase is Phase.INPUT:
             return False
-        return operation.phase is not Phase.STATE or operation.storages[0] in self.replaced
+        return operation.phase is not Phase.STATE or operation.storages[0] in self.replaced_states
 
-    def _graph(self, lowerings: Mapping[int, Lowering]) -> Graph:
+    def _make_graph(self, lowerings: Mapping[int, Lowering]) -> Graph:
         """Return the graph of the exported step, from the lowered operations."""
         operations = [
-            operation for operation in self.training_graph.operations if self._is_node(operation)
+            operation for operation in self.training_graph.operations if self._has_node(operation)
         ]
         graph_tensors = {
-            self.names[number] for operation in operations for number in operation.storages
+            self.storage_names[number] for operation in operations for number in operation.storages
         }
         first_input = next((v for v in self.joint.inputs if getattr(v, "ndim", 0)), None)
         return Graph(
             name=self.joint.name,
             nodes=tuple(
-                self._node(operation, lowerings.get(operation.index), graph_tensors)
+                self._make_node(operation, lowerings.get(operation.index), graph_tensors)
                 for operation in operations
             ),
             batch_size=1 if first_input is None else max(1, int(first_input.shape[0])),
@@ -364,16 +384,16 @@ class StepLowering:
             kernels="exported",
         )
 
-    def _node(
+    def _make_node(
         self, operation: Operation, lowering: Lowering | None, graph_tensors: set[str]
     ) -> Node:
         """Return the graph's node of an operation.
 
-        Its inputs are the buffers that its calls read; other inputs of PyTorch's operator are left
-        out.
+        The inputs of the node are the buffers that its calls use, without other inputs of PyTorch's
+        operator.
         """
         read_buffers = self._read_buffers(lowering)
-        outputs = {self.names[number] for number in operation.storages}
+        outputs = {self.storage_names[number] for number in operation.storages}
         return Node(
             name=operation.name,
             op=operation.op,
@@ -381,7 +401,7 @@ class StepLowering:
             inputs=tuple(
                 name for name in read_buffers if name in graph_tensors and name not in outputs
             ),
-            outputs=tuple(map(self._tensor, operation.storages)),
+            outputs=tuple(map(self._make_tensor, operation.storages)),
             workspace_bytes=0 if lowering is None else lowering.workspace_bytes,
             flops=operation.profile.flops,
             recomputable=operation.phase not in (Phase.STATE, Phase.UPDATE),
@@ -392,20 +412,20 @@ class StepLowering:
         )
 
     def _read_buffers(self, lowering: Lowering | None) -> tuple[str, ...]:
-        """Return the names of the buffers in the calls of an operation.
+        """Return the names of the buffers in the calls of an operation; () if it has no lowering.
 
         A kernel may read fewer tensors than PyTorch's operator.
         """
         calls = () if lowering is None else lowering.calls
         return tuple(dict.fromkeys(name for call in calls for name in call.buffers))
 
-    def _tensor(self, index: int) -> Tensor:
+    def _make_tensor(self, index: int) -> Tensor:
         """Return the graph's tensor of a storage; a replacement has the size of its state."""
         storage = self.training_graph.storages[index]
         state = None if storage.replaces is None else self.training_graph.storages[storage.replaces]
         return Tensor(
             name=storage.name,
-            bytes=self._buffer(storage if state is None else state).bytes,
+            bytes=self._make_buffer(storage if state is None else state).bytes,
             replaces=None if state is None else state.name,
         )
 
@@ -414,32 +434,37 @@ class StepLowering:
     ) -> tuple[tuple[str, str], ...]:
         """Return the (output, input) pair if the first output may overwrite an input, else ().
 
-        The input must be dense, fill its buffer from the start, and match shape, strides and type.
+        The input must be dense, fill its buffer from the start, and match the output in shape,
+        strides and type. It must be a tensor of the graph, but no state.
         """
         if not lowering.is_elementwise or not lowering.has_output(0):
             return ()
-        out = lowering.output()
-        state = {self.names[s.index] for s in self.training_graph.storages if self._is_state(s)}
-        read = self._read_buffers(lowering)
+        output = lowering.output()
+        state_names = {
+            self.storage_names[s.index] for s in self.training_graph.storages if self._is_state(s)
+        }
+        read_names = self._read_buffers(lowering)
         views = [self.views[node] for node in operation.node.all_input_nodes if node in self.views]
-        views = [view for view in views if view.buffer in read]
+        views = [view for view in views if view.buffer in read_names]
         for view in views:
-            is_only_view = all(view == other for other in views if other.buffer == view.buffer)
-            is_whole = view.offset == out.offset == 0 and view.is_dense
-            has_same_layout = view.has_layout_of(out) and view.type is out.type
+            is_only_view = all(
+                view == other_view for other_view in views if other_view.buffer == view.buffer
+            )
+            fills_buffer = view.offset == output.offset == 0 and view.is_dense
+            has_same_layout = view.has_layout_of(output) and view.type is output.type
             if (
                 is_only_view
-                and is_whole
+                and fills_buffer
                 and has_same_layout
-                and view.buffer in graph_tensors - state
+                and view.buffer in graph_tensors - state_names
             ):
-                return ((out.buffer, view.buffer),)
+                return ((output.buffer, view.buffer),)
         return ()
 
     def _is_state(self, storage: TensorStorage) -> bool:
         return self.training_graph.operations[storage.operation].phase is Phase.STATE
 
-    def _lower(self, operation: Operation) -> Lowering:
+    def _lower_operation(self, operation: Operation) -> Lowering:
         """Lower one operation. An operation without a registered lowering gets no calls."""
         outputs = {}
         for number in operation.storages:
@@ -450,16 +475,18 @@ class StepLowering:
                     offset=layout.offset,
                     shape=layout.shape,
                     strides=layout.stride,
-                    type=self._type(layout.dtype, operation.name),
+                    type=self._exported_type(layout.dtype, operation.name),
                 )
-        lowering = Lowering(operation.node, self.views.__getitem__, outputs, rates=self.rates)
-        lower_one = lowering_of(operation.node.target)
-        if lower_one is not None:
-            lower_one(lowering)
+        lowering = Lowering(
+            operation.node, self.views.__getitem__, outputs, relative_rates=self.relative_rates
+        )
+        lower_function = find_lowering(operation.node.target)
+        if lower_function is not None:
+            lower_function(lowering)
         return lowering
 
 
-def _unguarded_faults(joint: Joint) -> Iterator[str]:
+def _guard_messages(joint: Joint) -> Iterator[str]:
     """Yield a message for each guard of the capture that exported code cannot check."""
     for line in joint.finite_check_lines:
         yield (
@@ -469,29 +496,29 @@ def _unguarded_faults(joint: Joint) -> Iterator[str]:
     for read in joint.value_guards.reads:
         if read.is_check:
             continue
-        where = f" at {read.line}" if read.line else ""
+        location = f" at {read.line}" if read.line else ""
         yield (
-            f"the {read.description}{where} ({read.value}) would be part of the exported program, "
-            "which does not notice another one; compute it outside of the step"
+            f"the {read.description}{location} ({read.value}) would be part of the exported "
+            "program, which does not notice another one; compute it outside of the step"
         )
 
 
-def _missing_kernels(operations: Sequence[Operation]) -> Iterator[str]:
+def _missing_kernel_messages(operations: Sequence[Operation]) -> Iterator[str]:
     """Yield a message for each operator without a kernel, with the module of its first use."""
     seen_operators: set[Any] = set()
     for operation in operations:
         if (
-            lowering_of(operation.node.target) is None
+            find_lowering(operation.node.target) is None
             and operation.node.target not in seen_operators
         ):
             seen_operators.add(operation.node.target)
-            where = location_suffix(operation.node)
+            location = location_suffix(operation.node)
             target = operation.node.target
-            yield f"{target}{where}: has no kernel in C and cannot be exported"
+            yield f"{target}{location}: has no kernel in C and cannot be exported"
 
 
-def _array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
-    """Return the elements of a tensor in their type in exported code.
+def _to_exported_array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
+    """Return the elements of a tensor as an array of type `kind` in exported code.
 
     Raises `CaptureError` for integers above 32 bits.
     """
@@ -499,13 +526,13 @@ def _array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
         limits = torch.iinfo(torch.int32)
         if int(value.min()) < limits.min or int(value.max()) > limits.max:
             raise CaptureError(f"{name}: holds integers of more than 32 bits")
-    types = {
+    torch_types = {
         DataType.REAL: torch.float32,
         DataType.INT32: torch.int32,
         DataType.UINT8: torch.uint8,
         DataType.INT8: torch.int8,
     }
-    array: np.ndarray = value.to(types[kind]).cpu().numpy().copy()
+    array: np.ndarray = value.to(torch_types[kind]).cpu().numpy().copy()
     return array
 
 
@@ -515,58 +542,60 @@ def _array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
 def _split_convolutions(joint: Joint) -> None:
     """Split the backward operator of convolutions into one operation per gradient.
 
-    PyTorch computes the gradients of input, weight and bias together. Then a schedule that
-    recomputes one gradient computes all, and no gradient can be freed before all are computed. The
-    gradient of the input is first, so that the weight may be updated after the other operations.
-    The gradient of the bias becomes a sum, because PyTorch's kernel always computes the gradient of
-    the weight with it.
+    If one operation computed the gradients of input, weight and bias, a schedule could neither
+    recompute nor free one of them alone. The gradient of the input is first, because it reads the
+    weight, which an update may then overwrite. The gradient of the bias becomes a sum,
+    because PyTorch's kernel would also compute the gradient of the weight.
     """
     aten = torch.ops.aten
     graph = joint.graph_module.graph
     for node in graph.find_nodes(
         op="call_function", target=aten.convolution_backward.default, sort=True
     ):
-        for position in (0, 1, _BIAS):
-            picks = [user for user in node.users if user.target is getitem]
-            picks = [user for user in picks if user.args[1] == position]
-            if position == _BIAS:
-                for user in picks:
-                    _compute_bias_gradient(user, node)
-            elif picks:
-                gradient_node = _single_gradient(graph, node, position)
-                for user in picks:
+        for position in (0, 1, _BIAS_POSITION):
+            selections = [user for user in node.users if user.target is getitem]
+            selections = [user for user in selections if user.args[1] == position]
+            if position == _BIAS_POSITION:
+                for user in selections:
+                    _make_bias_gradient(user, node)
+            elif selections:
+                gradient_node = _insert_gradient_node(graph, node, position)
+                for user in selections:
                     user.args = (gradient_node, position)
         graph.erase_node(node)
 
 
 def _divide_loss(joint: Joint, divisor: int) -> None:
-    """Divide the gradient of the loss by a number; the loss itself does not change."""
+    """Divide the gradient of the loss by `divisor` in the captured graph, but not the loss."""
     graph = joint.graph_module.graph
-    first = next(node for node in graph.nodes if node.op == "call_function")
+    first_call = next(node for node in graph.nodes if node.op == "call_function")
     for argument in joint.arguments_of(InputKind.TANGENT):
-        with graph.inserting_before(first):
+        with graph.inserting_before(first_call):
             quotient = graph.call_function(
                 torch.ops.aten.div.Scalar, (argument.node, float(divisor))
             )
         quotient.meta = dict(argument.node.meta)
         argument.node.replace_all_uses_with(
-            quotient, delete_user_cb=lambda user, own=quotient: user is not own
+            quotient, delete_user_cb=lambda user, quotient_node=quotient: user is not quotient_node
         )
 
 
-def _compute_bias_gradient(user: fx.Node, node: fx.Node) -> None:
-    """Turn the node that selected the bias gradient into the sum that computes it."""
+def _make_bias_gradient(selection: fx.Node, node: fx.Node) -> None:
+    """Turn a node that selects the bias gradient into the sum that computes this gradient.
+
+    `selection` selects a result of the backward operator `node`.
+    """
     gradient = node.args[0]
     dimensions = gradient.meta["val"].ndim
-    user.target = torch.ops.aten.sum.dim_IntList
-    user.args = (gradient, [0, *range(2, dimensions)])
-    user.meta = {**node.meta, "val": user.meta["val"]}
+    selection.target = torch.ops.aten.sum.dim_IntList
+    selection.args = (gradient, [0, *range(2, dimensions)])
+    selection.meta = {**node.meta, "val": selection.meta["val"]}
 
 
-def _single_gradient(graph: fx.Graph, node: fx.Node, position: int) -> fx.Node:
+def _insert_gradient_node(graph: fx.Graph, node: fx.Node, position: int) -> fx.Node:
     """Insert a backward operator that computes only the gradient at a position, and return it."""
-    mask = [k == position for k in range(3)]
-    arguments: tuple[Any, ...] = (*node.args[:-1], mask)
+    output_mask = [k == position for k in range(3)]
+    arguments: tuple[Any, ...] = (*node.args[:-1], output_mask)
     with graph.inserting_before(node):
         gradient_node = graph.call_function(node.target, arguments)
     gradient_node.meta = {key: value for key, value in node.meta.items() if key != "val"}

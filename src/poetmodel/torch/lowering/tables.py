@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from poetmodel.torch.lowering.operands import Lowering
 
 aten: Final = torch.ops.aten
-BYTE_TYPES: Final = (torch.uint8, torch.int8)
+_BYTE_TYPES: Final = (torch.uint8, torch.int8)
 _COPIES: Final = (aten._to_copy.default, aten.clone.default)
 """Operators that copy elements, possibly to another type."""
 _IMAGE_RANK: Final = 3
 """Dimensions of a single image without a batch, whose channels come first."""
 _MAX_LAST_CHANNELS: Final = 4
-"""Maximum number of channels in the last dimension."""
+"""Maximum size of the last dimension for which this dimension counts as channels."""
 _MAX_TABLE_CHANNELS: Final = 16
-"""Maximum number of channels with tables; more have tables only if these are smaller than the
-converted input."""
+"""Maximum number of channels with a table each. More channels have tables only if the tables have
+no more elements than the converted input."""
 
 
 @torch.library.custom_op(  # type: ignore[untyped-decorator, unused-ignore]
@@ -52,8 +52,8 @@ def lookup(x: torch.Tensor, rows: torch.Tensor, dimension: int, strides: list[in
 
 
 @lowers(torch.ops.poetmodel.lookup.default)
-def _lookup(op: Lowering) -> None:
-    """Lower a table lookup; a table with one row applies to all channels."""
+def _lower_lookup(op: Lowering) -> None:
+    """Lower a table lookup; a single row applies to all channels."""
     x, rows, dimension, _ = op.args
     out, x, rows = op.output(), op.value(x), op.value(rows)
     steps = [0] * len(out.shape)
@@ -73,39 +73,39 @@ def with_tables(joint: Joint) -> Joint:
     `joint`, and registers the tables as buffers of its module.
     """
     conversions = _Conversions(joint)
-    if not conversions.ends:
+    if not conversions.end_nodes:
         return joint
     graph, module = joint.graph_module.graph, joint.graph_module
-    constants, new_nodes = [], {}
-    for number, (end, dimension, rows) in enumerate(conversions.tables()):
-        root = conversions.root_of[end]
-        name = f"_bytes_as_reals_{number}"
-        module.register_buffer(name, rows)
-        with graph.inserting_before(end):
-            constant = graph.get_attr(name)
-            constant.meta["val"] = rows
-            strides = list(end.meta["val"].stride())
+    table_inputs, new_nodes = [], {}
+    for k, (end_node, dimension, table) in enumerate(conversions.compute_tables()):
+        source = conversions.source_of[end_node]
+        name = f"_bytes_as_reals_{k}"
+        module.register_buffer(name, table)
+        with graph.inserting_before(end_node):
+            table_node = graph.get_attr(name)
+            table_node.meta["val"] = table
+            strides = list(end_node.meta["val"].stride())
             lookup_node = graph.call_function(
-                lookup._opoverload, (root, constant, dimension, strides)
+                lookup._opoverload, (source, table_node, dimension, strides)
             )
-        lookup_node.meta = dict(end.meta)
-        end.replace_all_uses_with(
-            lookup_node, delete_user_cb=lambda user: user not in conversions.root_of
+        lookup_node.meta = dict(end_node.meta)
+        end_node.replace_all_uses_with(
+            lookup_node, delete_user_cb=lambda user: user not in conversions.source_of
         )
-        constants.append(
+        table_inputs.append(
             InputSpec(
                 kind=InputKind.CONSTANT_TENSOR,
-                node=constant,
+                node=table_node,
                 target=name,
-                name=f"{conversions.input_of[root].name} as reals{f' {number}' if number else ''}",
+                name=f"{conversions.input_of[source].name} as reals{f' {k}' if k else ''}",
             )
         )
-        new_nodes[end] = lookup_node
+        new_nodes[end_node] = lookup_node
     graph.eliminate_dead_code()
     remaining_nodes = set(graph.nodes)
     return replace(
         joint,
-        arguments=(*(a for a in joint.arguments if a.node in remaining_nodes), *constants),
+        arguments=(*(a for a in joint.arguments if a.node in remaining_nodes), *table_inputs),
         results=tuple(replace(r, node=new_nodes.get(r.node, r.node)) for r in joint.results),
     )
 
@@ -117,7 +117,8 @@ class _Constant:
     value: torch.Tensor
 
     @classmethod
-    def of(cls, value: torch.Tensor) -> _Constant:
+    def reduce(cls, value: torch.Tensor) -> _Constant:
+        """Return a tensor as a constant, reduced along dimensions where it repeats."""
         for d, size in enumerate(value.shape):
             first = value.narrow(d, 0, 1) if size else value
             if size > 1 and bool((value == first).all()):
@@ -136,71 +137,76 @@ class _Conversions:
     def __init__(self, joint: Joint) -> None:
         """Find the byte inputs of a step, and the operations that convert their elements."""
         self._joint = joint
-        self.root_of: dict[fx.Node, fx.Node] = {}
+        self.source_of: dict[fx.Node, fx.Node] = {}
         """The byte input, or view of one, that each operation converts."""
         self.input_of: dict[fx.Node, InputSpec] = {}
         """The input of each byte tensor: the input itself, or a view of it."""
         self._channel_dimensions: dict[fx.Node, set[int]] = {}
         """The channel dimension on which each operation's results depend; empty if none."""
         changed_nodes = {r.target.node for r in joint.results if r.target is not None}
-        kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+        constant_kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
         self._arguments = {
-            a.node: a for a in joint.arguments if a.kind in kinds and a.node not in changed_nodes
+            a.node: a
+            for a in joint.arguments
+            if a.kind in constant_kinds and a.node not in changed_nodes
         }
         self._constants: dict[fx.Node, torch.Tensor | None] = {}
         for argument in joint.arguments_of(InputKind.USER_INPUT):
-            if getattr(joint.value(argument), "dtype", None) in BYTE_TYPES:
+            if getattr(joint.value(argument), "dtype", None) in _BYTE_TYPES:
                 self.input_of[argument.node] = argument
         if self.input_of:
             for node in joint.graph_module.graph.nodes:
                 if node.op == "call_function":
                     self._add_conversion(node)
-        self.ends = [node for node in self.root_of if self._is_end(node)]
-        """The last operation of each chain, whose result other operations read."""
+        self.end_nodes = [node for node in self.source_of if self._is_end(node)]
+        """The last operation of each chain: its float32 result is read outside of the chain."""
 
     def _add_conversion(self, node: fx.Node) -> None:
-        """Add a node if it is a view or an elementwise conversion of a byte input."""
+        """Register a node if it is a view or an elementwise conversion of a byte input."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             return
         first_argument = node.args[0] if node.args else None
         if first_argument in self.input_of and getattr(node.target, "is_view", False):
-            if value.dtype in BYTE_TYPES:
+            if value.dtype in _BYTE_TYPES:
                 self.input_of[node] = self.input_of[first_argument]
             return
-        roots = {self.root_of.get(x, x) for x in node.all_input_nodes if self._is_byte(x)}
-        if len(roots) != 1 or not _is_elementwise(node.target):
+        sources = {
+            self.source_of.get(x, x) for x in node.all_input_nodes if self._comes_from_bytes(x)
+        }
+        if len(sources) != 1 or not _is_elementwise(node.target):
             return
-        (root,) = roots
+        (source,) = sources
         dimensions: set[int] = set()
         for x in node.all_input_nodes:
-            constant = None if self._is_byte(x) else self._constant(x)
-            if not self._is_byte(x) and constant is None:
+            constant = None if self._comes_from_bytes(x) else self._constant(x)
+            if not self._comes_from_bytes(x) and constant is None:
                 return
             if constant is not None and constant.ndim > value.ndim:
                 return
             dimensions |= (
                 self._channel_dimensions.get(x, set())
                 if constant is None
-                else _Constant.of(constant).varying_dimensions(value.ndim)
+                else _Constant.reduce(constant).varying_dimensions(value.ndim)
             )
-        has_input_shape = value.shape == root.meta["val"].shape
+        has_input_shape = value.shape == source.meta["val"].shape
         if (
             has_input_shape
             and len(dimensions) <= 1
             and all(_is_channel_dimension(value.shape, d) for d in dimensions)
         ):
-            self.root_of[node], self._channel_dimensions[node] = root, dimensions
+            self.source_of[node], self._channel_dimensions[node] = source, dimensions
 
-    def _is_byte(self, node: fx.Node) -> bool:
-        return node in self.input_of or node in self.root_of
+    def _comes_from_bytes(self, node: fx.Node) -> bool:
+        """Return whether a node is a byte input, a view of one, or a conversion of one."""
+        return node in self.input_of or node in self.source_of
 
     def _is_end(self, node: fx.Node) -> bool:
         is_float = node.meta["val"].dtype is torch.float32
-        return is_float and any(user not in self.root_of for user in node.users)
+        return is_float and any(user not in self.source_of for user in node.users)
 
     def _constant(self, node: fx.Node) -> torch.Tensor | None:
-        """Return the value of a node that is equal in each step; None for other nodes."""
+        """Return the value of a node if the value is equal in each step; None otherwise."""
         if node not in self._constants:
             self._constants[node] = self._compute_constant(node)
         return self._constants[node]
@@ -222,30 +228,31 @@ class _Conversions:
         with torch.no_grad():
             return call(node, *arguments)
 
-    def tables(self) -> Iterator[tuple[fx.Node, int, torch.Tensor]]:
+    def compute_tables(self) -> Iterator[tuple[fx.Node, int, torch.Tensor]]:
         """Yield (last operation, channel dimension, table) of each chain of conversions.
 
-        All 256 bytes are converted at once, along a new first dimension. The other dimensions have
-        size 1, except that of channels.
+        A table has a row of 256 results for each channel, or only one row. All 256 bytes are
+        converted at once, along a new first dimension; other dimensions have size 1, except that of
+        channels.
         """
-        for end in self.ends:
-            root = self.root_of[end]
-            shape, dtype = root.meta["val"].shape, root.meta["val"].dtype
-            (dimension,) = self._channel_dimensions[end] or {0}
-            channels = shape[dimension] if self._channel_dimensions[end] else 1
+        for end_node in self.end_nodes:
+            source = self.source_of[end_node]
+            shape, dtype = source.meta["val"].shape, source.meta["val"].dtype
+            (dimension,) = self._channel_dimensions[end_node] or {0}
+            channels = shape[dimension] if self._channel_dimensions[end_node] else 1
             sizes = [channels if d == dimension else 1 for d in range(len(shape))]
-            bytes_ = torch.arange(BYTES).to(torch.uint8).view(dtype)
-            values = {root: bytes_.view(-1, *[1] * len(sizes)).expand(-1, *sizes).contiguous()}
-            for node in self.root_of:
+            all_bytes = torch.arange(BYTES).to(torch.uint8).view(dtype)
+            values = {source: all_bytes.view(-1, *[1] * len(sizes)).expand(-1, *sizes).contiguous()}
+            for node in self.source_of:
                 if (
-                    self.root_of[node] is root
-                    and self._channel_dimensions[node] <= self._channel_dimensions[end]
+                    self.source_of[node] is source
+                    and self._channel_dimensions[node] <= self._channel_dimensions[end_node]
                 ):
-                    values[node] = self._convert(node, values)
-            rows = values[end].reshape(BYTES, channels).t().contiguous()
-            yield end, dimension, rows
+                    values[node] = self._convert_bytes(node, values)
+            rows = values[end_node].reshape(BYTES, channels).t().contiguous()
+            yield end_node, dimension, rows
 
-    def _convert(self, node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
+    def _convert_bytes(self, node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
         """Compute an operation of a chain for all 256 bytes, from the `values` of its operands."""
         if node.target in _COPIES:
             (x,) = node.all_input_nodes
@@ -255,14 +262,14 @@ class _Conversions:
             if x in values:
                 return values[x]
             constant = self._constant(x)
-            return None if constant is None else _Constant.of(constant).value
+            return None if constant is None else _Constant.reduce(constant).value
 
         value: torch.Tensor = self._execute(node, get_value)
         return value
 
 
 def _is_channel_dimension(shape: Sequence[int], dimension: int) -> bool:
-    """Return whether a dimension may be that of channels, and is small enough for tables."""
+    """Return whether a dimension may be the channels of images, and few enough for tables."""
     rank, channels = len(shape), shape[dimension]
     is_first = dimension == 1 or (dimension == 0 and rank == _IMAGE_RANK)
     is_last = dimension == rank - 1 and channels <= _MAX_LAST_CHANNELS

@@ -14,7 +14,7 @@ import torch.ao.quantization.fx._decomposed  # registers the operators of PT2E
 from torch import nn
 
 from poetmodel.errors import InputError
-from poetmodel.torch.errors import explained
+from poetmodel.torch.errors import convert_exceptions
 from poetmodel.torch.int8.quantizing import HEADROOM, check_training, convert_network
 from poetmodel.torch.int8.training import ROUNDINGS
 from poetmodel.torch.onnx.operators import OPERATORS, OnnxNode, to_numbers
@@ -98,10 +98,10 @@ def split_front(
     sizes = [
         size if isinstance(size, int) else 1 for size in shape
     ]  # no layer depends on the batch
-    with explained(str(record.path)), torch.no_grad():
+    with convert_exceptions(str(record.path)), torch.no_grad():
         exported = torch.export.export(graph, (torch.zeros(sizes),))
     front = convert_network(
-        exported.module(), train=train, rounding=rounding, headroom=headroom, where=str(record.path)
+        exported.module(), train=train, rounding=rounding, headroom=headroom, label=str(record.path)
     )
     return FrontRecord(front=front, source=name, result=result_name), replace(
         record, nodes=other_nodes

@@ -13,7 +13,7 @@ import torch
 
 from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
 from poetmodel.torch.capturing.modules import GeneratorStates, ModuleSnapshot
-from poetmodel.torch.errors import CaptureError, explained
+from poetmodel.torch.errors import CaptureError, convert_exceptions
 from poetmodel.torch.runtime.profiling import limited_threads
 from poetmodel.torch.step.optimizers import MomentSnapshot
 
@@ -108,7 +108,7 @@ def check_agreement(trace: Trace, runner: Runner) -> None:
 
 
 def _run_eager(joint: Joint, *, backward: bool = True) -> Any:
-    with explained(f"{joint.name}: one step of PyTorch"):
+    with convert_exceptions(f"{joint.name}: one step of PyTorch"):
         return eager_step(joint, joint.inputs, backward=backward)
 
 
@@ -239,7 +239,7 @@ class StepState:
 
     def create_accumulators(self) -> None:
         """Create zero gradients, or missing moments of an optimizer; later resets retain them."""
-        if self._moments.is_in_use:
+        if self._moments.has_optimizer:
             self._moments.create_missing()
             return
         for tensor in self.targets.values():
@@ -280,8 +280,8 @@ class StepState:
                 results[f"{OutputKind.GRADIENT} of {name}"] = tensor.grad
         for name, tensor in self.changed.items():
             results[f"{OutputKind.MUTATION} of {name}"] = tensor.detach().clone()
-        if self._moments.is_in_use:
-            for name, tensor in (self._parameters | self._moments.values()).items():
+        if self._moments.has_optimizer:
+            for name, tensor in (self._parameters | self._moments.read_moments()).items():
                 results[f"update of {name}"] = tensor.detach().clone()
         self._clear_gradients()
         return results, torch.get_rng_state()
@@ -295,9 +295,9 @@ def differences(trace: Trace, expected: Results, actual: Results) -> Iterator[Re
     """Yield the results that are not equal bit for bit; NaN equals NaN."""
     step_graph = trace.step_graph
     ops = {
-        output.result.name: step_graph.operations[output.completed_by].name
+        output.result.name: step_graph.operations[output.last_operation].name
         for output in step_graph.outputs
-        if output.completed_by is not None
+        if output.last_operation is not None
     }
     for name in sorted(expected.keys() | actual.keys()):
         reference, value = expected.get(name), actual.get(name)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 from torch import fx
 
-from poetmodel.torch.graph.operators import chosen_kernel, kernel_of, set_kernel
+from poetmodel.torch.graph.operators import kernel_of, set_kernel, stored_kernel
 from poetmodel.torch.graph.tensors import heap_peak_bytes, tensors_in
 from poetmodel.torch.step.scheduled import always_resident_bytes, keep_all_bytes
 
@@ -120,7 +120,7 @@ def divide_convolutions(trace: Trace, chosen: Iterable[SplitOp]) -> Trace:
 def describe_split_kernels(trace: Trace) -> str:
     """Return the operations with chosen kernels, and the kernels, as text; a key of the step."""
     operations = trace.step_graph.operations
-    chosen = ((operation, chosen_kernel(operation.node)) for operation in operations)
+    chosen = ((operation, stored_kernel(operation.node)) for operation in operations)
     return "\n".join(
         f"{operation.name}: {kernel!r}" for operation, kernel in chosen if kernel is not None
     )

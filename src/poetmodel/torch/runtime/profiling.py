@@ -274,7 +274,7 @@ def measure_operation_times(
             # A program overwrites state and gradient. Here other operations read them: use copies.
             state, gradients, *operands = arguments
             copied_arguments = (copy_tensors(state), copy_tensors(gradients), *operands)
-            work = partial(node.target.replace, *copied_arguments, owned=True)
+            work = partial(node.target.overwrite_state, *copied_arguments, owns_gradient=True)
         begin = clock()
         value = work()
         times_s[node] = clock() - begin

@@ -42,36 +42,36 @@ class StepProgram:
     """Takes the values of the arguments, a callback for each gradient, and the pages."""
     end_results: Mapping[int, StepOutput]
     """Outputs that the function returns, by output index: the loss, new values of buffers."""
-    homes: Mapping[int, int]
+    state_indices: Mapping[int, int]
     """Storage index of the state, for state on storage and for its replacements."""
 
 
 class StepWriter(Rewriter):
     """Writes a program that emits gradients as soon as they exist, and pages as planned.
 
-    The program is a valid plan of a graph whose tensors are the storages `numbers`. All other
-    storages are kept until their last reader. A random operation that is recomputed starts from
-    the random state of its first execution. `homes` is that of `StepProgram`.
+    The program is a valid plan of a graph whose tensors are the storages `storage_indices`. All
+    other storages are kept until their last reader. A random operation that is recomputed starts
+    from the random state of its first execution. `state_indices` is that of `StepProgram`.
     """
 
     def __init__(
         self,
         trace: Trace,
         program: Program,
-        numbers: Sequence[int],
+        storage_indices: Sequence[int],
         *,
-        homes: Mapping[int, int] | None = None,
+        state_indices: Mapping[int, int] | None = None,
     ) -> None:
         """Begin a graph with the arguments of the step; `write` adds the operations."""
         super().__init__(trace.step_graph.output_keys)
         self.name = f"step of {trace.graph.name}"
-        self.homes = dict(homes or {})
+        self.state_indices = dict(state_indices or {})
         self.step_graph: CapturedGraph = trace.step_graph
         self.program = program
-        self.numbers = numbers
-        self._scheduled = frozenset(numbers)
+        self.storage_indices = storage_indices
+        self._scheduled = frozenset(storage_indices)
         for argument in trace.joint.arguments:
-            self._arguments[argument.node] = self.graph.placeholder(argument.node.name)
+            self._placeholders[argument.node] = self.graph.placeholder(argument.node.name)
         self._new = self.graph.placeholder("new") if trace.joint.optimizer is not None else None
         self._emit, self._pages = map(self.graph.placeholder, ("emit", "pages"))
         outputs = self.step_graph.outputs
@@ -80,7 +80,7 @@ class StepWriter(Rewriter):
         self._completed: dict[int | None, list[int]] = {}
         """Indices of the outputs that each operation completes."""
         for number, output in enumerate(outputs):
-            self._completed.setdefault(output.completed_by, []).append(number)
+            self._completed.setdefault(output.last_operation, []).append(number)
         self._count = Counter(step.index for step in program if step.op == Op.COMPUTE)
         self._states: dict[int, fx.Node | None] = {}
         """The random state before each operation; None unless the operation is random and
@@ -93,7 +93,7 @@ class StepWriter(Rewriter):
             if op == Op.COMPUTE:
                 self._compute(self.step_graph.operations[index], point)
             elif op != Op.FREE:  # Python frees each value after its last use
-                self._write_page(op, self.numbers[index])
+                self._write_page(op, self.storage_indices[index])
         for number in self._completed.get(None, ()):
             self._write_output(number)
         self.graph.output([self._results[number] for number in self.end_results])
@@ -103,7 +103,7 @@ class StepWriter(Rewriter):
             source=source,
             function=function,
             end_results=self.end_results,
-            homes=self.homes,
+            state_indices=self.state_indices,
         )
 
     def _write_initial_state(self) -> None:
@@ -142,7 +142,7 @@ class StepWriter(Rewriter):
         if not keys:
             return
         if op == Op.PAGE_OUT:
-            newest = self._current.get(keys[0]) or self.map_node(self._owners[keys[0]])
+            newest = self._newest.get(keys[0]) or self.map_node(self._first_nodes[keys[0]])
             self.graph.call_method("page_out", (self._pages, number, newest))
         else:
             self._page_in(number)
@@ -157,7 +157,7 @@ class StepWriter(Rewriter):
                 if has_one_layout
                 else self.graph.call_function(operator.getitem, (page, key[1]))
             )
-            self._current[key] = output
+            self._newest[key] = output
 
     def _write_output(self, number: int) -> None:
         """Write the emission of a gradient, or store another output until the end."""
@@ -198,21 +198,28 @@ class TrainingWriter(StepWriter):
     step_graph: TrainingGraph
 
     def __init__(
-        self, trace: Trace, program: Program, numbers: Sequence[int], *, resident: Collection[int]
+        self,
+        trace: Trace,
+        program: Program,
+        storage_indices: Sequence[int],
+        *,
+        resident: Collection[int],
     ) -> None:
         """Begin as `StepWriter`; derive from `resident` the state with its home on storage."""
         replacement_of, state = trace.graph.replacement_of, set(trace.graph.state_tensors)
-        on_storage = {number for i, number in enumerate(numbers) if i not in resident} & state
-        homes = {number: number for number in sorted(on_storage)}
-        homes |= {
+        on_storage = {
+            number for i, number in enumerate(storage_indices) if i not in resident
+        } & state
+        state_indices = {number: number for number in sorted(on_storage)}
+        state_indices |= {
             replacement_of[number]: number
             for number in sorted(on_storage)
             if number in replacement_of
         }
-        self._last_uses = _last_uses(trace.step_graph, program, frozenset(numbers))
+        self._last_uses = _last_uses(trace.step_graph, program, frozenset(storage_indices))
         """Storages without decision, by the point of the last computation that uses them."""
         self._positions = {a.node: k for k, a in enumerate(trace.joint.arguments)}
-        super().__init__(trace, program, numbers, homes=homes)
+        super().__init__(trace, program, storage_indices, state_indices=state_indices)
 
     def _write_initial_state(self) -> None:
         """Write the outputs that are values of state before the step."""
@@ -221,17 +228,17 @@ class TrainingWriter(StepWriter):
             for output_index in output_indices:
                 self._write_output(output_index)
 
-    def map_argument(self, node: fx.Node) -> fx.Node:
+    def map_placeholder(self, node: fx.Node) -> fx.Node:
         """Return the node of an argument: its page if it was paged in, else its placeholder."""
-        key = self._key_of.get(node)
-        if key in self._current:
-            return self._current[key]
-        return self._arguments[node]
+        key = self._keys_by_node.get(node)
+        if key in self._newest:
+            return self._newest[key]
+        return self._placeholders[node]
 
     def _compute(self, operation: Operation, point: int) -> None:
         """Write an operation: nothing for state in RAM, a page-in for state on storage."""
         if operation.is_source:
-            for number in self.homes.keys() & set(operation.storages):
+            for number in self.state_indices.keys() & set(operation.storages):
                 self._page_in(number)
         elif isinstance(operation.node.target, Update):
             self._update(operation, operation.node.target, point)
@@ -239,23 +246,27 @@ class TrainingWriter(StepWriter):
             super()._compute(operation, point)
 
     def _update(self, operation: Operation, update: Update, point: int) -> None:
-        """Write an update in the memory of its state, with the options of `Update.replace`."""
+        """Write a call of `Update.overwrite_state`, which overwrites the memory of the state."""
         state: Any = operation.node.args[0]
         options: dict[str, Any] = {}
         if isinstance(update, ParameterUpdate):
             gradient = set(self.step_graph.gradient_storages(operation))
             freed = self._storages_freed_after(point)
-            options["owned"] = self.step_graph.owns_gradient(operation) and gradient <= freed
-            if update.rule.moments:
+            options["owns_gradient"] = (
+                self.step_graph.owns_gradient(operation) and gradient <= freed
+            )
+            if update.rule.moment_keys:
                 moment = self._positions[state[1]]
-                options["first"] = self.graph.call_function(operator.contains, (self._new, moment))
+                options["is_first"] = self.graph.call_function(
+                    operator.contains, (self._new, moment)
+                )
         arguments: Any = fx.node.map_arg(operation.node.args, self.map_node)
-        self.graph.call_function(update.replace, arguments, options)
+        self.graph.call_function(update.overwrite_state, arguments, options)
         for number in operation.storages:  # the new value is in the memory of the state
             home = self.step_graph.storages[number].replaces
-            if home in self.homes:
-                self._current |= {
-                    (number, k): self._current[home, k] for _, k in self.output_keys(home)
+            if home in self.state_indices:
+                self._newest |= {
+                    (number, k): self._newest[home, k] for _, k in self.output_keys(home)
                 }
                 self._output_keys[number] = [(number, k) for _, k in self.output_keys(home)]
 
@@ -280,7 +291,7 @@ class TrainingWriter(StepWriter):
         for op, i in self.program[point + 1 :]:
             if op != Op.FREE:
                 break
-            freed_storages.add(self.numbers[i])
+            freed_storages.add(self.storage_indices[i])
         return freed_storages
 
     def _is_copied(self, output: StepOutput) -> bool:

@@ -48,7 +48,7 @@ class Runner:
     trace : Trace
     plan : Plan
         A valid plan.
-    numbers : sequence of int
+    storage_indices : sequence of int
         Storage index of each tensor of the plan's graph.
     program : Program, optional
         The plan's program with operation indices, if these differ from the node indices.
@@ -57,7 +57,7 @@ class Runner:
     rollback : bool
         Whether a failed step changes nothing. Gradients are then added to existing ones only at the
         end of steps that page. If updates are part of the step, state is restored from `folder`.
-    homes : StateStore, optional
+    state_store : StateStore, optional
         State file of the same step with other inputs, to be shared.
     """
 
@@ -65,36 +65,36 @@ class Runner:
         self,
         trace: Trace,
         plan: Plan,
-        numbers: Sequence[int],
+        storage_indices: Sequence[int],
         *,
         program: Program | None = None,
         folder: str | Path | None = None,
         rollback: bool = True,
-        homes: StateStore | None = None,
+        state_store: StateStore | None = None,
     ) -> None:
         """Write and compile the program; create the page file and the state file if needed."""
         self.trace = trace
         program = plan.program if program is None else program
         writer = (
-            StepWriter(trace, program, numbers)
+            StepWriter(trace, program, storage_indices)
             if trace.joint.optimizer is None
-            else TrainingWriter(trace, program, numbers, resident=plan.resident or ())
+            else TrainingWriter(trace, program, storage_indices, resident=plan.resident or ())
         )
         self.program = writer.write()
         self.file: PageFile | None = None
-        self.homes = homes
-        on_storage = self.program.homes
-        paged_storages = {numbers[i] for op, i in plan.program if op == Op.PAGE_OUT}.difference(
-            on_storage
-        )
+        self.state_store = state_store
+        on_storage = self.program.state_indices
+        paged_storages = {
+            storage_indices[i] for op, i in plan.program if op == Op.PAGE_OUT
+        }.difference(on_storage)
         if paged_storages:
             pages = (trace.step_graph.storages[i] for i in sorted(paged_storages))
             self.file = PageFile(folder or ".", pages)
         rolls_back = trace.joint.optimizer is not None and folder is not None and rollback
-        if homes is None and (on_storage or rolls_back):
+        if state_store is None and (on_storage or rolls_back):
             states = frozenset(on_storage.values())
-            self.homes = StateStore(trace, states, folder=folder or ".", rollback=rollback)
-        file_number_of = {} if self.homes is None else self.homes.numbers_of(trace)
+            self.state_store = StateStore(trace, states, folder=folder or ".", rollback=rollback)
+        file_number_of = {} if self.state_store is None else self.state_store.numbers_of(trace)
         self._file_numbers = {index: file_number_of[number] for index, number in on_storage.items()}
         """Number in the state file of each state on storage and of its replacement."""
         self.delays_gradients = rollback and (
@@ -129,14 +129,16 @@ class Runner:
             if output_keys.get(a.node, (None,))[0] in self._file_numbers
         ]
         self._state = (
-            None if joint.optimizer is None else OptimizerState(joint, on_storage=stored_positions)
+            None
+            if joint.optimizer is None
+            else OptimizerState(joint, positions_on_storage=stored_positions)
         )
 
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes written and read by all steps so far, without mirrored state [B]."""
         written_bytes, read_bytes = -self.mirrored_bytes, 0
-        for file in (self.file, None if self.homes is None else self.homes.file):
+        for file in (self.file, None if self.state_store is None else self.state_store.file):
             if file is not None:
                 written_bytes, read_bytes = (
                     written_bytes + file.written_bytes,
@@ -147,25 +149,25 @@ class Runner:
     @property
     def mirrored_bytes(self) -> int:
         """Bytes of state in RAM that all steps so far wrote to storage for rollback [B]."""
-        return 0 if self.homes is None else self.homes.mirrored_bytes
+        return 0 if self.state_store is None else self.state_store.mirrored_bytes
 
     @property
     def state_on_storage_bytes(self) -> int:
         """Bytes of state with its home on storage [B]."""
-        storages = set(self.program.homes.values())
+        storages = set(self.program.state_indices.values())
         return sum(self.trace.step_graph.storages[storage].bytes for storage in storages)
 
     def trial(self) -> AbstractContextManager[None]:
         """Context manager for trial steps: restores the state on storage at the end."""
-        if self.homes is None:
+        if self.state_store is None:
             return nullcontext()
         self.move_state()
-        return self.homes.trial()
+        return self.state_store.trial()
 
     def move_state(self) -> None:
         """Move state to the homes of the plan: storage or RAM."""
-        if self.homes is not None:
-            self.homes.begin(frozenset(self._file_numbers.values()))
+        if self.state_store is not None:
+            self.state_store.begin(frozenset(self._file_numbers.values()))
 
     def close(self) -> None:
         """Remove the page file; the state file remains."""
@@ -193,8 +195,8 @@ class Runner:
             results = self.run(values, gradients.add)
             if self._state is not None:
                 self._state.store_first_moments(values)
-            if self.homes is not None:
-                self.homes.commit()
+            if self.state_store is not None:
+                self.state_store.commit()
         except BaseException as error:
             if random_state is not None:
                 torch.default_generator.set_state(random_state)
@@ -213,10 +215,10 @@ class Runner:
 
     def _restore_state(self, error: BaseException) -> None:
         """Restore the state before a failed step, or add the note `TORN` to its error."""
-        if self.homes is not None:
-            self.homes.rollback()
+        if self.state_store is not None:
+            self.state_store.rollback()
         if self._state is not None and not (
-            self.homes is not None and self.homes.has_two_generations
+            self.state_store is not None and self.state_store.has_two_generations
         ):
             error.add_note(TORN)
 
@@ -261,13 +263,13 @@ class Runner:
 
     def _pages(self) -> Pages | None:
         """Return the pages of a step, after a check of the page file; None without files."""
-        if self.file is None and self.homes is None:
+        if self.file is None and self.state_store is None:
             return None
         if self.file is not None:
             self.file.check()
-        if self.homes is None:
+        if self.state_store is None:
             return Pages(self.file)
-        return Pages(self.file, state=self.homes.file, homes=self._file_numbers)
+        return Pages(self.file, state=self.state_store.file, file_numbers=self._file_numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from poetmodel.export.state import read_state, state_paths, state_tensors, write
 from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.int8.training import TrainedLayer
 from poetmodel.torch.state.recovery import check_kind
-from poetmodel.torch.step.optimizers import OptimizerSlot, group_rules
+from poetmodel.torch.step.optimizers import OptimizerMoment, group_rules
 from poetmodel.torch.step.updates import BATCHES, GRADIENT
 
 if TYPE_CHECKING:
@@ -124,9 +124,9 @@ def save_state(
         )
     for name, parameter, key in _moment_targets(model, moment_names, optimizer):
         if optimizer is not None:
-            slot = OptimizerSlot(optimizer, parameter, key)
+            slot = OptimizerMoment(optimizer, parameter, key)
             moment = slot.value().detach().cpu().numpy().reshape(shapes[name])
-            arrays[name] = np.full_like(moment, np.nan) if slot.begins_with_gradient else moment
+            arrays[name] = np.full_like(moment, np.nan) if slot.starts_with_gradient else moment
     write_state(file, tensors, arrays)
 
 
@@ -189,7 +189,7 @@ def _moment_targets(
     groups = () if optimizer is None else optimizer.param_groups
     trained_ids = {id(p) for group in groups for p in group["params"]}
     rules = () if optimizer is None else group_rules(optimizer)
-    moments = {id(p): rule.moments for rule, parameters in rules for p in parameters}
+    moments = {id(p): rule.moment_keys for rule, parameters in rules for p in parameters}
     for name in sorted(names):
         owner_name, _, key = name.rpartition(".")
         if owner_name not in parameters_by_name:

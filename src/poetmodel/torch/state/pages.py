@@ -253,8 +253,9 @@ class Pageable(Protocol):
 class Pages:
     """The pager of a program: writes and reads pages of storages.
 
-    State is in the separate file `state`. `homes` maps the numbers of state tensors and their
-    replacements in the program to their numbers in that file. All other pages are in `file`.
+    State is in the separate file `state`. `file_numbers` maps the storage indices of state tensors
+    and their replacements in the program to their numbers in that file. All other pages are in
+    `file`.
     """
 
     def __init__(
@@ -262,12 +263,12 @@ class Pages:
         file: PageFile | None,
         *,
         state: Pageable | None = None,
-        homes: Mapping[int, int] | None = None,
+        file_numbers: Mapping[int, int] | None = None,
     ) -> None:
         """Store the files for pages and for state, which may be None if no page needs them."""
         self._file = file
         self._state = state
-        self._homes = homes or {}
+        self._file_numbers = file_numbers or {}
 
     def page_out(self, index: int, tensor: torch.Tensor) -> None:
         """Write the storage of a tensor."""
@@ -283,7 +284,7 @@ class Pages:
 
     def _file_of(self, index: int) -> tuple[Any, int]:
         """Return the file of a storage's page, and the number of the page in that file."""
-        page_number = self._homes.get(index)
+        page_number = self._file_numbers.get(index)
         return (self._file, index) if page_number is None else (self._state, page_number)
 
 

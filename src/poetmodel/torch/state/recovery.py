@@ -27,7 +27,7 @@ from poetmodel.torch.state.file import (
     StateTensor,
 )
 from poetmodel.torch.state.pages import allocate_page, bytes_of, checksum, read_page
-from poetmodel.torch.step.optimizers import Optimizers, find_owner, group_rules, members_of
+from poetmodel.torch.step.optimizers import Optimizers, find_owner, group_rules, optimizer_members
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ def recover(
         several. Then nothing is loaded.
     """
     check_kind("model", model, torch.nn.Module)
-    for member in members_of(Optimizers.combine(optimizer)):
+    for member in optimizer_members(Optimizers.combine(optimizer)):
         check_kind("optimizer", member, torch.optim.Optimizer)
     loaded_file = _LOADED.pop(model, None)
     if loaded_file is not None:
@@ -123,7 +123,9 @@ class _RecoveryTargets:
             self._tensors |= {(InputKind.PARAMETER, path): value for path, value in parameters}
             self._tensors |= {(InputKind.BUFFER, path): value for path, value in buffers}
         self._moments = {
-            id(p): rule.moments for rule, parameters in group_rules(optimizer) for p in parameters
+            id(p): rule.moment_keys
+            for rule, parameters in group_rules(optimizer)
+            for p in parameters
         }
         """Keys of the moments of each parameter, by its id; an empty value if unknown."""
 

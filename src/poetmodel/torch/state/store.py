@@ -24,7 +24,7 @@ from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.state.file import StateFile, StateTensor
 from poetmodel.torch.state.pages import Memory, allocate_page, bytes_of, checksum
 from poetmodel.torch.state.recovery import replace_recovered
-from poetmodel.torch.step.optimizers import OptimizerSlot
+from poetmodel.torch.step.optimizers import OptimizerMoment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -42,7 +42,7 @@ class _State:
     tensor: StateTensor
     find: Callable[[], torch.Tensor]
     """Returns the current tensor, or its initial value before the first step."""
-    moment: OptimizerSlot | None = None
+    moment: OptimizerMoment | None = None
     is_updated: bool = False
     """Whether a step updates the tensor."""
 
@@ -371,7 +371,7 @@ def _step_states(trace: Trace) -> Iterator[_State]:
         index, _ = trace.step_graph.output_keys[argument.node]
         moment = (
             argument.optimizer_value
-            if isinstance(argument.optimizer_value, OptimizerSlot)
+            if isinstance(argument.optimizer_value, OptimizerMoment)
             else None
         )
         find = partial(joint.value, argument) if moment is None else moment.value

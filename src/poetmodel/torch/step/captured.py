@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """A result of a step, the storages that contain it, and the operation that completes it."""
+    """A result of a step, the storages that contain it, and the last operation that computes it."""
 
     result: OutputSpec
     reads: Reads
-    completed_by: int | None
-    """Index of the last operation whose storage the result is read from; None for arguments."""
+    last_operation: int | None
+    """Index of the operation after which the result is complete: the last one that allocates a
+    storage of the result. None if the result is an argument of the step."""
 
     @property
     def is_returned_at_end(self) -> bool:
@@ -45,19 +46,19 @@ class StepOutput:
 
 
 class CapturedGraph(StepGraph):
-    """The operations of a captured step, profiled by running it once on the captured inputs.
+    """The operations of a captured step, profiled by executing it once on the captured inputs.
 
     A backward operation belongs to the module of the forward operation with the same sequence
-    number. A sum of gradients has no number, and belongs to the innermost module around all its
-    summands.
+    number. A sum of gradients has no sequence number. It belongs to the innermost module that
+    contains the modules of all summands.
 
     Parameters
     ----------
     joint : Joint
-    known : mapping, optional
+    profiles : mapping, optional
         Profiles from an earlier capture of the same graph, by position in that graph. If given,
-        the step is not run.
-    measured : bool
+        the step is not executed.
+    measure_workspaces : bool
         Whether to measure workspaces; otherwise they are 0.
 
     Raises
@@ -67,19 +68,25 @@ class CapturedGraph(StepGraph):
     """
 
     def __init__(
-        self, joint: Joint, *, known: Mapping[int, OpProfile] | None = None, measured: bool = True
+        self,
+        joint: Joint,
+        *,
+        profiles: Mapping[int, OpProfile] | None = None,
+        measure_workspaces: bool = True,
     ) -> None:
-        """Profile the operations unless profiles are known; find the outputs."""
+        """Profile the operations unless `profiles` are given; find the outputs."""
         self._joint = joint
         self._paths = _module_paths(joint)
         self._backward = _tangent_descendants(joint)
         nodes = list(joint.graph_module.graph.nodes)
-        if known is None:
-            profile_of_node = profile_on_inputs(joint, self._profiler(measured=measured))
-            known = {
+        if profiles is None:
+            profile_of_node = profile_on_inputs(
+                joint, self._profiler(measure_workspaces=measure_workspaces)
+            )
+            profiles = {
                 k: profile_of_node[node] for k, node in enumerate(nodes) if node in profile_of_node
             }
-        self.profiles = {k: profile for k, profile in known.items() if profile.sizes_bytes}
+        self.profiles = {k: profile for k, profile in profiles.items() if profile.sizes_bytes}
         """Profiles of the operations, by their position in the captured graph."""
         super().__init__(
             joint.graph_module.graph,
@@ -88,27 +95,27 @@ class CapturedGraph(StepGraph):
         )
         self._finish_operations()
         self.outputs: list[StepOutput] = []
-        """One per result, in the order of the operations that complete results; arguments last."""
+        """One output per result, ordered by `last_operation`; arguments last."""
         for result in joint.results:
             result_reads = self.find_reads((result.node,))
             last_operation = max(
                 (self.storages[k].operation for k in result_reads.storages), default=None
             )
             self.outputs.append(
-                StepOutput(result=result, reads=result_reads, completed_by=last_operation)
+                StepOutput(result=result, reads=result_reads, last_operation=last_operation)
             )
         self.outputs.sort(
             key=lambda output: (
-                len(self.operations) if output.completed_by is None else output.completed_by
+                len(self.operations) if output.last_operation is None else output.last_operation
             )
         )
 
-    def _profiler(self, *, measured: bool) -> OpProfiler:
-        """Return the profiler that runs the operations."""
-        return OpProfiler(measured=measured)
+    def _profiler(self, *, measure_workspaces: bool) -> OpProfiler:
+        """Create the profiler that executes the operations."""
+        return OpProfiler(measure_workspaces=measure_workspaces)
 
     def _finish_operations(self) -> None:
-        """Change operations before results are read; subclasses override this."""
+        """Change operations before the outputs are found; subclasses override this."""
 
     def phase_of(self, node: fx.Node) -> Phase:
         """Return BACKWARD, LOSS or FORWARD for a node."""
@@ -118,7 +125,7 @@ class CapturedGraph(StepGraph):
         return Phase.FORWARD if path.partition(".")[0] == BODY else Phase.LOSS
 
     def path_of(self, node: fx.Node) -> str:
-        """Return the path of the module that a node belongs to, as users see it."""
+        """Return the path of the module that a node belongs to, in the form for display."""
         path = self._paths.get(node, BODY)
         return shown_path(path) if path else LOSS
 
@@ -127,29 +134,29 @@ class CapturedGraph(StepGraph):
 
 
 def _module_paths(joint: Joint) -> dict[fx.Node, str]:
-    """Return the path of each node's module; nodes of unknown modules are missing."""
-    by_number: dict[int, str] = {}
+    """Return the path of each node's module; nodes without a known module are missing."""
+    path_of_sequence: dict[int, str] = {}
     paths: dict[fx.Node, str] = {}
     for node in joint.graph_module.graph.nodes:
         path = node.meta.get("custom", {}).get(ANNOTATION)
-        number = node.meta.get("seq_nr")
+        sequence_number = node.meta.get("seq_nr")
         if path is None and node.meta.get("is_gradient_acc", False):
             path = _common_module(
                 [paths[source] for source in node.all_input_nodes if source in paths]
             )
         elif path is None:
-            path = by_number.get(number)
-        elif number is not None and not _is_tagged_backward(node):
-            by_number.setdefault(number, path)
+            path = path_of_sequence.get(sequence_number)
+        elif sequence_number is not None and not _is_tagged_backward(node):
+            path_of_sequence.setdefault(sequence_number, path)
         if path is not None:
             paths[node] = path
     return paths
 
 
 def _common_module(paths: Sequence[str]) -> str | None:
-    """Return the path of the innermost module around all given modules; None if there is none."""
-    names_of = [path.split(".") for path in paths]
-    common_names = [names[0] for names in zip(*names_of, strict=False) if len(set(names)) == 1]
+    """Return the path of the innermost module that contains all modules; None if none does."""
+    names_of_path = [path.split(".") for path in paths]
+    common_names = [names[0] for names in zip(*names_of_path, strict=False) if len(set(names)) == 1]
     return ".".join(common_names) or None
 
 

@@ -1,8 +1,8 @@
 """Operators in place: which operators may overwrite an input, and the kernels that do.
 
-An element-wise operator computes each element from those at the same index. An input of the same
-shape, strides and type may therefore hold the result. PyTorch has such variants (``relu_``, or
-``threshold_backward`` with ``grad_input=``), with the same bits.
+An element-wise operator computes each element from the input elements at the same index. It may
+therefore overwrite an input of the same shape, strides and type with the result. PyTorch has
+variants that do so (``relu_``, or ``threshold_backward`` with ``grad_input=``), with the same bits.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def in_place_pair(
 ) -> tuple[tuple[int, int], ...]:
     """Return the pair ((output, input),) if the output may overwrite the input, otherwise ().
 
-    Both are storage indices. The input must be a computed tensor that fills its storage and that is
-    read directly, not as a view. No later operation may read it. Storages in `excluded` must not
-    be overwritten.
+    Output and input are storage indices. The input must be a computed tensor that fills its storage
+    and that is read directly, not as a view. No later operation may read it. Storages in `excluded`
+    must not be overwritten.
     """
     if len(operation.storages) != 1 or operation.is_source:
         return ()
@@ -45,7 +45,7 @@ def in_place_pair(
     output = step_graph.storages[output_index]
     if output.replaces is not None or not _fills_storage(output):
         return ()
-    behind_views = {
+    viewed_indices = {
         index
         for view in operation.reads.views
         for source in view.all_input_nodes
@@ -60,7 +60,7 @@ def in_place_pair(
         if (
             last_uses[input_index] == operation.index
             and input_index not in excluded
-            and input_index not in behind_views
+            and input_index not in viewed_indices
             and not step_graph.operations[storage.operation].is_source
             and _has_equal_layout(output, storage)
             and in_place_kernel(operation.node, position) is not None
@@ -70,7 +70,7 @@ def in_place_pair(
 
 
 def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) -> int:
-    """Return the workspace of an operation, which may be in place; 0 if none was measured [B].
+    """Return the workspace of an operation, in place if it may be; 0 if none was measured [B].
 
     Dropout's backward in place needs extra memory: the mask in the gradient's type.
     """
@@ -81,7 +81,10 @@ def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) ->
 
 
 def argument_position(step_graph: CapturedGraph, operation: Operation, storage_index: int) -> int:
-    """Return the position of the argument that is storage `storage_index` itself, no view."""
+    """Return the position of the argument that is storage `storage_index` itself, not a view.
+
+    Raises `StopIteration` if there is none.
+    """
     return next(
         position
         for position, argument in enumerate(operation.node.args)
@@ -100,14 +103,14 @@ def in_place_kernel(node: fx.Node, position: int) -> Kernel | None:
         return dropout_backward_in_place(node) if position == 0 else None
     tags = getattr(target, "tags", ())
     name = getattr(getattr(target, "_schema", None), "name", "").removeprefix("aten::")
-    elementwise = torch.Tag.pointwise in tags or name in _ELEMENTWISE
-    if not elementwise or torch.Tag.nondeterministic_seeded in tags:
+    is_elementwise = torch.Tag.pointwise in tags or name in _ELEMENTWISE
+    if not is_elementwise or torch.Tag.nondeterministic_seeded in tags:
         return None
     variant = _find_variant(target, position == 0)
     if variant is None:
         return None
-    kernel, out = variant
-    return kernel if out is None else partial(_call_with_out, kernel, out, position)
+    kernel, out_name = variant
+    return kernel if out_name is None else partial(_call_with_out, kernel, out_name, position)
 
 
 _ELEMENTWISE: Final = frozenset(
@@ -128,22 +131,21 @@ _ELEMENTWISE: Final = frozenset(
 
 
 def _call_with_out(
-    kernel: Kernel, out: str, position: int, *arguments: Any, **keywords: Any
+    kernel: Kernel, out_name: str, position: int, *arguments: Any, **keywords: Any
 ) -> torch.Tensor:
-    return kernel(*arguments, **keywords, **{out: arguments[position]})
+    return kernel(*arguments, **keywords, **{out_name: arguments[position]})
 
 
 @cache
 def _find_variant(operator: Any, is_first: bool) -> tuple[Kernel, str | None] | None:  # noqa: FBT001 - for the cache
     """Return an operator's variant that overwrites a tensor, and the name of its out parameter.
 
-    If `is_first`, a variant that overwrites the first argument is preferred; its name is None. The
-    result is None if there is no variant. Variants that PyTorch derives from the operator are
-    excluded: they would allocate and copy.
+    If `is_first`, a variant that overwrites the first argument is preferred; it has no out
+    parameter, so the name is None. Returns None if there is no variant. Variants that PyTorch
+    derives from the operator are excluded: they would allocate and copy.
     """
-    if (
-        operator is torch.ops.aten.mul.Scalar
-    ):  # its in-place variant rounds the number to half precision
+    if operator is torch.ops.aten.mul.Scalar:
+        # Its variant ``mul_.Scalar`` rounds the number to half precision.
         return (torch.ops.aten.mul_.Tensor, None) if is_first else None
     packet = operator.overloadpacket
     name, overload = operator._schema.name, operator._overloadname  # noqa: SLF001 - PyTorch's own words
@@ -151,14 +153,14 @@ def _find_variant(operator: Any, is_first: bool) -> tuple[Kernel, str | None] | 
         method_packet = getattr(torch.ops.aten, f"{name.removeprefix('aten::')}_", None)
         if method_packet is not None and overload in method_packet.overloads():
             return getattr(method_packet, overload), None
-    operands = _operand_types(operator)
+    operand_types = _operand_types(operator)
     for overload_name in packet.overloads():
         variant = getattr(packet, overload_name)
         out_names = [a.name for a in variant._schema.arguments if a.is_out]  # noqa: SLF001 - as above
         full_name = f"{name}.{overload_name}"
         if (
             len(out_names) == 1
-            and _operand_types(variant) == operands
+            and _operand_types(variant) == operand_types
             and bool(torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "CPU"))  # noqa: SLF001
         ):
             return variant, out_names[0]
@@ -166,7 +168,7 @@ def _find_variant(operator: Any, is_first: bool) -> tuple[Kernel, str | None] | 
 
 
 def _operand_types(operator: Any) -> list[tuple[str, str]]:
-    """Return names and types of an operator's arguments except out parameters."""
+    """Return (name, type) of an operator's arguments except out parameters."""
     arguments = operator._schema.arguments  # noqa: SLF001 - PyTorch's own words
     return [(a.name, str(a.type)) for a in arguments if not a.is_out]
 
@@ -181,7 +183,10 @@ def _fills_storage(storage: TensorStorage) -> bool:
 
 
 def _has_equal_layout(storage: TensorStorage, other_storage: TensorStorage) -> bool:
-    """Return whether the tensors of two storages have the same type, shape, strides and offset."""
+    """Return whether two storages have one tensor each, of equal layout.
+
+    `storage` must have one. Layout is type, shape, strides and offset.
+    """
     if len(other_storage.layouts) != 1 or storage.bytes != other_storage.bytes:
         return False
     layout, other_layout = storage.layouts[0], other_storage.layouts[0]

@@ -1,7 +1,7 @@
-"""Optimizers: the step of one parameter, computed in the memory of its state.
+"""Optimizers: the update of one parameter and its moments, in their memory.
 
-The operations and their order are those of ``torch.optim``, so that every bit is the same. Where
-eager PyTorch allocates, the gradient is overwritten, because no later operation reads it.
+The operations and their order are those of ``torch.optim``, so that every bit is the same. Some
+rules overwrite the gradient where eager PyTorch allocates, because no later operation reads it.
 """
 
 from __future__ import annotations
@@ -26,72 +26,78 @@ if TYPE_CHECKING:
     Tensors = Sequence[Tensor]
 
 NADAM_DECAY: Final = 0.96
-"""Base of the rate at which NAdam's momentum approaches its full value; the exponent is a setting:
+"""Base of the rate at which NAdam's momentum approaches its final value. The exponent is a setting:
 see Dozat, Incorporating Nesterov Momentum into Adam (2016)."""
 
 RADAM_MIN_LENGTH: Final = 5.0
-"""Length of the average of squares above which RAdam divides by the squares: see Liu et al., On the
-Variance of the Adaptive Learning Rate and Beyond (2020)."""
+"""Number of averaged steps above which RAdam divides by the average of squares: see Liu et al., On
+the Variance of the Adaptive Learning Rate and Beyond (2020)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(ABC):
-    """The step of an optimizer for a parameter, with the settings of its parameter group."""
+    """The update rule of an optimizer for one parameter, with the settings of a parameter group."""
 
     weight_decay: float
     maximize: bool = False
     decoupled_weight_decay: bool = False
     """Whether weight decay scales the parameter instead of being added to the gradient."""
     fused: bool | None = None
-    """Whether PyTorch's fused kernel does the whole step, whose bits differ."""
+    """Whether PyTorch's fused kernel computes the update; its bits differ. None as False."""
 
     op: ClassVar[str]
-    """Name of the operator, and of the optimizer on a command line."""
-    keys: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")
-    """Keys of the optimizer's state for a parameter, without keys that settings add."""
+    """Name of the operator in graphs, and of the optimizer on the command line."""
+    base_keys: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")
+    """Keys of the moments in ``optimizer.state``, without keys that settings add."""
     flops: ClassVar[int]
-    """FLOP per element of the parameter, without FLOP that settings add."""
+    """FLOP per element of the parameter, without those that settings add."""
     needs_scratch: ClassVar[bool] = True
-    """Whether a step needs memory of the parameter's size beside the gradient."""
+    """Whether an update needs memory of the parameter's size in addition to the gradient."""
     reuses_gradient: ClassVar[bool] = False
-    """Whether a step overwrites the gradient, whatever the settings."""
+    """Whether an update may overwrite the gradient with all settings, unless it is fused."""
     has_fused: ClassVar[bool] = False
     """Whether PyTorch has a fused kernel for this optimizer."""
 
     @property
-    def moments(self) -> tuple[str, ...]:
-        """Keys of the state for a parameter in ``optimizer.state``."""
-        return (*self.keys, *self._settings_extras()[0])
+    def moment_keys(self) -> tuple[str, ...]:
+        """Keys of a parameter's moments in ``optimizer.state``."""
+        return (*self.base_keys, *self._optional_keys_and_flops()[0])
 
     def flops_of(self, parameter: Tensor) -> int:
-        """Return the FLOP of a step for a parameter; a meta tensor suffices."""
-        decay = (1 if self.decoupled_weight_decay else 2) if self.weight_decay else 0
-        return (self.flops + self._settings_extras()[1] + decay) * int(parameter.numel())
+        """Return the FLOP of an update of a parameter, which may be a meta tensor."""
+        decay_flops = (1 if self.decoupled_weight_decay else 2) if self.weight_decay else 0
+        return (self.flops + self._optional_keys_and_flops()[1] + decay_flops) * int(
+            parameter.numel()
+        )
 
     def scratch_bytes(self, parameter: Tensor) -> int:
-        """Return the memory that a step needs beside the gradient [B].
+        """Return the memory that an update needs in addition to the gradient [B].
 
         A fused kernel copies a gradient that is not contiguous.
         """
-        copies = not torch.empty_like(parameter).is_contiguous()
-        is_needed = copies if self.fused else self.needs_scratch
+        copies_gradient = not torch.empty_like(parameter).is_contiguous()
+        is_needed = copies_gradient if self.fused else self.needs_scratch
         return int(parameter.nbytes) if is_needed else 0
 
-    def _settings_extras(self) -> tuple[tuple[str, ...], int]:
-        """Return the state keys and the FLOP per element that optional settings add."""
+    def _optional_keys_and_flops(self) -> tuple[tuple[str, ...], int]:
+        """Return the state keys that settings add, and the FLOP per element that they add."""
         return (), 0
 
     @property
     def writes_gradient(self) -> bool:
-        """Whether a step overwrites the gradient."""
+        """Whether an update may overwrite the gradient."""
         decays = bool(self.weight_decay and not self.decoupled_weight_decay)
         return not self.fused and (self.reuses_gradient or self.maximize or decays)
 
-    def update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
-        """Overwrite a parameter and its moments; `first` if the moments have no value yet."""
+    def update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
+        """Overwrite `state`, a parameter and its moments, by one update.
+
+        May also overwrite `gradient`: see `writes_gradient`. `is_first` states that the moments
+        have no value yet.
+        """
         parameter, *_ = state
         if self.fused:
-            self._update_fused(state, gradient, lr, first=first)
+            self._update_fused(state, gradient, lr, is_first=is_first)
             return
         if self.maximize:
             gradient.neg_()
@@ -99,14 +105,14 @@ class Rule(ABC):
             parameter.mul_(1 - lr * self.weight_decay)
         elif self.weight_decay:
             gradient.add_(parameter, alpha=self.weight_decay)
-        self._update(state, gradient, lr, first=first)
+        self._update(state, gradient, lr, is_first=is_first)
 
     @abstractmethod
-    def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
-        """Overwrite parameter and moments, after weight decay."""
+    def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
+        """Overwrite parameter and moments by the update without weight decay and maximization."""
 
-    def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
-        """Overwrite parameter and moments by the fused kernel, which includes weight decay."""
+    def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
+        """Overwrite parameter and moments by the fused kernel, which includes all settings."""
         raise NotImplementedError(self.op)
 
 
@@ -119,34 +125,34 @@ class Sgd(Rule):
     nesterov: bool
 
     op: ClassVar[str] = "sgd"
-    keys: ClassVar[tuple[str, ...]] = ()
+    base_keys: ClassVar[tuple[str, ...]] = ()
     flops: ClassVar[int] = UPDATE_RULES["sgd"].flops
     needs_scratch: ClassVar[bool] = False
     has_fused: ClassVar[bool] = True
 
     @property
     def writes_gradient(self) -> bool:
-        """Whether a step overwrites the gradient."""
-        writes = self.maximize or self.weight_decay or (self.momentum and self.nesterov)
-        return bool(writes and not self.fused)
+        """Whether an update may overwrite the gradient."""
+        is_overwritten = self.maximize or self.weight_decay or (self.momentum and self.nesterov)
+        return bool(is_overwritten and not self.fused)
 
-    def _settings_extras(self) -> tuple[tuple[str, ...], int]:
+    def _optional_keys_and_flops(self) -> tuple[tuple[str, ...], int]:
         extra_flops = UPDATE_RULES["momentum"].flops - self.flops + 2 * self.nesterov
         return (("momentum_buffer",), extra_flops) if self.momentum else ((), 0)
 
-    def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
-        """Overwrite parameter and momentum; the first momentum is the gradient."""
+    def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
+        """Overwrite parameter and momentum buffer; the buffer's first value is the gradient."""
         parameter, *moments = state
         direction = gradient
         for buffer in moments:
-            if first:
+            if is_first:
                 buffer.copy_(gradient)
             else:
                 buffer.mul_(self.momentum).add_(gradient, alpha=1 - self.dampening)
             direction = gradient.add_(buffer, alpha=self.momentum) if self.nesterov else buffer
         parameter.add_(direction, alpha=-lr)
 
-    def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+    def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
         """Overwrite parameter and momentum by PyTorch's fused SGD."""
         parameter, *moments = state
         torch._fused_sgd_(
@@ -159,25 +165,25 @@ class Sgd(Rule):
             dampening=self.dampening,
             nesterov=self.nesterov,
             maximize=self.maximize,
-            is_first_step=first and bool(moments),
+            is_first_step=is_first and bool(moments),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountingRule(Rule):
-    """A step that depends on the number of steps; moments are 0 before the first one."""
+    """An update that depends on the number of updates; moments have initial values at the first."""
 
-    def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
-        del first
+    def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
+        del is_first
         parameter, count, *moments = state
         count.add_(1)
-        # On the meta device there is no number; any value serves.
+        # A meta tensor has no value; any number serves.
         step = 1.0 if count.is_meta else count.item()
         self._apply(parameter, gradient, moments, lr, step)
 
     @abstractmethod
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite the parameter `w` and its moments; `step` counts from 1."""
+        """Overwrite the parameter `w` and its moments; `step` numbers the updates from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,20 +200,20 @@ class Adam(CountingRule):
     needs_scratch: ClassVar[bool] = False
     has_fused: ClassVar[bool] = True
 
-    def _settings_extras(self) -> tuple[tuple[str, ...], int]:
+    def _optional_keys_and_flops(self) -> tuple[tuple[str, ...], int]:
         return (("max_exp_avg_sq",), 1) if self.amsgrad else ((), 0)
 
-    def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+    def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
         """Overwrite parameter and moments by PyTorch's fused Adam or AdamW; count the step."""
-        del first
-        parameter, count, mean, square, *largest = state
+        del is_first
+        parameter, count, mean, square, *max_squares = state
         kernel = torch._fused_adamw_ if self.decoupled_weight_decay else torch._fused_adam_
         kernel(
             [parameter],
             [gradient],
             [mean],
             [square],
-            largest,
+            max_squares,
             [count.add_(1)],
             lr=lr,
             beta1=self.betas[0],
@@ -220,13 +226,13 @@ class Adam(CountingRule):
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         """Overwrite `w` and moments by one step of Adam, in the memory of the gradient."""
-        mean, square, *largest = moments
+        mean, square, *max_squares = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        for maximum in largest:
-            torch.maximum(maximum, square, out=maximum)
-            square = maximum
+        for max_square in max_squares:
+            torch.maximum(max_square, square, out=max_square)
+            square = max_square
         step_size = lr / (1 - beta1**step)
         root = (1 - beta2**step) ** 0.5
         denominator = torch.sqrt(square, out=gradient).div_(root).add_(self.eps)
@@ -250,18 +256,18 @@ class NAdam(CountingRule):
     foreach: bool | None
 
     op: ClassVar[str] = "nadam"
-    keys: ClassVar[tuple[str, ...]] = ("step", "mu_product", "exp_avg", "exp_avg_sq")
+    base_keys: ClassVar[tuple[str, ...]] = ("step", "mu_product", "exp_avg", "exp_avg_sq")
     flops: ClassVar[int] = 15
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         """Overwrite `w` and moments by one step of NAdam."""
-        product, mean, square = moments
+        momentum_product, mean, square = moments
         beta1, beta2 = self.betas
         momentum, next_momentum = (
-            beta1 * (1.0 - 0.5 * NADAM_DECAY ** (number * self.momentum_decay))
-            for number in (step, step + 1)
+            beta1 * (1.0 - 0.5 * NADAM_DECAY ** (step_number * self.momentum_decay))
+            for step_number in (step, step + 1)
         )
-        product.mul_(momentum)
+        momentum_product.mul_(momentum)
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         if self.foreach:  # PyTorch's foreach variant has different bits
@@ -269,10 +275,12 @@ class NAdam(CountingRule):
         else:
             denominator = square.div(1 - beta2**step).sqrt_()
         denominator.add_(self.eps)
-        # On the meta device there is no number; any value except 1 serves.
-        products = 0.5 if product.is_meta else product.item()
-        w.addcdiv_(gradient, denominator, value=-lr * (1.0 - momentum) / (1.0 - products))
-        w.addcdiv_(mean, denominator, value=-lr * next_momentum / (1.0 - products * next_momentum))
+        # A meta tensor has no value; any number except 1 serves.
+        product_value = 0.5 if momentum_product.is_meta else momentum_product.item()
+        w.addcdiv_(gradient, denominator, value=-lr * (1.0 - momentum) / (1.0 - product_value))
+        w.addcdiv_(
+            mean, denominator, value=-lr * next_momentum / (1.0 - product_value * next_momentum)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,10 +293,10 @@ class RmsProp(CountingRule):
     centered: bool
 
     op: ClassVar[str] = "rmsprop"
-    keys: ClassVar[tuple[str, ...]] = ("step", "square_avg")
+    base_keys: ClassVar[tuple[str, ...]] = ("step", "square_avg")
     flops: ClassVar[int] = 9
 
-    def _settings_extras(self) -> tuple[tuple[str, ...], int]:
+    def _optional_keys_and_flops(self) -> tuple[tuple[str, ...], int]:
         has_momentum = self.momentum > 0
         keys = ("momentum_buffer",) * has_momentum + ("grad_avg",) * self.centered
         return keys, 2 * has_momentum + 5 * self.centered
@@ -320,7 +328,7 @@ class Adagrad(CountingRule):
     eps: float
 
     op: ClassVar[str] = "adagrad"
-    keys: ClassVar[tuple[str, ...]] = ("step", "sum")
+    base_keys: ClassVar[tuple[str, ...]] = ("step", "sum")
     flops: ClassVar[int] = 7
     has_fused: ClassVar[bool] = True
 
@@ -331,9 +339,9 @@ class Adagrad(CountingRule):
         rate = lr / (1 + (step - 1) * self.lr_decay)
         w.addcdiv_(gradient, total.sqrt().add_(self.eps), value=-rate)
 
-    def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+    def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
         """Overwrite parameter and sum of squares by PyTorch's fused Adagrad; count the step."""
-        del first
+        del is_first
         parameter, count, total = state
         torch._fused_adagrad_(
             [parameter],
@@ -356,23 +364,23 @@ class Adamax(CountingRule):
     eps: float
 
     op: ClassVar[str] = "adamax"
-    keys: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_inf")
+    base_keys: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_inf")
     flops: ClassVar[int] = UPDATE_RULES["adamax"].flops
     reuses_gradient: ClassVar[bool] = True
     needs_scratch: ClassVar[bool] = False
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         """Overwrite `w` and moments by one step of Adamax, in the memory of the gradient."""
-        mean, largest = moments
+        mean, infinity_norm = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
-        torch.maximum(largest.mul_(beta2), gradient.abs_().add_(self.eps), out=largest)
-        w.addcdiv_(mean, largest, value=-(lr / (1 - beta1**step)))
+        torch.maximum(infinity_norm.mul_(beta2), gradient.abs_().add_(self.eps), out=infinity_norm)
+        w.addcdiv_(mean, infinity_norm, value=-(lr / (1 - beta1**step)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RAdam(CountingRule):
-    """A step of ``torch.optim.RAdam``: ignores the squares until their average is long enough."""
+    """A step of ``torch.optim.RAdam``: without the squares for the first few steps."""
 
     betas: tuple[float, float]
     eps: float
@@ -391,7 +399,7 @@ class RAdam(CountingRule):
         mean_correction, square_correction = 1 - beta1**step, 1 - beta2**step
         max_length = 2 / (1 - beta2) - 1
         length = max_length - 2 * step * (beta2**step) / square_correction
-        rectified = 0.0
+        rectification = 0.0
         if length > RADAM_MIN_LENGTH:
             ratio = (
                 (length - 4)
@@ -399,24 +407,24 @@ class RAdam(CountingRule):
                 * max_length
                 / ((max_length - 4) * (max_length - 2) * length)
             )
-            rectified = ratio**0.5
+            rectification = ratio**0.5
         if self.foreach:  # PyTorch's foreach variant has different bits
             rate = square.sqrt().add_(self.eps)
             rate.div_(
-                (square_correction**0.5) * (lr * rectified / mean_correction) * -1
+                (square_correction**0.5) * (lr * rectification / mean_correction) * -1
             ).reciprocal_()
-            w.addcmul_(mean, rate.add_((lr * (0 if rectified else 1.0) / mean_correction) * -1))
+            w.addcmul_(mean, rate.add_((lr * (0 if rectification else 1.0) / mean_correction) * -1))
             return
         change = torch.div(mean, mean_correction, out=gradient).mul_(lr)
-        if rectified:
+        if rectification:
             rate = square.sqrt().add_(self.eps).reciprocal_().mul_(square_correction**0.5)
-            change.mul_(rate).mul_(rectified)
+            change.mul_(rate).mul_(rectification)
         w.add_(change, alpha=-1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Muon(Rule):
-    """A step of ``torch.optim.Muon``: momentum whose singular values are brought near 1.
+    """A step of ``torch.optim.Muon``: the momentum, with singular values moved close to 1.
 
     Computed in ``bfloat16`` by Newton-Schulz iterations: see Jordan et al., Muon: An optimizer for
     hidden layers in neural networks (2024).
@@ -431,28 +439,28 @@ class Muon(Rule):
     adjust_lr_fn: str | None
 
     op: ClassVar[str] = "muon"
-    keys: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
+    base_keys: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
     flops: ClassVar[int] = 7
 
     @property
     def writes_gradient(self) -> bool:
-        """Whether a step overwrites the gradient."""
+        """Whether an update may overwrite the gradient."""
         return self.nesterov
 
     def flops_of(self, parameter: Tensor) -> int:
-        """Return the FLOP of a step for a parameter; a meta tensor suffices."""
+        """Return the FLOP of an update of a parameter, which may be a meta tensor."""
         min_size, max_size = sorted(parameter.shape)
-        products: int = self.ns_steps * 2 * min_size * min_size * (2 * max_size + min_size)
-        return super(Muon, self).flops_of(parameter) + products
+        product_flops: int = self.ns_steps * 2 * min_size * min_size * (2 * max_size + min_size)
+        return super(Muon, self).flops_of(parameter) + product_flops
 
     def scratch_bytes(self, parameter: Tensor) -> int:
-        """Return the memory that a step needs beside the gradient [B]."""
+        """Return the memory that an update needs in addition to the gradient [B]."""
         min_size: int = min(parameter.shape)
         return 2 * (2 * int(parameter.numel()) + min_size * min_size)  # elements of 2 bytes
 
-    def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+    def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
         """Overwrite parameter and momentum by one step of Muon."""
-        del first
+        del is_first
         parameter, buffer = state
         buffer.lerp_(gradient, 1 - self.momentum)
         update = gradient.lerp_(buffer, self.momentum) if self.nesterov else buffer
@@ -484,7 +492,7 @@ TRACED_RULES: Final[Mapping[type[torch.optim.Optimizer], type[Rule]]] = {
     torch.optim.RAdam: RAdam,
     torch.optim.Muon: Muon,
 }
-"""The optimizers whose updates can be traced, with their rules; exact classes, no subclasses."""
+"""The rules of optimizers whose updates can be traced, by exact class: subclasses have none."""
 
 
 class Optimizers:
@@ -515,19 +523,19 @@ class Optimizers:
             member.zero_grad()
 
     @classmethod
-    def combine(cls, optimizer: Any) -> Any:
-        """Return a list or tuple of optimizers as one `Optimizers`; a single one as it is."""
-        return cls(optimizer) if isinstance(optimizer, list | tuple) else optimizer
+    def combine(cls, optimizers: Any) -> Any:
+        """Return `Optimizers` for a list or tuple, and a single optimizer unchanged."""
+        return cls(optimizers) if isinstance(optimizers, list | tuple) else optimizers
 
 
-def members_of(optimizer: Any) -> tuple[Any, ...]:
-    """Return the members of an `Optimizers`, or a tuple of the optimizer itself."""
+def optimizer_members(optimizer: Any) -> tuple[Any, ...]:
+    """Return the members of `Optimizers`; for any other optimizer, a tuple of that optimizer."""
     return optimizer.members if isinstance(optimizer, Optimizers) else (optimizer,)
 
 
 def find_owner(optimizer: Any, parameter: torch.Tensor) -> Any:
     """Return the member that updates a parameter; the first member if none does."""
-    members = members_of(optimizer)
+    members = optimizer_members(optimizer)
     owners = (
         o for o in members if any(p is parameter for g in o.param_groups for p in g["params"])
     )
@@ -535,26 +543,27 @@ def find_owner(optimizer: Any, parameter: torch.Tensor) -> Any:
 
 
 def group_rules(optimizer: Any) -> list[tuple[Rule, list[torch.Tensor]]]:
-    """Return the rule and the parameters of each group; empty if the optimizer has no rule."""
+    """Return (rule, parameters) of each parameter group; empty if the optimizer has no rule."""
     if isinstance(optimizer, Optimizers):
-        return [rule for member in optimizer.members for rule in group_rules(member)]
-    kind = TRACED_RULES.get(type(optimizer))
-    if kind is None:
+        return [pair for member in optimizer.members for pair in group_rules(member)]
+    rule_class = TRACED_RULES.get(type(optimizer))
+    if rule_class is None:
         return []
-    names = [field.name for field in fields(kind)]
-    rules = []
+    names = [field.name for field in fields(rule_class)]
+    pairs = []
     for group in optimizer.param_groups:
         settings = {name: group[name] for name in names if name in group}
         for name in {"betas", "ns_coefficients"} & settings.keys():
             settings[name] = tuple(settings[name])
-        rules.append((kind(**settings), list(group["params"])))
-    return rules
+        pairs.append((rule_class(**settings), list(group["params"])))
+    return pairs
 
 
-def named_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None:
-    """Return an optimizer of all parameters of modules, with PyTorch's default settings.
+def make_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None:
+    """Create an optimizer of all parameters of `modules`, with PyTorch's default settings.
 
-    Non-modules are ignored. None if there are no parameters, which the capture refuses.
+    `name` is a `Rule.op`, or ``momentum`` for SGD with momentum 0.9. Objects that are no modules
+    are ignored. Returns None if there are no parameters; the capture then raises an error.
     """
     actual_modules = [module for module in modules if isinstance(module, torch.nn.Module)]
     parameters = list(dict.fromkeys(p for module in actual_modules for p in module.parameters()))
@@ -563,13 +572,15 @@ def named_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None
     if name == "momentum":
         return torch.optim.SGD(parameters, momentum=0.9)
     container = torch.nn.ModuleList(actual_modules)
-    trains = any(parameter.requires_grad for parameter in parameters)
-    if name == Sgd.op and trains and trained_layers(container):
+    is_trainable = any(parameter.requires_grad for parameter in parameters)
+    if name == Sgd.op and is_trainable and trained_layers(container):
         return QuantizedSGD(container)
-    kinds: dict[str, Any] = {
-        rule.op: kind for kind, rule in TRACED_RULES.items() if kind is not QuantizedSGD
+    class_of_name: dict[str, Any] = {
+        rule.op: optimizer_class
+        for optimizer_class, rule in TRACED_RULES.items()
+        if optimizer_class is not QuantizedSGD
     }
-    optimizer: torch.optim.Optimizer = kinds[name](parameters)
+    optimizer: torch.optim.Optimizer = class_of_name[name](parameters)
     return optimizer
 
 
@@ -578,20 +589,24 @@ def optimizer_errors(optimizer: object) -> Iterator[str]:
     if isinstance(optimizer, Optimizers):
         for member in optimizer.members:
             yield from optimizer_errors(member)
-        identities = [id(p) for _, parameters in group_rules(optimizer) for p in parameters]
-        if len(set(identities)) < len(identities):
-            yield "a parameter belongs to two of them; pass it to one"
+        parameter_ids = [id(p) for _, parameters in group_rules(optimizer) for p in parameters]
+        if len(set(parameter_ids)) < len(parameter_ids):
+            yield "a parameter belongs to two optimizers; pass it to one"
         return
-    kind = type(optimizer)
-    if kind is torch.optim.LBFGS:
+    found_class = type(optimizer)
+    if found_class is torch.optim.LBFGS:
         yield (
             "LBFGS computes the loss a varying number of times, and a step computes it once; "
             "compile without an optimizer, and call the step in its closure"
         )
         return
-    if kind not in TRACED_RULES:
+    if found_class not in TRACED_RULES:
         # The class may be a user's, with the same name.
-        got = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else ""
+        got = (
+            f"{found_class.__module__}.{found_class.__qualname__}"
+            if found_class.__module__ != "builtins"
+            else ""
+        )
         *names, last_name = (
             optimizer_class.__name__
             for optimizer_class in TRACED_RULES
@@ -600,13 +615,13 @@ def optimizer_errors(optimizer: object) -> Iterator[str]:
         expected = f"{', '.join(names)} or {last_name} of torch.optim"
         yield f"expected {expected}, got {got or shown(optimizer)}"
         return
-    accepted: Any = optimizer
+    supported_optimizer: Any = optimizer
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    if any(getattr(accepted, name) for name in hooks):
+    if any(getattr(supported_optimizer, name) for name in hooks):
         yield "it has hooks on its steps, which a traced update does not run; remove them"
-    for number, group in enumerate(accepted.param_groups):
-        for error in _group_errors(group, has_fused=TRACED_RULES[kind].has_fused):
-            yield f"group {number}: {error}"
+    for group_index, group in enumerate(supported_optimizer.param_groups):
+        for error in _group_errors(group, has_fused=TRACED_RULES[found_class].has_fused):
+            yield f"group {group_index}: {error}"
 
 
 def _group_errors(group: Mapping[str, Any], *, has_fused: bool) -> Iterator[str]:
@@ -616,16 +631,16 @@ def _group_errors(group: Mapping[str, Any], *, has_fused: bool) -> Iterator[str]
             yield f"{key}=True cannot be traced; leave it out"
     for key, value in group.items():
         values = value if key == "betas" else (value,)
-        if key != "params" and any(isinstance(number, torch.Tensor) for number in values):
-            yield f"{key} is a tensor; expected a number, such as {key}={_plain_numbers(value)}"
+        if key != "params" and any(isinstance(item, torch.Tensor) for item in values):
+            yield f"{key} is a tensor; expected a number, such as {key}={_to_numbers(value)}"
         elif key == "lr" and not isinstance(value, Real):
             yield f"lr: expected a number, got {shown(value)}"
 
 
-def _plain_numbers(value: Any) -> object:
-    """Return a value with tensors converted to numbers, also within a tuple."""
+def _to_numbers(value: Any) -> object:
+    """Return a setting with tensors converted to numbers, also within a tuple."""
     if isinstance(value, tuple):
-        return tuple(map(_plain_numbers, value))
+        return tuple(map(_to_numbers, value))
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
@@ -643,8 +658,8 @@ class LearningRate:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OptimizerSlot:
-    """The state of an optimizer for one parameter under one key."""
+class OptimizerMoment:
+    """A value in an optimizer's state: a moment of one parameter, under one key."""
 
     optimizer: torch.optim.Optimizer
     parameter: torch.Tensor
@@ -652,12 +667,15 @@ class OptimizerSlot:
 
     @property
     def is_new(self) -> bool:
-        """Whether the optimizer has no value yet, before its first step."""
+        """Whether the optimizer has no value yet, as before its first step."""
         return self.optimizer.state.get(self.parameter, {}).get(self.key) is None
 
     @property
-    def begins_with_gradient(self) -> bool:
-        """Whether the first value is the undampened gradient; exported code marks this with NaN."""
+    def starts_with_gradient(self) -> bool:
+        """Whether the moment is new and its first value will be the gradient without dampening.
+
+        Exported code marks such a moment with NaN.
+        """
         if self.key != "momentum_buffer" or not self.is_new:
             return False
         groups = self.optimizer.param_groups
@@ -672,8 +690,8 @@ class OptimizerSlot:
         if self.key in ("step", "mu_product"):
             fused = self.optimizer.defaults.get("fused")
             is_double = torch.get_default_dtype() == torch.float64 and not fused
-            kind = torch.float64 if is_double else torch.float32
-            return torch.tensor(float(self.key == "mu_product"), dtype=kind, device="cpu")
+            dtype = torch.float64 if is_double else torch.float32
+            return torch.tensor(float(self.key == "mu_product"), dtype=dtype, device="cpu")
         fill_value = (
             self.optimizer.defaults["initial_accumulator_value"] if self.key == "sum" else 0.0
         )
@@ -692,14 +710,14 @@ class OptimizerSlot:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FirstValue:
-    """The initial value of state that an exported step has beside the optimizer's."""
+class InitialValue:
+    """The initial value of state that only an exported step has, such as a gradient sum."""
 
-    first: torch.Tensor
+    initial: torch.Tensor
 
     def value(self) -> torch.Tensor:
         """Return the initial value."""
-        return self.first
+        return self.initial
 
 
 # -- the optimizer's values as arguments of a step ----------------------------------------------
@@ -712,17 +730,17 @@ class OptimizerState:
     ----------
     joint : Joint
         A captured step with an optimizer.
-    on_storage : collection of int
-        Positions of arguments with their home on storage; the optimizer does not hold them.
+    positions_on_storage : collection of int
+        Positions of the arguments that have their home on storage.
     """
 
-    def __init__(self, joint: Joint, on_storage: Collection[int] = ()) -> None:
-        """Record the positions of optimizer values and parameters, and the current groups."""
-        self._on_storage = frozenset(on_storage)
+    def __init__(self, joint: Joint, positions_on_storage: Collection[int] = ()) -> None:
+        """Record the positions of moments, rates and parameters, and the current groups."""
+        self._positions_on_storage = frozenset(positions_on_storage)
         self._joint = joint
         self._optimizer: Any = joint.optimizer
         positions = {argument.node: position for position, argument in enumerate(joint.arguments)}
-        self._slots = [
+        self._sources = [
             (positions[a.node], a.optimizer_value)
             for a in joint.arguments
             if a.optimizer_value is not None
@@ -734,38 +752,45 @@ class OptimizerState:
         self._groups = self._current_groups()
 
     def _current_groups(self) -> list[tuple[Any, list[int]]]:
-        """Return the rule and the parameter ids of each current group."""
+        """Return (rule, parameter ids) of each parameter group, with its current settings."""
         return [
             (rule, list(map(id, parameters))) for rule, parameters in group_rules(self._optimizer)
         ]
 
     def fill_arguments(self, values: list[Any]) -> frozenset[int]:
-        """Write learning rates and moments into a list of arguments; return new moments' positions.
+        """Write rates and moments into the arguments `values`; return the positions of new moments.
+
+        New moments get their initial value, unless they have their home on storage.
 
         Raises `CaptureError` if optimizer or parameters have changed since the capture.
         """
         refuse(self._joint.name, self._errors(values))
         new_positions = set()
-        for position, slot in self._slots:
-            is_new = isinstance(slot, OptimizerSlot) and slot.is_new
-            if not (is_new and position in self._on_storage):
-                values[position] = slot.value()
+        for position, source in self._sources:
+            is_new = isinstance(source, OptimizerMoment) and source.is_new
+            if not (is_new and position in self._positions_on_storage):
+                values[position] = source.value()
             if is_new:
                 new_positions.add(position)
         return frozenset(new_positions)
 
     def store_first_moments(self, values: list[Any]) -> None:
-        """Store the moments of a first step in the optimizer; count the step.
+        """Store the moments of a first step in the optimizer's state; count the step.
 
+        `values` are the arguments of the step. Moments with their home on storage are not stored.
         Marks the optimizer as stepped, so that learning-rate schedulers do not warn.
         """
-        for position, slot in self._slots:
-            if isinstance(slot, OptimizerSlot) and slot.is_new and position not in self._on_storage:
-                slot.store(values[position])
-        for member in members_of(self._optimizer):
+        for position, source in self._sources:
+            if (
+                isinstance(source, OptimizerMoment)
+                and source.is_new
+                and position not in self._positions_on_storage
+            ):
+                source.store(values[position])
+        for member in optimizer_members(self._optimizer):
             if isinstance(member, QuantizedSGD):
                 member.count_update()
-        for member in members_of(self._optimizer):
+        for member in optimizer_members(self._optimizer):
             member._opt_called = True  # noqa: SLF001 - no other way
 
     def _errors(self, values: list[Any]) -> Iterator[str]:
@@ -784,51 +809,53 @@ class OptimizerState:
 
 
 class MomentSnapshot:
-    """A snapshot of a step's optimizer moments, to be restored; empty without an optimizer."""
+    """A snapshot of the moments of a step's optimizer, for `reset`; empty without an optimizer."""
 
     def __init__(self, joint: Joint) -> None:
-        """Copy the current moments and counts of updates."""
-        self.is_in_use = joint.optimizer is not None
+        """Copy the current moments, and the counts of updates."""
+        self.has_optimizer = joint.optimizer is not None
         """Whether the step has an optimizer."""
-        self._slots = {
+        self._moments = {
             a.name: a.optimizer_value
             for a in joint.arguments
-            if isinstance(a.optimizer_value, OptimizerSlot)
+            if isinstance(a.optimizer_value, OptimizerMoment)
         }
-        self._original = self._start = self._copy_values()
-        counting = [
-            member for member in members_of(joint.optimizer) if isinstance(member, QuantizedSGD)
+        self._original_values = self._reset_values = self._copy_values()
+        counting_optimizers = [
+            member
+            for member in optimizer_members(joint.optimizer)
+            if isinstance(member, QuantizedSGD)
         ]
-        groups = [group for optimizer in counting for group in optimizer.param_groups]
+        groups = [group for optimizer in counting_optimizers for group in optimizer.param_groups]
         self._counts = [(group, group["updates"]) for group in groups]
         """Parameter groups that count updates, with their count."""
 
-    def values(self) -> dict[str, torch.Tensor]:
-        """Return the moments that the optimizer holds now, by name."""
-        return {name: slot.value() for name, slot in self._slots.items() if not slot.is_new}
+    def read_moments(self) -> dict[str, torch.Tensor]:
+        """Return the optimizer's current moments by name; a new one is missing."""
+        return {name: moment.value() for name, moment in self._moments.items() if not moment.is_new}
 
     def _copy_values(self) -> dict[str, torch.Tensor]:
-        return {name: value.clone() for name, value in self.values().items()}
+        return {name: value.clone() for name, value in self.read_moments().items()}
 
     def create_missing(self) -> None:
-        """Store initial values of missing moments in the optimizer; later resets restore them."""
-        for slot in self._slots.values():
-            if slot.is_new:
-                slot.store(slot.value())
-        self._start = self._copy_values()
+        """Store initial values of missing moments in the optimizer; later resets retain these."""
+        for moment in self._moments.values():
+            if moment.is_new:
+                moment.store(moment.value())
+        self._reset_values = self._copy_values()
 
     def discard_created(self) -> None:
-        """Make the next reset restore the original moments, without those of `create_missing`."""
-        self._start = self._original
+        """Make later resets delete the moments that `create_missing` created."""
+        self._reset_values = self._original_values
 
     def reset(self) -> None:
-        """Restore moments and counts of updates; delete moments that the snapshot lacks."""
-        for name, slot in self._slots.items():
-            if name not in self._start:
-                slot.remove()
-            elif slot.is_new:
-                slot.store(self._start[name].clone())
+        """Restore moments and counts of updates; delete moments that were created since."""
+        for name, moment in self._moments.items():
+            if name not in self._reset_values:
+                moment.remove()
+            elif moment.is_new:
+                moment.store(self._reset_values[name].clone())
             else:
-                slot.value().copy_(self._start[name])
+                moment.value().copy_(self._reset_values[name])
         for group, updates in self._counts:
             group["updates"] = updates

@@ -1,8 +1,8 @@
 """The graph to be solved: a traced step without its small tensors.
 
 Half of the tensors of a training step are smaller than a page. These stay in RAM until their last
-possible reader. Their sum is reserved from the budget, and the solver decides on larger tensors
-only.
+possible reader. Their total size is reserved from the budget, and the solver decides only on larger
+tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 KEPT_FRACTIONS: Final = (0.01, 0.001, 0.0)
 """Small tensors are kept up to this fraction of the budget in total. The next fraction is tried if
-the kept tensors leave too little of the budget."""
+the kept tensors exceed `MAX_HEADROOM_FRACTION`."""
 
 MAX_HEADROOM_FRACTION: Final = 1 / 3
 """Largest fraction of the budget's headroom above the minimum that kept tensors may take."""
@@ -46,14 +46,14 @@ class ScheduledGraph:
     """The training graph to be solved: nodes of the trace and its larger tensors."""
 
     graph: Graph
-    numbers: tuple[int, ...]
+    storage_indices: tuple[int, ...]
     """Storage index of each tensor of `graph`."""
     operations: tuple[int, ...]
     """Operation index of each node of `graph`."""
     threshold_bytes: int
     """Storages with fewer bytes are always kept [B]."""
     reserves: tuple[tuple[str, int], ...]
-    """RAM that the graph does not count: name and bytes of each item [B]."""
+    """RAM that the graph does not count, as (description, bytes) of each item [B]."""
 
     @property
     def reserved_bytes(self) -> int:
@@ -61,7 +61,7 @@ class ScheduledGraph:
         return sum(size for _, size in self.reserves)
 
     def to_operations(self, program: Program) -> Program:
-        """Return a program with operation indices instead of node indices; tensors are kept."""
+        """Return a program with operation indices instead of node indices; tensor indices stay."""
         return tuple(
             Instruction(op, self.operations[index] if op == Op.COMPUTE else index)
             for op, index in program
@@ -69,29 +69,32 @@ class ScheduledGraph:
 
 
 def keep_all_bytes(trace: Trace) -> int:
-    """Return the peak RAM with all tensors kept, which is 100 % of a budget [B].
+    """Return the keep-all peak of a step, which is 100 % of a budget [B].
 
     Counts tensors, workspaces and results that are returned at the end of the step. For a step
     with updates it counts state and inputs too.
     """
     graph_bytes = checkpoint_all_peak_bytes(_decision_graph(trace)[0])
-    return graph_bytes + _held_bytes(trace, 0) + always_resident_bytes(trace)
+    return graph_bytes + _result_copies_bytes(trace, 0) + always_resident_bytes(trace)
 
 
-def scheduled_graph(trace: Trace, *, budget_bytes: int, homes: bool = False) -> ScheduledGraph:
-    """Return the graph to be solved: without small tensors, as many as the budget permits.
+def scheduled_graph(
+    trace: Trace, *, budget_bytes: int, decide_homes: bool = False
+) -> ScheduledGraph:
+    """Return the graph to be solved, without small tensors.
 
-    Close to the minimum budget fewer bytes are reserved, so that most of the headroom is left for
-    schedules. A budget of `keep_all_bytes` leaves no decision, and all tensors stay in the
-    graph. With `homes` the homes of state are decided too, unless everything fits.
+    The closer the budget is to the minimum, the fewer tensors are left out, so that most of the
+    headroom remains for schedules. With a budget of `keep_all_bytes` or more, all tensors stay in
+    the graph. Otherwise, with `decide_homes`, the homes of state are decisions, too.
     """
     if budget_bytes >= keep_all_bytes(trace):
         full_graph = coarsen(trace, kept_bytes=-1)  # omits no tensor, not even those of 0 bytes
         return replace(
-            full_graph, reserves=(*_always_resident(trace), (_RESULTS, _held_bytes(trace, 0)))
+            full_graph,
+            reserves=(*_resident_reserves(trace), (_RESULTS, _result_copies_bytes(trace, 0))),
         )
     candidates = [
-        coarsen(trace, kept_bytes=int(fraction * budget_bytes), homes=homes)
+        coarsen(trace, kept_bytes=int(fraction * budget_bytes), decide_homes=decide_homes)
         for fraction in KEPT_FRACTIONS
     ]
     smallest_graph = min(candidates, key=floor_bytes)
@@ -105,22 +108,24 @@ def scheduled_graph(trace: Trace, *, budget_bytes: int, homes: bool = False) -> 
 
 
 def floor_bytes(scheduled: ScheduledGraph) -> int:
-    """Return a graph's minimum RAM with its reserves: no smaller budget has a schedule [B]."""
+    """Return a graph's minimum RAM plus reserved bytes: no smaller budget has a schedule [B]."""
     return floor(scheduled.graph).bytes + scheduled.reserved_bytes
 
 
-def min_budget_bytes(trace: Trace, *, homes: bool = False) -> int:
-    """Return the smallest minimum RAM of a trace's graphs, at most `keep_all_bytes` [B]."""
-    return min(floor_bytes(coarsen(trace, kept_bytes=0, homes=homes)), keep_all_bytes(trace))
+def min_budget_bytes(trace: Trace, *, decide_homes: bool = False) -> int:
+    """Return the smallest budget that may have a schedule, at most `keep_all_bytes` [B]."""
+    return min(
+        floor_bytes(coarsen(trace, kept_bytes=0, decide_homes=decide_homes)), keep_all_bytes(trace)
+    )
 
 
-def coarsen(trace: Trace, *, kept_bytes: int, homes: bool = False) -> ScheduledGraph:
+def coarsen(trace: Trace, *, kept_bytes: int, decide_homes: bool = False) -> ScheduledGraph:
     """Return the graph without its smallest computed tensors, of at most `kept_bytes` in total.
 
     The omitted tensors are always kept. The graph retains its nodes. If a node recomputes an
-    omitted tensor, the tensor counts as the node's workspace. State stays in RAM, and only orders
-    readers before updates. With `homes` this holds for small state only, and the home of larger
-    state is decided.
+    omitted tensor, the tensor counts as the node's workspace. State is always in RAM: in the graph
+    it has 0 bytes and only orders readers before updates. With `decide_homes`, this applies only to
+    small state, and the home of larger state is a decision.
     """
     storages = trace.step_graph.storages
     graph, operations = _decision_graph(trace)
@@ -129,33 +134,37 @@ def coarsen(trace: Trace, *, kept_bytes: int, homes: bool = False) -> ScheduledG
     computed_tensors = [
         trace.graph.tensor_index[t.name] for t in graph.tensors if t.name not in state
     ]
-    candidates = _movable_state(trace) if homes else ()
+    movable_candidates = _movable_state(trace) if decide_homes else ()
     threshold = _size_threshold(
-        [storages[index].bytes for index in (*computed_tensors, *candidates)], kept_bytes
+        [storages[index].bytes for index in (*computed_tensors, *movable_candidates)], kept_bytes
     )
-    movable = frozenset(index for index in candidates if storages[index].bytes >= threshold)
+    movable = frozenset(index for index in movable_candidates if storages[index].bytes >= threshold)
     if movable:
         graph, operations = _decision_graph(trace, movable)
     small_tensors = [index for index in computed_tensors if storages[index].bytes < threshold]
     if small_tensors:
-        names = graph.tensor_index.keys() - {storages[index].name for index in small_tensors}
-        graph = replace(graph, nodes=tuple(_restrict_node(node, names) for node in graph.nodes))
+        retained_names = graph.tensor_index.keys() - {
+            storages[index].name for index in small_tensors
+        }
+        graph = replace(
+            graph, nodes=tuple(_restrict_node(node, retained_names) for node in graph.nodes)
+        )
     storage_indices = tuple(trace.graph.tensor_index[tensor.name] for tensor in graph.tensors)
     n_random = sum(operation.is_random for operation in trace.step_graph.operations)
-    # One state per random operation for its recomputation, and the state to restore after it.
+    # One generator state per random operation for its recomputation, and one to restore after it.
     states_bytes = (n_random + 1) * RANDOM_STATE_BYTES if n_random else 0
     return ScheduledGraph(
         graph=graph,
-        numbers=storage_indices,
+        storage_indices=storage_indices,
         operations=operations,
         threshold_bytes=threshold,
         reserves=(
-            *_always_resident(trace, movable),
+            *_resident_reserves(trace, movable),
             (
                 f"tensors of less than {threshold:,} B, which are always kept,",
                 sum(storages[index].bytes for index in small_tensors),
             ),
-            (_RESULTS, _held_bytes(trace, threshold)),
+            (_RESULTS, _result_copies_bytes(trace, threshold)),
             ("states of the random generator", states_bytes),
         ),
     )
@@ -180,28 +189,28 @@ def _movable_state(trace: Trace) -> tuple[int, ...]:
 
 
 def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph, tuple[int, ...]]:
-    """Return the graph with the tensors to decide on, and the operation index of each node.
+    """Return the graph of the tensors to decide on, and the operation index of each of its nodes.
 
-    Omits inputs, which belong to the caller, and state except `movable`, which is always in RAM.
-    Omitted state stays in the graph with 0 bytes if it is updated and a recomputable node reads it.
+    Omits inputs, which belong to the caller, and state except `movable`: other state is always in
+    RAM. It stays in the graph with 0 bytes if it is updated and a recomputable node reads it.
     """
     graph = trace.graph
     if graph.version == 1:
         return graph, tuple(range(len(graph.nodes)))
     names = [tensor.name for tensor in graph.tensors]
-    retained_names, weightless_names = set(names), set()
+    retained_names, zero_size_names = set(names), set()
     for i, k in enumerate(graph.node_of):
         if trace.step_graph.operations[k].is_source and i not in movable:
             replacement = graph.replacement_of.get(i)
-            versions = {names[i]} if replacement is None else {names[i], names[replacement]}
+            version_names = {names[i]} if replacement is None else {names[i], names[replacement]}
             if replacement is not None and any(
-                graph.nodes[user].recomputable for user in graph.users_of[i]
+                graph.nodes[reader].recomputable for reader in graph.users_of[i]
             ):
-                weightless_names |= versions
+                zero_size_names |= version_names
             else:
-                retained_names -= versions
+                retained_names -= version_names
     pairs = [
-        (k, _restrict_node(node, retained_names, weightless_names))
+        (k, _restrict_node(node, retained_names, zero_size_names))
         for k, node in enumerate(graph.nodes)
     ]
     nodes = [
@@ -212,23 +221,23 @@ def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph,
     return replace(graph, nodes=tuple(node for _, node in nodes)), tuple(k for k, _ in nodes)
 
 
-def _always_resident(trace: Trace, movable: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
+def _resident_reserves(trace: Trace, movable: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
     """Return name and bytes of state and inputs in RAM throughout a step with updates [B]."""
     graph = trace.graph
-    inputs = [node.output_bytes for node in graph.nodes if node.phase == Phase.INPUT]
+    inputs_bytes = [node.output_bytes for node in graph.nodes if node.phase == Phase.INPUT]
     if graph.version == 1:
         return ()
     state_bytes = graph.state_bytes - sum(graph.tensor_bytes[i] for i in movable)
-    return ((_SMALL_STATE if movable else _STATE, state_bytes), (_INPUTS, sum(inputs)))
+    return ((_SMALL_STATE if movable else _STATE, state_bytes), (_INPUTS, sum(inputs_bytes)))
 
 
 def always_resident_bytes(trace: Trace) -> int:
     """Return the bytes of state and inputs in RAM throughout; 0 for a step without updates [B]."""
-    return sum(size for _, size in _always_resident(trace))
+    return sum(size for _, size in _resident_reserves(trace))
 
 
 def scheduled_costs(costs: Costs, graph: Graph) -> Costs:
-    """Return the costs of a graph to be solved, from costs of all nodes and tensors."""
+    """Return the costs of a graph to be solved, selected from the costs of a whole step."""
     if len(costs.compute) > len(graph.nodes) - len(graph.state_tensors):
         computed_names = (node.name for node in graph.nodes if not node.is_state)
         costs = replace(costs, compute={name: costs.compute[name] for name in computed_names})
@@ -237,32 +246,37 @@ def scheduled_costs(costs: Costs, graph: Graph) -> Costs:
     return replace(costs, pages={tensor.name: costs.pages[tensor.name] for tensor in graph.tensors})
 
 
-def _size_threshold(sizes: list[int], kept_bytes: int) -> int:
-    """Return the smallest scheduled size: smaller tensors sum to at most `kept_bytes` [B].
+def _size_threshold(sizes_bytes: list[int], kept_bytes: int) -> int:
+    """Return the size threshold of scheduled tensors: smaller ones are kept [B].
 
-    Tensors of equal size are either all kept or all scheduled.
+    It is one byte above the largest size up to which all tensors together have at most
+    `kept_bytes`; 0 if no tensor is kept.
     """
-    total = threshold = 0
-    for size in sorted(set(sizes)):
-        total += size * sizes.count(size)
-        if total > kept_bytes:
+    total_bytes = threshold = 0
+    for size in sorted(set(sizes_bytes)):
+        total_bytes += size * sizes_bytes.count(size)
+        if total_bytes > kept_bytes:
             break
         threshold = size + 1
     return threshold
 
 
-def _restrict_node(node: Node, names: Collection[str], weightless: Collection[str] = ()) -> Node:
-    """Return a node restricted to the tensors `names`; other outputs count as workspace.
+def _restrict_node(
+    node: Node, names: Collection[str], zero_size_names: Collection[str] = ()
+) -> Node:
+    """Return a node with only the inputs and outputs in `names`; other outputs count as workspace.
 
-    Outputs in `weightless` get 0 bytes.
+    Outputs in `zero_size_names` get 0 bytes.
     """
-    omitted = [t for t in node.outputs if t.name not in names and t.replaces is None]
-    omitted_bytes = 0 if node.phase in (Phase.STATE, Phase.INPUT) else sum(t.bytes for t in omitted)
+    omitted_tensors = [t for t in node.outputs if t.name not in names and t.replaces is None]
+    omitted_bytes = (
+        0 if node.phase in (Phase.STATE, Phase.INPUT) else sum(t.bytes for t in omitted_tensors)
+    )
     return replace(
         node,
         inputs=tuple(name for name in node.inputs if name in names),
         outputs=tuple(
-            replace(tensor, bytes=0) if tensor.name in weightless else tensor
+            replace(tensor, bytes=0) if tensor.name in zero_size_names else tensor
             for tensor in node.outputs
             if tensor.name in names
         ),
@@ -271,17 +285,17 @@ def _restrict_node(node: Node, names: Collection[str], weightless: Collection[st
     )
 
 
-def _held_bytes(trace: Trace, threshold_bytes: int) -> int:
-    """Return the bytes of copies of results that are returned at the end of the step [B].
+def _result_copies_bytes(trace: Trace, threshold_bytes: int) -> int:
+    """Return the bytes of copies of the results that are returned at the end of the step [B].
 
     Results in storages below `threshold_bytes`, which are always kept, need no copy. Other results
-    are copied, so that a loss does not keep the larger storage that contains it. Also counts the
-    gradient sums of weights that are used several times, and the random generator's state before
-    the step.
+    are copied, so that a loss does not keep the larger storage that contains it in RAM. Also counts
+    the gradient sums of weights that have several gradients, and the random generator's state
+    before the step.
     """
     storages = trace.step_graph.storages
     gradient_sizes: dict[int, list[int]] = {}
-    total = (
+    total_bytes = (
         RANDOM_STATE_BYTES
         if any(operation.is_random for operation in trace.step_graph.operations)
         else 0
@@ -293,5 +307,5 @@ def _held_bytes(trace: Trace, threshold_bytes: int) -> int:
         if not output.is_returned_at_end and target is not None:
             gradient_sizes.setdefault(id(trace.joint.value(target)), []).append(size)
         elif all(storages[i].bytes >= threshold_bytes for i in output.reads.storages):
-            total += size
-    return total + sum(sizes[0] for sizes in gradient_sizes.values() if len(sizes) > 1)
+            total_bytes += size
+    return total_bytes + sum(sizes[0] for sizes in gradient_sizes.values() if len(sizes) > 1)

@@ -1,4 +1,4 @@
-"""Tracing: makes the training graph of a module, its loss and inputs."""
+"""Tracing: capture a module with its loss as a training graph."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Trace:
     def held_bytes(self) -> int:
         """Bytes of the results that are returned only at the end of the step: loss, buffers [B].
 
-        The graph frees them after their last reader. A runtime holds them until the end, so a
-        budget must also cover them.
+        The graph frees these results after their last reader. A runtime holds them until the end,
+        so a budget must also cover them.
         """
         indices = {
             i
@@ -74,12 +74,12 @@ def trace(
     name : str, optional
         Name of the graph; by default the class of `model`.
     measure_workspace : bool
-        Whether to measure workspaces: the memory of operations beside their outputs.
+        Whether to measure workspaces: the memory that operations need in addition to their outputs.
     optimizer : torch.optim.Optimizer or sequence of them, optional
-        Add its step to the graph: SGD, Adam, AdamW, NAdam, RMSprop, Adagrad, Adamax, RAdam or Muon.
-        Parameters, moments and buffers are then state tensors, and batch and learning rate are
-        inputs. Each parameter is updated as early as possible, and operators may run in place.
-        Without it the graph ends with the gradients.
+        Add the updates of this optimizer to the graph: SGD, Adam, AdamW, NAdam, RMSprop, Adagrad,
+        Adamax, RAdam or Muon. Parameters, moments and buffers are then state tensors, and batch and
+        learning rate are inputs. Each parameter is updated as early as possible, and operators may
+        run in place. Without an optimizer, the graph ends with the gradients.
     clip_grad_norm : float, optional
         Clip the total norm of all gradients, like ``torch.nn.utils.clip_grad_norm_`` with
         ``model.parameters()``. All updates wait for the norm. Needs an `optimizer`.
@@ -99,7 +99,7 @@ def trace(
     joint = capture_step(
         model, loss_fn, inputs, name=name, optimizer=optimizer, clip_grad_norm=clip_grad_norm
     )
-    return build_trace(joint, build_captured_graph(joint, measured=measure_workspace))
+    return build_trace(joint, build_captured_graph(joint, measure_workspaces=measure_workspace))
 
 
 def capture_step(
@@ -111,7 +111,7 @@ def capture_step(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     clip_grad_norm: float | None = None,
 ) -> Joint:
-    """Capture a step, extended by the updates of `optimizer` if one is given.
+    """Return a captured step, extended by the updates of `optimizer` if one is given.
 
     Raises
     ------
@@ -127,16 +127,21 @@ def capture_step(
 
 
 def build_captured_graph(
-    joint: Joint, *, known: Mapping[int, OpProfile] | None = None, measured: bool = True
+    joint: Joint,
+    *,
+    profiles: Mapping[int, OpProfile] | None = None,
+    measure_workspaces: bool = True,
 ) -> CapturedGraph:
-    """Return the graph of a captured step, profiled by executing its operations.
+    """Return the operations of a captured step, profiled by executing them.
 
-    If `known` has profiles, by position in the captured graph, nothing is executed. `measured`
-    states whether workspaces are measured; on the ``meta`` device they never are.
+    If `profiles` are given, by position in the captured graph, nothing is executed. On the ``meta``
+    device, workspaces are 0 even with `measure_workspaces`.
     """
     graph_class = CapturedGraph if joint.optimizer is None else TrainingGraph
     is_meta = any(joint.value(a).is_meta for a in joint.arguments_of(InputKind.PARAMETER))
-    return graph_class(joint, known=known, measured=measured and not is_meta)
+    return graph_class(
+        joint, profiles=profiles, measure_workspaces=measure_workspaces and not is_meta
+    )
 
 
 def build_trace(joint: Joint, step_graph: CapturedGraph) -> Trace:
@@ -147,9 +152,13 @@ def build_trace(joint: Joint, step_graph: CapturedGraph) -> Trace:
 def _build_graph(joint: Joint, step_graph: CapturedGraph) -> Graph:
     """Return the training graph of a captured step, without a node for its results."""
     nodes = tuple(_make_node(step_graph, operation) for operation in step_graph.operations)
-    forward = [operation for operation in step_graph.operations if operation.phase is Phase.FORWARD]
+    forward_operations = [
+        operation for operation in step_graph.operations if operation.phase is Phase.FORWARD
+    ]
     flops = sum(
-        operation.profile.flops for operation in forward if has_flop_formula(operation.node)
+        operation.profile.flops
+        for operation in forward_operations
+        if has_flop_formula(operation.node)
     )
     trained_tensors = _distinct_storages(
         tensor
@@ -172,7 +181,11 @@ def _build_graph(joint: Joint, step_graph: CapturedGraph) -> Graph:
 
 
 def _make_node(step_graph: CapturedGraph, operation: Operation) -> Node:
-    """Return the node of an operation, with an update's own workspace; states move no bytes."""
+    """Return the node of an operation.
+
+    An update has the workspace of `TrainingGraph.update_workspace_bytes`. Nodes of state have no
+    traffic.
+    """
     workspace_bytes, moved_bytes = operation.profile.workspace_bytes, operation.profile.moved_bytes
     if isinstance(step_graph, TrainingGraph) and isinstance(operation.node.target, Update):
         workspace_bytes = step_graph.update_workspace_bytes(operation)
@@ -186,7 +199,7 @@ def _make_node(step_graph: CapturedGraph, operation: Operation) -> Node:
 
 
 def _resident_bytes(joint: Joint, trained_tensors: Sequence[torch.Tensor]) -> dict[str, int]:
-    """Return the bytes of the tensors that stay in memory for the whole step, by kind.
+    """Return the bytes that stay in memory for the whole step: ``parameters`` and ``gradients``.
 
     ``parameters`` counts all parameters, frozen ones included, buffers and constants. Inputs are
     excluded: they belong to the caller. ``gradients`` counts the ``.grad`` of parameters; a new
@@ -204,5 +217,5 @@ def _resident_bytes(joint: Joint, trained_tensors: Sequence[torch.Tensor]) -> di
 
 
 def _distinct_storages(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return one tensor per storage."""
+    """Return one tensor for each storage that the tensors use."""
     return tuple({storage_key(tensor): tensor for tensor in tensors}.values())

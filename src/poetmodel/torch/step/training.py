@@ -28,25 +28,27 @@ if TYPE_CHECKING:
 
     from poetmodel.torch.graph.step_graph import Operation
 
-_INPUTS = (InputKind.USER_INPUT, InputKind.LEARNING_RATE)
+_INPUT_KINDS = (InputKind.USER_INPUT, InputKind.LEARNING_RATE)
 _SCALARS_BYTES: Final = 16
-"""Scalars of an update: a factor in double precision, and in a tensor's type [B]."""
+"""Size of the scalars of an update: a factor in double precision, and one in the tensors' type
+[B]."""
 
 
 class TrainingGraph(CapturedGraph):
     """The operations of a captured step that ends with the updates of an optimizer.
 
     Parameters, moments, buffers and constants that the step reads are state. State and inputs are
-    operations before their first reader. A parameter is updated once its gradient exists and no
-    other operation will read the parameter. Buffers are updated once no operation will read the
-    outputs of their readers: until then these readers, such as batch norm, may be recomputed.
+    source operations, placed before their first reader. A parameter is updated as soon as its
+    gradient exists and no other operation will read the parameter. Buffers are updated once no
+    operation will read the outputs of their readers: until then these readers, such as batch norm,
+    may be recomputed.
     """
 
     last_uses: tuple[int, ...] = ()
-    """For each storage the index of the last operation that makes or reads it."""
+    """For each storage the index of the last operation that computes or reads it."""
 
-    def _profiler(self, *, measured: bool) -> OpProfiler:
-        return _UpdateProfiler(measured=measured)
+    def _profiler(self, *, measure_workspaces: bool) -> OpProfiler:
+        return _UpdateProfiler(measure_workspaces=measure_workspaces)
 
     def _add_sources(self) -> None:
         """Add an operation for each storage that exists before the step."""
@@ -70,14 +72,14 @@ class TrainingGraph(CapturedGraph):
             )
 
     def _add_source(self, argument: InputSpec, value: torch.Tensor) -> None:
-        """Append the operation and storage of a graph input, as state or as an input."""
+        """Append the source operation and storage of a graph input."""
         is_moment = argument.kind is InputKind.MOMENT
         kind = argument.name.rpartition(".")[2] if is_moment else str(argument.kind)
         self.add_source(
             argument.node,
             name=argument.name,
             op=kind.replace(" ", "_"),
-            phase=Phase.INPUT if argument.kind in _INPUTS else Phase.STATE,
+            phase=Phase.INPUT if argument.kind in _INPUT_KINDS else Phase.STATE,
             layout=TensorLayout.from_tensor(value),
             size_bytes=value.untyped_storage().nbytes(),
         )
@@ -88,13 +90,13 @@ class TrainingGraph(CapturedGraph):
         return Phase.UPDATE if is_custom else super().phase_of(node)
 
     def _finish_operations(self) -> None:
-        """Make updates replace state, sort all operations, and choose operations in place."""
+        """Link updates to the state that they replace, sort all operations, mark those in place."""
         for operation in self.operations:
             if isinstance(operation.node.target, Update):
                 self._replace_state(operation)
         self._renumber(list(self._execution_order()))
-        results = (result.node for result in self._joint.results)
-        result_storages = frozenset(self.find_reads(results).storages)
+        result_nodes = (result.node for result in self._joint.results)
+        result_storages = frozenset(self.find_reads(result_nodes).storages)
         self.last_uses = self._last_uses()
         self.operations = [
             replace(
@@ -113,15 +115,18 @@ class TrainingGraph(CapturedGraph):
         ]
 
     def _replace_state(self, operation: Operation) -> None:
-        """Set the outputs of an update to the names, sizes and layouts of its state; set FLOP."""
+        """Give the outputs of an update the names (with ``+``), sizes and layouts of its state.
+
+        Also sets the FLOP of a parameter's update.
+        """
         state: Any = operation.node.args[0]
-        for number, node in zip(operation.storages, state, strict=True):
+        for storage_index, node in zip(operation.storages, state, strict=True):
             state_index, layout_index = self.output_keys[node]
-            old_storage, new_storage = self.storages[state_index], self.storages[number]
+            old_storage, new_storage = self.storages[state_index], self.storages[storage_index]
             layout = replace(
                 old_storage.layouts[layout_index], position=new_storage.layouts[0].position
             )
-            self.storages[number] = replace(
+            self.storages[storage_index] = replace(
                 new_storage,
                 name=f"{old_storage.name}+",
                 bytes=old_storage.bytes,
@@ -142,7 +147,7 @@ class TrainingGraph(CapturedGraph):
         return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
 
     def gradient_storages(self, operation: Operation) -> tuple[int, ...]:
-        """Return the indices of the storages that an update's first gradient is read from."""
+        """Return the indices of the storages from which an update's first gradient is read."""
         gradients: Any = operation.node.args[1]
         return self.find_reads(gradients[:1]).storages
 
@@ -155,11 +160,13 @@ class TrainingGraph(CapturedGraph):
         computed_storages = [
             i for i in storages if not self.operations[self.storages[i].operation].is_source
         ]
-        is_whole = _gradient_fits(operation)[1] and len(computed_storages) == len(storages) == 1
-        return is_whole and self.last_uses[computed_storages[0]] == operation.index
+        fills_storage = (
+            _gradient_fits(operation)[1] and len(computed_storages) == len(storages) == 1
+        )
+        return fills_storage and self.last_uses[computed_storages[0]] == operation.index
 
     def update_workspace_bytes(self, operation: Operation) -> int:
-        """Return the workspace of an update beside its gradient: copies and scalars [B]."""
+        """Return the workspace of an update in addition to its gradient: copies and scalars [B]."""
         update: Any = operation.node.target
         if isinstance(update, QuantizedUpdate):
             return operation.profile.workspace_bytes
@@ -183,7 +190,7 @@ class TrainingGraph(CapturedGraph):
     # -- the order -------------------------------------------------------------------------------
 
     def _last_uses(self) -> tuple[int, ...]:
-        """Return for each storage the index of the last operation that makes or reads it."""
+        """Return for each storage the index of the last operation that computes or reads it."""
         last_uses = [storage.operation for storage in self.storages]
         for operation in self.operations:
             for storage_index in operation.reads.storages:
@@ -193,8 +200,8 @@ class TrainingGraph(CapturedGraph):
     def _execution_order(self) -> Iterator[Operation]:
         """Yield operations in execution order, with their old indices.
 
-        FX order, custom operations as early as dependencies allow, and each source before its
-        first reader.
+        The order is that of the FX graph, but custom operations run as early as dependencies allow,
+        and each source directly before its first reader.
         """
         custom_indices = {
             operation.index
@@ -206,50 +213,60 @@ class TrainingGraph(CapturedGraph):
             for operation in self.operations
             if not operation.is_source and operation.index not in custom_indices
         ]
-        followers: dict[int, list[Operation]] = {}
+        updates_after: dict[int, list[Operation]] = {}
         for index, predecessor in self._predecessors(
             sorted(custom_indices), computed_operations
         ).items():
-            followers.setdefault(predecessor, []).append(self.operations[index])
+            updates_after.setdefault(predecessor, []).append(self.operations[index])
         yielded_indices: set[int] = set()
         for operation in computed_operations:
-            for scheduled in (operation, *followers.get(operation.index, ())):
-                makers = {
-                    self.storages[i].operation for i in scheduled.reads.storages
+            for next_operation in (operation, *updates_after.get(operation.index, ())):
+                maker_indices = {
+                    self.storages[i].operation for i in next_operation.reads.storages
                 } - yielded_indices
                 sources = [
-                    self.operations[k] for k in sorted(makers) if self.operations[k].is_source
+                    self.operations[k]
+                    for k in sorted(maker_indices)
+                    if self.operations[k].is_source
                 ]
                 yielded_indices.update(source.index for source in sources)
-                yield from (*sources, scheduled)
+                yield from (*sources, next_operation)
 
     def _predecessors(
         self, custom_indices: Sequence[int], computed_operations: Sequence[Operation]
     ) -> dict[int, int]:
-        """Return for each custom operation the index of the last operation it must follow."""
+        """Return for each custom operation the index of the last operation that must precede it."""
         last_uses = [storage.operation for storage in self.storages]
         readers: dict[int | None, list[Operation]] = {}
         for operation in computed_operations:
-            for number in operation.reads.storages:
-                last_uses[number] = operation.index
-                readers.setdefault(number, []).append(operation)
+            for storage_index in operation.reads.storages:
+                last_uses[storage_index] = operation.index
+                readers.setdefault(storage_index, []).append(operation)
         predecessors: dict[int, int] = {}
         for operation in (self.operations[k] for k in custom_indices):
-            made_by = (self.storages[number].operation for number in operation.reads.storages)
-            required = [predecessors.get(k, k) for k in made_by]
-            old_storages = [self.storages[number].replaces for number in operation.storages]
+            maker_indices = (
+                self.storages[storage_index].operation for storage_index in operation.reads.storages
+            )
+            required_indices = [predecessors.get(k, k) for k in maker_indices]
+            old_storages = [
+                self.storages[storage_index].replaces for storage_index in operation.storages
+            ]
             for reader in (
-                user for old_storage in old_storages for user in readers.get(old_storage, ())
+                reading_operation
+                for old_storage in old_storages
+                for reading_operation in readers.get(old_storage, ())
             ):
-                required.append(reader.index)
+                required_indices.append(reader.index)
                 if isinstance(operation.node.target, BufferUpdate):
-                    required += [last_uses[number] for number in reader.storages]
-            required += [
+                    required_indices += [
+                        last_uses[storage_index] for storage_index in reader.storages
+                    ]
+            required_indices += [
                 predecessor
                 for k, predecessor in predecessors.items()
                 if not set(old_storages).isdisjoint(self.operations[k].reads.storages)
             ]
-            predecessors[operation.index] = max(required)
+            predecessors[operation.index] = max(required_indices)
         return predecessors
 
     def _renumber(self, order: list[Operation]) -> None:
@@ -258,16 +275,20 @@ class TrainingGraph(CapturedGraph):
         Deletes operations that are not in `order`, with their storages.
         """
         operations = {operation.index: k for k, operation in enumerate(order)}
-        retained_storages = [number for operation in order for number in operation.storages]
-        new_index: dict[int | None, int] = {number: k for k, number in enumerate(retained_storages)}
+        retained_storages = [
+            storage_index for operation in order for storage_index in operation.storages
+        ]
+        new_index: dict[int | None, int] = {
+            storage_index: k for k, storage_index in enumerate(retained_storages)
+        }
         self.storages = [
             replace(
-                self.storages[number],
+                self.storages[storage_index],
                 index=k,
-                operation=operations[self.storages[number].operation],
-                replaces=new_index.get(self.storages[number].replaces),
+                operation=operations[self.storages[storage_index].operation],
+                replaces=new_index.get(self.storages[storage_index].replaces),
             )
-            for k, number in enumerate(retained_storages)
+            for k, storage_index in enumerate(retained_storages)
         ]
         self.operations = [
             replace(
@@ -282,24 +303,27 @@ class TrainingGraph(CapturedGraph):
             for k, operation in enumerate(order)
         ]
         self.output_keys = {
-            node: (new_index[number], layout_index)
-            for node, (number, layout_index) in self.output_keys.items()
-            if number in new_index
+            node: (new_index[storage_index], layout_index)
+            for node, (storage_index, layout_index) in self.output_keys.items()
+            if storage_index in new_index
         }
 
 
 def _gradient_fits(update: Operation) -> tuple[bool, bool]:
-    """Return whether an update's gradient has the parameter's strides, and fills its storage."""
+    """Return (whether an update's gradient has the parameter's strides, and fills its storage).
+
+    Raises `TypeError` if the operation is not the update of a parameter.
+    """
     if update.profile.gradient_fits is None:
         raise TypeError(update.name)
     return update.profile.gradient_fits
 
 
 class _UpdateProfiler(OpProfiler):
-    """Profiles updates with `OpProfile.gradient_fits`."""
+    """Profiler that sets `OpProfile.gradient_fits` for updates of parameters."""
 
     def profile(self, node: fx.Node, arguments: Any, keywords: Any, value: Any) -> OpProfile:
-        """Add `gradient_fits` to the profile of an update of a parameter."""
+        """Return the profile of a call, with `gradient_fits` for an update of a parameter."""
         profile = super().profile(node, arguments, keywords, value)
         if not isinstance(node.target, ParameterUpdate):
             return profile

@@ -1,4 +1,4 @@
-"""Updates: the optimizer's step as operations of a captured graph, one per parameter.
+"""Updates: the optimizer's step as operations of a captured graph, one per trained parameter.
 
 An update reads the state that it replaces, the gradients and the learning rate, and returns the
 new state. In the captured graph an update allocates new tensors; a program overwrites the old ones.
@@ -34,10 +34,10 @@ from poetmodel.torch.int8.training import (
     trained_layers,
 )
 from poetmodel.torch.step.optimizers import (
-    FirstValue,
+    InitialValue,
     LearningRate,
+    OptimizerMoment,
     Optimizers,
-    OptimizerSlot,
     Rule,
     Sgd,
     find_owner,
@@ -56,9 +56,9 @@ NORM_EPS: Final = 1e-6
 """Term that ``torch.nn.utils.clip_grad_norm_`` adds to the norm, against division by 0."""
 
 GRADIENT: Final = "grad"
-"""Suffix of the name of a parameter's gradient sum, after the parameter."""
+"""Suffix of a gradient sum's name, after the parameter's name and a dot."""
 BATCHES: Final = "accumulated_batches"
-"""Name of the number of batches in gradient sums."""
+"""Name of the state tensor with the number of batches in gradient sums."""
 
 
 def copy_tensors(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -76,41 +76,41 @@ class CustomOperation:
         return self.__name__
 
     def key_attributes(self) -> dict[str, Any]:
-        """Return the attributes that determine its results, by name."""
+        """Return the attributes that determine the operation's results, by name, for cache keys."""
         return vars(self)
 
 
 class GradientNorm(CustomOperation):
     """Computes the factor that clips the total norm of all gradients to `max_norm`.
 
-    The arithmetic is that of ``torch.nn.utils.clip_grad_norm_``. Gradients are read in the order
-    and memory format of their `parameters`, whose values are not read.
+    The arithmetic is that of ``torch.nn.utils.clip_grad_norm_``. Gradients have the
+    order of `parameters`, and are read with their strides; the values of `parameters` do not count.
     """
 
     def __init__(self, max_norm: float, parameters: Sequence[torch.Tensor]) -> None:
         super().__init__("clip_grad_norm")
         self.max_norm = max_norm
-        self._formats = [
+        self._layout_examples = [
             torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device="meta")
             for p in parameters
         ]
 
     def __call__(self, gradients: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-        """Return the factor, at most 1; the gradients of one parameter are summed first."""
-        pairs = zip(gradients, self._formats, strict=True)
+        """Return the clipping factor, at most 1; gradients of one parameter are summed first."""
+        pairs = zip(gradients, self._layout_examples, strict=True)
         norm = torch.nn.utils.get_total_norm(
-            [sum_gradients(terms, format_) for terms, format_ in pairs]
+            [sum_gradients(terms, example) for terms, example in pairs]
         )
         return torch.clamp(self.max_norm / (norm + NORM_EPS), max=1.0)
 
 
-def sum_gradients(gradients: Sequence[torch.Tensor], weight_format: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the gradients of one parameter, with the strides of `weight_format`."""
+def sum_gradients(gradients: Sequence[torch.Tensor], layout_example: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the gradients of one parameter, with the strides of `layout_example`."""
     gradient_sum, *further_gradients = gradients
     for gradient in further_gradients:
         gradient_sum = gradient_sum + gradient
-    if gradient_sum.stride() != weight_format.stride():
-        gradient_sum = torch.empty_like(weight_format, device=gradient_sum.device).copy_(
+    if gradient_sum.stride() != layout_example.stride():
+        gradient_sum = torch.empty_like(layout_example, device=gradient_sum.device).copy_(
             gradient_sum
         )
     return gradient_sum
@@ -120,18 +120,21 @@ class Update(CustomOperation, ABC):
     """Computes new values of state: a parameter and its moments, or buffers."""
 
     rule: Rule | None = None
+    """The optimizer's rule; None for other updates."""
 
     def __call__(self, state: Sequence[torch.Tensor], *operands: Any) -> tuple[torch.Tensor, ...]:
         """Return the new values of the state in new memory."""
         new_state = copy_tensors(state)
-        self.replace(new_state, *operands)
+        self.overwrite_state(new_state, *operands)
         return new_state
 
     @abstractmethod
-    def replace(self, state: Sequence[torch.Tensor], *operands: Any, **options: bool) -> None:
+    def overwrite_state(
+        self, state: Sequence[torch.Tensor], *operands: Any, **options: bool
+    ) -> None:
         """Overwrite the state with its new values.
 
-        `operands` follow the state among the operation's arguments; `options` depend on the class.
+        `operands` are the operation's arguments after the state; `options` depend on the class.
         """
 
 
@@ -141,7 +144,9 @@ class BufferUpdate(Update):
     def __init__(self) -> None:
         super().__init__("copy_")
 
-    def replace(self, state: Sequence[torch.Tensor], *operands: Any, **options: bool) -> None:
+    def overwrite_state(
+        self, state: Sequence[torch.Tensor], *operands: Any, **options: bool
+    ) -> None:
         """Copy the new values into the buffers; ``operands[0]`` has the values."""
         del options
         (values,) = operands
@@ -156,51 +161,59 @@ class ParameterUpdate(Update):
         self.rule: Rule = rule
 
     def writes_gradient(self, operands: Sequence[Any]) -> bool:
-        """Return whether `replace` with these operands overwrites gradients or copies of them."""
+        """Return whether `overwrite_state` overwrites the first gradient, or a copy of it."""
         gradients, _, *factors = operands
         return bool(len(gradients) > 1 or factors or self.rule.writes_gradient)
 
-    def replace(self, state: Sequence[torch.Tensor], *operands: Any, **options: bool) -> None:
+    def overwrite_state(
+        self, state: Sequence[torch.Tensor], *operands: Any, **options: bool
+    ) -> None:
         """Overwrite the parameter and its moments with their new values.
 
         `operands` are the gradients, the learning rate, and the clipping factor if there is one.
-        Option ``owned`` permits overwriting the first gradient; ``first`` states that the moments
-        have no value yet.
+        The option ``owns_gradient`` permits overwriting the first gradient; ``is_first`` states
+        that the moments have no value yet.
         """
         gradients, rate, *factors = operands
         parameter = state[0]
         gradient, *further_gradients = gradients
-        is_owned = options.get("owned", False) or not self.writes_gradient(operands)
+        is_owned = options.get("owns_gradient", False) or not self.writes_gradient(operands)
         if not is_owned or gradient.stride() != parameter.stride():
             gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
         for further_gradient in further_gradients:
             gradient.add_(further_gradient)
         for factor in factors:
             gradient.mul_(factor)
-        self.rule.update(state, gradient, rate.item(), first=options.get("first", False))
+        self.rule.update(state, gradient, rate.item(), is_first=options.get("is_first", False))
 
 
 class AccumulatingUpdate(ParameterUpdate):
     """The optimizer's step for one parameter, by the sum of its gradients over several batches.
 
-    The last state tensor is the sum so far. Operands of `replace` are the gradients, the learning
-    rate, the number of batches in the sum, and the clipping factor if there is
-    one. The last batch updates the parameter and resets the sum to 0.
+    The last state tensor is the sum so far. Operands of `overwrite_state` are the gradients, the
+    learning rate, the number of batches in the sum, and the clipping factor if there is one. The
+    last batch updates the parameter and resets the sum to 0.
     """
 
     def __init__(self, rule: Rule, batches: int) -> None:
         super().__init__(rule)
         self.batches = batches
 
-    def replace(self, state: Sequence[torch.Tensor], *operands: Any, **options: bool) -> None:
+    def overwrite_state(
+        self, state: Sequence[torch.Tensor], *operands: Any, **options: bool
+    ) -> None:
         """Add the gradients to the sum; on the last batch, update the parameter."""
         gradients, rate, count, *factors = operands
         *updated_state, gradient_sum = state
         for gradient in gradients:
             gradient_sum.add_(gradient)
         if count.item() == self.batches - 1:
-            super().replace(
-                updated_state, (gradient_sum,), rate, *factors, **{**options, "owned": False}
+            super().overwrite_state(
+                updated_state,
+                (gradient_sum,),
+                rate,
+                *factors,
+                **{**options, "owns_gradient": False},
             )
             gradient_sum.zero_()
 
@@ -217,10 +230,11 @@ class QuantizedUpdate(Update):
         Settings of SGD, without momentum.
     site : int
         Number of the layer, for stochastic rounding: see `RoundingDraws`.
-    draws : callable, optional
-        Returns the random numbers of the next update, for weights without residuals.
-    batches : int, optional
-        Batches whose gradients are summed before each step.
+    draw_numbers : callable, optional
+        Function of `site` that returns the random numbers of the next update, for weights without
+        residuals.
+    batches : int
+        Number of batches whose gradients are summed before each step.
     """
 
     def __init__(
@@ -228,22 +242,24 @@ class QuantizedUpdate(Update):
         rule: Sgd,
         *,
         site: int,
-        draws: Callable[[int], RoundingDraws] | None = None,
+        draw_numbers: Callable[[int], RoundingDraws] | None = None,
         batches: int = 1,
     ) -> None:
         """Store the settings; random numbers are drawn by each update."""
         super().__init__("quantized_sgd")
         self.settings = rule
         self.site = site
-        self.is_stochastic = draws is not None
+        self.is_stochastic = draw_numbers is not None
         self.batches = batches
-        self._draws = draws
+        self._draw_numbers = draw_numbers
 
     def key_attributes(self) -> dict[str, Any]:
-        """Return the attributes that determine its results, except the count of updates."""
-        return {name: value for name, value in vars(self).items() if name != "_draws"}
+        """Return the attributes that determine the results, except the count of updates."""
+        return {name: value for name, value in vars(self).items() if name != "_draw_numbers"}
 
-    def replace(self, state: Sequence[torch.Tensor], *operands: Any, **options: bool) -> None:
+    def overwrite_state(
+        self, state: Sequence[torch.Tensor], *operands: Any, **options: bool
+    ) -> None:
         """Overwrite the weights, or only the gradient sum before the last batch.
 
         `operands` are the gradients of the real weights, the scales of the results and the learning
@@ -252,8 +268,8 @@ class QuantizedUpdate(Update):
         """
         del options
         gradients, scale, rate, *optional_operands = operands
-        weight_format = torch.empty_like(state[0], dtype=torch.float32, device="meta")
-        gradient = sum_gradients(gradients, weight_format)
+        layout_example = torch.empty_like(state[0], dtype=torch.float32, device="meta")
+        gradient = sum_gradients(gradients, layout_example)
         if self.batches > 1:
             *state, gradient_sum = state
             count, *optional_operands = optional_operands
@@ -275,19 +291,21 @@ class QuantizedUpdate(Update):
         )
 
     def next_draws(self) -> RoundingDraws | None:
-        """Draw the random numbers of the next update; None for weights with residuals."""
-        return None if self._draws is None else self._draws(self.site)
+        """Return the random numbers of the next update; None for weights with residuals."""
+        return None if self._draw_numbers is None else self._draw_numbers(self.site)
 
 
 class BatchCount(Update):
-    """Counts batches; the count is 0 again after the last batch before an update."""
+    """Counts batches; the last batch before an update resets the count to 0."""
 
     def __init__(self, batches: int) -> None:
         super().__init__("count")
         self.batches = batches
 
-    def replace(self, state: Sequence[torch.Tensor], *operands: Any, **options: bool) -> None:
-        """Increment the count in place."""
+    def overwrite_state(
+        self, state: Sequence[torch.Tensor], *operands: Any, **options: bool
+    ) -> None:
+        """Increment the count, or reset it to 0 after the last batch."""
         del operands, options
         (count,) = state
         count.add_(1).remainder_(self.batches)
@@ -304,7 +322,7 @@ class _TrainedParameter:
     arguments: list[InputSpec] = field(default_factory=list)
     """Graph inputs of the parameter; several if several modules share the parameter."""
     gradients: list[fx.Node] = field(default_factory=list)
-    """In graph order."""
+    """Nodes of the gradients, in graph order."""
 
 
 def extend_with_optimizer(
@@ -314,11 +332,12 @@ def extend_with_optimizer(
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
 ) -> Joint:
-    """Return a captured step with an optimizer's step; results are the loss and the outputs.
+    """Extend a captured step by an optimizer's step; return it with loss and outputs as results.
 
     `accumulate` is the number of batches whose gradients are summed before the optimizer's step.
 
-    Raises `CaptureError` if updates per parameter would differ from PyTorch's update.
+    Changes the graph of `joint`. Raises `CaptureError` if the updates cannot be traced, or would
+    differ from those of the optimizer.
     """
     combined = Optimizers.combine(optimizer)
     refuse(joint.name, (f"optimizer: {error}" for error in optimizer_errors(combined)))
@@ -343,12 +362,16 @@ def _trained_parameters(joint: Joint) -> dict[int, _TrainedParameter]:
         parameters.setdefault(id(value), _TrainedParameter(parameter=value)).arguments.append(
             argument
         )
-    order = {node: k for k, node in enumerate(joint.graph_module.graph.nodes)}
+    node_positions = {node: k for k, node in enumerate(joint.graph_module.graph.nodes)}
     results = [r for r in joint.results if r.kind is OutputKind.GRADIENT]
-    for result in sorted(results, key=lambda result: order[result.node]):
+    for result in sorted(results, key=lambda result: node_positions[result.node]):
         if result.target is not None and result.target.kind is InputKind.PARAMETER:
             parameters[id(joint.value(result.target))].gradients.append(result.node)
-    return {key: trained for key, trained in parameters.items() if trained.gradients}
+    return {
+        key: trained_parameter
+        for key, trained_parameter in parameters.items()
+        if trained_parameter.gradients
+    }
 
 
 def _extension_errors(
@@ -421,21 +444,23 @@ def _counts_updates(optimizer: Any, layer: TrainedLayer) -> bool:
 def _shared_memory_errors(joint: Joint) -> Iterator[str]:
     """Yield an error per argument that shares memory with a different argument.
 
-    An update of one would change the other.
+    An update of one argument would change the other.
     """
-    first_uses: dict[int, tuple[int, str]] = {}
+    first_arguments: dict[int, tuple[int, str]] = {}
     values = list(map(joint.value, joint.arguments))
     for argument, value in zip(joint.arguments, values, strict=True):
         if not isinstance(value, torch.Tensor) or argument.kind is InputKind.TANGENT:
             continue
         identity = id(value) if argument.kind is not InputKind.USER_INPUT else storage_key(value)
-        first_identity, name = first_uses.setdefault(storage_key(value), (identity, argument.name))
+        first_identity, name = first_arguments.setdefault(
+            storage_key(value), (identity, argument.name)
+        )
         if first_identity != identity:
             yield f"optimizer: {name} and {argument.name} share memory; use separate tensors"
 
 
 class _OptimizerExtension:
-    """Extends a captured graph by the updates of an optimizer, in place."""
+    """Adds the updates of an optimizer to a captured graph, in place."""
 
     def __init__(
         self,
@@ -444,41 +469,42 @@ class _OptimizerExtension:
         parameters: dict[int, _TrainedParameter],
         accumulate: int,
     ) -> None:
-        """Prepare the extension of `joint` in place; `accumulate` is the number of batches."""
+        """Store the arguments; `accumulate` is the number of batches whose gradients are summed."""
         self.joint = joint
         self.graph = joint.graph_module.graph
         self.optimizer = optimizer
         self.parameters = parameters
         self.batches = accumulate
-        self.new: list[InputSpec] = []
-        self.totals: dict[int, tuple[fx.Node, ...]] = {}
-        """Graph inputs for the gradient sum of a parameter, by the parameter's ``id``."""
-        self.quantized = trained_layers(joint.module)
-        """Int8 layers by the ``id`` of the parameter that stands for their weights."""
+        self.new_arguments: list[InputSpec] = []
+        self.gradient_sums: dict[int, tuple[fx.Node, ...]] = {}
+        """Graph input of the gradient sum of a parameter, as a tuple, by the parameter's ``id``."""
+        self.quantized_layers = trained_layers(joint.module)
+        """Int8 layers by the ``id`` of the parameter whose gradients are those of the weights."""
         self.buffers = {id(joint.value(a)): a for a in joint.arguments_of(InputKind.BUFFER)}
+        """Graph inputs of buffers by the ``id`` of the buffer."""
 
     def extend(self, clip_grad_norm: float | None) -> Joint:
-        """Add inputs and operations of the updates before the graph's output; return the step."""
+        """Add inputs and operations of the updates to the graph; return the extended step."""
         count = self._add_gradient_sums() if self.batches > 1 else None
         factors = (
             () if clip_grad_norm is None else (self._add_gradient_norm(float(clip_grad_norm)),)
         )
         self._add_buffer_updates()
         groups = group_rules(self.optimizer)
-        for number, (rule, parameters) in enumerate(groups):
+        for group_index, (rule, parameters) in enumerate(groups):
             keys = [id(p) for p in parameters if id(p) in self.parameters]
             if keys:
-                name = f"lr[{number}]" if len(groups) > 1 else "lr"
-                rate = self._add_argument(name, LearningRate(self.optimizer, number))
+                name = f"lr[{group_index}]" if len(groups) > 1 else "lr"
+                rate = self._add_argument(name, LearningRate(self.optimizer, group_index))
                 for key in keys:
                     self._add_update(self.parameters[key], rule, rate, factors, count)
         if count is not None:
             self._add_operation(BODY, BatchCount(self.batches), [count])
-        returned = (OutputKind.LOSS, OutputKind.OUTPUT)
-        results = tuple(r for r in self.joint.results if r.kind in returned)
+        retained_kinds = (OutputKind.LOSS, OutputKind.OUTPUT)
+        results = tuple(r for r in self.joint.results if r.kind in retained_kinds)
         self.graph.output_node().args = (tuple(result.node for result in results),)
         self._erase_unread_nodes()
-        arguments = (*self.joint.arguments, *self.new)
+        arguments = (*self.joint.arguments, *self.new_arguments)
         return replace(
             self.joint,
             arguments=arguments,
@@ -496,106 +522,118 @@ class _OptimizerExtension:
                 self.graph.erase_node(node)
 
     def _add_argument(
-        self, name: str, source: LearningRate | OptimizerSlot | FirstValue
+        self, name: str, source: LearningRate | OptimizerMoment | InitialValue
     ) -> fx.Node:
-        """Add a graph input for a value of the optimizer, or for state of exported code only."""
+        """Add a graph input for a value of the optimizer, or for state that only exported code has.
+
+        Returns its node.
+        """
         with self.graph.inserting_before(next(iter(self.graph.nodes))):
-            node = self.graph.placeholder(f"optimizer_{len(self.new)}")
+            node = self.graph.placeholder(f"optimizer_{len(self.new_arguments)}")
         is_rate = isinstance(source, LearningRate)
         kind = InputKind.LEARNING_RATE if is_rate else InputKind.MOMENT
-        self.new.append(
+        self.new_arguments.append(
             InputSpec(kind=kind, node=node, target="", name=name, optimizer_value=source)
         )
         return node
 
     def _add_operation(self, path: str, operation: CustomOperation, *arguments: Any) -> fx.Node:
+        """Add a custom operation of the module at `path` before the output; return its node."""
         with self.graph.inserting_before(self.graph.output_node()):
             node = self.graph.call_function(operation, arguments)
         node.meta["custom"] = {ANNOTATION: path}
         return node
 
     def _add_gradient_norm(self, max_norm: float) -> fx.Node:
+        """Add the operation that computes the clipping factor; return its node."""
         gradients = [
-            [*self.totals.get(key, ()), *trained.gradients]
-            for key, trained in self.parameters.items()
+            [*self.gradient_sums.get(key, ()), *trained_parameter.gradients]
+            for key, trained_parameter in self.parameters.items()
         ]
-        norm = GradientNorm(max_norm, [trained.parameter for trained in self.parameters.values()])
+        norm = GradientNorm(
+            max_norm,
+            [trained_parameter.parameter for trained_parameter in self.parameters.values()],
+        )
         return self._add_operation(BODY, norm, gradients)
 
     def _add_gradient_sums(self) -> fx.Node:
-        """Add graph inputs for gradient sums and their number of batches; return the last one."""
-        for key, trained in self.parameters.items():
-            zero = torch.zeros_like(trained.parameter, requires_grad=False)
-            name = f"{self._weight_argument(trained).name}.{GRADIENT}"
-            self.totals[key] = (self._add_argument(name, FirstValue(zero)),)
-        return self._add_argument(BATCHES, FirstValue(torch.tensor(0)))
+        """Add graph inputs for gradient sums and for their number of batches; return the latter."""
+        for key, trained_parameter in self.parameters.items():
+            zero = torch.zeros_like(trained_parameter.parameter, requires_grad=False)
+            name = f"{self._weight_argument(trained_parameter).name}.{GRADIENT}"
+            self.gradient_sums[key] = (self._add_argument(name, InitialValue(zero)),)
+        return self._add_argument(BATCHES, InitialValue(torch.tensor(0)))
 
-    def _weight_argument(self, trained: _TrainedParameter) -> InputSpec:
-        """Return the graph input that names an update: the parameter, or its int8 weight."""
-        layer = self.quantized.get(id(trained.parameter))
-        return trained.arguments[0] if layer is None else self.buffers[id(layer.weight)]
+    def _weight_argument(self, trained_parameter: _TrainedParameter) -> InputSpec:
+        """Return the graph input that names an update: the parameter's or the int8 weight's."""
+        layer = self.quantized_layers.get(id(trained_parameter.parameter))
+        return trained_parameter.arguments[0] if layer is None else self.buffers[id(layer.weight)]
 
     def _add_update(
         self,
-        trained: _TrainedParameter,
+        trained_parameter: _TrainedParameter,
         rule: Rule,
         rate: fx.Node,
         factors: tuple[fx.Node, ...],
         count: fx.Node | None,
     ) -> None:
         """Add the update of a parameter, with graph inputs for its moments."""
-        layer = self.quantized.get(id(trained.parameter))
+        layer = self.quantized_layers.get(id(trained_parameter.parameter))
         if layer is not None:
             self._add_quantized_update(
-                layer, trained, rule, (rate, *([count] if count else ()), *factors)
+                layer, trained_parameter, rule, (rate, *([count] if count else ()), *factors)
             )
             return
-        argument = trained.arguments[0]
-        owner = find_owner(self.optimizer, trained.parameter)
+        argument = trained_parameter.arguments[0]
+        owner = find_owner(self.optimizer, trained_parameter.parameter)
         moments = [
             self._add_argument(
-                f"{argument.name}.{key}", OptimizerSlot(owner, trained.parameter, key)
+                f"{argument.name}.{key}", OptimizerMoment(owner, trained_parameter.parameter, key)
             )
-            for key in rule.moments
+            for key in rule.moment_keys
         ]
-        state = [argument.node, *moments, *self.totals.get(id(trained.parameter), ())]
+        state = [
+            argument.node,
+            *moments,
+            *self.gradient_sums.get(id(trained_parameter.parameter), ()),
+        ]
         update = ParameterUpdate(rule)
         operands = (rate, *factors)
         if count is not None:
             update = AccumulatingUpdate(rule, self.batches)
             operands = (rate, count, *factors)
-        self._add_operation(argument.target, update, state, trained.gradients, *operands)
+        self._add_operation(argument.target, update, state, trained_parameter.gradients, *operands)
 
     def _add_quantized_update(
         self,
         layer: TrainedLayer,
-        trained: _TrainedParameter,
+        trained_parameter: _TrainedParameter,
         rule: Any,
         operands: tuple[fx.Node, ...],
     ) -> None:
-        """Add the update of the int8 weights that a parameter stands for."""
+        """Add the update of the int8 weights of a layer, whose gradients a parameter has."""
         *weights, scale = (
             self.buffers[id(buffer)].node for buffer in (*layer.state, layer.weight_scale)
         )
-        owner = find_owner(self.optimizer, trained.parameter)
-        draw_function = None
+        owner = find_owner(self.optimizer, trained_parameter.parameter)
+        draw_numbers = None
         if layer.rounding != ROUNDINGS[0]:
-            group = next(
+            group_index = next(
                 k
                 for k, param_group in enumerate(owner.param_groups)
-                if any(p is trained.parameter for p in param_group["params"])
+                if any(p is trained_parameter.parameter for p in param_group["params"])
             )
-            draw_function = partial(owner.draws, group)
+            draw_numbers = partial(owner.draws, group_index)
         sites = owner.sites() if isinstance(owner, QuantizedSGD) else {}
         update = QuantizedUpdate(
             rule,
-            site=sites.get(id(trained.parameter), 0),
-            draws=draw_function,
+            site=sites.get(id(trained_parameter.parameter), 0),
+            draw_numbers=draw_numbers,
             batches=self.batches,
         )
-        state = [*weights, *self.totals.get(id(trained.parameter), ())]
-        path = self._weight_argument(trained).target
-        self._add_operation(path, update, state, trained.gradients, scale, *operands)
+        state = [*weights, *self.gradient_sums.get(id(trained_parameter.parameter), ())]
+        path = self._weight_argument(trained_parameter).target
+        self._add_operation(path, update, state, trained_parameter.gradients, scale, *operands)
 
     def _add_buffer_updates(self) -> None:
         """Add one update per module with changed buffers.

@@ -38,7 +38,7 @@ def origin_of(first, last, reader, chain, *, ends):
         first_stage=first,
         last_stage=last,
         reader=reader,
-        of_recomputation=False,
+        is_for_recomputation=False,
         chain=chain,
         ends_in_recomputation=ends,
     )
@@ -46,7 +46,7 @@ def origin_of(first, last, reader, chain, *, ends):
 
 def restate(relaxation, origin):
     """State a cut in the columns of a relaxation."""
-    return next(IntervalSeparator(relaxation, 1).state(origin), None)
+    return next(IntervalSeparator(relaxation, 1).state_cut(origin), None)
 
 
 # -- by hand -------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_a_cut_is_stated_again_in_finer_groups_unless_it_says_nothing():
     late = replace(origin, first_stage=5, last_stage=6, reader=6)
     assert restate(sure, late) is None
     # A recomputation that the finer grouping has no room for needs nothing.
-    assert restate(sure, replace(late, of_recomputation=True, reader=3)) is None
+    assert restate(sure, replace(late, is_for_recomputation=True, reader=3)) is None
 
 
 # -- on random instances -------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_every_point_of_a_relaxation_keeps_its_cuts(numbers, kind, n, own, cuts,
             seen["cuts"] += 1
             seen["tight"] += least <= CLOSE
             seen["stated again"] += again is not None
-            seen["for a recomputation"] += cut.origin.of_recomputation
+            seen["for a recomputation"] += cut.origin.is_for_recomputation
             seen["chains"] += len(cut.origin.chain) > 1
             seen["by page-out"] += any(by_page_out for _, by_page_out in cut.origin.chain)
     assert seen["cuts"] > cuts
@@ -241,7 +241,9 @@ def test_best_schedules_keep_the_cuts(part):
             x = (
                 None
                 if best is None
-                else relaxation.start(PartialSchedule.of(problem.graph, best.schedule).schedule())
+                else relaxation.schedule_point(
+                    PartialSchedule.of(problem.graph, best.schedule).schedule()
+                )
             )
             if x is None:
                 continue
@@ -264,11 +266,11 @@ def test_cuts_raise_the_linear_bound_and_keep_the_optimum(ram, page):
     found = []
     bounds = []
     for _ in range(8):
-        raw = backend("highs").solve(relaxation.with_cuts(found).relaxed(), Limits())
+        raw = backend("highs").solve(relaxation.form_with_cuts(found).relaxed(), Limits())
         bounds.append(raw.objective)
         found += separate(relaxation, raw.x)
     assert np.diff(bounds).min() > -CLOSE
-    whole = [least(form) for form in (relaxation.form, relaxation.with_cuts(found))]
+    whole = [least(form) for form in (relaxation.form, relaxation.form_with_cuts(found))]
     assert whole[0] == pytest.approx(whole[1], abs=CLOSE)
     assert 1.02 * bounds[0] < bounds[-1] <= whole[0] + CLOSE
 
@@ -348,7 +350,7 @@ def test_optima_stay_and_linear_bounds_rise(part):
         rows = RoundingSeparator(relaxation, MOST_SUMS).rows()
         if not rows:
             continue
-        whole, tightened = least(relaxation.form), relaxation.with_cuts(rows)
+        whole, tightened = least(relaxation.form), relaxation.form_with_cuts(rows)
         again = least(tightened)
         assert (whole is None) == (again is None), seed
         if whole is None:

@@ -1,9 +1,9 @@
 """Cuts: inequalities that every relevant schedule satisfies, one family in each module.
 
-Each family is a `Separator` of one relaxation. A cut has an origin in terms of the graph, by which
-the separator of the same family restates it for a finer relaxation. A new family is a module with a
-function `separator`, like the existing ones, and its name in `CUT_FAMILIES` of
-`solver.lazy.params`.
+Each family has a `Separator` for each relaxation. A cut has an origin in terms of the graph, from
+which the separator of the same family restates the cut for a finer relaxation. A new family is a
+module with a function `make_separator`, like those of the existing ones, and its name in
+`CUT_FAMILIES` of `solver.lazy.params`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Cut(LinearRow):
         """Return the violation of the row at a point; negative if the row has slack."""
         return self.lower - float(self.value(x.__getitem__))
 
-    def loosened(self) -> float:
-        """Return the right-hand side for a solver; for rows in bytes, less the solver's tolerance.
+    def loosened_lower(self) -> float:
+        """Return `lower`, reduced by `LOOSENING` if the row sums bytes.
 
-        Rows of decisions are not reduced: a point that violates such a row does so by at least one.
+        A row of decisions needs no tolerance: a 0/1 point that violates it does so by at least 1.
         """
         if not self.in_bytes:
             return self.lower
@@ -47,15 +47,15 @@ class Cut(LinearRow):
 
 
 class Separator(Protocol):
-    """Separator of one family's cuts for one relaxation."""
+    """Finds the violated cuts of one family for one relaxation."""
 
     family: ClassVar[str]
 
-    def separate(self, x: NDArray[Any], least: float) -> list[Cut]:
-        """Return cuts that a point violates by more than `least`, the most violated first."""
+    def separate(self, x: NDArray[Any], min_violation: float) -> list[Cut]:
+        """Return cuts that the point `x` violates by more than `min_violation`."""
 
     def restate(self, cut: Cut) -> Iterable[Cut]:
-        """Return the cut of a coarser relaxation in the columns of this relaxation.
+        """Return the cut of a coarser relaxation as cuts over the columns of this relaxation.
 
-        Return no cut if it is not valid here.
+        Return none if this relaxation has no such cut.
         """

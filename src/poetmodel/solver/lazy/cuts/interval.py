@@ -1,4 +1,4 @@
-"""Interval cuts: they prevent a linear relaxation from splitting a recomputation over groups."""
+"""Interval cuts, which prevent a linear relaxation from splitting a recomputation over groups."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class IntervalOrigin:
-    """An interval cut in terms of the graph."""
+    """An interval cut, stated by stages, nodes and tensors of the graph."""
 
     first_stage: int
     last_stage: int
     reader: int
     """The node that reads the first tensor of the chain."""
-    of_recomputation: bool
+    is_for_recomputation: bool
     """Whether a recomputation of the reader needs the tensor, instead of its first computation."""
     chain: tuple[tuple[int, bool], ...]
-    """(tensor, whether its page-out replaces its page-ins): each tensor is computed from the next
-    one."""
+    """(tensor, whether the page-out replaces the page-ins) pairs. Each tensor is computed from the
+    next one."""
     ends_in_recomputation: bool
     """Whether the recomputations of the last tensor's node replace that node's inputs."""
 
 
-def separator(
+def make_separator(
     relaxation: Relaxation, params: LazyParams, _: Callable[[], bool]
 ) -> IntervalSeparator:
-    """Return the separator of this family for a relaxation."""
+    """Return the separator of interval cuts for a relaxation."""
     return IntervalSeparator(relaxation, params.cuts_per_round)
 
 
 class IntervalSeparator:
-    """Finds at most `max_cuts` interval cuts for a point of a relaxation.
+    """Finds about `max_cuts` interval cuts that a point of a relaxation violates.
 
     Notes
     -----
@@ -69,40 +69,43 @@ class IntervalSeparator:
         self.relaxation = relaxation
         self.max_cuts = max_cuts
 
-    def separate(self, x: NDArray[np.float64], least: float) -> list[Cut]:
-        """Return cuts that a point violates by more than `least`, the most violated first."""
+    def separate(self, x: NDArray[np.float64], min_violation: float) -> list[Cut]:
+        """Return cuts that the point `x` violates by more than `min_violation`.
+
+        The most violated come first. No more are searched for once there are `max_cuts`.
+        """
         point = _FractionalPoint(self.relaxation, x)
         cuts: dict[tuple[tuple[float, int], ...], Cut] = {}
-        for violation in point.violations(least)[: 2 * self.max_cuts]:
-            for cut in self.state(point.origin(violation)):
+        for violation in point.find_violations(min_violation)[: 2 * self.max_cuts]:
+            for cut in self.state_cut(point.cut_origin(violation)):
                 cuts.setdefault(tuple(cut.terms), cut)
             if len(cuts) >= self.max_cuts:
                 break
         return list(cuts.values())
 
     def restate(self, cut: Cut) -> Iterator[Cut]:
-        """Yield a coarser relaxation's cut in the columns of this one, unless it is trivial."""
-        return self.state(cut.origin)
+        """Yield a coarser relaxation's cut over the columns of this one, unless it is trivial."""
+        return self.state_cut(cut.origin)
 
-    def state(self, origin: IntervalOrigin) -> Iterator[Cut]:
-        """Yield the row of an interval, unless it is trivial in this relaxation."""
+    def state_cut(self, origin: IntervalOrigin) -> Iterator[Cut]:
+        """Yield the cut of an origin over the columns of this relaxation, unless it is trivial."""
         relaxation = self.relaxation
         group_of, node_of = relaxation.events.group_of, relaxation.problem.graph.node_of
-        first, last = group_of[origin.first_stage], group_of[origin.last_stage]
+        first_group, last_group = group_of[origin.first_stage], group_of[origin.last_stage]
         terms: dict[int, float] = {}
         lower_bound = 1.0
-        if origin.of_recomputation:
-            column = relaxation.recomputed.get((last, origin.reader))
+        if origin.is_for_recomputation:
+            column = relaxation.recomputed.get((last_group, origin.reader))
             if column is None:
                 return
             terms[column] = -1.0
             lower_bound = 0.0
-        groups = range(first, last + 1)
+        groups = range(first_group, last_group + 1)
         for i, uses_page_out in origin.chain:
-            if group_of[node_of[i]] >= first:
+            if group_of[node_of[i]] >= first_group:
                 return
-            lower_bound -= self._add_keep_term(i, first, terms)
-            page_out_column = relaxation.needed_page_out.get(i)
+            lower_bound -= self._add_keep_term(i, first_group, terms)
+            page_out_column = relaxation.page_out_column_of.get(i)
             if uses_page_out and page_out_column is not None:
                 _add_term(terms, page_out_column)
             else:
@@ -112,18 +115,17 @@ class IntervalSeparator:
             k = node_of[origin.chain[-1][0]]
             for group in groups:
                 _add_term(terms, relaxation.recomputed.get((group, k)))
-        if lower_bound > 0 or origin.of_recomputation:
+        if lower_bound > 0 or origin.is_for_recomputation:
             pairs = ((value, column) for column, value in sorted(terms.items()))
             yield Cut.from_terms(
                 pairs, lower=lower_bound, name=self.family, origin=origin, in_bytes=False
             )
 
     def _add_keep_term(self, i: int, first: int, terms: dict[int, float]) -> float:
-        """Add the term of keeping tensor `i` into group `first`.
+        """Add the term for keeping tensor `i` into group `first` to `terms`.
 
-        Return its value if it is constant, else 0.
-
-        Resident state is always in RAM.
+        If the term is a constant, return its value; otherwise return 0. Resident state is always in
+        RAM.
         """
         relaxation, events = self.relaxation, self.relaxation.events
         if i in relaxation.model.resident:
@@ -146,21 +148,21 @@ def _add_term(terms: dict[int, float], column: int | None) -> None:
 
 
 class _Violation(NamedTuple):
-    """A violated cut: its interval of groups, its tensor and the reader."""
+    """A violated cut: its violation, its tensor, its interval of groups and its reader."""
 
     amount: float
     tensor: int
     first: int
     last: int
     reader: int | None
-    """The recomputed reader; None for a first computation."""
+    """The recomputed reader of the tensor; None if the cut is for a first computation."""
 
 
 class _FractionalPoint:
-    """A fractional point, with cumulative sums over groups of stages to evaluate intervals fast."""
+    """A fractional point, with cumulative sums over groups to evaluate intervals fast."""
 
     def __init__(self, relaxation: Relaxation, x: NDArray[np.float64]) -> None:
-        """Compute cumulative sums of the point's decisions over groups of stages."""
+        """Precompute the point's cumulative sums of page-ins and recomputations over groups."""
         self.relaxation = relaxation
         self.x = x
         self.graph = relaxation.problem.working_graph
@@ -168,8 +170,8 @@ class _FractionalPoint:
         self.group_of = self.events.group_of
         self.n_groups = relaxation.grouping.n_groups
         self.keep_values = self._keep_values()
-        self.values: dict[int, float] = {}
-        """``F`` by tensor for the interval of the current chain."""
+        self.supply_cache: dict[int, float] = {}
+        """``F`` by tensor, for the interval of the current chain."""
         self.page_sum = self._cumulative_sums(relaxation.paged_in, len(self.graph.tensors))
         self.recompute_sum = self._cumulative_sums(relaxation.recomputed, len(self.graph.nodes))
 
@@ -192,72 +194,90 @@ class _FractionalPoint:
     def _cumulative_sums(
         self, columns: dict[tuple[int, int], int], count: int
     ) -> NDArray[np.float64]:
-        """Return the sums of columns over all earlier groups, shape (count, groups + 1)."""
+        """Return the sums of columns over all earlier groups, shape (count, groups + 1).
+
+        `columns` are by (group, index), where index is below `count`.
+        """
         values = np.zeros((count, self.n_groups + 1))
         for (group, index), column in columns.items():
             values[index, group + 1] = self.x[column]
         return np.cumsum(values, axis=1)
 
-    def violations(self, least: float) -> list[_Violation]:
-        """Return the cuts that the point violates by more than `least`, the most violated first."""
+    def find_violations(self, min_violation: float) -> list[_Violation]:
+        """Return all cuts that the point violates by over `min_violation`, most violated first."""
         violations: list[_Violation] = []
         readers: dict[int, list[int]] = {}
         for j in range(len(self.graph.nodes)):
             readers.setdefault(self.group_of[j], []).append(j)
         recomputed_readers: dict[int, list[int]] = {}
         for (group, j), column in self.relaxation.recomputed.items():
-            if self.x[column] > least:
+            if self.x[column] > min_violation:
                 recomputed_readers.setdefault(group, []).append(j)
-        for last in range(2, self.n_groups):
+        for last_group in range(2, self.n_groups):
             check_time_limit()
-            supply = self._supply_by_first_group(last)
-            direct_readers = readers.get(last, ())
-            direct = {i for j in direct_readers for i in self.graph.inputs_of[j] if i in supply}
-            demands: list[tuple[int, float, int | None]] = [(i, 1.0, None) for i in direct]
-            for j in recomputed_readers.get(last, ()):
-                value = float(self.x[self.relaxation.recomputed[last, j]])
+            supply = self._supply_by_first_group(last_group)
+            direct_readers = readers.get(last_group, ())
+            direct_inputs = {
+                i for j in direct_readers for i in self.graph.inputs_of[j] if i in supply
+            }
+            demands: list[tuple[int, float, int | None]] = [(i, 1.0, None) for i in direct_inputs]
+            for j in recomputed_readers.get(last_group, ()):
+                value = float(self.x[self.relaxation.recomputed[last_group, j]])
                 inputs = self.graph.inputs_of[j]
-                demands += [(i, value, j) for i in inputs if i in supply and i not in direct]
+                demands += [(i, value, j) for i in inputs if i in supply and i not in direct_inputs]
             for i, value, reader in demands:
                 shortfall = value - supply[i]
-                first = int(shortfall.argmax())
-                if shortfall[first] > least:
+                first_index = int(shortfall.argmax())
+                if shortfall[first_index] > min_violation:
                     violations.append(
-                        _Violation(float(shortfall[first]), i, first + 1, last, reader)
+                        _Violation(
+                            float(shortfall[first_index]), i, first_index + 1, last_group, reader
+                        )
                     )
         return sorted(violations, key=lambda entry: -entry.amount)
 
-    def _supply_by_first_group(self, last: int) -> dict[int, NDArray[np.float64]]:
-        """Return, by tensor, its supply ``F`` in the intervals [first, last], first = 1..last-1."""
+    def _supply_by_first_group(self, last_group: int) -> dict[int, NDArray[np.float64]]:
+        """Return the supply ``F`` of each tensor in the intervals that end with `last_group`.
+
+        The intervals begin with the groups 1 to ``last_group - 1``. Tensors that are first made in
+        `last_group` or later have no entry.
+        """
         graph, x = self.graph, self.x
         supply: dict[int, NDArray[np.float64]] = {}
-        firsts = np.arange(1, last)
+        first_groups = np.arange(1, last_group)
         for k in range(len(graph.nodes)):
             begin = self.group_of[k]
-            if begin >= last:
+            if begin >= last_group:
                 break
             recompute_value = None
             for i in graph.outputs_of[k]:
-                value = self.keep_values[i, 1:last].copy()
-                pages = self.page_sum[i, last + 1] - self.page_sum[i, 1:last]
-                page_out_column = self.relaxation.needed_page_out.get(i)
-                value += pages if page_out_column is None else np.minimum(pages, x[page_out_column])
+                value = self.keep_values[i, 1:last_group].copy()
+                page_ins = self.page_sum[i, last_group + 1] - self.page_sum[i, 1:last_group]
+                page_out_column = self.relaxation.page_out_column_of.get(i)
+                value += (
+                    page_ins
+                    if page_out_column is None
+                    else np.minimum(page_ins, x[page_out_column])
+                )
                 if self.events.recompute[k]:
                     if recompute_value is None:
                         recompute_value = (
-                            self.recompute_sum[k, last + 1] - self.recompute_sum[k, 1:last]
+                            self.recompute_sum[k, last_group + 1]
+                            - self.recompute_sum[k, 1:last_group]
                         )
                         for u in graph.inputs_of[k]:
                             recompute_value = np.minimum(recompute_value, supply[u])
                     value += recompute_value
-                value[firsts <= begin] = 1.0
+                value[first_groups <= begin] = 1.0
                 supply[i] = value
         return supply
 
-    def origin(self, violation: _Violation) -> IntervalOrigin:
-        """Return a violated cut in terms of the graph."""
+    def cut_origin(self, violation: _Violation) -> IntervalOrigin:
+        """Return the stages, nodes and tensors of a violated cut."""
         grouping = self.relaxation.grouping
-        chain, ends = self._chain(violation.tensor, violation.first, violation.last)
+        chain, ends_in_recomputation = self._find_chain(
+            violation.tensor, violation.first, violation.last
+        )
         reader = violation.reader
         if reader is None:
             users = self.graph.users_of[violation.tensor]
@@ -266,23 +286,25 @@ class _FractionalPoint:
             first_stage=grouping.first_stage[violation.first],
             last_stage=reader if violation.reader is None else grouping.last_stage[violation.last],
             reader=reader,
-            of_recomputation=violation.reader is not None,
+            is_for_recomputation=violation.reader is not None,
             chain=chain,
-            ends_in_recomputation=ends,
+            ends_in_recomputation=ends_in_recomputation,
         )
 
-    def _chain(self, i: int, first: int, last: int) -> tuple[tuple[tuple[int, bool], ...], bool]:
+    def _find_chain(
+        self, i: int, first: int, last: int
+    ) -> tuple[tuple[tuple[int, bool], ...], bool]:
         """Return the chain of a cut from tensor `i`, and whether it ends in a recomputation.
 
-        Each minimum is resolved to its smaller side at the point.
+        The smaller side of each minimum at the point decides the next tensor. Clears the cache.
         """
-        self.values.clear()
+        self.supply_cache.clear()
         chain: list[tuple[int, bool]] = []
         while True:
             k = self.graph.node_of[i]
-            pages = float(self.page_sum[i, last + 1] - self.page_sum[i, first])
-            page_out_column = self.relaxation.needed_page_out.get(i)
-            chain.append((i, page_out_column is not None and self.x[page_out_column] < pages))
+            page_ins = float(self.page_sum[i, last + 1] - self.page_sum[i, first])
+            page_out_column = self.relaxation.page_out_column_of.get(i)
+            chain.append((i, page_out_column is not None and self.x[page_out_column] < page_ins))
             if self.group_of[k] >= first or not self.events.recompute[k]:
                 return tuple(chain), False
             min_value = float(self.recompute_sum[k, last + 1] - self.recompute_sum[k, first])
@@ -296,16 +318,18 @@ class _FractionalPoint:
             i = min_input
 
     def _supply_value(self, i: int, first: int, last: int) -> float:
-        """Return ``F(i)`` for the interval of the current chain. Caches it in `values`."""
-        if i in self.values:
-            return self.values[i]
+        """Return ``F(i)`` for the interval of the current chain, cached in `supply_cache`."""
+        if i in self.supply_cache:
+            return self.supply_cache[i]
         k = self.graph.node_of[i]
         if self.group_of[k] >= first:
             return 1.0
         value = float(self.keep_values[i, first])
-        pages = float(self.page_sum[i, last + 1] - self.page_sum[i, first])
-        page_out_column = self.relaxation.needed_page_out.get(i)
-        value += pages if page_out_column is None else min(pages, float(self.x[page_out_column]))
+        page_ins = float(self.page_sum[i, last + 1] - self.page_sum[i, first])
+        page_out_column = self.relaxation.page_out_column_of.get(i)
+        value += (
+            page_ins if page_out_column is None else min(page_ins, float(self.x[page_out_column]))
+        )
         if self.events.recompute[k]:
             recompute_value = float(self.recompute_sum[k, last + 1] - self.recompute_sum[k, first])
             for u in self.graph.inputs_of[k]:
@@ -313,5 +337,5 @@ class _FractionalPoint:
                     break
                 recompute_value = min(recompute_value, self._supply_value(u, first, last))
             value += recompute_value
-        self.values[i] = value
+        self.supply_cache[i] = value
         return value
