@@ -172,7 +172,7 @@ READERS = {
 SAVED = {
     "x.graph.json": GRAPH.save,
     "x.schedule.json": checkpoint_all(GRAPH).save,
-    "x.plan.json": plan(PAGED, identity=GraphIdentity.of(GRAPH)).save,
+    "x.plan.json": plan(PAGED, identity=GraphIdentity.from_graph(GRAPH)).save,
     "x.csv": Costs(compute={}, pages=None).save,
 }
 """What is written, by the name of its file."""

@@ -119,12 +119,14 @@ def test_results_are_written_and_read_back(tmp_path):
         assert ("resident" in result.to_dict()) == bool(problem.graph.state_tensors)
         document = load_document(path)
         assert document.schedule == result.require_schedule() is not None
-        assert document.schedule.identity == GraphIdentity.of(problem.graph)
+        assert document.schedule.identity == GraphIdentity.from_graph(problem.graph)
         assert document.status == result.status
         assert document.device == "bench"
         assert document.problem.model_dump(exclude_unset=True) == result.to_dict()["problem"]
-        assert document.stated == {key: result.to_dict().get(key) for key in STATED}
-        assert not check_schedule(problem, document.schedule, stated=document.stated).violations
+        assert document.stated_metrics == {key: result.to_dict().get(key) for key in STATED}
+        assert not check_schedule(
+            problem, document.schedule, stated=document.stated_metrics
+        ).violations
 
 
 def test_violations_are_listed():

@@ -12,7 +12,7 @@ from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
 from poetmodel.problem.totals import format_terms
 from poetmodel.schedule.identity import FORMAT, HISTORY, VERSION, GraphIdentity
 from poetmodel.schedule.metrics import Display, Group, metrics_at
-from poetmodel.schedule.relations import dump
+from poetmodel.schedule.relations import format_document
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ class SolveResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of a schedule file; without a schedule, metrics are None."""
-        identity, device = GraphIdentity.of(self.problem.graph), self.problem.costs.device
+        identity, device = GraphIdentity.from_graph(self.problem.graph), self.problem.costs.device
         has_state, schedule = bool(self.problem.graph.state_tensors), self.schedule
         return {
             "format": FORMAT,
@@ -361,7 +361,7 @@ class SolveResult:
         """Write a ``*.schedule.json`` file; see `to_dict`."""
         from poetmodel.files import write_text
 
-        write_text(path, dump(self.to_dict()))
+        write_text(path, format_document(self.to_dict()))
 
     @property
     def _bounds_energy(self) -> bool:
@@ -428,7 +428,9 @@ class SolveResult:
             "primal_integral_s": self.primal_integral_s,
         }
         return {
-            metric.key: claims[metric.key] if metric.read is None else metric.read(simulation)
+            metric.key: claims[metric.key]
+            if metric.value_of is None
+            else metric.value_of(simulation)
             for metric in metrics_at(Display.FILE, *groups)
         }
 

@@ -382,7 +382,9 @@ def test_the_file_of_an_own_objective_is_read_back(tmp_path):
     result.save(tmp_path / "own.schedule.json")
     document = load_document(tmp_path / "own.schedule.json")
     assert (document.objective.minimize, document.objective.name) == ("own", "objective")
-    assert not check_schedule(model.problem, document.schedule, stated=document.stated).violations
+    assert not check_schedule(
+        model.problem, document.schedule, stated=document.stated_metrics
+    ).violations
     model = build(skip_problem())
     model.free = pyo.Var()
     model.objective.set_value(model.free)

@@ -183,7 +183,7 @@ def _schedule_with_homes(
         kept=stateless_schedule.kept,
         M_in=stateless_schedule.M_in,
         resident=sorted(resident),
-        identity=GraphIdentity.of(problem.graph),
+        identity=GraphIdentity.from_graph(problem.graph),
     )
 
 

@@ -216,6 +216,6 @@ def complete_schedule(graph: Graph, checkpoints: Checkpoints) -> Schedule:
         R=pairs_of_rows(computed),
         kept=spans_of_rows(kept),
         M_in=(),
-        identity=GraphIdentity.of(graph),
+        identity=GraphIdentity.from_graph(graph),
     )
     return PartialSchedule.of(graph, schedule).schedule()

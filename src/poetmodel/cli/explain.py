@@ -174,7 +174,7 @@ def _decision_facts(explanation: DecisionSummary, decision: Decision) -> Iterato
     maker = graph.nodes[graph.node_of[decision.tensor]].name
     users = ", ".join(graph.nodes[k].name for k in graph.users_of[decision.tensor]) or "no node"
     yield text_fact("size", format_bytes(size), f"made by {maker}, read by {users}")
-    yield text_fact("decision", str(decision.choice), _action_text(decision))
+    yield text_fact("decision", str(decision.treatment), _action_text(decision))
     yield text_fact("costs", format_joules(decision.energy_j), format_seconds(decision.time_s))
     yield text_fact("in RAM", _spans_text(decision.in_ram), "stages")
     if decision.on_storage:
@@ -210,7 +210,7 @@ def _in_place_facts(explanation: DecisionSummary, decision: Decision) -> Iterato
 
 def _action_text(decision: Decision) -> str:
     """Return the stages in which a tensor is recomputed and paged, as text."""
-    at_home = decision.choice == "on storage"
+    at_home = decision.treatment == "on storage"
     words = ("written back", "read") if at_home else ("paged out", "paged in")
     actions = (
         ("recomputed", decision.recomputed),
@@ -247,7 +247,7 @@ def _explanation_facts(explanation: DecisionSummary) -> Iterator[Fact]:
     verified = explanation.stated
     graph, simulation = verified.graph, verified.simulation
     overhead = f"overhead {format_joules(simulation.overhead_j or 0.0)}"
-    counts = Counter(str(decision.choice) for decision in explanation.decisions)
+    counts = Counter(str(decision.treatment) for decision in explanation.decisions)
     yield Fact("graph", {"name": graph.name, "sha256": graph.sha256})
     yield Fact("status", verified.document.status)
     for group in (Group.ENERGY, Group.STEP, Group.WORK, Group.MEMORY, Group.STORAGE, Group.WEAR):
@@ -274,7 +274,7 @@ def _explanation_facts(explanation: DecisionSummary) -> Iterator[Fact]:
         {
             "name": group.name,
             "tensors": [graph.tensors[decision.tensor].name for decision in group.members],
-            "fate": str(group.members[0].choice),
+            "fate": str(group.members[0].treatment),
             "energy_j": sum(decision.energy_j for decision in group.members),
             "time_s": sum(decision.time_s for decision in group.members),
         }
@@ -318,7 +318,7 @@ def _full_steps(explanation: DecisionSummary) -> Fact:
 def _decision_rows(explanation: DecisionSummary) -> Iterator[tuple[str, ...]]:
     """Yield one table row for each of the most expensive decisions."""
     for group in explanation.groups:
-        n_members, choice = len(group.members), group.members[0].choice
+        n_members, choice = len(group.members), group.members[0].treatment
         yield (
             group.name,
             f"{choice}" if n_members == 1 else f"{n_members} {choice}",
@@ -446,7 +446,7 @@ def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[De
         decisions,
         name=lambda decision: graph.tensors[decision.tensor].name,
         key=lambda decision: (
-            *(decision.choice, graph.tensor_bytes[decision.tensor]),
+            *(decision.treatment, graph.tensor_bytes[decision.tensor]),
             *(len(decision.recomputed), len(decision.paged_in), len(decision.paged_out)),
             *(f"{cost:.{DIGITS}g}" for cost in (decision.energy_j, decision.time_s)),
         ),

@@ -400,7 +400,9 @@ def verify_document(
             getattr(document.problem, name) == getattr(problem, name)
             for name in ("deadline_counts", "commit")
         )
-        claims = document.stated if has_same_costs else _memory_metrics(document.stated)
+        claims = (
+            document.stated_metrics if has_same_costs else _memory_metrics(document.stated_metrics)
+        )
     else:
         if document.problem is None:
             notes.append("the file states no problem: no budget and no deadline were checked")
@@ -441,7 +443,7 @@ def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | Non
             problem_entry = problem_entry.model_copy(update=limits)
     if problem_entry is None:
         return Problem(graph, costs, ram=MAX_BYTES, aux_bytes=MAX_BYTES)
-    return problem_entry.problem(graph, costs)
+    return problem_entry.to_problem(graph, costs)
 
 
 def read_valid_schedule(
@@ -460,7 +462,7 @@ def read_valid_schedule(
         check_identity(graph, document.schedule)
         costs, notes = read_file_costs(document.device, graph, costing)
         if document.problem is not None:
-            problem = document.problem.problem(graph, costs)
+            problem = document.problem.to_problem(graph, costs)
         else:
             notes.append("the file states no problem: only the limits of the device hold")
             problem = Problem(graph, costs, ram=MAX_BYTES if costs.device is None else None)

@@ -231,7 +231,7 @@ def _verify_plan(
     violations = [
         *check.violations,
         *(() if arena is None else check_arena(graph, plan, arena).violations),
-        *false_claims(check, document.stated),
+        *false_claims(check, document.stated_metrics),
     ]
     if is_late:
         violations.append(
@@ -260,7 +260,7 @@ def _read_plan(
         return document, resolve_graph(source, document.plan.identity, source=path).graph
     try:
         graph = resolve_binary_graph(source, content, source=path)
-        return PlanDocument(plan=decode(content, graph), stated={}), graph
+        return PlanDocument(plan=decode(content, graph), stated_metrics={}), graph
     except PlanError as error:
         raise error.with_prefix(str(path)) from None
 

@@ -221,7 +221,7 @@ def manifest_text(
 ) -> str:
     """Return the text of ``manifest.json``; sizes are those of the single-precision build."""
     step, arena, plan = deployment.step, deployment.arena, deployment.plan
-    identity = GraphIdentity.of(step.graph)
+    identity = GraphIdentity.from_graph(step.graph)
     result = deployment.result
     document: dict[str, Any] = {
         "format": _FORMAT,

@@ -237,7 +237,7 @@ class PartialSchedule:
             M_in=((t, i) for t, tensors in enumerate(self.paged_in) for i in sorted(tensors)),
             M_out=((graph.node_of[i], i) for i in self.paged_out),
             resident=self.resident,
-            identity=GraphIdentity.of(graph),
+            identity=GraphIdentity.from_graph(graph),
         )
 
     def _spans(self, i: int) -> Iterator[tuple[int, int, int]]:

@@ -167,7 +167,7 @@ def schedule_from_columns(m: Model, is_one: Callable[[int], bool]) -> Schedule:
     return Schedule(
         **{name: tuple(pairs) for name, pairs in entries.items()},
         resident=tuple(i for i, column in homes.items() if column in m.fixed or is_one(column)),
-        identity=GraphIdentity.of(m.problem.graph),
+        identity=GraphIdentity.from_graph(m.problem.graph),
     )
 
 

@@ -97,8 +97,8 @@ class SimulatedMetrics(Protocol):
     def time_s(self) -> float | None:
         """Time that the deadline counts [s]."""
 
-    def total(self, graph: Graph, terms: Terms, *, extra: bool = False) -> float:
-        """Return a sum of totals; with `extra`, its excess over a single pass."""
+    def total(self, graph: Graph, terms: Terms, *, only_excess: bool = False) -> float:
+        """Return a sum of totals; with `only_excess`, its excess over a single pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class UserSum:
 
     def overhead_of(self, simulation: SimulatedMetrics) -> float:
         """Return the excess of the sum over its baseline: a single pass plus `rewards`."""
-        extra = simulation.total(self.graph, self.terms, extra=True)
+        extra = simulation.total(self.graph, self.terms, only_excess=True)
         overhead = extra - self.rewards
         scale = max(abs(extra), abs(self.rewards))
         return overhead if overhead > ROUNDING_ERROR * scale else 0.0

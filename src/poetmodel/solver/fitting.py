@@ -392,7 +392,7 @@ class _FittingSearch:
         plan, arena = plan_and_place(
             graph,
             self.problem.costs,
-            replace(schedule, identity=GraphIdentity.of(graph)),
+            replace(schedule, identity=GraphIdentity.from_graph(graph)),
             mode=self.mode,
             ram_budget_bytes=budget,
             arena_limit_bytes=self.usable_bytes,

@@ -379,7 +379,7 @@ class _ProblemReader:
             costs_file, device_file = costs_key
             device = None if device_file is None else Device.load(self._path(device_file))
             self._costs = {costs_key: Costs.load(self._path(costs_file), device=device)}
-        return entry.problem(self._graphs[graph_file], self._costs[costs_key])
+        return entry.to_problem(self._graphs[graph_file], self._costs[costs_key])
 
     def _path(self, name: str) -> Path:
         """Return the path of a file of the library; raise `InputError` for a path outside of it."""

@@ -204,7 +204,7 @@ def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:
     if method(run.method).by_solver:
         options |= {"backend": run.backend, "formulation": run.formulation}
         if start is not None:
-            options["start"] = Schedule.from_entries(start, GraphIdentity.of(problem.graph))
+            options["start"] = Schedule.from_entries(start, GraphIdentity.from_graph(problem.graph))
     return run_method(
         problem,
         run.method,

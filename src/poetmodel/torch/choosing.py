@@ -548,7 +548,8 @@ def _solve_chosen_step(
         gap=request.gap,
         threads=request.threads,
         seed=request.seed,
-        start=start_schedule and replace(start_schedule, identity=GraphIdentity.of(step.graph)),
+        start=start_schedule
+        and replace(start_schedule, identity=GraphIdentity.from_graph(step.graph)),
     )
     return replace(result, time_limit_s=request.time_limit_s)
 

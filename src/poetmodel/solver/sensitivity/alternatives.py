@@ -183,7 +183,7 @@ def find_alternatives(
     given_candidate = make_candidate(problem, schedule)
     known_bound = -math.inf if bound is None else bound - problem.objective.baseline
     forbidden_decisions = tuple(
-        _list_forbiddable(problem, find_decisions(problem, schedule)[tensor].choice, tensor)
+        _list_forbiddable(problem, find_decisions(problem, schedule)[tensor].treatment, tensor)
     )
     alternatives: list[Alternative] = []
     for position, forbidden in enumerate(forbidden_decisions):
@@ -384,7 +384,7 @@ def _make_alternative(
     return replace(
         base_alternative,
         status=Status.OPTIMAL if is_proven else Status.FEASIBLE,
-        becomes=find_decisions(problem, best.schedule)[i].choice,
+        becomes=find_decisions(problem, best.schedule)[i].treatment,
         extra=extra,
         least_extra=min(bound - given_candidate.value, extra),
         extra_s=(times[0] or 0.0) - (times[1] or 0.0),
@@ -419,7 +419,7 @@ def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> 
     common_relations: dict[str, Any] = {
         "kept": kept_spans,
         "resident": schedule.resident,
-        "identity": GraphIdentity.of(graph),
+        "identity": GraphIdentity.from_graph(graph),
     }
     best_candidate = None
     if problem.may_recompute(k) and reader <= graph.last_stages[k]:

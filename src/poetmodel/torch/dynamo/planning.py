@@ -84,7 +84,7 @@ class PlanRecord:
     paged_out: int
     paged_in: int
     solve_s: float
-    given_bytes: int
+    overwritten_bytes: int
     """Parameters, buffers and inputs, which the budget does not count [B]."""
     device: str
     eager_bytes: int | None
@@ -126,7 +126,7 @@ class PlanRecord:
             f"{self.name}: peak {format_bytes(self.predicted_peak_bytes)} of "
             f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}"
             f"{checkpoint_text}; "
-            f"beside it {format_bytes(self.given_bytes)} of parameters and inputs), "
+            f"beside it {format_bytes(self.overwritten_bytes)} of parameters and inputs), "
             f"{self.recomputed} recomputed{pages_text}, "
             f"overhead {self.overhead:.1%}{proved_text} on {self.device}, "
             f"{self.status}, solved in {format_seconds(self.solve_s)}{suffix}"
@@ -511,7 +511,7 @@ class GraphProblem:
             paged_out=n_instructions[Op.PAGE_OUT],
             paged_in=n_instructions[Op.PAGE_IN],
             solve_s=result.solve_s,
-            given_bytes=_given_bytes(self.joint),
+            overwritten_bytes=_given_bytes(self.joint),
             device=self.device.key or self.device.name,
             eager_bytes=self.eager_bytes,
             is_predicted=self.is_predicted,
@@ -534,7 +534,7 @@ class GraphProblem:
         self, graph: Graph, plan: Plan, check: PlanCheck, turn: int | None
     ) -> PassPeaks:
         """Return the peaks of both passes of a plan, including memory beside the plan."""
-        high_bytes = [moment.high_bytes for moment in check.moments]
+        high_bytes = [record.peak_bytes for record in check.records]
         count = self.turn
         first_after_forward = next(
             (k for k, (op, i) in enumerate(plan.program) if op == Op.COMPUTE and i >= count),
@@ -542,7 +542,7 @@ class GraphProblem:
         )
         if self.joint.is_inference:
             return PassPeaks(max(high_bytes, default=0) + self.beside_bytes)
-        held_bytes = check.moments[first_after_forward - 1].ram_bytes if first_after_forward else 0
+        held_bytes = check.records[first_after_forward - 1].ram_bytes if first_after_forward else 0
         first_backward = first_after_forward if turn is None else first_after_forward + 1
         saved, freed_bytes, retained_bytes = set[int](), 0, 0
         for k, (op, index) in enumerate(plan.program):
