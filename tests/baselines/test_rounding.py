@@ -59,7 +59,7 @@ class _Untouched:
     """Stands for the schedule that is tidied: this one stays as it is."""
 
     @staticmethod
-    def of(_graph, schedule):
+    def from_schedule(_graph, schedule):
         found = _Untouched()
         found.schedule = lambda: schedule
         return found

@@ -250,7 +250,7 @@ def test_nothing_moves_farther_than_it_may(monkeypatch):
     late, early = Restoration(5, 1, RECOMPUTE), Restoration(4, 1, RECOMPUTE)
     for stages, moved in ((0, False), (1, True)):
         monkeypatch.setattr("poetmodel.heuristics.earlier_recomputation.MAX_STAGES", stages)
-        partial = PartialSchedule(problem.graph, [late], working=problem.working_graph)
+        partial = PartialSchedule(problem.graph, [late], working_graph=problem.working_graph)
         earlier = EarlierRecomputation(
             partial=partial, limit_bytes=problem.usable_ram_bytes, fits_limits=lambda _: True
         )
@@ -267,7 +267,7 @@ def test_a_move_lowers_the_excess_and_adds_nothing(part):
     moves = 0
     for number, problem in part.of(enumerate(random_instances(300, (6, 14), seed=97, paging=True))):
         rng, n = seeded(f"earlier/{number}"), len(problem.graph.nodes)
-        partial = PartialSchedule(problem.graph, working=problem.working_graph)
+        partial = PartialSchedule(problem.graph, working_graph=problem.working_graph)
         for t in range(1, n):
             k = rng.randrange(t)
             if problem.may_recompute(k):
@@ -420,7 +420,7 @@ def check_simulations(old, new):
 
 def needed(graph, schedule):
     """Return what a schedule needs."""
-    return PartialSchedule.of(graph, schedule).schedule()
+    return PartialSchedule.from_schedule(graph, schedule).schedule()
 
 
 @pytest.mark.parametrize("state", KINDS)
@@ -438,13 +438,13 @@ def test_random_schedules_get_no_worse(part, state):
         if schedule is None:
             continue
         working = Problem(graph, costs, ram=1).working_graph
-        lean = PartialSchedule.of(graph, schedule, working=working).schedule()
+        lean = PartialSchedule.from_schedule(graph, schedule, working_graph=working).schedule()
         old, new = (
             simulate(graph, costs, each, deadline_counts="serial") for each in (schedule, lean)
         )
         check_simulations(old, new)
         assert lean.resident == schedule.resident
-        assert PartialSchedule.of(graph, lean, working=working).schedule() == lean
+        assert PartialSchedule.from_schedule(graph, lean, working_graph=working).schedule() == lean
         shorter += new.energy_j < old.energy_j
     assert shorter > part.share(300 if state == "none" else 50)
 
@@ -538,7 +538,7 @@ def test_ram_is_that_of_the_simulator(part, state):
         rng = seeded(f"partial/{state}/{number}")
         graph, costs = random_case(rng, state, (3, 12), max_bytes=50)
         problem = Problem(graph, costs, ram=1)
-        partial = PartialSchedule(graph, working=problem.working_graph)
+        partial = PartialSchedule(graph, working_graph=problem.working_graph)
 
         def check(partial):
             simulation = simulate(graph, costs, partial.schedule())  # noqa: B023 - called at once
@@ -564,7 +564,7 @@ def test_ram_is_that_of_the_simulator(part, state):
             if restoration in partial:
                 partial.remove(restoration)
         check(partial)
-        again = PartialSchedule(graph, partial.restorations(), working=problem.working_graph)
+        again = PartialSchedule(graph, partial.restorations(), working_graph=problem.working_graph)
         assert again.schedule() == partial.schedule()
         check(again)
         assert again.intervals == partial.intervals
@@ -572,7 +572,7 @@ def test_ram_is_that_of_the_simulator(part, state):
             partial.drop(restoration) if restoration in partial else partial.add(restoration)
             if rng.random() < 0.3:  # what is known of some peaks is taken back, too
                 partial.peak(rng.randrange(len(graph.nodes)))
-        again = PartialSchedule(graph, partial.restorations(), working=problem.working_graph)
+        again = PartialSchedule(graph, partial.restorations(), working_graph=problem.working_graph)
         stages = range(len(graph.nodes))
         assert [partial.peak(t) for t in stages] == again.peaks().tolist()
         assert (partial.row_bytes.tolist(), partial.intervals) == (
@@ -592,7 +592,7 @@ def test_what_is_at_hand_fits_by_the_simulator(part, state):
         rng = seeded(f"at hand/{state}/{number}")
         graph, costs = random_case(rng, state, (4, 12), max_bytes=50)
         problem = Problem(graph, costs, ram=1)
-        partial = PartialSchedule(graph, working=problem.working_graph)
+        partial = PartialSchedule(graph, working_graph=problem.working_graph)
         for restoration in random_restorations(rng, problem, 0.1):
             partial.add(restoration)
         peaks = partial.peaks()
@@ -602,7 +602,7 @@ def test_what_is_at_hand_fits_by_the_simulator(part, state):
         for k, node in enumerate(graph.nodes):
             for t in range(k + 1, graph.last_stages[k] + 1):
                 if node.recomputable and Restoration(t, k, RECOMPUTE) not in partial:
-                    inputs = partial.working.inputs_of[k]
+                    inputs = partial.working_graph.inputs_of[k]
                     missing = [i for i in inputs if not partial.is_available(i, t)]
                     if len(missing) == 1 and recoveries.is_readable(missing[0], t):
                         mark, first = partial.mark(), partial.first_keeping_stage(missing[0], t)
@@ -624,14 +624,14 @@ def test_prices_of_recoveries_are_within_their_range(part, state):
         rng = seeded(f"prices/{state}/{number}")
         graph, costs = random_case(rng, state, (4, 12), max_bytes=50)
         problem = Problem(graph, costs, ram=1)
-        partial = PartialSchedule(graph, working=problem.working_graph)
+        partial = PartialSchedule(graph, working_graph=problem.working_graph)
         limit = int(partial.peaks().max() * rng.uniform(0.3, 1.0))
         prices = PenalizedObjective(problem).prices(0.0)
         recoveries = Recoveries(Repair(problem, partial, prices, limit))
         for i, k in enumerate(graph.node_of):
             for t in range(k + 1, len(graph.nodes)):
                 least, most = recoveries.price_range(i, t)
-                found = recoveries.cheapest(i, t, len(graph.nodes), math.inf)
+                found = recoveries.find_cheapest(i, t, len(graph.nodes), math.inf)
                 if found is None:
                     assert most == math.inf
                 else:

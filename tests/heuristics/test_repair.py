@@ -22,17 +22,17 @@ from poetmodel.graph.catalogue import load_model
 from poetmodel.heuristics import neighbourhood
 from poetmodel.heuristics.greedy import construct, refit
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
-from poetmodel.heuristics.own_rows import OwnRows
 from poetmodel.heuristics.partial_schedule import PartialSchedule
-from poetmodel.heuristics.penalties import WORST, PenalizedObjective, price
+from poetmodel.heuristics.penalties import WORST, PenalizedObjective, total_price
 from poetmodel.heuristics.repair import Repair, RepairStyle
 from poetmodel.heuristics.restorations import (
     PAGE_IN,
     PAGE_OUT,
     RECOMPUTE,
     Restoration,
-    restorations_of,
+    list_restorations,
 )
+from poetmodel.heuristics.user_rows import UserRows
 from poetmodel.problem import Problem, Quantity, weighted_sum
 from poetmodel.schedule import check_schedule, simulate
 from poetmodel.solver import solve
@@ -67,9 +67,9 @@ def test_what_fits_keeps_budget_and_storage_and_does_only_what_is_allowed():
         if not repair.fit():
             continue
         fitting += 1
-        before = price(repair.prices, partial)
+        before = total_price(repair.prices, partial)
         repair.drop_unneeded()
-        assert price(repair.prices, partial) <= before + 1e-12
+        assert total_price(repair.prices, partial) <= before + 1e-12
         violations = make_candidate(problem, partial.schedule()).violations
         assert all(v.startswith(("time", "energy")) for v in violations), violations
         for restoration in partial.restorations():
@@ -143,11 +143,11 @@ def test_without_pages_nothing_is_paged_and_long_chains_are_found():
     """The style decides how tensors come back: each way leaves what fits, if anything does."""
     ways = {"pages": 0, "chains": 0}
     for problem in random_instances(60, (6, 14), seed=96, paging=True):
-        for style in (RepairStyle(pages=False), RepairStyle(max_chain=0)):
+        for style in (RepairStyle(may_page=False), RepairStyle(max_chain=0)):
             partial = PartialSchedule(problem.graph)
             if not repair_of(problem, partial, style=style).fit():
                 continue
-            if style.pages:
+            if style.may_page:
                 ways["pages"] += sum(partial.page_ins)
                 assert not any(partial.recomputed) or not problem.can_page
             else:
@@ -188,7 +188,7 @@ def test_the_penalty_moves_prices_from_the_objective_to_the_limits():
     free, bound = PenalizedObjective(skip_problem()), PenalizedObjective(skip_problem(deadline=12))
     assert free.prices(0.0) == free.prices(5.0)
     partial = PartialSchedule(skip_problem().graph, [Restoration(3, 0, RECOMPUTE)])
-    cheap, dear = (price(bound.prices(penalty), partial) for penalty in (0.0, 1.0))
+    cheap, dear = (total_price(bound.prices(penalty), partial) for penalty in (0.0, 1.0))
     assert cheap < dear
     assert bound.balance(partial) > 0
     assert not check_schedule(skip_problem(deadline=12, ram=15), partial.schedule()).violations
@@ -196,9 +196,9 @@ def test_the_penalty_moves_prices_from_the_objective_to_the_limits():
     once = problem.energy.coefficients
     twice = weighted_sum((once, 1.0), (once, 1.0))
     partial = PartialSchedule(problem.graph, [Restoration(3, 0, RECOMPUTE)])
-    assert price(once, partial) > 0
-    assert price(twice, partial) == pytest.approx(2 * price(once, partial))
-    assert price(weighted_sum((once, 0.0)), partial) == 0
+    assert total_price(once, partial) > 0
+    assert total_price(twice, partial) == pytest.approx(2 * total_price(once, partial))
+    assert total_price(weighted_sum((once, 0.0)), partial) == 0
 
 
 # -- local search ----------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_what_it_finds_is_valid_worth_what_it_says_and_no_better_than_the_best(p
         found += 1
         least, candidate = (make_candidate(problem, each) for each in (best, schedule))
         assert not candidate.violations
-        assert search.best.value == pytest.approx(candidate.value, abs=1e-9)
+        assert search.best_score.value == pytest.approx(candidate.value, abs=1e-9)
         assert candidate.value >= least.value - 1e-9
         optimal += candidate.value <= least.value + 1e-9
     assert found > part.share(30)
@@ -245,7 +245,7 @@ def test_it_goes_on_from_a_schedule_and_never_returns_a_worse_one():
         start = construct(problem)
         if start is None:
             continue
-        search = searched(problem, 30, start=restorations_of(problem.graph, start))
+        search = searched(problem, 30, start=list_restorations(problem.graph, start))
         before, after = (make_candidate(problem, s).value for s in (start, search.schedule()))
         assert after <= before + 1e-9
         better += after < before - 1e-9
@@ -256,8 +256,8 @@ def test_the_seed_determines_the_course():
     """Two searches with one seed agree in the end; the search reaches beyond greedy."""
     problem = shipped("paper/resnet18-cifar", "paper-m4", "20%")
     one, two = searched(problem, 25, seed=3), searched(problem, 25, seed=3)
-    assert (one.best, one.schedule()) == (two.best, two.schedule())
-    assert one.best.value < make_candidate(problem, construct(problem)).value
+    assert (one.best_score, one.schedule()) == (two.best_score, two.schedule())
+    assert one.best_score.value < make_candidate(problem, construct(problem)).value
 
 
 def test_without_time_it_finds_nothing(monkeypatch):
@@ -268,9 +268,9 @@ def test_without_time_it_finds_nothing(monkeypatch):
     search = LargeNeighbourhoodSearch(skip_problem())
     search.until_s = 0.0
     assert not search.consider([])
-    assert search.best == WORST
+    assert search.best_score == WORST
     assert search.schedule() is None
-    monkeypatch.setattr(neighbourhood, "STYLES", (RepairStyle(pages=False),))
+    monkeypatch.setattr(neighbourhood, "STYLES", (RepairStyle(may_page=False),))
     assert not searched(shipped("resnet18-cifar", "nrf52840", "60%"), 10).schedule().M_in
     more = shipped("paper/resnet18-cifar", "paper-m4", "60%", paging=False)
     less = shipped("paper/resnet18-cifar", "paper-m4", "50%", paging=False)
@@ -294,7 +294,7 @@ def test_long_chains_are_found_where_pages_are_dear(turns, above):
 
     With pages preferred to long chains alone, the search stays above 0.24 J here.
     """
-    assert searched(shipped("resnet18-cifar", "nrf52840", "35%"), turns).best.value < above
+    assert searched(shipped("resnet18-cifar", "nrf52840", "35%"), turns).best_score.value < above
 
 
 # -- own rows ------------------------------------------------------------------------------------
@@ -326,9 +326,12 @@ def made_of(problem):
 def test_without_own_constraints_there_are_no_rows():
     """With an objective that pays for something there are; page-outs that are paid for come."""
     problem = tight_problem()
-    assert OwnRows.of(problem) is None
-    assert OwnRows.of(problem.minimizing(lambda v: v.energy_j)) is None
-    assert OwnRows.of(problem.minimizing(lambda v: v.energy_j - 3 * v.page_outs["a"])) is not None
+    assert UserRows.from_problem(problem) is None
+    assert UserRows.from_problem(problem.minimizing(lambda v: v.energy_j)) is None
+    assert (
+        UserRows.from_problem(problem.minimizing(lambda v: v.energy_j - 3 * v.page_outs["a"]))
+        is not None
+    )
     problem = tight_problem().minimizing(
         lambda v: v.recomputations["a"] - sum(v.page_outs.values())
     )
@@ -344,7 +347,7 @@ def test_rows_are_counted_as_the_simulator_counts_them(part):
         objective = PenalizedObjective(problem)
         if objective.rows is None:
             continue
-        partial = objective.partial()
+        partial = objective.make_partial()
         graph = problem.graph
         for _ in range(20):
             t = rng.randrange(len(graph.nodes))
@@ -359,8 +362,8 @@ def test_rows_are_counted_as_the_simulator_counts_them(part):
                 partial.drop(one) if one in partial else partial.add(one)
                 if rng.random() < 0.3:
                     partial.undo(mark)
-        for limit, used in zip(objective.rows.limits, partial.used, strict=True):
-            assert used == pytest.approx(price(limit.coefficients, partial), abs=1e-9)
+        for limit, used in zip(objective.rows.limits, partial.row_use, strict=True):
+            assert used == pytest.approx(total_price(limit.coefficients, partial), abs=1e-9)
 
 
 @parts(3)
@@ -376,7 +379,7 @@ def test_greedy_and_search_return_only_what_keeps_all_rows_and_mostly_the_best(p
         start = construct(problem)
         if start is not None:
             assert not make_candidate(problem, start).violations
-            tidy = PartialSchedule.of(problem.graph, start, problem.rewards).schedule()
+            tidy = PartialSchedule.from_schedule(problem.graph, start, problem.rewards).schedule()
             assert not make_candidate(problem, tidy).violations
         search.consider([])
         for _ in range(30):
@@ -386,7 +389,7 @@ def test_greedy_and_search_return_only_what_keeps_all_rows_and_mostly_the_best(p
             continue
         candidate = make_candidate(problem, schedule)
         assert not candidate.violations
-        assert candidate.value == pytest.approx(search.best.value)
+        assert candidate.value == pytest.approx(search.best_score.value)
         found += 1
         best += problem.objective.value_of(candidate.simulation) <= least.value + 1e-9
     assert found >= 0.9 * feasible

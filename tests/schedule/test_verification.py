@@ -376,7 +376,12 @@ def test_decisions_of_the_worked_example():
     result = solve(problem)
     points = steps_at_limit(problem, result.require_schedule(), result.simulation)
     a, b, c, d = find_decisions(problem, result.require_schedule(), points)
-    assert (a.treatment, a.recomputed, a.energy_j, a.time_s) == (Treatment.RECOMPUTED, (3,), 1.0, 1.0)
+    assert (a.treatment, a.recomputed, a.energy_j, a.time_s) == (
+        Treatment.RECOMPUTED,
+        (3,),
+        1.0,
+        1.0,
+    )
     assert (a.in_ram, a.on_storage) == (((0, 1), (3, 3)), ())
     assert [decision.treatment for decision in (b, c, d)] == [
         Treatment.KEPT,

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.graph import Graph, Node, Phase
-from poetmodel.lowered.instructions import instructions
+from poetmodel.lowered.instructions import estimate_instructions
 from poetmodel.lowered.step import defer_updates
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class Freezable:
         It equals the graph of a step that was captured with only these parameters trained, except
         for the names of nodes and tensors: see `graph_signature`.
         """
-        ordered = ((node, ()) for node in _capture_order(self.restricted_nodes(names)))
-        pairs = defer_updates(ordered, self.step.loss.buffer)
+        nodes_and_calls = ((node, ()) for node in _capture_order(self.restricted_nodes(names)))
+        pairs = defer_updates(nodes_and_calls, self.step.loss.buffer)
         return replace(self.graph, nodes=tuple(node for node, _ in pairs))
 
     def step_for(self, names: Collection[str]) -> LoweredStep:
@@ -82,7 +82,7 @@ class Freezable:
             (index_of[node.name], {t.name for t in node.outputs}) for node in retained_nodes
         )
         return self.step.with_nodes(
-            retained_nodes, [tuple(self._calls_for(k, names)) for k, names in outputs_by_node]
+            retained_nodes, [tuple(self._calls_for(k, outputs)) for k, outputs in outputs_by_node]
         )
 
     def padded_graph(self, names: Collection[str]) -> Graph:
@@ -210,7 +210,7 @@ class Freezable:
         read_names = {name for node in nodes.values() for name in node.inputs} | {
             self.step.loss.buffer
         }
-        restricted = {}
+        restricted_nodes = {}
         for k, node in nodes.items():
             inputs, outputs, bytes_moved = node.inputs, node.outputs, node.bytes_moved
             instruction_count = node.instructions
@@ -222,9 +222,9 @@ class Freezable:
                 )
                 read_outputs = {tensor.name for tensor in outputs}
                 inputs = self.inputs_for(k, read_outputs)
-                instruction_count = instructions(node, self._calls_for(k, read_outputs))
+                instruction_count = estimate_instructions(node, self._calls_for(k, read_outputs))
             output_names = {tensor.name for tensor in outputs}
-            restricted[k] = replace(
+            restricted_nodes[k] = replace(
                 node,
                 inputs=tuple(name for name in inputs if name in available_names),
                 outputs=outputs,
@@ -232,7 +232,7 @@ class Freezable:
                 instructions=instruction_count,
                 in_place=tuple((y, x) for y, x in node.in_place if y in output_names),
             )
-        return restricted
+        return restricted_nodes
 
     def inputs_for(self, k: int, output_names: AbstractSet[str]) -> tuple[str, ...]:
         """Return the names of the inputs that node `k` reads to compute `output_names`."""

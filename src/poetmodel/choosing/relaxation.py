@@ -66,12 +66,13 @@ class ChoiceRelaxation:
     """
 
     freezable: Freezable
+    """The step that trains all layers."""
     problem: Problem
     """The problem of the graph that trains all layers, with limits as numbers."""
     layers: Mapping[str, tuple[str, ...]]
     """The names of the parameters of each layer."""
     scores: Mapping[str, float]
-    """The score of each layer, above 0."""
+    """The score of each layer; above 0 for those in `layers`."""
     cuts: list[SetCut] = field(default_factory=list)
 
     def solve(
@@ -235,8 +236,8 @@ class ChoiceRelaxation:
     def min_ram_bytes(self, layer: str) -> int:
         """Return a lower bound on the RAM of a step that trains only one layer [B]."""
         if self.problem.can_page:
-            names, mapped = self.layers[layer], self.problem.reads_in_place
-            return self._max_working_set_bytes(names, exclude_state=mapped)
+            names, excludes_state = self.layers[layer], self.problem.reads_in_place
+            return self._max_working_set_bytes(names, exclude_state=excludes_state)
         state_bytes = self.common_state_bytes + self.state_bytes([layer])
         return self.working_bytes[layer] + state_bytes
 
@@ -336,13 +337,18 @@ class _Program:
             for k in nodes:
                 layers_for.setdefault(k, set()).add(layer)
         column_of = {frozenset([layer]): column for layer, column in self.train_column_of.items()}
-        keys = {frozenset(layers) for layers in layers_for.values()}.difference(column_of)
-        for key in sorted(keys, key=lambda key: (len(key), sorted(key))):
-            largest_subset = max((subset for subset in column_of if subset < key), key=len)
+        layer_sets = {frozenset(layers) for layers in layers_for.values()}.difference(column_of)
+        for layer_set in sorted(
+            layer_sets, key=lambda layer_set: (len(layer_set), sorted(layer_set))
+        ):
+            largest_subset = max((subset for subset in column_of if subset < layer_set), key=len)
             column = self._add_column()
-            for subset in (largest_subset, *(frozenset([layer]) for layer in key - largest_subset)):
+            for subset in (
+                largest_subset,
+                *(frozenset([layer]) for layer in layer_set - largest_subset),
+            ):
                 self._add_row({column_of[subset]: 1.0, column: -1.0}, 0.0)
-            column_of[key] = column
+            column_of[layer_set] = column
         return {k: column_of[frozenset(layers)] for k, layers in layers_for.items()}
 
     def _add_resident_columns(self) -> dict[int, int]:
@@ -521,13 +527,13 @@ class _Program:
         if cut.state_bytes is not None:
             max_bytes, min_bytes = self.relaxation.max_state_bytes, cut.state_bytes
             unit = max(1.0, max_bytes)
-            reaches_state = self._add_column(is_integer=True)
+            reaches_state_column = self._add_column(is_integer=True)
             self._add_row(
-                {self.state_column: unit, reaches_state: min_bytes - 1.0 - max_bytes},
+                {self.state_column: unit, reaches_state_column: min_bytes - 1.0 - max_bytes},
                 min_bytes - 1.0,
                 unit,
             )
-            active_row[reaches_state] = 1.0
+            active_row[reaches_state_column] = 1.0
             active_bound += 1.0
         if cut.extra_s is None:
             self._add_row(active_row, active_bound)
@@ -557,10 +563,10 @@ class _Program:
         yield from (backward_nodes[k * len(backward_nodes) // count] for k in range(count))
 
     def _limit_ram_at(self, limited_node: int) -> None:
-        """Limit the RAM at the first computation of `limited_node`, or at its position if unused.
+        """Limit the RAM at the first computation of `limited_node`.
 
-        Each tensor that was computed by then and is read later must be in RAM then, or be restored
-        later.
+        If the node is not computed, its position in execution order counts. Each tensor that was
+        computed by then and is read later must be in RAM then, or be restored later.
         """
         graph, sizes = self.graph, self.graph.tensor_bytes
         earlier_tensors = [
@@ -580,7 +586,7 @@ class _Program:
             ]
             for i, column in keep_columns.items()
         }
-        recompute_columns = self._recompute_columns(earlier_tensors)
+        recompute_columns = self._add_recompute_columns(earlier_tensors)
         for i in earlier_tensors:
             if graph.node_of[i] in recompute_columns:
                 restore_columns[i].append(recompute_columns[graph.node_of[i]])
@@ -596,8 +602,8 @@ class _Program:
                 for k in graph.users_of[i]
                 if k > limited_node and k in computed_nodes and i in min_inputs[k]
             ]
-            for reader in {self.compute_column_of.get(k) for k in later_readers}:
-                self._require_restored(reader, restore_columns[i])
+            for reader_column in {self.compute_column_of.get(k) for k in later_readers}:
+                self._require_restored(reader_column, restore_columns[i])
         for k, column in recompute_columns.items():
             for i in min_inputs[k]:
                 if i in restore_columns:
@@ -619,7 +625,7 @@ class _Program:
             -1.0 if reader_column is None else 0.0,
         )
 
-    def _recompute_columns(self, tensors: Sequence[int]) -> dict[int, int]:
+    def _add_recompute_columns(self, tensors: Sequence[int]) -> dict[int, int]:
         """Add columns for recomputations after the limited node; return them by node.
 
         Nodes that make `tensors` and may be recomputed have a column.

@@ -144,10 +144,13 @@ class _LayerSearch:
         )
         self.scores = scores
         self.best: tuple[str, ...] = ()
+        """The feasible set with the highest score so far."""
         self.result: SolveResult | None = None
+        """The result with a schedule for `best`."""
         self.open_scores: dict[frozenset[str], float] = {}
         """Scores of the proposed sets that are neither feasible nor refuted."""
         self.status_of: dict[frozenset[str], Status] = {}
+        """Status of each checked set; feasible if a schedule was found."""
         self.bound = self._score(self.relaxation.layers)
         self.n_checked = self.n_proposals = 0
 
@@ -166,18 +169,18 @@ class _LayerSearch:
         """Propose and check sets: infeasible sets become cuts, and undecided sets are excluded."""
         self._try_first_sets()
         while not self._is_gap_closed() and self.request.remaining_s() > 0:
-            proposed = self._propose()
-            if proposed is None:
+            proposed_layers = self._propose()
+            if proposed_layers is None:
                 break
-            status = self._check_set(proposed, CHECK_FRACTION)
+            status = self._check_set(proposed_layers, CHECK_FRACTION)
             if status == Status.INFEASIBLE:
-                self.relaxation.cuts.append(self._make_cut(frozenset(proposed)))
-                self._try_subsets(proposed)
+                self.relaxation.cuts.append(self._make_cut(frozenset(proposed_layers)))
+                self._try_subsets(proposed_layers)
             elif status == Status.UNKNOWN:
-                self.open_scores[frozenset(proposed)] = self._score(proposed)
-                exact_cut = SetCut(layers=frozenset(proposed), is_exact=True)
+                self.open_scores[frozenset(proposed_layers)] = self._score(proposed_layers)
+                exact_cut = SetCut(layers=frozenset(proposed_layers), is_exact=True)
                 self.relaxation.cuts.append(exact_cut)
-                self._try_subsets(proposed)
+                self._try_subsets(proposed_layers)
 
     def _propose(self) -> tuple[str, ...] | None:
         """Return the best set of the relaxation, and lower `bound` to the relaxation's bound.
@@ -192,7 +195,7 @@ class _LayerSearch:
             solver_options=self.request.solver_options,
         )
         best_known_score = max((self._score(self.best), *self.open_scores.values()), default=0.0)
-        if solution.infeasible:
+        if solution.is_infeasible:
             self.bound = best_known_score
             return None
         if solution.bound is not None:
@@ -200,12 +203,13 @@ class _LayerSearch:
                 self.bound, max(best_known_score, solution.bound * self.relaxation.unit)
             )
         self.n_proposals += 1
-        proposal = self.relaxation.selected_layers(solution)
+        proposed_layers = self.relaxation.selected_layers(solution)
         feasible_statuses = (Status.FEASIBLE, Status.OPTIMAL)
         return (
             None
-            if not proposal or self.status_of.get(frozenset(proposal)) in feasible_statuses
-            else proposal
+            if not proposed_layers
+            or self.status_of.get(frozenset(proposed_layers)) in feasible_statuses
+            else proposed_layers
         )
 
     def _score(self, layers: Iterable[str]) -> float:

@@ -1,4 +1,4 @@
-"""Move recomputations to earlier stages if they do not fit together with their stage's inputs."""
+"""Move recomputations to earlier stages if they do not fit beside the inputs of their stage."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MAX_STAGES: Final = 8
 """Maximum number of stages by which a recomputation is moved."""
 MAX_ATTEMPTS: Final = 4
 """Maximum number of attempts to move one recomputation."""
-MAX_CHOICES: Final = 16
-"""Maximum number of recomputations in a stage that is tried: each attempt updates all stages in
-between."""
+MAX_RECOMPUTATIONS: Final = 16
+"""Maximum number of recomputations in a stage whose recomputations are moved. Each attempt updates
+all stages from its target to that stage."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EarlierRecomputation:
-    """Moves recomputations to earlier stages at no cost, with the restorations that only they need.
+    """Moves recomputations, and restorations that serve only them, to earlier stages at no cost.
 
-    A stage may have enough RAM for its recomputed tensors and for its own step, but not for the
-    step of the recomputation together with the inputs of its own step.
+    A stage may have enough RAM for its recomputed tensors at its last step, but not for the step of
+    the recomputation beside the inputs of the last step.
     """
 
     partial: PartialSchedule
@@ -38,17 +38,17 @@ class EarlierRecomputation:
     fits_limits: Callable[[Restoration], bool]
     """Returns whether limits other than RAM permit a restoration."""
     _n_failures: dict[Restoration, int] = field(default_factory=dict)
-    """Number of failed attempts by recomputation."""
-    _moved: set[Restoration] = field(default_factory=set)
-    """Targets of earlier moves. No recomputation is moved to a target twice, so the moves end."""
+    """Number of failed attempts to move each recomputation."""
+    _moved_to: set[Restoration] = field(default_factory=set)
+    """Recomputations after earlier moves. None is moved there again, so the moves end."""
 
     def relieve(self, t: int) -> bool:
-        """Move one recomputation of stage `t` to an earlier stage if the excess over RAM falls.
+        """Move one recomputation of stage `t` to an earlier stage if that lowers the excess.
 
         Return whether a recomputation was moved.
         """
-        partial, excess_bytes = self.partial, self._excess()
-        if not 0 < len(partial.recomputed[t]) <= MAX_CHOICES or not partial.extra_bytes[t]:
+        partial, excess_bytes = self.partial, self._excess_bytes()
+        if not 0 < len(partial.recomputed[t]) <= MAX_RECOMPUTATIONS or not partial.extra_bytes[t]:
             return False
         for k in sorted(partial.recomputed[t], reverse=True):
             original = Restoration(t, k, RECOMPUTE)
@@ -61,9 +61,10 @@ class EarlierRecomputation:
         return False
 
     def _move(self, original: Restoration, max_excess_bytes: int) -> bool:
-        """Move a recomputation to the last earlier stage that lowers the excess below a maximum.
+        """Move a recomputation to the last earlier stage with an excess below `max_excess_bytes`.
 
-        Return whether there is such a stage. If not, the caller must undo the removal.
+        Restorations that serve only the recomputation are moved, too. Tries at most `MAX_STAGES`
+        stages. Return whether there is such a stage; if not, the caller must undo the removal.
         """
         partial, (t, k, _) = self.partial, original
         peak = partial.peak(t)
@@ -80,18 +81,18 @@ class EarlierRecomputation:
             ):
                 return False
             candidate = original._replace(stage=stage)
-            if candidate in partial or candidate in self._moved:
+            if candidate in partial or candidate in self._moved_to:
                 continue
             for restoration in removed_restorations:
                 moved_restoration = restoration._replace(stage=min(restoration.stage, stage))
                 if moved_restoration not in partial and self.fits_limits(moved_restoration):
                     partial.add(moved_restoration)
-            if self._excess() < max_excess_bytes:
-                self._moved.add(candidate)
+            if self._excess_bytes() < max_excess_bytes:
+                self._moved_to.add(candidate)
                 return True
             partial.undo(mark)
         return False
 
-    def _excess(self) -> int:
-        """Return the sum of the excesses of all stages over the limit [B]."""
+    def _excess_bytes(self) -> int:
+        """Return the sum over all stages of the excess of the peak over the limit [B]."""
         return int(np.maximum(self.partial.peaks() - self.limit_bytes, 0).sum())

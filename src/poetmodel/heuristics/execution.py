@@ -1,8 +1,8 @@
-"""Executions of one training step by the decisions of a method, recorded as a schedule.
+"""Execution of one training step by the decisions of a method, recorded as a schedule.
 
-A method that decides on evictions during the execution derives from `StagedExecution`. A runtime
-that recomputes in another order derives from `Execution`. A method with a fixed rule for the
-tensors in RAM passes the rule to `retain`, or the saved tensors to `recompute_once`.
+A method that decides on evictions during the execution has a subclass of `StagedExecution`. A
+runtime that recomputes in another order has a subclass of `Execution`. A method with a fixed rule
+for the tensors in RAM passes the rule to `retain`, or the saved tensors to `recompute_once`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
 FORWARD: Final = frozenset({Phase.INPUT, Phase.FORWARD, Phase.LOSS})
-"""Phases of the forward pass. Later nodes read the tensors that the forward pass saved."""
+"""Phases of the nodes of the forward pass."""
 
 
 @dataclass(slots=True)
 class _OverwritePermission:
-    """Permission of the running method to overwrite inputs that are read later."""
+    """Permission of the executed method to overwrite inputs that are read later."""
 
     is_allowed: bool = False
     is_requested: bool = False
@@ -47,9 +47,9 @@ _OVERWRITE_PERMISSION: Final[ContextVar[_OverwritePermission | None]] = ContextV
 
 
 def may_overwrite_inputs() -> bool:
-    """Return whether a method may evict an input by overwriting it, and register the request.
+    """Return whether a method may evict an input by overwriting it; register the request.
 
-    False outside of `retry_with_overwrites`.
+    Return False outside of `retry_with_overwrites`.
     """
     permission = _OVERWRITE_PERMISSION.get()
     if permission is None:
@@ -59,11 +59,11 @@ def may_overwrite_inputs() -> bool:
 
 
 def retry_with_overwrites(graph: Graph, attempt: Callable[[], Schedule]) -> Schedule:
-    """Execute a method, and again with permission to overwrite inputs if it has no schedule.
+    """Execute a method, and again with permission to overwrite inputs if it finds no schedule.
 
-    Only methods that requested the permission are repeated. A node that works in place may then
-    overwrite an input that is read later: the input is evicted after its step. The permission is
-    not given at first, because a method would use it to keep more state in RAM, at a higher cost.
+    Only methods that requested the permission are repeated. An in-place operator may then overwrite
+    an input that is read later: the input is evicted after the step. The first attempt has no
+    permission, because a method would use it to keep more state in RAM, at a higher cost.
 
     Raises the first `MethodNotApplicableError` if both attempts fail.
     """
@@ -87,19 +87,19 @@ def retry_with_overwrites(graph: Graph, attempt: Callable[[], Schedule]) -> Sche
 
 
 class Execution:
-    """A training step that records computations, kept tensors and page-ins by stage.
+    """The execution of a training step; records computations, kept tensors and page-ins by stage.
 
     Tensors and workspaces may use `limit_bytes` [B].
 
     First computations are in graph order, each in its own stage. Within a stage, a schedule has the
     order of the nodes. A node that a stage computes twice is computed once in the schedule, and its
-    outputs stay in RAM between their uses there. A tensor that a stage frees before any use is not
-    in RAM when the stage begins. A tensor that is paged in is paged out right after its first
-    computation.
+    outputs stay in RAM between their uses in the stage. A tensor that a stage frees before any use
+    is not in RAM when the stage begins. A tensor that is paged in is paged out right after its
+    first computation.
     """
 
     def __init__(self, graph: Graph, limit_bytes: float = math.inf) -> None:
-        """Begin before the first stage, with nothing in RAM."""
+        """Begin before the first stage, with no tensor in RAM."""
         self.graph = graph
         self.limit_bytes = limit_bytes
         self.sizes = graph.tensor_bytes
@@ -121,7 +121,7 @@ class Execution:
         self._used = set()
 
     def compute(self, k: int) -> None:
-        """Compute node `k`. Begins the next stage if the current one has computed its own node."""
+        """Compute node `k`, in the next stage if the current one has computed its own node."""
         if self._is_stage_over:
             self.begin_stage()
         outputs, used_tensors, kept_tensors = self.graph.outputs_of[k], self._used, self._kept[-1]
@@ -134,10 +134,7 @@ class Execution:
         self._add_to_ram(outputs)
 
     def page_in(self, i: int) -> None:
-        """Page in tensor `i`.
-
-        Begins the next stage if the current one has computed its own node.
-        """
+        """Page in tensor `i`, in the next stage if the current one has computed its own node."""
         if self._is_stage_over:
             self.begin_stage()
         if i not in self._kept[-1] and self.graph.node_of[i] not in self._computed[-1]:
@@ -152,10 +149,10 @@ class Execution:
             self._kept[-1].discard(i)
 
     def evict(self, i: int) -> None:
-        """Free tensor `i` by decision of the method. Methods may override this."""
+        """Evict tensor `i`. Subclasses may override this to record the eviction."""
         self.free(i)
 
-    def victim(self, k: int) -> int | None:  # noqa: ARG002 - the answer of a method without any
+    def choose_victim(self, k: int) -> int | None:  # noqa: ARG002 - subclasses use `k`
         """Return the tensor to evict so that node `k` fits; None if no tensor may be evicted."""
         return None
 
@@ -166,7 +163,7 @@ class Execution:
         """
         while self.ram_bytes + needed_bytes > self.limit_bytes:
             check_time_limit()
-            victim = self.victim(k)
+            victim = self.choose_victim(k)
             if victim is None:
                 raise MethodNotApplicableError(
                     f"the step {self._quoted_name(k)} takes {format_bytes(needed_bytes)} more, "
@@ -200,7 +197,7 @@ class Execution:
 
 
 class StagedExecution(Execution):
-    """An execution that computes or pages in, stage by stage, the tensors missing in RAM.
+    """An execution that computes or pages in, stage by stage, the tensors that are not in RAM.
 
     A stage computes in graph order, each node at most once, as in a schedule. So a tensor that a
     later step of the stage reads is never evicted before that step.
@@ -218,17 +215,17 @@ class StagedExecution(Execution):
 
     # -- decisions of methods -------------------------------------------------------------------
 
-    def pages_in(self, i: int) -> bool:  # noqa: ARG002 - the answer of a method without storage
-        """Return whether tensor `i`, which is not in RAM, is paged in.
+    def pages_in(self, i: int) -> bool:  # noqa: ARG002 - subclasses use `i`
+        """Return whether tensor `i`, which is not in RAM, is paged in; otherwise it is recomputed.
 
-        Otherwise it is recomputed.
+        By default it is recomputed.
         """
         return False
 
     def retains(self, i: int) -> bool:
         """Return whether tensor `i` stays in RAM after its last reader in the stage.
 
-        By default the tensor stays while the node of a later stage reads it.
+        By default the tensor stays if the node of a later stage reads it.
         """
         return self.is_awaited(i)
 
@@ -243,10 +240,11 @@ class StagedExecution(Execution):
         users = self.graph.users_of[i]
         return bool(users) and users[-1] > self.stage
 
-    def candidates(self, k: int) -> list[int]:
-        """Return the tensors of more than 0 bytes that no step of the stage from `k` on reads.
+    def evictable_candidates(self, k: int) -> list[int]:
+        """Return the tensors in RAM, of more than 0 bytes, that no step from `k` on reads.
 
-        Includes inputs that step `k` may overwrite, while such a victim is chosen.
+        Only steps of the stage count. Inputs that step `k` may overwrite are included while such a
+        victim is chosen.
         """
         return [
             i
@@ -254,7 +252,7 @@ class StagedExecution(Execution):
             if self.sizes[i] and (self._last_read.get(i, -1) < k or i in self._replaceable)
         ]
 
-    def run(self) -> Schedule:
+    def execute_stages(self) -> Schedule:
         """Execute all stages and return the schedule."""
         for _ in self.graph.nodes:
             check_time_limit()
@@ -263,10 +261,10 @@ class StagedExecution(Execution):
         return self.schedule()
 
     def _execute_stage(self) -> None:
-        """Execute the computations, page-ins and evictions of the current stage."""
+        """Execute the page-ins, computations and evictions of the current stage."""
         graph = self.graph
-        computations, page_ins = self._missing_in_stage()
-        for k in computations:  # tensors that are recomputed anyway need not be in RAM before
+        computations, page_ins = self._find_missing()
+        for k in computations:  # outputs of nodes that the stage computes need not be in RAM before
             for i in self.ram.intersection(graph.outputs_of[k]):
                 self.free(i)
         self._last_read = {i: k for k in sorted(computations) for i in graph.inputs_of[k]}
@@ -276,7 +274,7 @@ class StagedExecution(Execution):
                     self.evict_until_fits(self.sizes[i], k)
                     self.page_in(i)
             if page_ins:
-                self._used.update(graph.outputs_of[k])  # a stage keeps them up to this step
+                self._used.update(graph.outputs_of[k])  # a schedule keeps them up to this step
             if k in computations:
                 self._evict_for_step(k)
                 self.compute(k)
@@ -286,24 +284,24 @@ class StagedExecution(Execution):
             self._overwritten.clear()
 
     def _evict_for_step(self, k: int) -> None:
-        """Evict until node `k` fits. Raises `MethodNotApplicableError` if that is impossible.
+        """Evict tensors until node `k` fits.
 
         Without another victim, the node overwrites an input that a later stage reads, if that is
         permitted: the input is evicted after the step. The bytes of the step are computed again
-        after each eviction.
+        after each eviction. Raises `MethodNotApplicableError` if the node cannot fit.
         """
         while self.ram_bytes + (needed_bytes := self._step_bytes(k)) > self.limit_bytes:
-            victim = self.victim(k)
+            victim = self.choose_victim(k)
             if victim is not None:
                 check_time_limit()
                 self.evict(victim)
-            elif (overwritten := self._overwritten_victim(k)) is not None:
-                self._overwritten.add(overwritten)
+            elif (overwritten_input := self._overwritten_victim(k)) is not None:
+                self._overwritten.add(overwritten_input)
             else:
-                self.evict_until_fits(needed_bytes, k)  # says that no tensor may leave
+                self.evict_until_fits(needed_bytes, k)  # raises the error
 
     def _overwritten_victim(self, k: int) -> int | None:
-        """Return the input of node `k` to evict by overwriting it.
+        """Choose the input of node `k` to evict by overwriting it.
 
         Return None if there is no such input, or overwriting is not permitted.
         """
@@ -314,29 +312,29 @@ class StagedExecution(Execution):
             for i in self.graph.shared_bytes_of[k]
             if self._last_read.get(i, -1) == k and not self._can_evict(i, k)
         )
-        victim = self.victim(k) if self._replaceable else None
+        victim = self.choose_victim(k) if self._replaceable else None
         self._replaceable = frozenset()
         return victim
 
     def _step_bytes(self, k: int) -> int:
-        """Return the bytes of node `k` without its inputs, minus those that it overwrites [B]."""
-        node, shared = self.graph.nodes[k], self.graph.shared_bytes_of[k]
-        overwritten_bytes = sum(size for i, size in shared.items() if self._can_evict(i, k))
+        """Return the size of outputs and workspace of node `k`, minus overwritten inputs [B]."""
+        node, shared_bytes = self.graph.nodes[k], self.graph.shared_bytes_of[k]
+        overwritten_bytes = sum(size for i, size in shared_bytes.items() if self._can_evict(i, k))
         return node.output_bytes + node.workspace_bytes - overwritten_bytes
 
     def _can_evict(self, i: int, k: int) -> bool:
-        """Return whether tensor `i` is in RAM and not needed after step `k` of the stage."""
+        """Return whether tensor `i` is in RAM and may be evicted after step `k` of the stage."""
         last_read = self._last_read.get(i, -1)
         is_unneeded = i in self.ram and last_read <= k
         return is_unneeded and (i in self._overwritten or not self.retains(i))
 
-    def _missing_in_stage(self) -> tuple[set[int], set[int]]:
+    def _find_missing(self) -> tuple[set[int], set[int]]:
         """Return the nodes to compute in the stage, and the tensors to page in."""
         graph = self.graph
         computations, page_ins = {self.stage}, set[int]()
-        is_requested = [*graph.inputs_of[self.stage], *self.demanded_tensors()]
-        while is_requested:
-            i = is_requested.pop()
+        requested_tensors = [*graph.inputs_of[self.stage], *self.demanded_tensors()]
+        while requested_tensors:
+            i = requested_tensors.pop()
             k = graph.node_of[i]
             if i in self.ram or i in page_ins or k in computations:
                 continue
@@ -344,7 +342,7 @@ class StagedExecution(Execution):
                 page_ins.add(i)
             else:
                 computations.add(k)
-                is_requested.extend(graph.inputs_of[k])
+                requested_tensors.extend(graph.inputs_of[k])
         return computations, {i for i in page_ins if graph.node_of[i] not in computations}
 
     def _quoted_name(self, k: int) -> str:
@@ -358,20 +356,20 @@ def retain(
     *,
     stored: Collection[int] = (),
 ) -> Schedule:
-    """Return the schedule that keeps tensors by a rule and recomputes missing ones once.
+    """Return the schedule that keeps tensors by a rule, and restores missing tensors when read.
 
     `keep` is called with a stage and a tensor of a recomputable forward node, and returns whether
     the tensor stays in RAM after the stage. Tensors of other nodes stay while they may be needed.
-    `demand` returns the tensors that a stage needs besides the inputs of its node. `stored` tensors
-    are paged out at their first computation, and paged in when they are missing. Unneeded keeps and
-    transfers are removed.
+    `demand` returns the tensors that a stage needs besides the inputs of its node. Missing tensors
+    are recomputed, except `stored` ones, which are paged out after their first computation and
+    paged in. Unneeded decisions are removed.
     """
-    retained = _Retention(graph, keep, demand, stored).run()
-    return PartialSchedule.of(graph, retained).schedule()
+    unreduced_schedule = _Retention(graph, keep, demand, stored).execute_stages()
+    return PartialSchedule.from_schedule(graph, unreduced_schedule).schedule()
 
 
 class _Retention(StagedExecution):
-    """An execution with the rules of `retain` for tensors to keep and to demand."""
+    """The execution of `retain`, which keeps and demands tensors by its rules."""
 
     def __init__(
         self,
@@ -384,12 +382,12 @@ class _Retention(StagedExecution):
         super().__init__(graph)
         self.keep, self.demand, self.stored = keep, demand, stored
         self.evictable_tensors = evictable_tensors(graph)
-        self.until = last_possible_reads(graph, self.evictable_tensors)
+        self.last_reads = last_possible_reads(graph, self.evictable_tensors)
 
     def begin_stage(self) -> None:
         t = self.stage
         for i in list(self.ram):
-            if self.until[i] <= t or (i in self.evictable_tensors and not self.keep(t, i)):
+            if self.last_reads[i] <= t or (i in self.evictable_tensors and not self.keep(t, i)):
                 self.free(i)
         super().begin_stage()
 
@@ -400,7 +398,7 @@ class _Retention(StagedExecution):
         return self.demand(self.stage)
 
     def _execute_stage(self) -> None:
-        computations, page_ins = self._missing_in_stage()
+        computations, page_ins = self._find_missing()
         for i in page_ins:
             self.page_in(i)
         for k in sorted(computations):
@@ -410,25 +408,27 @@ class _Retention(StagedExecution):
 def recompute_once(
     graph: Graph, saved: Collection[int], groups: Collection[Collection[int]] = ()
 ) -> Schedule:
-    """Return the schedule that saves some tensors and recomputes the rest when they are read.
+    """Return the schedule that saves some tensors and recomputes all others when they are read.
 
-    Every node is recomputed at most once: saved and recomputed tensors stay while a later node
-    reads them or their results. `groups` are sets of nodes that are recomputed together: if one of
-    their tensors is missing, all of them that will still be read are recomputed.
+    Every node is recomputed at most once: saved and recomputed tensors stay while a later node may
+    need them. `groups` are sets of nodes that are recomputed together: if the backward pass reads a
+    tensor of a group that is not saved, all tensors of the group with later readers are recomputed.
     """
-    begin, last = first_backward_node(graph), last_forward_uses(graph)
-    final = tuple(users[-1] if users else -1 for users in graph.users_of)
+    first_backward, last_forward_use = first_backward_node(graph), last_forward_uses(graph)
+    last_use = tuple(users[-1] if users else -1 for users in graph.users_of)
     group_of = {k: group for group in groups for k in group}
     kept_tensors = set(saved)
 
     def keep(t: int, i: int) -> bool:
-        return i in kept_tensors or t < last[i] or t >= begin
+        return i in kept_tensors or t < last_forward_use[i] or t >= first_backward
 
     def demand(t: int) -> Iterable[int]:
-        read = [group_of.get(graph.node_of[i]) for i in graph.inputs_of[t] if i not in kept_tensors]
-        for group in read if t >= begin else ():
+        read_groups = [
+            group_of.get(graph.node_of[i]) for i in graph.inputs_of[t] if i not in kept_tensors
+        ]
+        for group in read_groups if t >= first_backward else ():
             for k in group or ():
-                yield from (i for i in graph.outputs_of[k] if final[i] >= t)
+                yield from (i for i in graph.outputs_of[k] if last_use[i] >= t)
 
     return retain(graph, keep, demand)
 
@@ -437,7 +437,10 @@ def recompute_once(
 
 
 def evictable_tensors(graph: Graph) -> frozenset[int]:
-    """Return the outputs of recomputable forward nodes, inputs of the graph excluded."""
+    """Return the outputs of recomputable nodes of the forward pass that are not on storage.
+
+    Inputs of the graph are excluded.
+    """
     return frozenset(
         i
         for i, k in enumerate(graph.node_of)
@@ -448,7 +451,7 @@ def evictable_tensors(graph: Graph) -> frozenset[int]:
 
 
 def last_forward_uses(graph: Graph) -> tuple[int, ...]:
-    """Return the last node of the forward pass that reads each tensor, or its own node."""
+    """Return the last node of the forward pass that reads each tensor, or else its own node."""
     return tuple(
         max((k for k in users if graph.nodes[k].phase in FORWARD), default=graph.node_of[i])
         for i, users in enumerate(graph.users_of)
@@ -457,13 +460,13 @@ def last_forward_uses(graph: Graph) -> tuple[int, ...]:
 
 def first_backward_node(graph: Graph) -> int:
     """Return the first node after the forward pass; the number of nodes if there is none."""
-    phases = (k for k, node in enumerate(graph.nodes) if node.phase not in FORWARD)
-    return next(phases, len(graph.nodes))
+    backward_nodes = (k for k, node in enumerate(graph.nodes) if node.phase not in FORWARD)
+    return next(backward_nodes, len(graph.nodes))
 
 
-def last_possible_reads(graph: Graph, recomputable: Collection[int]) -> list[int]:
-    """Return the last stage that may read each tensor, if the given tensors may be recomputed."""
-    recomputable_nodes = {graph.node_of[i] for i in recomputable}
+def last_possible_reads(graph: Graph, recomputable_tensors: Collection[int]) -> list[int]:
+    """Return the last stage that may read each tensor if `recomputable_tensors` are recomputed."""
+    recomputable_nodes = {graph.node_of[i] for i in recomputable_tensors}
     last_stages = list(graph.node_of)
     for i in range(len(last_stages) - 1, -1, -1):
         for k in graph.users_of[i]:

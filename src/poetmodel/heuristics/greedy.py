@@ -1,6 +1,6 @@
 """Greedy schedules without a solver, by repair of keep-all.
 
-They are the first schedules of a search, and its result if time runs out before a better one is
+A solve starts from these schedules, and returns one if time runs out before a better schedule is
 found. *Keep-all* is the schedule that computes each node once and keeps each tensor until its last
 use.
 """
@@ -15,7 +15,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective
 from poetmodel.heuristics.repair import Repair
-from poetmodel.heuristics.restorations import PAGE_IN, STORAGE_HOME, Restoration, restorations_of
+from poetmodel.heuristics.restorations import PAGE_IN, STORAGE_HOME, Restoration, list_restorations
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.schedule import Schedule, checkpoint_all
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 
 N_PENALTIES: Final = 3
-"""Number of penalties tried by bisection if the limits can be met with the objective ignored."""
+"""Number of penalties tried by bisection if the limits can be met with an infinite penalty."""
 MAX_PENALTY_LOG2: Final = 10.0
 """Binary logarithm of the largest penalty; its negative is that of the smallest."""
 N_PEAKS: Final = 8
 """Number of peaks tried by bisection if RAM is minimized."""
 DROP_TIME_RATIO: Final = 0.1
-"""Minimum time in which the first schedule drops unneeded restorations, as a fraction of its own
-time."""
+"""Minimum time to drop unneeded restorations from the first schedule, as a fraction of the time to
+construct it."""
 
 
 def construct(problem: Problem, *, max_s: float = math.inf) -> Schedule | None:
     """Construct a greedy schedule that meets every limit; None if none was found.
 
-    Returns the best schedule after `max_s` [s]. The first schedule is always completed, and has
-    `DROP_TIME_RATIO` of its time more to drop unneeded restorations.
+    Returns the best schedule found within `max_s` [s]. The first schedule is always completed, and
+    unneeded restorations are dropped from it for at least `DROP_TIME_RATIO` of its time.
 
     Notes
     -----
@@ -52,22 +52,22 @@ def construct(problem: Problem, *, max_s: float = math.inf) -> Schedule | None:
     be paged out and in for each use, and state has its home on storage.
     """
     greedy = _Greedy(problem, now_s() + max_s)
-    greedy.run()
+    greedy.find_best()
     return None if greedy.best is None else greedy.best.schedule()
 
 
-def add_rewarded(
+def add_rewarded_decisions(
     objective: PenalizedObjective, schedule: Schedule, rewarded: Iterable[Restoration] = ()
 ) -> Schedule:
-    """Return the schedule extended by decisions that constraints or the objective reward.
+    """Return a copy of a schedule with decisions added that constraints or the objective reward.
 
     Decisions in `rewarded` are added first if they fit, then those that user-defined constraints
     still require.
     """
     problem = objective.problem
-    partial = objective.partial(restorations_of(problem.graph, schedule))
+    partial = objective.make_partial(list_restorations(problem.graph, schedule))
     repair = Repair(problem, partial, objective.prices(0.0), problem.usable_ram_bytes)
-    repair.place_rewarded(rewarded)
+    repair.add_rewarded(rewarded)
     repair.satisfy()
     return partial.schedule()
 
@@ -79,7 +79,7 @@ def refit(problem: Problem, schedule: Schedule, *, max_s: float = math.inf) -> S
     and tensors; sizes may differ.
     """
     objective = PenalizedObjective(problem)
-    partial = objective.partial(restorations_of(problem.graph, schedule))
+    partial = objective.make_partial(list_restorations(problem.graph, schedule))
     repair = Repair(problem, partial, objective.prices(0.0), problem.usable_ram_bytes)
     repair.until_s = now_s() + max_s
     if not repair.fit():
@@ -100,7 +100,7 @@ def page_everything(problem: Problem) -> Schedule | None:
         return None
     graph = problem.graph
     homes = (Restoration.at_its_node(graph, i, STORAGE_HOME) for i in graph.state_tensors)
-    partial = PartialSchedule(graph, homes, working=problem.working_graph)
+    partial = PartialSchedule(graph, homes, working_graph=problem.working_graph)
     for i, intervals in enumerate(partial.intervals):
         for _, need in tuple(intervals):
             partial.add(Restoration(need, i, PAGE_IN))
@@ -120,7 +120,7 @@ def keep_all_if_valid(problem: Problem) -> Schedule | None:
 class _Greedy:
     """Bisection over penalties, and over peaks if RAM is minimized.
 
-    Keeps the best partial schedule.
+    Stores the best partial schedule.
     """
 
     def __init__(self, problem: Problem, until_s: float) -> None:
@@ -128,17 +128,20 @@ class _Greedy:
         self.until_s = until_s
         self.objective = PenalizedObjective(problem)
         self.best: PartialSchedule | None = None
-        self.score = WORST
+        self.best_score = WORST
 
-    def run(self) -> None:
-        """Construct schedules to find the smallest sufficient penalty, then the smallest peak."""
-        usable = self.problem.usable_ram_bytes
+    def find_best(self) -> None:
+        """Construct schedules to find the smallest sufficient penalty, then the smallest peak.
+
+        The best partial schedule is stored in `best`.
+        """
+        usable_bytes = self.problem.usable_ram_bytes
         penalty = 0.0
-        if not self._attempt(penalty, usable):
+        if not self._try_repair(penalty, usable_bytes):
             penalty = math.inf
-            if not (self.objective.is_limited and self._attempt(penalty, usable)):
+            if not (self.objective.is_limited and self._try_repair(penalty, usable_bytes)):
                 return
-            penalty = self._find_min_penalty(usable)
+            penalty = self._find_min_penalty(usable_bytes)
         if not self.problem.objective.is_sum:
             self._minimize_peak(penalty)
 
@@ -150,26 +153,29 @@ class _Greedy:
             if now_s() > self.until_s:
                 break
             middle = (low + high) / 2
-            if self._attempt(2.0**middle, limit_bytes):
+            if self._try_repair(2.0**middle, limit_bytes):
                 high, penalty = middle, 2.0**middle
             else:
                 low = middle
         return penalty
 
     def _minimize_peak(self, penalty: float) -> None:
-        """Bisect for the smallest peak, which is the value of a score if RAM is minimized."""
+        """Bisect for the smallest peak by constructing schedules; their scores have it as value."""
         low = self.problem.floor.bytes
         for _ in range(N_PEAKS):
-            high = int(self.score.value)
+            high = int(self.best_score.value)
             if high <= low or now_s() > self.until_s:
                 break
             middle = (low + high) // 2
-            if not self._attempt(penalty, middle):
+            if not self._try_repair(penalty, middle):
                 low = middle + 1
 
-    def _attempt(self, penalty: float, limit_bytes: int) -> bool:
-        """Repair keep-all within `limit_bytes`; return whether the result meets all limits."""
-        partial = self.objective.partial()
+    def _try_repair(self, penalty: float, limit_bytes: int) -> bool:
+        """Repair keep-all within `limit_bytes`; return whether the result meets all limits.
+
+        Stores the result if it is the best.
+        """
+        partial = self.objective.make_partial()
         repair = Repair(self.problem, partial, self.objective.prices(penalty), limit_bytes)
         repair.until_s = self.until_s if self.best is not None else math.inf
         started_s = now_s()
@@ -183,6 +189,6 @@ class _Greedy:
         repair.satisfy()
         repair.drop_unneeded()
         score = self.objective.score(partial)
-        if score < self.score and score.excess == 0:
-            self.best, self.score = partial, score
+        if score < self.best_score and score.excess == 0:
+            self.best, self.best_score = partial, score
         return score.excess == 0

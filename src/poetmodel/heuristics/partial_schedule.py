@@ -1,15 +1,15 @@
-"""Partial schedules: sets of recomputations and page-ins, with the RAM that each step then needs.
+"""Partial schedules: sets of recomputations and page-ins, with the RAM that each step needs.
 
 A partial schedule is a set of *restorations*: recomputations and page-ins, each in a stage. All
-other decisions follow from them. Only page-outs without page-ins, which user-defined constraints
-may require, are stored separately. A step reads a tensor from its latest restoration, or from its
-first computation. The tensor stays in RAM from a restoration to the last reader before the next
-one. So every partial schedule obeys the rules of execution and may only violate limits. RAM is
-known for every step at any moment, because a change affects few tensors.
+other decisions follow from them, except page-outs without page-ins, which user-defined constraints
+may require, and homes of state. Both are restorations, too. A step reads a tensor from its latest
+restoration, or from its first computation. The tensor stays in RAM from a restoration to the last
+reader before the next one. So every partial schedule obeys the rules of execution and may only
+violate limits. The RAM of every step is updated after each change, which affects few tensors.
 
-A state tensor has its home in RAM unless a restoration assigns it a home on storage, where the step
-of its node reads it first. A resident state tensor is like a tensor that is computed before the
-first stage and read after the last one: it is in RAM in every stage, and never restored.
+A state tensor has its home in RAM unless a restoration assigns it a home on storage, from which the
+step of its node reads it first. A resident state tensor is like a tensor that is computed before
+the first stage and read after the last one: it is in RAM in every stage, and never restored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from poetmodel.heuristics.restorations import (
     RECOMPUTE,
     STORAGE_HOME,
     Restoration,
-    restorations_of,
+    list_restorations,
 )
 from poetmodel.problem import Coefficients
 from poetmodel.problem.working_graph import make_working_graph
@@ -38,14 +38,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.graph import Graph
-    from poetmodel.heuristics.own_rows import OwnRows
+    from poetmodel.heuristics.user_rows import UserRows
 
 
 class Mark(NamedTuple):
-    """A position in the change log of a partial schedule."""
+    """A position in the two change logs of a partial schedule."""
 
     changes: int
+    """Number of logged changes of restorations."""
     peaks: int
+    """Number of logged changes of peaks."""
 
 
 START: Final = Mark(0, 0)
@@ -53,16 +55,16 @@ START: Final = Mark(0, 0)
 
 
 class PartialSchedule:
-    """A set of restorations with the RAM that it needs. The empty set is keep-all.
+    """A set of restorations, and the RAM of the schedule with these. The empty set is keep-all.
 
     Notes
     -----
     RAM changes with the *links* of tensors. A link starts at the last stage that has a tensor in
     RAM because the stage computes, restores or reads it. It ends at the next stage that reads the
     tensor without a restoration. A restoration changes one or two links of each tensor that it
-    supplies or reads. The rows that count a link are updated at once. The steps of a stage are
-    evaluated when its peak is read, if its restorations or the links that start there have changed
-    since.
+    supplies or reads. The RAM rows (last steps of stages) that count a link are updated with each
+    change. The other steps of a stage are evaluated when its peak is read, if its restorations or
+    the links that start there have changed since.
     """
 
     def __init__(
@@ -70,34 +72,36 @@ class PartialSchedule:
         graph: Graph,
         restorations: Iterable[Restoration] = (),
         *,
-        working: Graph | None = None,
-        rows: OwnRows | None = None,
+        working_graph: Graph | None = None,
+        rows: UserRows | None = None,
     ) -> None:
-        """Begin with keep-all and add `restorations`. Use of `rows` is tracked if given."""
+        """Begin with keep-all and add `restorations`. The use of `rows`, if given, is tracked."""
         self.graph = graph
-        self.working = (
-            make_working_graph(graph, read_in_place=False) if working is None else working
+        self.working_graph = (
+            make_working_graph(graph, read_in_place=False)
+            if working_graph is None
+            else working_graph
         )
         """The working graph of the problem, in which state tensors are inputs on storage."""
         self.rows = rows
-        self.used: list[float] = [] if rows is None else [0] * len(rows.limits)
-        """Use of each row of user-defined constraints."""
-        self.exceeded: set[int] = set()
+        self.row_use: list[float] = [] if rows is None else [0] * len(rows.limits)
+        """For each row of user-defined constraints, the sum over the present decisions."""
+        self.exceeded_rows: set[int] = set()
         """Rows of user-defined constraints that are exceeded."""
         if rows is not None:
-            self.exceeded.update(
-                row for row, used in enumerate(self.used) if rows.is_exceeded(row, used)
+            self.exceeded_rows.update(
+                row for row, used in enumerate(self.row_use) if rows.is_exceeded(row, used)
             )
         self.sizes = graph.tensor_bytes
-        n = len(graph.nodes)
-        self.recomputed: list[set[int]] = [set() for _ in range(n)]
+        n_stages = len(graph.nodes)
+        self.recomputed: list[set[int]] = [set() for _ in range(n_stages)]
         """For each stage, the recomputed nodes."""
-        self.paged_in: list[set[int]] = [set() for _ in range(n)]
+        self.paged_in: list[set[int]] = [set() for _ in range(n_stages)]
         """For each stage, the paged-in tensors."""
         self.page_ins = [0] * len(self.sizes)
         """Number of page-ins of each tensor."""
-        self.stored = graph.starts_on_storage
-        """For each tensor, whether it starts on storage, or is state that may."""
+        self.starts_on_storage = graph.starts_on_storage
+        """For each tensor, whether it starts on storage, or is state that may start there."""
         self.resident = set(graph.state_tensors)
         """State whose home is RAM."""
         self.paged_out: set[int] = set()
@@ -105,13 +109,13 @@ class PartialSchedule:
         self.aux_used_bytes = 0
         """Storage used by page-outs and by state with a home there [B]."""
         self.intervals: list[list[tuple[int, int]]] = [[] for _ in self.sizes]
-        """For each tensor, the stages ``first <= t < need`` whose rows count it although they
-        neither read nor compute it; `need` reads it next. The first stage may read it if its node
-        could overwrite it, which it then cannot; its row counts the bytes that overwriting would
-        save."""
-        self._needs = [list(users) for users in self.working.users_of]
-        """For each tensor, the stages that read it, ascending; one entry for each node that reads
-        it."""
+        """For each tensor, (first, need) pairs: the rows of the stages ``first <= t < need`` count
+        the tensor although these stages do not use it, and stage `need` reads it next. An exception
+        is a first stage whose node reads the tensor and could overwrite it if `need` did not read
+        it: the row of that stage counts the bytes that overwriting would save."""
+        self._needs = [list(users) for users in self.working_graph.users_of]
+        """For each tensor, the stages with steps that read it, ascending; one entry for each such
+        step."""
         self._sources = [[k] for k in graph.node_of]
         """For each tensor, the stages that compute or restore it, ascending."""
         self._always_counting = [
@@ -119,73 +123,75 @@ class PartialSchedule:
         ]
         """For each tensor, the stages whose rows always count it."""
         self._overwritable_bytes: dict[int, dict[int, int]] = {}
-        """For tensors that nodes may overwrite, the saving in the stage of each such node [B]."""
-        for q, shared in enumerate(self.working.shared_bytes_of):
+        """For tensors that nodes may overwrite, the bytes that this saves, by node [B]."""
+        for q, shared in enumerate(self.working_graph.shared_bytes_of):
             for i, size in shared.items():  # tensors that the node reads and may overwrite
                 self._overwritable_bytes.setdefault(i, {})[q] = size
                 self._always_counting[i] -= {q}
         for i in graph.state_tensors:
             # If the core reads the state on storage, no step counts it in RAM.
-            is_counted = self.working.tensor_bytes[i] == self.sizes[i]
-            own = self._always_counting[i] if is_counted else frozenset[int]()
-            self._always_counting[i] = own | {-1}
+            is_counted = self.working_graph.tensor_bytes[i] == self.sizes[i]
+            counting_stages = self._always_counting[i] if is_counted else frozenset[int]()
+            self._always_counting[i] = counting_stages | {-1}
             self._sources[i] = [-1]
-            self._needs[i] = [*sorted(own), n]
-        self.row_bytes: NDArray[np.int64] = np.array(self.working.step_bytes, dtype=np.int64)
+            self._needs[i] = [*sorted(counting_stages), n_stages]
+        self.row_bytes: NDArray[np.int64] = np.array(self.working_graph.step_bytes, dtype=np.int64)
         """RAM at the last step of each stage, ``(t, t)`` [B]."""
-        self._extra_bytes: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
-        """Excess of each stage's highest step over its last one, except for stale stages [B]."""
+        self._extra_bytes: NDArray[np.int64] = np.zeros(n_stages, dtype=np.int64)
+        """Excess of each stage's highest step over its last step, except for stale stages [B]."""
         self._stale_stages: set[int] = set()
-        self._links_from: list[set[int]] = [set() for _ in range(n)]
+        """Stages whose `_extra_bytes` must be computed again."""
+        self._links_from: list[set[int]] = [set() for _ in range(n_stages)]
         """For each stage, the tensors with a link that starts there."""
         self._touched_tensors = [
-            dict.fromkeys((*self.working.inputs_of[k], *self.working.outputs_of[k]), k)
-            for k in range(n)
+            dict.fromkeys((*self.working_graph.inputs_of[k], *self.working_graph.outputs_of[k]), k)
+            for k in range(n_stages)
         ]
         """For each node, a mapping from the tensors that it reads and computes to the node."""
         self._changes: list[tuple[Restoration, bool]] = []
+        """Changed restorations, and whether they were added."""
         self._peak_changes: list[tuple[int, int]] = []
         """Stages with their previous `_extra_bytes`; -1 if the stage became stale."""
-        self._begin(restorations)
+        self._add_initial(restorations)
 
-    def _begin(self, restorations: Iterable[Restoration]) -> None:
+    def _add_initial(self, restorations: Iterable[Restoration]) -> None:
         """Count all links, and add the initial restorations."""
         for i in range(len(self.sizes)):
             check_time_limit()
-            self._link_all(i, 1)
+            self._count_all_links(i, 1)
         for restoration in restorations:
             check_time_limit()
             if restoration not in self:
-                self._apply(restoration, adding=True)
+                self._apply(restoration, is_added=True)
         self.commit()
 
     @classmethod
-    def of(
+    def from_schedule(
         cls,
         graph: Graph,
         schedule: Schedule,
         rewards: Coefficients | None = None,
         *,
-        working: Graph | None = None,
+        working_graph: Graph | None = None,
     ) -> Self:
         """Return the restorations of a valid schedule that are read or rewarded.
 
-        The result is valid too, with no more energy, time, writes or RAM at any step; homes of
-        state are unchanged. `rewards` are those of the problem, if it has any, and `working` is its
-        working graph.
+        The result is valid, too, and needs no more energy, time, writes or RAM at any step; homes
+        of state are unchanged. `rewards` are those of the problem, if it has any, and
+        `working_graph` is the working graph of the problem.
 
-        Stages are visited backwards, so that a restoration that serves only an unneeded one is
-        removed, too. A recomputation is also removed if all of its outputs that are read from it
+        Stages are visited backwards, so that restorations are removed, too, if they serve only
+        unneeded ones. A recomputation is also removed if all of its outputs that are read from it
         are in RAM when its stage begins.
         """
-        partial = cls(graph, restorations_of(graph, schedule), working=working)
+        partial = cls(graph, list_restorations(graph, schedule), working_graph=working_graph)
         coefficients = Coefficients((), (), (), ()) if rewards is None else rewards
         for i in sorted({i for _, i in schedule.M_out}.difference(graph.state_of)):
             partial._set_page_out(i, is_rewarded=any(coefficients.page_out[i : i + 1]))
         for t in range(len(graph.nodes) - 1, -1, -1):
             for k in sorted(partial.recomputed[t], reverse=True):
                 is_free = not any(coefficients.compute[k : k + 1])
-                if is_free and all(schedule.is_kept(t, i) for i in partial._outputs_read(k, t)):
+                if is_free and all(schedule.is_kept(t, i) for i in partial._read_outputs(k, t)):
                     partial.drop(Restoration(t, k, RECOMPUTE))
             for i in sorted(partial.paged_in[t]):
                 restoration = Restoration(t, i, PAGE_IN)
@@ -195,7 +201,7 @@ class PartialSchedule:
         return partial
 
     def _set_page_out(self, i: int, *, is_rewarded: bool) -> None:
-        """Add or drop the page-out without page-ins of tensor `i`: it exists only if rewarded."""
+        """Add the page-out without page-ins of tensor `i` if it is rewarded, otherwise drop it."""
         page_out = Restoration.at_its_node(self.graph, i, PAGE_OUT)
         if page_out in self and not is_rewarded:
             self.drop(page_out)
@@ -228,8 +234,8 @@ class PartialSchedule:
     def schedule(self) -> Schedule:
         """Return all decisions as a schedule."""
         graph = self.graph
-        moving = (i for i in range(len(self.sizes)) if i not in self.resident)
-        ram_spans = (span for i in moving for span in self._spans(i))
+        nonresident_tensors = (i for i in range(len(self.sizes)) if i not in self.resident)
+        ram_spans = (span for i in nonresident_tensors for span in self._spans(i))
         return with_immediate_page_outs(
             graph,
             R=((t, k) for t, nodes in enumerate(self.recomputed) for k in (*sorted(nodes), t)),
@@ -241,7 +247,7 @@ class PartialSchedule:
         )
 
     def _spans(self, i: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (tensor, first, last) of stage ranges that begin with tensor `i` in RAM."""
+        """Yield (i, first, last) ranges: tensor `i` is in RAM when stages first..last begin."""
         needs, sources = self._needs[i], self._sources[i]
         for a, source in enumerate(sources):
             end = sources[a + 1] if a + 1 < len(sources) else len(self.recomputed)
@@ -252,7 +258,7 @@ class PartialSchedule:
     # -- tensors in RAM --------------------------------------------------------------------------
 
     def is_kept_into(self, i: int, t: int) -> bool:
-        """Return whether stage `t` begins with tensor `i` in RAM."""
+        """Return whether tensor `i` is in RAM when stage `t` begins."""
         sources = self._sources[i]
         n_sources_before = bisect_left(sources, t)
         return n_sources_before > 0 and self._next_is_need(i, t, n_sources_before)
@@ -270,16 +276,16 @@ class PartialSchedule:
         n_sources_before = bisect_right(sources, t)
         return sources[n_sources_before - 1] == t or self._next_is_need(i, t, n_sources_before)
 
-    def _next_is_need(self, i: int, t: int, next_source: int) -> bool:
-        """Return whether a step reads tensor `i` from stage `t` on, before source `next_source`.
+    def _next_is_need(self, i: int, t: int, next_source_index: int) -> bool:
+        """Return whether a step from stage `t` on reads tensor `i` before its next source.
 
-        `next_source` is an index of the tensor's sources.
+        `next_source_index` is the position of that source among the tensor's sources.
         """
         needs, sources = self._needs[i], self._sources[i]
         position = bisect_left(needs, t)
         if position == len(needs):
             return False
-        return next_source == len(sources) or needs[position] < sources[next_source]
+        return next_source_index == len(sources) or needs[position] < sources[next_source_index]
 
     def first_keeping_stage(self, i: int, t: int) -> int:
         """Return the first stage whose RAM row counts tensor `i` if it is kept for stage `t`.
@@ -293,14 +299,11 @@ class PartialSchedule:
             last = max(last, needs[need - 1])
         return last + (last in self._always_counting[i])
 
-    def links_of(self, i: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the ascending stages that supply tensor `i`, and those that read it.
-
-        A stage supplies a tensor by its first computation or a restoration.
-        """
+    def sources_and_needs(self, i: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the stages that compute or restore tensor `i`, and those that read it."""
         return self._sources[i], self._needs[i]
 
-    def first_counted(self, i: int, last: int) -> tuple[int, int | None]:
+    def first_counting_stage(self, i: int, last: int) -> tuple[int, int | None]:
         """Return the first stage whose RAM row counts tensor `i` if it is kept from stage `last`.
 
         The second value is the number of bytes that this row counts if the node of the stage could
@@ -311,38 +314,38 @@ class PartialSchedule:
         return first, None if saved_bytes_by_stage is None else saved_bytes_by_stage.get(first)
 
     def row_bytes_with(self, i: int, t: int) -> int:
-        """Return the highest RAM row, with tensor `i`, if the tensor is kept for a step of `t` [B].
+        """Return the highest row that counts tensor `i` if the tensor is kept for stage `t` [B].
 
         A *row* is the RAM use at the last step of a stage. The size of the tensor is included.
         Return 0 if no row would count the tensor.
         """
         first, size = self.first_keeping_stage(i, t), self.sizes[i]
-        rows = self.row_bytes[first:t]
+        row_bytes = self.row_bytes[first:t]
         if first < t and first in self._overwritable_bytes.get(i, ()):
-            first_row_bytes = int(rows[0]) + self._overwritable_bytes[i][first]
+            first_row_bytes = int(row_bytes[0]) + self._overwritable_bytes[i][first]
             return (
-                max(first_row_bytes, int(rows[1:].max()) + size)
-                if rows.size > 1
+                max(first_row_bytes, int(row_bytes[1:].max()) + size)
+                if row_bytes.size > 1
                 else first_row_bytes
             )
-        return int(rows.max()) + size if rows.size else 0
+        return int(row_bytes.max()) + size if row_bytes.size else 0
 
     def row_bytes_if_resident(self, i: int) -> int:
-        """Return the highest RAM row in stages that count state `i` only if it is resident [B].
+        """Return the highest row in stages that count state `i` only if the state is resident [B].
 
         These are the stages before the node of the state and after the last reader. The size of the
         state is included. Return 0 if there is no such stage.
         """
         k, needs = self.graph.node_of[i], self._needs[i]
-        last = needs[-1] if needs else k - (k not in self._always_counting[i])
-        rows = np.concatenate((self.row_bytes[:k], self.row_bytes[last + 1 :]))
-        return int(rows.max()) + self.sizes[i] if rows.size else 0
+        last_need = needs[-1] if needs else k - (k not in self._always_counting[i])
+        row_bytes = np.concatenate((self.row_bytes[:k], self.row_bytes[last_need + 1 :]))
+        return int(row_bytes.max()) + self.sizes[i] if row_bytes.size else 0
 
     def kept_across(self, stage: int) -> list[tuple[int, int, int]]:
         """Return (tensor, first, need) of each tensor that a stage keeps in RAM without using it.
 
-        `first` is the first stage that keeps the tensor without use, `need` the stage that reads it
-        next. Tensors of 0 bytes are omitted.
+        `first` is the first stage that keeps the tensor without using it, `need` the next stage
+        that reads the tensor. Tensors of 0 bytes are omitted.
         """
         sizes = self.sizes
         return [
@@ -368,14 +371,14 @@ class PartialSchedule:
     # -- changes ---------------------------------------------------------------------------------
 
     def add(self, restoration: Restoration) -> None:
-        """Add a restoration that is not present."""
+        """Add a restoration that is not present, and log the change."""
         check_time_limit()
-        self._apply(restoration, adding=True)
+        self._apply(restoration, is_added=True)
         self._changes.append((restoration, True))
 
     def drop(self, restoration: Restoration) -> None:
-        """Remove a restoration, but not the restorations that serve only it."""
-        self._apply(restoration, adding=False)
+        """Remove a restoration, but not the restorations that serve only it; log the change."""
+        self._apply(restoration, is_added=False)
         self._changes.append((restoration, False))
 
     def remove(self, restoration: Restoration) -> list[Restoration]:
@@ -383,166 +386,172 @@ class PartialSchedule:
 
         With a home on storage, the page-ins of that state are removed, too.
         """
-        mark = len(self._changes)
+        n_changes_before = len(self._changes)
         if restoration.kind == STORAGE_HOME and self.page_ins[restoration.item]:
-            for t, page_ins in enumerate(self.paged_in):
-                if restoration.item in page_ins:
+            for t, paged_in_tensors in enumerate(self.paged_in):
+                if restoration.item in paged_in_tensors:
                     self.drop(Restoration(t, restoration.item, PAGE_IN))
         self.drop(restoration)
-        for i in self.working.inputs_of[restoration.item] if restoration.kind == RECOMPUTE else ():
+        for i in (
+            self.working_graph.inputs_of[restoration.item] if restoration.kind == RECOMPUTE else ()
+        ):
             source = self.source(i, restoration.stage)
             if source is not None and self.is_useless(source):
                 self.remove(source)
-        return [change for change, _ in self._changes[mark:]]
+        return [change for change, _ in self._changes[n_changes_before:]]
 
     def is_useless(self, restoration: Restoration) -> bool:
-        """Return whether no step needs a restoration."""
+        """Return whether no step reads a tensor from a restoration."""
         t, item, kind = restoration
         if kind == RECOMPUTE:
-            return not self._outputs_read(item, t)
+            return not self._read_outputs(item, t)
         if kind == PAGE_OUT:
             return True
         return self.graph.node_of[item] in self.recomputed[t] or not self.is_read_from(item, t)
 
-    def _outputs_read(self, k: int, t: int) -> list[int]:
+    def _read_outputs(self, k: int, t: int) -> list[int]:
         """Return the outputs of node `k` that are read from its recomputation in stage `t`."""
         outputs, paged_in = self.graph.outputs_of[k], self.paged_in[t]
         return [i for i in outputs if i not in paged_in and self.is_read_from(i, t)]
 
     def mark(self) -> Mark:
-        """Return the current position in the change log, for `undo`."""
+        """Return the current position in the change logs, for `undo`."""
         return Mark(len(self._changes), len(self._peak_changes))
 
     def undo(self, mark: Mark) -> None:
-        """Undo all changes after a mark, and restore the peaks of that time."""
+        """Undo all changes after a mark, and restore the peaks that were known then."""
         while len(self._changes) > mark.changes:
             restoration, was_added = self._changes.pop()
-            self._apply(restoration, adding=not was_added)
+            self._apply(restoration, is_added=not was_added)
         while len(self._peak_changes) > mark.peaks:
-            t, extra = self._peak_changes.pop()
-            if extra < 0:
+            t, previous_extra_bytes = self._peak_changes.pop()
+            if previous_extra_bytes < 0:
                 self._stale_stages.remove(t)
             else:
                 self._stale_stages.add(t)
-                self._extra_bytes[t] = extra
+                self._extra_bytes[t] = previous_extra_bytes
 
     def commit(self) -> None:
-        """Clear the change log. Earlier marks become invalid."""
+        """Clear the change logs. Earlier marks become invalid."""
         self._changes.clear()
         self._peak_changes.clear()
 
-    def _apply(self, restoration: Restoration, *, adding: bool) -> None:
-        """Add or remove a restoration, and update the links of its tensors."""
+    def _apply(self, restoration: Restoration, *, is_added: bool) -> None:
+        """Add or remove a restoration, and update the links of its tensors, without a log entry."""
         t, item, kind = restoration
-        graph, recompute = self.working, kind == RECOMPUTE
+        graph, is_recomputation = self.working_graph, kind == RECOMPUTE
         if kind == STORAGE_HOME:
-            self._apply_home(item, adding=adding)
+            self._apply_home(item, is_added=is_added)
             return
-        if not recompute and self._apply_transfer(restoration, adding=adding):
+        if not is_recomputation and self._apply_transfer(restoration, is_added=is_added):
             return
-        if recompute and self.rows is not None:
-            self.rows.count(self.used, self.exceeded, self.rows.compute[item], 1 if adding else -1)
-        items = (self.recomputed if recompute else self.paged_in)[t]
-        if adding:
+        if is_recomputation and self.rows is not None:
+            self.rows.count_decision(
+                self.row_use, self.exceeded_rows, self.rows.compute[item], 1 if is_added else -1
+            )
+        items = (self.recomputed if is_recomputation else self.paged_in)[t]
+        if is_added:
             items.add(item)
         else:
             items.remove(item)
         self._mark_stale(t)
-        for i in graph.outputs_of[item] if recompute else (item,):
-            self._change_source(i, t, adding=adding)
-        for i in graph.inputs_of[item] if recompute else ():
-            self._change_need(i, t, adding=adding)
+        for i in graph.outputs_of[item] if is_recomputation else (item,):
+            self._change_source(i, t, is_added=is_added)
+        for i in graph.inputs_of[item] if is_recomputation else ():
+            self._change_need(i, t, is_added=is_added)
 
-    def _apply_transfer(self, restoration: Restoration, *, adding: bool) -> bool:
+    def _apply_transfer(self, restoration: Restoration, *, is_added: bool) -> bool:
         """Add or remove a page-in or page-out in all counts; return whether it is a page-out.
 
         Links do not change: the caller updates them for page-ins.
         """
-        i, rows, change = restoration.item, self.rows, 1 if adding else -1
+        i, rows, change = restoration.item, self.rows, 1 if is_added else -1
         is_page_out = restoration.kind == PAGE_OUT
         was_paged_out = self.is_paged_out(i)
         if is_page_out:
-            (self.paged_out.add if adding else self.paged_out.remove)(i)
+            (self.paged_out.add if is_added else self.paged_out.remove)(i)
         else:
             self.page_ins[i] += change
             if rows is not None:
-                rows.count(self.used, self.exceeded, rows.page_in[i], change)
+                rows.count_decision(self.row_use, self.exceeded_rows, rows.page_in[i], change)
         page_out_change = self.is_paged_out(i) - was_paged_out
-        self.aux_used_bytes += 0 if self.stored[i] else page_out_change * self.sizes[i]
+        self.aux_used_bytes += 0 if self.starts_on_storage[i] else page_out_change * self.sizes[i]
         if page_out_change and rows is not None:
-            rows.count(self.used, self.exceeded, rows.page_out[i], page_out_change)
+            rows.count_decision(self.row_use, self.exceeded_rows, rows.page_out[i], page_out_change)
         return is_page_out
 
-    def _apply_home(self, i: int, *, adding: bool) -> None:
-        """Move the home of state `i` to storage if `adding`, otherwise to RAM."""
-        k, n = self.graph.node_of[i], len(self.recomputed)
+    def _apply_home(self, i: int, *, is_added: bool) -> None:
+        """Move the home of state `i` to storage if `is_added`, otherwise to RAM."""
+        k, n_stages = self.graph.node_of[i], len(self.recomputed)
         sources, needs = self._sources[i], self._needs[i]
-        always = (k, n) if k in self._always_counting[i] else (n,)
-        self._link_all(i, -1)
-        sources.remove(-1 if adding else k)
-        insort(sources, k if adding else -1)
-        for need in always:
-            if adding:
+        fixed_needs = (k, n_stages) if k in self._always_counting[i] else (n_stages,)
+        self._count_all_links(i, -1)
+        sources.remove(-1 if is_added else k)
+        insort(sources, k if is_added else -1)
+        for need in fixed_needs:
+            if is_added:
                 needs.remove(need)
             else:
                 insort(needs, need)
-        (self.resident.remove if adding else self.resident.add)(i)
-        self._link_all(i, 1)
-        change = 1 if adding else -1
+        (self.resident.remove if is_added else self.resident.add)(i)
+        self._count_all_links(i, 1)
+        change = 1 if is_added else -1
         self.aux_used_bytes += change * self.sizes[i]
         if self.rows is not None:
-            self.rows.count(self.used, self.exceeded, self.rows.storage_home[i], change)
+            self.rows.count_decision(
+                self.row_use, self.exceeded_rows, self.rows.storage_home[i], change
+            )
         self._mark_stale(k)
 
     def is_paged_out(self, i: int) -> bool:
         """Return whether tensor `i` is paged out."""
-        return i in self.paged_out or (self.page_ins[i] > 0 and not self.stored[i])
+        return i in self.paged_out or (self.page_ins[i] > 0 and not self.starts_on_storage[i])
 
-    def changes_page_out(self, restoration: Restoration, *, adding: bool) -> bool:
-        """Return whether adding or dropping a transfer changes whether its tensor is paged out.
+    def changes_page_out(self, restoration: Restoration, *, is_added: bool) -> bool:
+        """Return whether adding (`is_added`) or dropping a transfer changes `is_paged_out`.
 
-        A dropped transfer, a page-in or page-out, is present; an added one is not.
+        The transfer is a page-in or page-out. A dropped transfer is present, an added one is not.
         """
         i, is_page_out = restoration.item, restoration.kind == PAGE_OUT
-        if adding:
-            return (is_page_out or not self.stored[i]) and not self.is_paged_out(i)
+        if is_added:
+            return (is_page_out or not self.starts_on_storage[i]) and not self.is_paged_out(i)
         if is_page_out:
-            return self.stored[i] or not self.page_ins[i]
-        return self.page_ins[i] == 1 and not self.stored[i] and i not in self.paged_out
+            return self.starts_on_storage[i] or not self.page_ins[i]
+        return self.page_ins[i] == 1 and not self.starts_on_storage[i] and i not in self.paged_out
 
     # -- links -----------------------------------------------------------------------------------
 
     def _links(self, i: int) -> Iterator[tuple[int, int]]:
-        """Yield the links of tensor `i` as (first stage, last stage)."""
+        """Yield the links of tensor `i` as (start, need): the stages of its two ends."""
         sources = self._sources[i]
         previous_need = -1
         source = next_source = sources[0]
-        index, count, no_source = 0, len(sources), len(self.recomputed) + 1
+        source_index, n_sources, no_source = 0, len(sources), len(self.recomputed) + 1
         for need in self._needs[i]:
             if need == previous_need:
                 continue
             while next_source <= need:
                 source = next_source
-                index += 1
-                next_source = sources[index] if index < count else no_source
+                source_index += 1
+                next_source = sources[source_index] if source_index < n_sources else no_source
             if source != need:
                 yield max(previous_need, source), need
             previous_need = need
 
-    def _link_all(self, i: int, sign: int) -> None:
+    def _count_all_links(self, i: int, sign: int) -> None:
         """Count all links of tensor `i` (sign 1), or remove all of them (-1)."""
         for last, need in self._links(i):
             self._count_link(i, last, need, sign)
 
-    def _change_source(self, i: int, t: int, *, adding: bool) -> None:
+    def _change_source(self, i: int, t: int, *, is_added: bool) -> None:
         """Add or remove stage `t` as a source of tensor `i`; update the tensor's links."""
         sources, needs = self._sources[i], self._needs[i]
         position = bisect_left(sources, t)
-        if adding:
+        if is_added:
             sources.insert(position, t)
         else:
             del sources[position]
-        next_position = position + adding
+        next_position = position + is_added
         if next_position < len(sources) and sources[next_position] == t:
             return  # the stage has another source of the tensor
         need_position = bisect_left(needs, t)
@@ -553,20 +562,20 @@ class PartialSchedule:
             return
         next_need = needs[need_position]
         if next_need == t:
-            self._count_link(i, last, t, -1 if adding else 1)
+            self._count_link(i, last, t, -1 if is_added else 1)
         elif next_position == len(sources) or next_need < sources[next_position]:
-            self._count_link(i, last if adding else t, next_need, -1)
-            self._count_link(i, t if adding else last, next_need, 1)
+            self._count_link(i, last if is_added else t, next_need, -1)
+            self._count_link(i, t if is_added else last, next_need, 1)
 
-    def _change_need(self, i: int, t: int, *, adding: bool) -> None:
+    def _change_need(self, i: int, t: int, *, is_added: bool) -> None:
         """Add or remove a step of stage `t` that reads tensor `i`; update the tensor's links."""
         sources, needs = self._sources[i], self._needs[i]
         position = bisect_left(needs, t)
-        if adding:
+        if is_added:
             needs.insert(position, t)
         else:
             del needs[position]
-        next_position = position + adding
+        next_position = position + is_added
         if next_position < len(needs) and needs[next_position] == t:
             return  # another step of the stage reads it
         source_position = bisect_right(sources, t)
@@ -578,9 +587,9 @@ class PartialSchedule:
         if next_position < len(needs) and (
             source_position == len(sources) or needs[next_position] < sources[source_position]
         ):
-            self._split_link(i, (last, needs[next_position]), t, 1 if adding else -1)
+            self._split_link(i, (last, needs[next_position]), t, 1 if is_added else -1)
         else:
-            self._count_link(i, last, t, 1 if adding else -1)
+            self._count_link(i, last, t, 1 if is_added else -1)
 
     def _count_link(self, i: int, last: int, need: int, sign: int) -> None:
         """Add the bytes of a link of tensor `i` to the rows (sign 1), or subtract them (-1)."""
@@ -598,22 +607,26 @@ class PartialSchedule:
             (self._links_from[last].add if sign > 0 else self._links_from[last].remove)(i)
             self._mark_stale(last)
 
-    def _split_link(self, i: int, link: tuple[int, int], t: int, sign: int) -> None:
-        """Split a link of tensor `i` at stage `t` (sign 1), or merge its two parts (-1)."""
-        always_counting, intervals, (last, need) = self._always_counting[i], self.intervals[i], link
+    def _split_link(self, i: int, whole_link: tuple[int, int], t: int, sign: int) -> None:
+        """Split a link of tensor `i` at stage `t` (sign 1), or merge its two halves (-1)."""
+        always_counting, intervals, (last, need) = (
+            self._always_counting[i],
+            self.intervals[i],
+            whole_link,
+        )
         first = last + 1 if last in always_counting else last
         second_first = t + 1 if t in always_counting else t
         whole_interval = (first, need)
-        parts = [
+        halves = [
             interval for interval in ((first, t), (second_first, need)) if interval[0] < interval[1]
         ]
         position = bisect_left(
-            intervals, whole_interval if sign > 0 else parts[0] if parts else whole_interval
+            intervals, whole_interval if sign > 0 else halves[0] if halves else whole_interval
         )
         if sign > 0:
-            intervals[position : position + 1] = parts
+            intervals[position : position + 1] = halves
         else:
-            intervals[position : position + len(parts)] = [whole_interval]
+            intervals[position : position + len(halves)] = [whole_interval]
         if second_first > t:
             self.row_bytes[t] -= sign * self.sizes[i]
         elif i in self._overwritable_bytes and t in self._overwritable_bytes[i]:
@@ -631,7 +644,7 @@ class PartialSchedule:
 
     @property
     def extra_bytes(self) -> NDArray[np.int64]:
-        """Excess of the highest step of each stage over `row_bytes` [B]."""
+        """Excess of the highest step of each stage over its row in `row_bytes` [B]."""
         for t in self._stale_stages:
             self._update_extra_bytes(t)
         self._stale_stages.clear()
@@ -649,7 +662,7 @@ class PartialSchedule:
         return int(self.row_bytes[t] + self._extra_bytes[t])
 
     def _update_extra_bytes(self, t: int) -> None:
-        """Compute the excess of stage `t`'s highest step; log the previous value for `undo`."""
+        """Compute `_extra_bytes` of stage `t`, and log the previous value for `undo`."""
         check_time_limit()
         self._peak_changes.append((t, int(self._extra_bytes[t])))
         self._extra_bytes[t] = self._step_excess(t)
@@ -662,8 +675,8 @@ class PartialSchedule:
         recomputed, paged_in = self.recomputed[t], self.paged_in[t]
         if not recomputed and not paged_in:
             return 0
-        graph, node_of = self.working, self.graph.node_of
-        sizes, shared = graph.tensor_bytes, graph.shared_bytes_of
+        graph, node_of = self.working_graph, self.graph.node_of
+        sizes, shared_bytes = graph.tensor_bytes, graph.shared_bytes_of
         page_bytes: dict[int, int] = {}
         for i in paged_in:
             k = node_of[i]
@@ -680,8 +693,8 @@ class PartialSchedule:
         for i in last_reads.keys() - self._links_from[t]:
             k = last_reads[i]
             freed_bytes[k] += sizes[i]
-            if i in shared[k]:
-                saved_bytes[k] = saved_bytes.get(k, 0) + shared[k][i]
+            if i in shared_bytes[k]:
+                saved_bytes[k] = saved_bytes.get(k, 0) + shared_bytes[k][i]
         ram_bytes = max_bytes = step_bytes = 0
         for k in steps:
             page_in_bytes = page_bytes.get(k, 0)
@@ -703,17 +716,17 @@ class PartialSchedule:
 
     def fits(self, limit_bytes: int) -> bool:
         """Return whether every step is within a limit."""
-        return self.excess(limit_bytes) is None
+        return self.find_excess(limit_bytes) is None
 
-    def excess(self, limit_bytes: int) -> tuple[int, int] | None:
+    def find_excess(self, limit_bytes: int) -> tuple[int, int] | None:
         """Return (stage, RAM use) of a stage above a limit; None if no stage is above the limit.
 
-        The RAM use may be a lower bound on that of the stage [B].
+        The RAM use is that of one step of the stage [B]; another step may use more.
         """
-        rows = self.row_bytes
-        fullest_stage = int(rows.argmax())
-        if rows[fullest_stage] > limit_bytes:
-            return fullest_stage, int(rows[fullest_stage])
+        row_bytes = self.row_bytes
+        fullest_stage = int(row_bytes.argmax())
+        if row_bytes[fullest_stage] > limit_bytes:
+            return fullest_stage, int(row_bytes[fullest_stage])
         for t in list(self._stale_stages):
             ram_bytes = self.peak(t)
             if ram_bytes > limit_bytes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from poetmodel.heuristics.own_rows import OwnRows
 from poetmodel.heuristics.partial_schedule import PartialSchedule
+from poetmodel.heuristics.user_rows import UserRows
 from poetmodel.problem import USER_CONSTRAINTS, Coefficients, Problem, weighted_sum
 
 if TYPE_CHECKING:
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 TIE_WEIGHT: Final = 1e-4
 """Weight of energy added to another objective, which breaks ties."""
 MIN_SLACK_RATIO: Final = 1e-9
-"""Fraction of the whole that replaces a slack of 0 in a division."""
+"""Fraction of a limit's baseline that replaces a smaller slack as divisor."""
 
 
-def price(coefficients: Coefficients, partial: PartialSchedule) -> float:
-    """Return the sum of the coefficients of a partial schedule's decisions."""
+def total_price(coefficients: Coefficients, partial: PartialSchedule) -> float:
+    """Return the sum of the coefficients of all decisions of a partial schedule."""
     nodes = sum(coefficients.compute[k] for recomputed in partial.recomputed for k in recomputed)
     total = nodes + sum(
-        count * coefficients.page_in[i] + (0.0 if partial.stored[i] else coefficients.page_out[i])
+        count * coefficients.page_in[i]
+        + (0.0 if partial.starts_on_storage[i] else coefficients.page_out[i])
         for i, count in enumerate(partial.page_ins)
         if count
     )
@@ -32,7 +33,9 @@ def price(coefficients: Coefficients, partial: PartialSchedule) -> float:
         for i in partial.graph.state_tensors
         if i not in partial.resident
     )
-    page_outs_only = (i for i in partial.paged_out if partial.stored[i] or not partial.page_ins[i])
+    page_outs_only = (
+        i for i in partial.paged_out if partial.starts_on_storage[i] or not partial.page_ins[i]
+    )
     return total + sum(coefficients.page_out[i] for i in page_outs_only)
 
 
@@ -40,17 +43,17 @@ class Score(NamedTuple):
     """Score of a partial schedule; lower is better."""
 
     excess: float
-    """Sum of the excesses over limits, as fractions of their slacks: 0 if all limits are met."""
+    """Sum of the excesses over limits, as fractions of their slacks; 0 if all limits are met."""
     value: float
-    """The minimized quantity minus its baseline, in its own unit."""
+    """The minimized quantity minus its baseline, in the unit of the quantity; the peak for RAM."""
 
 
 WORST: Final = Score(float("inf"), float("inf"))
-"""Score in place of that of a missing partial schedule."""
+"""Score that is worse than that of every partial schedule."""
 
 
 class PenalizedObjective:
-    """The objective and the limits of a problem, as prices of decisions and scores."""
+    """The objective and limits of a problem: prices of decisions, scores of partial schedules."""
 
     def __init__(self, problem: Problem) -> None:
         """Collect the prices of the objective and of the use of limits."""
@@ -58,7 +61,7 @@ class PenalizedObjective:
         objective, energy = problem.objective, problem.energy
         self.objective = objective.coefficients
         """Coefficients of the minimized quantity; zeros for RAM."""
-        self.rows = OwnRows.of(problem)
+        self.rows = UserRows.from_problem(problem)
         """Rows of user-defined constraints and rewards; None without either."""
         self.rewards = 0.0 if objective.user_sum is None else objective.user_sum.rewards
         """Lower bound on the sum of the objective's negative terms, 0 or less."""
@@ -66,11 +69,11 @@ class PenalizedObjective:
             (self.objective, 1 / (abs(objective.baseline) or objective.scale or 1.0))
         ]
         if objective != energy:
-            energy_prices = energy.coefficients
-            objective_terms.append((energy_prices, TIE_WEIGHT / (energy.baseline or 1.0)))
+            energy_coefficients = energy.coefficients
+            objective_terms.append((energy_coefficients, TIE_WEIGHT / (energy.baseline or 1.0)))
         self.limits: list[tuple[Coefficients, float]] = []
-        """Limited quantities with their slacks above the baseline; user-defined constraints are in
-        `rows`."""
+        """Limits as coefficients and slack above the baseline, without user-defined constraints,
+        which are in `rows`."""
         penalty_terms = [(self.objective, 0.0)]
         for limit in problem.linear_limits:
             prices, upper = limit.coefficients, limit.upper
@@ -81,24 +84,26 @@ class PenalizedObjective:
                 )
         if self.rows is not None:
             rows = self.rows
-            for limit, unit, is_single in zip(rows.limits, rows.units, rows.is_single, strict=True):
+            for limit, unit, is_single in zip(
+                rows.limits, rows.units, rows.counts_one_decision, strict=True
+            ):
                 if not is_single:  # a single decision is either possible or not, without a price
                     nonnegative_columns = (
                         tuple(max(0.0, c) for c in column) for column in limit.coefficients
                     )
                     penalty_terms.append((Coefficients(*nonnegative_columns), 1 / unit))
         self.is_limited = len(penalty_terms) > 1
-        """Whether the use of any limit has a price."""
+        """Whether the problem has limits whose use has a price."""
         self._objective_prices, self._penalty_prices = (
             weighted_sum(*objective_terms),
             weighted_sum(*penalty_terms),
         )
 
     def prices(self, penalty: float) -> Coefficients:
-        """Return the prices of decisions: the objective plus the weighted use of limits.
+        """Return the prices of decisions: the objective plus the use of limits times `penalty`.
 
-        `penalty` is the weight of using all slack of the limits, relative to the whole objective
-        (the baseline for energy). If it is infinite, the objective only breaks ties.
+        With penalty 1, the use of all slack of a limit costs as much as the baseline of the
+        objective. With an infinite penalty, the objective only breaks ties.
         """
         if not self.is_limited or penalty == 0:
             return self._objective_prices
@@ -107,26 +112,31 @@ class PenalizedObjective:
         return weighted_sum((self._objective_prices, 1.0), (self._penalty_prices, penalty))
 
     def balance(self, partial: PartialSchedule) -> float:
-        """Return the penalty at which the use of limits weighs as much as the objective."""
-        limit_price = price(self._penalty_prices, partial)
-        return price(self._objective_prices, partial) / limit_price if limit_price > 0 else 1.0
+        """Return the penalty at which a partial schedule's use of limits costs as its objective.
+
+        Return 1 if it uses none.
+        """
+        limit_price = total_price(self._penalty_prices, partial)
+        return (
+            total_price(self._objective_prices, partial) / limit_price if limit_price > 0 else 1.0
+        )
 
     def score(self, partial: PartialSchedule) -> Score:
         """Return the score of a partial schedule."""
         excess = 0.0
         for prices, slack in self.limits:
-            limit_use = price(prices, partial)
+            limit_use = total_price(prices, partial)
             if limit_use > slack:
                 excess += (limit_use - slack) / slack if slack > 0 else 1.0 + limit_use
         if self.rows is not None:
-            excess += self.rows.excess(partial.used, partial.exceeded)
+            excess += self.rows.total_excess(partial.row_use, partial.exceeded_rows)
         if not self.problem.objective.is_sum:
             return Score(excess, float(partial.peaks().max()))
-        return Score(excess, price(self.objective, partial) - self.rewards)
+        return Score(excess, total_price(self.objective, partial) - self.rewards)
 
-    def partial(self, restorations: Iterable[Restoration] = ()) -> PartialSchedule:
+    def make_partial(self, restorations: Iterable[Restoration] = ()) -> PartialSchedule:
         """Return a partial schedule that tracks its use of user-defined constraints."""
         problem = self.problem
         return PartialSchedule(
-            problem.graph, restorations, working=problem.working_graph, rows=self.rows
+            problem.graph, restorations, working_graph=problem.working_graph, rows=self.rows
         )

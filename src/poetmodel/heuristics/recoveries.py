@@ -1,4 +1,4 @@
-"""Recoveries: the cheapest restorations that return a tensor to RAM, while nothing else changes."""
+"""Recoveries: the cheapest restorations that return a tensor to RAM in a fixed partial schedule."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from poetmodel.heuristics.partial_schedule import PartialSchedule
 
 MAX_CHAIN: Final = 300
-"""Maximum length of a chain of recomputations for one tensor. Each recomputation nests two calls,
-so longer chains would exceed the recursion limit."""
+"""Maximum number of nested recomputations for one tensor. Each nests two Python calls, so a larger
+number would exceed the recursion limit."""
 
 
 class Recovery(NamedTuple):
-    """Restorations that return a tensor to RAM, with their price."""
+    """Restorations that return a tensor to RAM, with the sum of their prices."""
 
     price: float
     restorations: tuple[Restoration, ...]
@@ -33,14 +33,14 @@ class RecoveryRules(Protocol):
     partial: PartialSchedule
     limit_bytes: int
     """RAM limit of every step [B]."""
-    paged_only: set[int]
-    """Stages without recomputations."""
+    paging_only_stages: set[int]
+    """Stages to which no recomputation may be added."""
 
     @property
     def recompute_prices(self) -> Sequence[float]:
         """The price of recomputing each node; infinite if that is forbidden."""
 
-    def page_in(self, i: int) -> tuple[float, int]:
+    def price_page_in(self, i: int) -> tuple[float, int]:
         """Return the price of a page-in of tensor `i`, and the last possible stage of the page-in.
 
         The stage is -1 if no page-in is possible.
@@ -62,7 +62,7 @@ class Recoveries:
     """
 
     def __init__(self, rules: RecoveryRules, relieved_stage: int = -1) -> None:
-        """Read the prices and the present peaks; recoveries are computed on demand."""
+        """Read the prices and the present peaks. Recoveries are searched by `find_cheapest`."""
         self.rules = rules
         self.relieved_stage = relieved_stage
         self.partial = rules.partial
@@ -70,27 +70,27 @@ class Recoveries:
         self._compute_prices = rules.recompute_prices
         self._last_stages = self.partial.graph.last_stages
         self._node_of = self.partial.graph.node_of
-        self._inputs_of = self.partial.working.inputs_of
+        self._inputs_of = self.partial.working_graph.inputs_of
         self._has_rows = self.partial.rows is not None
         self._peaks = self.partial.peaks()
         self._cache: dict[tuple[int, int], tuple[Recovery | None, float]] = {}
-        """By (tensor, stage): the cheapest recovery, or None and the price below which there is
-        none."""
+        """By (tensor, stage): the cheapest recovery, or None if there is none below the price that
+        follows."""
         self._page_ins: dict[int, tuple[float, int]] = {}
         """By tensor: the price of a page-in and its last possible stage; -1 for none."""
         self._readable: dict[tuple[int, int], bool] = {}
         self._full_stages: dict[int, list[int]] = {}
-        """By size: the stages in which that many more bytes exceed the limit."""
+        """By size: the stages in which a further tensor of that size exceeds the limit."""
 
-    def cheapest(self, i: int, t: int, chain: int, max_price: float) -> Recovery | None:
-        """Return the cheapest recovery of tensor `i` for stage `t`.
+    def find_cheapest(self, i: int, t: int, max_chain: int, max_price: float) -> Recovery | None:
+        """Return the cheapest recovery of tensor `i` for stage `t`, and cache it.
 
-        Return None if no recovery with at most `chain` nested recomputations costs less than
+        Return None if no recovery with at most `max_chain` nested recomputations costs less than
         `max_price`.
         """
-        recovery, floor = self._cache.get((i, t), (None, -1.0))
-        if recovery is None and floor < max_price:
-            recovery = self._find_cheapest(i, t, chain, max_price)
+        recovery, failed_price = self._cache.get((i, t), (None, -1.0))
+        if recovery is None and failed_price < max_price:
+            recovery = self._search_cheapest(i, t, max_chain, max_price)
             self._cache[i, t] = recovery, max_price
         return recovery if recovery is not None and recovery.price < max_price else None
 
@@ -98,61 +98,69 @@ class Recoveries:
         """Return a lower and an upper bound on the price of recovering tensor `i` for stage `t`.
 
         The upper bound is the price of a page-in, infinite if none is possible. Both are infinite
-        if there is no recovery.
+        if neither a page-in nor a recomputation is possible.
         """
-        page_in, last = self._page_in(i)
-        max_price = math.inf if t > last else page_in
+        page_in_price, last_page_in_stage = self._page_in(i)
+        max_price = math.inf if t > last_page_in_stage else page_in_price
         return min(max_price, self._compute_prices[self._node_of[i]]), max_price
 
     def _page_in(self, i: int) -> tuple[float, int]:
-        """Return the cached price of a page-in of tensor `i` and its last possible stage."""
-        page_in = self._page_ins.get(i)
-        if page_in is None:
-            page_in = self._page_ins[i] = self.rules.page_in(i)
-        return page_in
+        """Return the price of a page-in of tensor `i` and its last possible stage, cached."""
+        price_and_stage = self._page_ins.get(i)
+        if price_and_stage is None:
+            price_and_stage = self._page_ins[i] = self.rules.price_page_in(i)
+        return price_and_stage
 
-    def _find_cheapest(self, i: int, t: int, chain: int, max_price: float) -> Recovery | None:
+    def _search_cheapest(self, i: int, t: int, max_chain: int, max_price: float) -> Recovery | None:
         """Return the cheaper of a recomputation and a page-in of tensor `i` for stage `t`.
 
         Return None if neither is possible below `max_price`.
         """
         k = self._node_of[i]
-        price, last = self._page_in(i)
-        if t > last:
-            price = math.inf
-        max_price = min(max_price, price)
-        recomputation_plan: Recovery | None = None
-        if self._compute_prices[k] < max_price and chain:
-            stage = t if t <= self._last_stages[k] else self._last_stage(i, t)
-            if stage >= 0 and stage not in self.rules.paged_only:
-                recomputation_plan = self.recomputation(k, stage, chain, max_price)
-        if recomputation_plan is not None and recomputation_plan.price < price:
-            return recomputation_plan
-        return Recovery(price, (Restoration(t, i, PAGE_IN),)) if t <= last else None
+        page_in_price, last_page_in_stage = self._page_in(i)
+        if t > last_page_in_stage:
+            page_in_price = math.inf
+        max_price = min(max_price, page_in_price)
+        recovery: Recovery | None = None
+        if self._compute_prices[k] < max_price and max_chain:
+            stage = t if t <= self._last_stages[k] else self._last_recompute_stage(i, t)
+            if stage >= 0 and stage not in self.rules.paging_only_stages:
+                recovery = self.plan_recomputation(k, stage, max_chain, max_price)
+        if recovery is not None and recovery.price < page_in_price:
+            return recovery
+        return (
+            Recovery(page_in_price, (Restoration(t, i, PAGE_IN),))
+            if t <= last_page_in_stage
+            else None
+        )
 
-    def _last_stage(self, i: int, t: int) -> int:
+    def _last_recompute_stage(self, i: int, t: int) -> int:
         """Return the last stage before `t` in which tensor `i` can be recomputed and kept for `t`.
 
         This is needed if the state that the tensor's node reads is replaced before `t`. Return -1
         if there is no such stage.
         """
         partial = self.partial
-        last = self._last_stages[self._node_of[i]]
-        if last <= self.relieved_stage or last < partial.first_keeping_stage(i, t):
+        last_stage = self._last_stages[self._node_of[i]]
+        if last_stage <= self.relieved_stage or last_stage < partial.first_keeping_stage(i, t):
             return -1
         if partial.is_available(i, t):
-            return last  # kept across the relieved stage, so later stages count the tensor already
-        return last if self._fits_in_stages(last, t, partial.sizes[i]) else -1
+            # The tensor is kept across the relieved stage, so later stages count it already.
+            return last_stage
+        return last_stage if self._fits_in_stages(last_stage, t, partial.sizes[i]) else -1
 
-    def recomputation(self, k: int, t: int, chain: int, max_price: float) -> Recovery | None:
-        """Return the recovery that recomputes node `k` in stage `t`; missing inputs are restored.
+    def plan_recomputation(
+        self, k: int, t: int, max_chain: int, max_price: float
+    ) -> Recovery | None:
+        """Return the recovery that recomputes node `k` in stage `t` and restores missing inputs.
 
-        Return None if no such recovery costs less than `max_price`.
+        Return None if limits forbid the recomputation, or the inputs cannot be restored with at
+        most ``max_chain - 1`` nested recomputations below `max_price`.
         """
-        recomputation_plan = Restoration(t, k, RECOMPUTE)
-        if self._has_rows and not self.rules.fits_limits(recomputation_plan):
+        recomputation = Restoration(t, k, RECOMPUTE)
+        if self._has_rows and not self.rules.fits_limits(recomputation):
             return None
-        total = self._compute_prices[k]
+        total_price = self._compute_prices[k]
         restorations: tuple[Restoration, ...] = ()
         for p in self._inputs_of[k]:
             key = (p, t)
@@ -161,40 +169,40 @@ class Recoveries:
                 can_read = self._readable[key] = self.is_readable(p, t)
             if can_read:
                 continue
-            recovery = self.cheapest(p, t, chain - 1, max_price - total)
+            recovery = self.find_cheapest(p, t, max_chain - 1, max_price - total_price)
             if recovery is None:
                 return None
-            total += recovery.price
+            total_price += recovery.price
             restorations += recovery.restorations
-        return Recovery(total, tuple(dict.fromkeys((*restorations, recomputation_plan))))
+        return Recovery(total_price, tuple(dict.fromkeys((*restorations, recomputation))))
 
     def is_readable(self, p: int, t: int) -> bool:
         """Return whether a step of stage `t` can read tensor `p` without a restoration.
 
-        The step can if the tensor is in RAM, or if every stage since the last one with the tensor
-        has enough free bytes to keep the tensor.
+        The step can read the tensor if it is in RAM, or if every stage since the last one with the
+        tensor has enough free bytes to keep it.
         """
-        sources, needs = self.partial.links_of(p)
+        sources, needs = self.partial.sources_and_needs(p)
         n_sources_before = bisect_right(sources, t)
-        last = sources[n_sources_before - 1]
-        if last == t:
+        last_stage = sources[n_sources_before - 1]
+        if last_stage == t:
             return True
-        need = bisect_left(needs, t)
-        if need < len(needs) and (
-            n_sources_before == len(sources) or needs[need] < sources[n_sources_before]
+        need_index = bisect_left(needs, t)
+        if need_index < len(needs) and (
+            n_sources_before == len(sources) or needs[need_index] < sources[n_sources_before]
         ):
             return True
-        if need and needs[need - 1] > last:
-            last = needs[need - 1]
-        first, saved = self.partial.first_counted(p, last)
-        if first < t and saved is not None:
-            if int(self._peaks[first]) + saved > self.limit_bytes:
+        if need_index and needs[need_index - 1] > last_stage:
+            last_stage = needs[need_index - 1]
+        first_stage, first_row_bytes = self.partial.first_counting_stage(p, last_stage)
+        if first_stage < t and first_row_bytes is not None:
+            if int(self._peaks[first_stage]) + first_row_bytes > self.limit_bytes:
                 return False
-            first += 1
-        return self._fits_in_stages(first, t, self.partial.sizes[p])
+            first_stage += 1
+        return self._fits_in_stages(first_stage, t, self.partial.sizes[p])
 
     def _fits_in_stages(self, first: int, end: int, size_bytes: int) -> bool:
-        """Return whether `size_bytes` more fit in all stages from `first` until before `end`."""
+        """Return whether `size_bytes` more fit in all stages from `first` to ``end - 1``."""
         full_stages = self._full_stages.get(size_bytes)
         if full_stages is None:
             full_stages = np.flatnonzero(self._peaks > self.limit_bytes - size_bytes).tolist()

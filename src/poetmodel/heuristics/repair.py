@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from random import Random
 
-    from poetmodel.heuristics.own_rows import OwnRows, Uses
     from poetmodel.heuristics.partial_schedule import PartialSchedule
+    from poetmodel.heuristics.user_rows import RowAmounts, UserRows
     from poetmodel.problem import Coefficients, Problem
 
 
@@ -35,40 +35,41 @@ FIT_NOISE_RATIO: Final = 1.0
 DROP_NOISE_RATIO: Final = 0.5
 """Maximum random relative rise of a price while restorations are dropped."""
 ROUNDING_FACTOR: Final = 1 + 1e-9
-"""Factor by which a price exceeds one that is equal except for rounding."""
-MAX_PLACEMENTS: Final = 60
-"""Maximum number of stages that are tried for a rewarded decision."""
+"""Factor on an upper bound of prices, so that an equal price with a rounding error is below it."""
+MAX_TRIED_STAGES: Final = 60
+"""Maximum number of stages in which a rewarded decision is tried."""
 
 
 class RepairStyle(NamedTuple):
     """Options of repair."""
 
-    pages: bool = True
+    may_page: bool = True
     """Whether tensors may be paged, if the problem permits it."""
     max_chain: int = MAX_CHAIN
-    """Maximum chain of recomputations if tensors may be paged: a small one prefers page-ins."""
-    choices_per_relief: int = 20
-    """One in this number of the tensors that could be evicted is evicted before all are ranked
-    again; fewer if the stage fits before."""
+    """Maximum number of nested recomputations for one tensor if tensors may be paged; a small
+    number prefers page-ins."""
+    candidates_per_relief: int = 20
+    """Number of tensors that could be evicted from a stage for each one that is evicted before all
+    are ranked again. Fewer are evicted if the stage then fits."""
 
 
 DEFAULT_STYLE: Final = RepairStyle()
-"""Style of repair by default."""
+"""The default style of repair."""
 
 
 class Obstacle(NamedTuple):
-    """A stage that would have exceeded the limit if a restoration had been dropped."""
+    """A stage that exceeded the limit when a restoration was dropped, so that this was undone."""
 
     stage: int
     rise_bytes: int
     """Rise of the RAM use of the stage without the restoration [B]."""
     intervals: tuple[tuple[tuple[int, int], ...], ...]
-    """Intervals in which the restored tensors were in RAM."""
+    """For each restored tensor, the intervals in which it was kept unused at that time."""
 
 
 @dataclass(slots=True)
 class Repair:
-    """Modifies a partial schedule greedily."""
+    """Modifies a partial schedule greedily, so that it meets the limits at low prices."""
 
     problem: Problem
     partial: PartialSchedule
@@ -77,33 +78,34 @@ class Repair:
     limit_bytes: int
     """RAM limit of every step [B]."""
     rng: Random | None = None
-    """Source of noise on the prices; None for no noise."""
+    """Random number generator for the noise on prices; None for no noise."""
     until_s: float = math.inf
     """Time at which the repair ends, on the clock of `now_s` [s]."""
     style: RepairStyle = DEFAULT_STYLE
     respects_rows: bool = True
-    """Whether to add no decision that exceeds a user-defined constraint with positive coefficients
-    only."""
+    """Whether decisions are refused that exceed a user-defined constraint with only positive
+    coefficients."""
     obstacles: dict[Restoration, Obstacle] = field(default_factory=dict)
-    """Obstacles to dropping restorations. Repairs of one partial schedule share them, so that a
-    restoration is tried again only if its obstacle no longer exists."""
-    paged_only: set[int] = field(default_factory=set)
-    """Stages in which no node is recomputed any more, because its recomputation did not fit."""
+    """Obstacles to dropping restorations. Repairs of one partial schedule share them, so that
+    dropping a restoration is tried again only if its obstacle no longer exists."""
+    paging_only_stages: set[int] = field(default_factory=set)
+    """Stages to which no recomputation is added any more, because recomputations did not fit."""
     _can_page: bool = field(init=False)
     _recompute_prices: list[float] | None = None
 
     def __post_init__(self) -> None:
-        self._can_page = self.style.pages and self.problem.can_page
+        self._can_page = self.style.may_page and self.problem.can_page
 
     # -- fitting in RAM --------------------------------------------------------------------------
 
     def fit(self) -> bool:
         """Evict and restore tensors until every step fits in RAM; return whether that succeeded.
 
-        The fullest stage is relieved first. Recomputations that do not fit in it move to earlier
-        stages, which costs nothing. Otherwise tensors kept across it are evicted and restored at
-        their next need, those first that free most bytes in stages above the limit for their price.
-        If no tensor is kept across it, its recomputations are replaced by page-ins.
+        The fullest stage is relieved first. If a recomputation does not fit in the stage, it is
+        moved to an earlier stage, which costs nothing. Otherwise tensors kept across the stage are
+        evicted and restored at their next need. Those that free most bytes in stages above the
+        limit for their price are first. If no tensor is kept across the stage, its recomputations
+        are replaced by page-ins. Fails if time runs out.
         """
         earlier_recomputation = EarlierRecomputation(
             partial=self.partial,
@@ -118,38 +120,38 @@ class Repair:
                 return True
             if earlier_recomputation.relieve(fullest_stage):
                 continue
-            plans = self._best_recoveries(fullest_stage, np.maximum(excess, 0))
-            if not plans and not self._replace_by_page_ins(fullest_stage):
+            recoveries = self._find_best_recoveries(fullest_stage, np.maximum(excess, 0))
+            if not recoveries and not self._replace_by_page_ins(fullest_stage):
                 return False
-            for plan in plans:
-                self._add_plan(plan)
+            for recovery in recoveries:
+                self._add_recovery(recovery)
                 if self.partial.peak(fullest_stage) <= self.limit_bytes:
                     break
         return False
 
-    def _best_recoveries(self, stage: int, excess: np.ndarray) -> list[Recovery]:
+    def _find_best_recoveries(self, stage: int, excess: np.ndarray) -> list[Recovery]:
         """Return the recoveries that relieve a stage most for their price, the best first.
 
-        Their number is one in `choices_per_relief` of the tensors that could be evicted, at least
-        one. The recovery of a tensor is searched only if the tensor's minimum price could make the
+        There is one for each `candidates_per_relief` tensors that could be evicted, at least one.
+        The recovery of a tensor is searched only if the tensor's minimum price could make the
         recovery one of the best. If only one is returned, the search has an upper bound on the
         price.
         """
         partial = self.partial
         recoveries = Recoveries(self, stage)
         max_chain = self.style.max_chain if self._can_page else MAX_CHAIN
-        relief = _Relief(excess, counts_bytes=bool(partial.graph.state_tensors))
+        relief = _Relief(excess, is_limited_by_excess=bool(partial.graph.state_tensors))
         ranked_tensors: list[tuple[float, int, int, float, Recovery | None]] = []
-        """Smallest ranks of tensors, with their next needs, gains by noise, and recoveries, None if
-        these are not known yet."""
+        """(smallest rank, tensor, next need, noisy gain, recovery) of each tensor. The recovery is
+        None until it is searched."""
         best_rank = math.inf
-        """The rank that some tensor has at most: with a page-in, or with a known recovery."""
-        for i, first, need in partial.kept_across(stage):
+        """Upper bound on the smallest rank, by a page-in or a found recovery."""
+        for i, first_stage, need in partial.kept_across(stage):
             check_time_limit()
-            freed_intervals: Sequence[tuple[int, int]] = ((first, need),)
+            freed_intervals: Sequence[tuple[int, int]] = ((first_stage, need),)
             recovery = None
             if i in partial.resident:
-                recovery, freed_intervals = self._storage_home_plan(i, (first, need))
+                recovery, freed_intervals = self._storage_home_recovery(i, (first_stage, need))
                 min_price = page_in_price = math.inf if recovery is None else recovery.price
             else:
                 min_price, page_in_price = recoveries.price_range(i, need)
@@ -161,31 +163,31 @@ class Repair:
                 if page_in_price < math.inf:
                     best_rank = min(best_rank, _rank(gain, page_in_price))
         heapify(ranked_tensors)
-        plans: list[Recovery] = []
-        max_plans = max(1, len(ranked_tensors) // self.style.choices_per_relief)
-        while ranked_tensors and len(plans) < max_plans:
+        best_recoveries: list[Recovery] = []
+        max_count = max(1, len(ranked_tensors) // self.style.candidates_per_relief)
+        while ranked_tensors and len(best_recoveries) < max_count:
             _, i, need, gain, recovery = heappop(ranked_tensors)
             if recovery is not None:
-                plans.append(recovery)
+                best_recoveries.append(recovery)
                 continue
             check_time_limit()
-            is_bounded = max_plans == 1 and -math.inf < best_rank < 0
+            is_bounded = max_count == 1 and -math.inf < best_rank < 0
             max_price = gain / -best_rank * ROUNDING_FACTOR if is_bounded else math.inf
-            recovery = recoveries.cheapest(i, need, max_chain, max_price)
+            recovery = recoveries.find_cheapest(i, need, max_chain, max_price)
             if recovery is not None:
                 rank = _rank(gain, recovery.price)
                 best_rank = min(best_rank, rank)
                 heappush(ranked_tensors, (rank, i, need, gain, recovery))
-        return plans
+        return best_recoveries
 
-    def _storage_home_plan(
+    def _storage_home_recovery(
         self, i: int, interval: tuple[int, int]
     ) -> tuple[Recovery | None, Sequence[tuple[int, int]]]:
-        """Return the recovery that evicts state `i` across an interval, and the intervals it frees.
+        """Return the recovery that evicts state `i` across an interval, and the freed intervals.
 
         The state gets a home on storage, which frees the intervals before the state's node and
-        after the last reader. An interval between these two is freed, too, and ends with a page-in.
-        Return (None, ()) if the state cannot have its home on storage.
+        after the last reader. Any other `interval` is freed, too, and ends with a page-in. Return
+        (None, ()) if the state cannot have its home on storage.
         """
         partial, graph = self.partial, self.problem.graph
         home = Restoration.at_its_node(graph, i, STORAGE_HOME)
@@ -193,16 +195,16 @@ class Repair:
             return None, ()
         outer_intervals = [span for span in partial.intervals[i] if span[1] <= graph.node_of[i]]
         outer_intervals += [span for span in partial.intervals[i] if span[1] == len(graph.nodes)]
-        price = self._price(home, adding=True)
+        price = self._price(home, is_added=True)
         if interval in outer_intervals:
             return Recovery(price, (home,)), outer_intervals
         page_in = Restoration(interval[1], i, PAGE_IN)
-        price += self._price(page_in, adding=True)
+        price += self._price(page_in, is_added=True)
         return Recovery(price, (home, page_in)), (*outer_intervals, interval)
 
-    def _add_plan(self, plan: Recovery) -> None:
-        """Add the restorations of a recovery that limits other than RAM permit."""
-        for restoration in plan.restorations:
+    def _add_recovery(self, recovery: Recovery) -> None:
+        """Add those restorations of a recovery that limits other than RAM permit."""
+        for restoration in recovery.restorations:
             if restoration not in self.partial and self.fits_limits(restoration):
                 self.partial.add(restoration)
 
@@ -217,10 +219,10 @@ class Repair:
             ]
         return self._recompute_prices
 
-    def page_in(self, i: int) -> tuple[float, int]:
-        """Return the price of a page-in of tensor `i` and the last stage that state permits.
+    def price_page_in(self, i: int) -> tuple[float, int]:
+        """Return the price of a page-in of tensor `i`, and the last stage that permits a page-in.
 
-        Infinite and -1 if no page-in is possible.
+        Return an infinite price and stage -1 if no page-in is possible.
         """
         graph = self.problem.graph
         k = graph.node_of[i]
@@ -229,13 +231,13 @@ class Repair:
         page_in_restoration = Restoration(k, i, PAGE_IN)
         if i in self.partial.resident or not self.fits_limits(page_in_restoration):
             return math.inf, -1
-        return self._price(page_in_restoration, adding=True), graph.last_page_in_stage(i)
+        return self._price(page_in_restoration, is_added=True), graph.last_page_in_stage(i)
 
     def _is_allowed(self, restoration: Restoration) -> bool:
-        """Return whether state permits a restoration.
+        """Return whether the rules for state permit a restoration.
 
-        A node that reads state cannot be recomputed after the replacement, and resident state is
-        not paged in.
+        A node that reads state cannot be recomputed after the state is replaced, state is not paged
+        in after that, and resident state is never paged in.
         """
         stage, item, kind = restoration
         problem = self.problem
@@ -247,26 +249,34 @@ class Repair:
         return item not in self.partial.resident and stage <= problem.graph.last_page_in_stage(item)
 
     def fits_limits(self, restoration: Restoration) -> bool:
-        """Return whether user-defined constraints, storage and state permit a restoration."""
+        """Return whether user-defined constraints, storage and state permit a restoration.
+
+        Constraints are ignored unless `respects_rows`.
+        """
         partial, i = self.partial, restoration.item
         rows = partial.rows if self.respects_rows else None
         limit = self.problem.aux_limit_bytes
         if not self._is_allowed(restoration):
             return False
-        if rows is not None and not rows.allows(partial.used, self._uses(rows, restoration)):
+        if rows is not None and not rows.permits(
+            partial.row_use, self._row_amounts(rows, restoration)
+        ):
             return False
         if restoration.kind == RECOMPUTE or limit is None or partial.is_paged_out(i):
             return True
-        if partial.stored[i] and restoration.kind != STORAGE_HOME:
+        if partial.starts_on_storage[i] and restoration.kind != STORAGE_HOME:
             return True
         return partial.aux_used_bytes + partial.sizes[i] <= limit
 
     def _replace_by_page_ins(self, t: int) -> bool:
-        """Replace the recomputations of stage `t` by page-ins; return whether any was replaced."""
+        """Replace the recomputations of stage `t` by page-ins; return whether any was replaced.
+
+        No recomputation is added to the stage later.
+        """
         partial, graph = self.partial, self.problem.graph
         if not self._can_page or not partial.recomputed[t]:
             return False
-        self.paged_only.add(t)
+        self.paging_only_stages.add(t)
         is_changed = False
         for k in sorted(partial.recomputed[t], reverse=True):
             if k not in partial.recomputed[t]:
@@ -288,90 +298,112 @@ class Repair:
     def satisfy(self) -> None:
         """Add decisions that constraints or the objective reward, and drop excessive ones.
 
-        Each move adds or drops the one decision that lowers the excess over user-defined
-        constraints most for its price and fits. When no such move is left, decisions with negative
-        prices are added if they exceed no constraint.
+        Each move adds or drops the decision that lowers the excess over user-defined constraints
+        most for its price and fits. When no constraint is exceeded, decisions with negative prices
+        are added if they raise no excess.
         """
         rows, partial = self.partial.rows, self.partial
         if rows is None or rows.rewards is None:
             return
-        while now_s() < self.until_s and rows.excess(partial.used, partial.exceeded) > 0:
+        while (
+            now_s() < self.until_s and rows.total_excess(partial.row_use, partial.exceeded_rows) > 0
+        ):
             check_time_limit()
             if not self._lower_excess(rows):
                 return
-        prices = {item: self._price(item, adding=True) for item in self._additions(rows)}
-        profitable = [item for item in prices if prices[item] < 0]
-        for item in sorted(profitable, key=prices.__getitem__):
+        prices = {
+            decision: self._price(decision, is_added=True)
+            for decision in self._rewarded_additions(rows)
+        }
+        profitable_decisions = [decision for decision in prices if prices[decision] < 0]
+        for decision in sorted(profitable_decisions, key=prices.__getitem__):
             while now_s() < self.until_s:
                 check_time_limit()
-                if rows.change(partial.used, self._uses(rows, item)) > 0 or not self._place_one(
-                    item
-                ):
+                if rows.excess_change(
+                    partial.row_use, self._row_amounts(rows, decision)
+                ) > 0 or not self._add_in_best_stage(decision):
                     break
 
-    def place_rewarded(self, rewarded: Iterable[Restoration]) -> None:
-        """Add each rewarded decision in any stage in which it fits.
+    def add_rewarded(self, rewarded: Iterable[Restoration]) -> None:
+        """Add each rewarded decision in the best stage in which it fits.
 
-        The given stages are ignored.
+        The stages of the given restorations are ignored.
         """
         for restoration in rewarded:
-            self._place_one(restoration)
+            self._add_in_best_stage(restoration)
 
-    def _lower_excess(self, rows: OwnRows) -> bool:
+    def _lower_excess(self, rows: UserRows) -> bool:
         """Apply the best move that lowers the excess; return whether a move was applied."""
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []
-        for item in self._additions(rows):
-            gain = -rows.change(partial.used, self._uses(rows, item))
+        for decision in self._rewarded_additions(rows):
+            gain = -rows.excess_change(partial.row_use, self._row_amounts(rows, decision))
             if gain > 0:
                 moves.append(
                     (
                         _rank(
-                            gain, self._add_noise(self._price(item, adding=True), FIT_NOISE_RATIO)
+                            gain,
+                            self._add_noise(self._price(decision, is_added=True), FIT_NOISE_RATIO),
                         ),
                         1,
-                        item,
+                        decision,
                     )
                 )
-        for item in partial.restorations():
-            gain = -rows.change(partial.used, self._uses(rows, item, adding=False))
+        for decision in partial.restorations():
+            gain = -rows.excess_change(
+                partial.row_use, self._row_amounts(rows, decision, is_added=False)
+            )
             if gain > 0:
-                price = self._add_noise(-self._price(item), FIT_NOISE_RATIO)
-                moves.append((_rank(gain, price), 0, item))
-        for _, is_addition, item in sorted(moves):
+                price = self._add_noise(-self._price(decision), FIT_NOISE_RATIO)
+                moves.append((_rank(gain, price), 0, decision))
+        for _, is_addition, decision in sorted(moves):
             check_time_limit()
-            if self._apply_if_better(item, self._place_one if is_addition else self._drop):
-                gain = rows.change(partial.used, self._uses(rows, item)) if is_addition else 0.0
-                while gain < 0 and self._apply_if_better(item, self._place_one):  # still the best
-                    if rows.change(partial.used, self._uses(rows, item)) > gain:
+            if self._apply_if_better(
+                decision, self._add_in_best_stage if is_addition else self._drop
+            ):
+                excess_change = (
+                    rows.excess_change(partial.row_use, self._row_amounts(rows, decision))
+                    if is_addition
+                    else 0.0
+                )
+                while excess_change < 0 and self._apply_if_better(
+                    decision, self._add_in_best_stage
+                ):  # repeat the move
+                    if (
+                        rows.excess_change(partial.row_use, self._row_amounts(rows, decision))
+                        > excess_change
+                    ):
                         break
                 return True
         return False
 
-    def _uses(self, rows: OwnRows, restoration: Restoration, *, adding: bool = True) -> Uses:
-        """Return the row amounts of adding a restoration, or of dropping one if not `adding`.
+    def _row_amounts(
+        self, rows: UserRows, restoration: Restoration, *, is_added: bool = True
+    ) -> RowAmounts:
+        """Return the row amounts of adding `restoration`, or of dropping it if not `is_added`.
 
-        A tensor's first page-in includes its page-out. Restorations that serve only this one are
-        not included, except the page-ins of state, which end with its home on storage.
+        The first page-in of a tensor includes the page-out. If a home on storage is dropped, the
+        page-ins of the state are included; other restorations that serve only `restoration` are
+        not.
         """
         item = restoration.item
         if restoration.kind == RECOMPUTE:
-            uses = rows.compute[item]
+            amounts = rows.compute[item]
         elif restoration.kind == STORAGE_HOME:
-            uses = rows.storage_home[item]
-            if not adding:
-                uses = (*uses, *rows.page_in[item] * self.partial.page_ins[item])
+            amounts = rows.storage_home[item]
+            if not is_added:
+                amounts = (*amounts, *rows.page_in[item] * self.partial.page_ins[item])
         else:
-            page_out = self.partial.changes_page_out(restoration, adding=adding)
-            uses = rows.page_out[item] if page_out else ()
+            changes_page_out = self.partial.changes_page_out(restoration, is_added=is_added)
+            amounts = rows.page_out[item] if changes_page_out else ()
             if restoration.kind != PAGE_OUT:
-                uses = (*rows.page_in[item], *uses)
-        return uses if adding else tuple((row, -amount) for row, amount in uses)
+                amounts = (*rows.page_in[item], *amounts)
+        return amounts if is_added else tuple((row, -amount) for row, amount in amounts)
 
     def _apply_if_better(
         self, restoration: Restoration, apply_move: Callable[[Restoration], bool]
     ) -> bool:
-        """Apply a move; undo it unless it succeeds and lowers the excess.
+        """Apply a move to a restoration; undo the move unless it succeeds and lowers the excess.
 
         Return whether the move was retained.
         """
@@ -381,8 +413,11 @@ class Repair:
         self.partial.undo(mark)
         return False
 
-    def _additions(self, rows: OwnRows) -> Iterator[Restoration]:
-        """Yield all rewarded decisions; recomputations and page-ins with stage -1 for any stage."""
+    def _rewarded_additions(self, rows: UserRows) -> Iterator[Restoration]:
+        """Yield the rewarded decisions that may be added.
+
+        Recomputations and page-ins have stage -1, which stands for any stage.
+        """
         graph = self.problem.graph
         yield from (Restoration(-1, k, RECOMPUTE) for k in rows.rewarded_nodes)
         yield from (Restoration(-1, i, PAGE_IN) for i in rows.rewarded_page_ins)
@@ -393,11 +428,11 @@ class Repair:
             if i in self.partial.resident:
                 yield Restoration.at_its_node(graph, i, STORAGE_HOME)
 
-    def _place_one(self, restoration: Restoration) -> bool:
+    def _add_in_best_stage(self, restoration: Restoration) -> bool:
         """Add a rewarded decision in the best stage in which it fits; return whether it was added.
 
-        Stages that have the inputs of a recomputation in RAM are tried first, then those with the
-        smallest RAM use.
+        Stages in which the fewest inputs of a recomputation are missing are tried first; among
+        these, stages with the smallest RAM use.
         """
         partial, graph, item = self.partial, self.problem.graph, restoration.item
         if restoration.kind in (PAGE_OUT, STORAGE_HOME):
@@ -410,7 +445,7 @@ class Repair:
         peaks = partial.peaks().tolist()
 
         def rank(t: int) -> tuple[int, int]:
-            inputs = partial.working.inputs_of[item] if restoration.kind == RECOMPUTE else ()
+            inputs = partial.working_graph.inputs_of[item] if restoration.kind == RECOMPUTE else ()
             return sum(not partial.is_available(p, t) for p in inputs), peaks[t]
 
         stages = [
@@ -419,7 +454,7 @@ class Repair:
             if item not in present_items[t] and self._is_allowed(restoration._replace(stage=t))
         ]
         excess_before = self._excess()
-        for t in sorted(stages, key=rank)[:MAX_PLACEMENTS]:
+        for t in sorted(stages, key=rank)[:MAX_TRIED_STAGES]:
             check_time_limit()
             mark = partial.mark()
             is_added = self._add_with_inputs(restoration._replace(stage=t))
@@ -429,26 +464,26 @@ class Repair:
         return False
 
     def _excess(self) -> float:
-        """Return the excess over user-defined constraints.
+        """Return the excess over user-defined constraints; 0 if no decision is rewarded.
 
-        Return 0 if dropping decisions cannot cause an excess.
+        Without rewards, dropping decisions cannot raise the excess.
         """
         rows = self.partial.rows
         if rows is None or rows.rewards is None:
             return 0.0
-        return rows.excess(self.partial.used, self.partial.exceeded)
+        return rows.total_excess(self.partial.row_use, self.partial.exceeded_rows)
 
     def _add_with_inputs(self, restoration: Restoration) -> bool:
-        """Add a restoration and those of its inputs.
+        """Add a restoration, and restorations of its missing inputs.
 
-        Return whether limits other than RAM permit it.
+        Return whether the restoration was added: limits other than RAM permit it.
         """
-        plan: Recovery | None = Recovery(0.0, (restoration,))
+        recovery: Recovery | None = Recovery(0.0, (restoration,))
         if restoration.kind == RECOMPUTE:
             item, stage = restoration.item, restoration.stage
-            plan = Recoveries(self).recomputation(item, stage, MAX_CHAIN, math.inf)
-        if plan is not None:
-            self._add_plan(plan)
+            recovery = Recoveries(self).plan_recomputation(item, stage, MAX_CHAIN, math.inf)
+        if recovery is not None:
+            self._add_recovery(recovery)
         return restoration in self.partial
 
     # -- dropping restorations -------------------------------------------------------------------
@@ -456,13 +491,13 @@ class Repair:
     def drop_unneeded(self) -> None:
         """Drop restorations whose tensors can be kept, the most expensive for their bytes first.
 
-        Each page-in may cost much however small it is, so dropping many small ones can be better
-        than dropping a large one.
+        A page-in may be expensive although it is small, so dropping many small page-ins can save
+        more than dropping a large one.
         """
         has_dropped = True
         while has_dropped and now_s() < self.until_s:
             has_dropped = False
-            for restoration in sorted(self.partial.restorations(), key=self.drop_order):
+            for restoration in sorted(self.partial.restorations(), key=self.drop_sort_key):
                 if now_s() >= self.until_s:
                     break
                 check_time_limit()
@@ -473,41 +508,48 @@ class Repair:
                 if self._may_drop(restoration):
                     has_dropped = self._drop(restoration) or has_dropped
 
-    def drop_order(self, restoration: Restoration) -> float:
-        """Return a sort key that is smaller if a restoration costs more per restored byte."""
+    def drop_sort_key(self, restoration: Restoration) -> float:
+        """Return a sort key, with noise, that is smaller if a restoration costs more per byte."""
         item, graph = restoration.item, self.problem.graph
         restored_tensors = graph.outputs_of[item] if restoration.kind == RECOMPUTE else (item,)
         price = self._add_noise(self._price(restoration), DROP_NOISE_RATIO)
         return -price / max(1, sum(self.partial.sizes[i] for i in restored_tensors))
 
-    def _price(self, restoration: Restoration, *, adding: bool = False) -> float:
-        """Return the price of a present restoration, or of adding one; with its page-out."""
+    def _price(self, restoration: Restoration, *, is_added: bool = False) -> float:
+        """Return the price of a present restoration or, if `is_added`, of a new one.
+
+        A page-out is included if it is needed only for this restoration, and for a present home on
+        storage the page-ins of the state.
+        """
         prices, item, partial = self.prices, restoration.item, self.partial
         if restoration.kind == RECOMPUTE:
             return prices.compute[item]
         if restoration.kind == STORAGE_HOME:
-            n_page_ins = 0 if adding else partial.page_ins[item]
+            n_page_ins = 0 if is_added else partial.page_ins[item]
             return prices.storage_home[item] + n_page_ins * prices.page_in[item]
-        page_out = partial.changes_page_out(restoration, adding=adding)
-        price = prices.page_out[item] if page_out else 0.0
+        changes_page_out = partial.changes_page_out(restoration, is_added=is_added)
+        price = prices.page_out[item] if changes_page_out else 0.0
         return price if restoration.kind == PAGE_OUT else prices.page_in[item] + price
 
     def _drop(self, restoration: Restoration) -> bool:
-        """Drop a restoration unless a step then exceeds RAM, or the excess over constraints rises.
+        """Drop a restoration and those that serve only it, unless a limit is then violated.
 
-        Returns whether it was dropped. If RAM does not suffice, the obstacle is stored.
+        The limits are the RAM, and the present excess over user-defined constraints. Returns
+        whether the restoration was dropped. If RAM does not suffice, the obstacle is stored.
         """
         partial, excess_before, mark = self.partial, self._excess(), self.partial.mark()
         partial.remove(restoration)
-        excess = partial.excess(self.limit_bytes)
-        if excess is None and self._excess() <= excess_before:
+        stage_and_bytes = partial.find_excess(self.limit_bytes)
+        if stage_and_bytes is None and self._excess() <= excess_before:
             self.obstacles.pop(restoration, None)
             return True
         partial.undo(mark)
-        if excess is not None:
-            stage, load = excess
-            rise = load - partial.peak(stage)
-            self.obstacles[restoration] = Obstacle(stage, rise, self._intervals_of(restoration))
+        if stage_and_bytes is not None:
+            stage, ram_bytes = stage_and_bytes
+            rise_bytes = ram_bytes - partial.peak(stage)
+            self.obstacles[restoration] = Obstacle(
+                stage, rise_bytes, self._intervals_of(restoration)
+            )
         return False
 
     def _is_blocked(self, restoration: Restoration) -> bool:
@@ -515,22 +557,23 @@ class Repair:
         obstacle, partial = self.obstacles.get(restoration), self.partial
         if obstacle is None or obstacle.intervals != self._intervals_of(restoration):
             return False
-        load = partial.row_bytes[obstacle.stage] + partial.extra_bytes[obstacle.stage]
-        return bool(load + obstacle.rise_bytes > self.limit_bytes)
+        ram_bytes = partial.row_bytes[obstacle.stage] + partial.extra_bytes[obstacle.stage]
+        return bool(ram_bytes + obstacle.rise_bytes > self.limit_bytes)
 
     def _intervals_of(self, restoration: Restoration) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Return the intervals in which the tensors of a restoration are in RAM."""
+        """Return, for each tensor of a restoration, the intervals in which it is kept unused."""
         item, graph = restoration.item, self.problem.graph
         restored_tensors = graph.outputs_of[item] if restoration.kind == RECOMPUTE else (item,)
         return tuple(tuple(self.partial.intervals[i]) for i in restored_tensors)
 
     def _may_drop(self, restoration: Restoration) -> bool:
-        """Return whether the RAM rows alone permit keeping the tensors of a restoration in RAM.
+        """Return whether the RAM rows permit keeping the tensors of a restoration in RAM instead.
 
-        A row is the RAM use at the last step of a stage.
+        A row is the RAM use at the last step of a stage. Other steps are not checked. The inputs of
+        a recomputation count as freed.
         """
         partial, graph, t = self.partial, self.problem.graph, restoration.stage
-        freed = 0
+        freed_bytes = 0
         tensors: Sequence[int] = (restoration.item,)
         if restoration.kind == PAGE_OUT:
             return True
@@ -538,9 +581,9 @@ class Repair:
             return partial.row_bytes_if_resident(restoration.item) <= self.limit_bytes
         if restoration.kind == RECOMPUTE:
             tensors = [i for i in graph.outputs_of[restoration.item] if partial.is_read_from(i, t)]
-            inputs = partial.working.inputs_of[restoration.item]
-            freed = sum(partial.sizes[i] for i in inputs)
-        return all(partial.row_bytes_with(i, t) - freed <= self.limit_bytes for i in tensors)
+            inputs = partial.working_graph.inputs_of[restoration.item]
+            freed_bytes = sum(partial.sizes[i] for i in inputs)
+        return all(partial.row_bytes_with(i, t) - freed_bytes <= self.limit_bytes for i in tensors)
 
     def _add_noise(self, price: float, noise: float) -> float:
         """Return a price with a random relative rise of up to `noise`."""
@@ -553,27 +596,29 @@ def _rank(gain: float, price: float) -> float:
 
 
 class _Relief:
-    """Index of the stages above the limit, to sum the bytes by which an eviction relieves them."""
+    """The stages above the limit, to sum the bytes by which an eviction relieves these stages."""
 
-    def __init__(self, excess: np.ndarray, *, counts_bytes: bool) -> None:
-        """Index the stages whose excess over the limit is above 0 [B]."""
+    def __init__(self, excess: np.ndarray, *, is_limited_by_excess: bool) -> None:
+        """Store the stages whose `excess` over the limit is above 0 [B]."""
         self.stages: list[int] = np.flatnonzero(excess).tolist()
         self.excess = excess[self.stages]
-        self.largest = max(self.excess.tolist(), default=0)
-        self.sums: list[int] = [0, *self.excess.cumsum().tolist()]
-        self.counts_bytes = counts_bytes
-        """Whether the relief of a stage is limited to the stage's excess. Needed for state, which
-        is in RAM in all stages: otherwise the largest state would always be evicted first."""
+        self.max_excess = max(self.excess.tolist(), default=0)
+        self.cumulative_excess: list[int] = [0, *self.excess.cumsum().tolist()]
+        self.is_limited_by_excess = is_limited_by_excess
+        """Whether the relief of a stage is at most the stage's excess. This is needed for state,
+        which is in RAM in all stages: otherwise the largest state would always be evicted first."""
 
     def total_bytes(self, intervals: Iterable[tuple[int, int]], size_bytes: int) -> int:
         """Return the total relief of all stages if `size_bytes` are freed in intervals [B]."""
-        total = 0
+        total_bytes = 0
         for first, end in intervals:
-            begin, stop = bisect_left(self.stages, first), bisect_left(self.stages, end)
-            if not self.counts_bytes:
-                total += size_bytes * (stop - begin)
-            elif size_bytes >= self.largest:
-                total += self.sums[stop] - self.sums[begin]
-            elif begin < stop:
-                total += int(np.minimum(self.excess[begin:stop], size_bytes).sum())
-        return total
+            first_index, end_index = bisect_left(self.stages, first), bisect_left(self.stages, end)
+            if not self.is_limited_by_excess:
+                total_bytes += size_bytes * (end_index - first_index)
+            elif size_bytes >= self.max_excess:
+                total_bytes += (
+                    self.cumulative_excess[end_index] - self.cumulative_excess[first_index]
+                )
+            elif first_index < end_index:
+                total_bytes += int(np.minimum(self.excess[first_index:end_index], size_bytes).sum())
+        return total_bytes

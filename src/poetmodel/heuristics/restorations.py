@@ -16,9 +16,9 @@ class RestorationKind(StrEnum):
     PAGE_IN = "page_in"
     """The tensor is paged in."""
     PAGE_OUT = "page_out"
-    """The tensor is paged out after its first computation, without a page-in that needs it."""
+    """The tensor is paged out after its first computation, although no page-in reads it."""
     STORAGE_HOME = "storage_home"
-    """The state tensor has its home on storage; the stage is that of its node."""
+    """The state tensor has its home on storage; the stage is that of the tensor's node."""
     RECOMPUTE = "recompute"
     """The node is recomputed."""
 
@@ -29,7 +29,7 @@ PAGE_IN, PAGE_OUT, STORAGE_HOME, RECOMPUTE = RestorationKind
 
 
 class Restoration(NamedTuple):
-    """One recomputation or page-in, a page-out without page-ins, or a home of state on storage."""
+    """A recomputation, a page-in, a page-out without page-ins, or a home of state on storage."""
 
     stage: int
     item: int
@@ -38,21 +38,22 @@ class Restoration(NamedTuple):
 
     @classmethod
     def at_its_node(cls, graph: Graph, i: int, kind: RestorationKind) -> Self:
-        """Return the page-out or the home on storage of tensor `i`, in the stage of its node."""
+        """Return a restoration of tensor `i` in the stage of its node: a page-out or a home."""
         return cls(graph.node_of[i], i, kind)
 
 
-def restorations_of(graph: Graph, schedule: Schedule) -> list[Restoration]:
-    """Return the restorations of a schedule, page-outs with page-ins excluded.
+def list_restorations(graph: Graph, schedule: Schedule) -> list[Restoration]:
+    """Return the restorations of a schedule.
 
-    The page-out of a replacement belongs to the home of its state.
+    Page-outs are excluded if the tensor is paged in, or replaces state: that page-out belongs to
+    the home of the state.
     """
-    paged_out_only = {i for _, i in schedule.M_out} - {i for _, i in schedule.M_in}
-    paged_out_only.difference_update(graph.state_of)
-    on_storage = sorted(set(graph.state_tensors).difference(schedule.resident))
+    unread_page_outs = {i for _, i in schedule.M_out} - {i for _, i in schedule.M_in}
+    unread_page_outs.difference_update(graph.state_of)
+    state_on_storage = sorted(set(graph.state_tensors).difference(schedule.resident))
     return [
         *(Restoration(t, k, RECOMPUTE) for t, k in schedule.R if k < t),
         *(Restoration(t, i, PAGE_IN) for t, i in schedule.M_in),
-        *(Restoration.at_its_node(graph, i, STORAGE_HOME) for i in on_storage),
-        *(Restoration.at_its_node(graph, i, PAGE_OUT) for i in sorted(paged_out_only)),
+        *(Restoration.at_its_node(graph, i, STORAGE_HOME) for i in state_on_storage),
+        *(Restoration.at_its_node(graph, i, PAGE_OUT) for i in sorted(unread_page_outs)),
     ]

@@ -1,9 +1,9 @@
-"""Checkpoints between segments of the forward pass, for graphs of thousands of equal steps.
+"""Checkpoints between segments of the forward pass, for graphs of thousands of nodes.
 
-An unrolled recurrence is a chain of thousands of nodes. Repair of such a chain, which recomputes
-tensor by tensor, is slow and ends far above the minimum RAM. Here the forward pass is divided into
-segments. The tensors that later segments read are kept. All other tensors of a segment are
-recomputed together, when the backward pass first reads one of them.
+An unrolled recurrence is a chain of thousands of nodes. Repair of keep-all, which recomputes tensor
+by tensor, is slow for such a chain and ends far above the minimum RAM. Here the forward pass is
+divided into segments. The tensors that later segments read are kept. All other tensors of a segment
+are recomputed together, when the backward pass first reads one of them.
 
 References
 ----------
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 MIN_NODES: Final = 200
-"""Smallest graph that is divided [nodes]; repair of smaller graphs is fast and better."""
+"""Minimum number of nodes of a graph that is divided; repair of smaller graphs is fast and
+better."""
 REPAIR_TIME_RATIO: Final = 4.0
 """Time for repairs, as a multiple of the time for all segmentations."""
 SEARCH_TIME_RATIO: Final = 0.5
-"""Fraction of the remaining time for the search over segmentations. The rest is for the schedule,
-which takes as long as several segmentations on graphs of ten thousand nodes."""
+"""Fraction of the remaining time for the search over segmentations. The rest is for the conversion
+to a schedule, which takes as long as several segmentations for graphs of ten thousand nodes."""
 MAX_PEAKS: Final = 8
 """Number of peaks tried by bisection if RAM is minimized."""
 MAX_SEGMENTS: Final = 256
@@ -50,19 +51,19 @@ CUT_RANGE_RATIO: Final = 0.25
 
 
 def checkpoint_segments(problem: Problem) -> Schedule | None:
-    """Return the best schedule by segments that meets every limit, after repair.
+    """Return the best repaired schedule with checkpoints between segments that meets every limit.
 
-    Return None if there is no such schedule, if the graph is small, or if keep-all fits and RAM is
-    not minimized.
+    Return None if none was found, if the graph is small, or if keep-all fits and RAM is not
+    minimized. Raises `TimeLimitError` if time runs out before the first schedule.
     """
     keep_all_bytes = checkpoint_all_peak_bytes(problem.graph)
-    fits = keep_all_bytes <= problem.usable_ram_bytes and problem.objective.is_sum
-    if len(problem.graph.nodes) < MIN_NODES or fits:
+    keep_all_fits = keep_all_bytes <= problem.usable_ram_bytes and problem.objective.is_sum
+    if len(problem.graph.nodes) < MIN_NODES or keep_all_fits:
         return None
     search = _SegmentSearch(problem, keep_all_bytes)
     try:
         with time_limit(SEARCH_TIME_RATIO * time_left_s()):  # the rest is for the schedule
-            search.run()
+            search.find_best()
     except TimeLimitError:
         if search.best is None:
             raise
@@ -73,43 +74,49 @@ class _SegmentSearch:
     """The search over numbers of segments, and the repair of the best segmentation."""
 
     def __init__(self, problem: Problem, keep_all_bytes: int) -> None:
-        """Set the peak of keep-all as the smallest peak; there is no schedule yet."""
+        """Set the peak of keep-all as the smallest peak; no schedule is stored yet."""
         self.problem = problem
         self.objective = PenalizedObjective(problem)
         self.best: PartialSchedule | None = None
-        self.score = WORST
-        self.lowest: list[Restoration] = []
-        """Recomputations with the smallest peak."""
-        self.lowest_bytes = keep_all_bytes
+        self.best_score = WORST
+        self.min_peak_restorations: list[Restoration] = []
+        """Restorations of the partial schedule with the smallest peak; empty for keep-all."""
+        self.min_peak_bytes = keep_all_bytes
         self.until_s = math.inf
 
-    def run(self) -> None:
-        """Evaluate all segmentations, and repair the best, or that with the smallest peak."""
+    def find_best(self) -> None:
+        """Evaluate all segmentations, and repair the best, or that with the smallest peak.
+
+        The best schedule within all limits is stored in `best`.
+        """
         started_s = now_s()
         for restorations in _segmentations(self.problem):
-            self._store_if_best(self.objective.partial(restorations))
-        if not self.lowest:
+            self._store_if_best(self.objective.make_partial(restorations))
+        if not self.min_peak_restorations:
             return
         ended_s = now_s()
         self.until_s = ended_s + REPAIR_TIME_RATIO * (ended_s - started_s)
         if not self.problem.objective.is_sum:
             self._minimize_peak()
         else:
-            start = self.lowest if self.best is None else self.best.restorations()
+            start = self.min_peak_restorations if self.best is None else self.best.restorations()
             self._repair(start, self.problem.usable_ram_bytes)
 
     def _store_if_best(self, partial: PartialSchedule) -> None:
         """Store a schedule if it is the best within all limits, or has the smallest peak."""
         peak_bytes, score = int(partial.peaks().max()), self.objective.score(partial)
-        if peak_bytes < self.lowest_bytes:
-            self.lowest, self.lowest_bytes = partial.restorations(), peak_bytes
+        if peak_bytes < self.min_peak_bytes:
+            self.min_peak_restorations, self.min_peak_bytes = partial.restorations(), peak_bytes
         fits = peak_bytes <= self.problem.usable_ram_bytes and score.excess == 0
-        if fits and score < self.score:
-            self.best, self.score = partial, score
+        if fits and score < self.best_score:
+            self.best, self.best_score = partial, score
 
     def _repair(self, start: list[Restoration], limit_bytes: int) -> bool:
-        """Repair a schedule to fit `limit_bytes`; return whether it fits before the time ends."""
-        partial = self.objective.partial(start)
+        """Repair a schedule to fit `limit_bytes`, and store it if it is the best.
+
+        Return whether it fits before the time ends.
+        """
+        partial = self.objective.make_partial(start)
         prices = self.objective.prices(0.0)
         repair = Repair(self.problem, partial, prices, limit_bytes, until_s=self.until_s)
         is_fit = repair.fit()
@@ -120,21 +127,21 @@ class _SegmentSearch:
         return is_fit
 
     def _minimize_peak(self) -> None:
-        """Bisect for the smallest peak."""
+        """Repair schedules to bisect for the smallest peak."""
         low = self.problem.floor.bytes
         for _ in range(MAX_PEAKS):
-            if low >= self.lowest_bytes or now_s() > self.until_s:
+            if low >= self.min_peak_bytes or now_s() > self.until_s:
                 break
-            middle = (low + self.lowest_bytes) // 2
-            if not self._repair(self.lowest, middle):
+            middle = (low + self.min_peak_bytes) // 2
+            if not self._repair(self.min_peak_restorations, middle):
                 low = middle + 1
 
 
 def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
-    """Yield the recomputations of 16, 8, 32, 4, ... segments; none without a backward pass.
+    """Yield the recomputations of 16, 8, 32, 4, ... segments.
 
     They obey the rules of execution, but may exceed limits. The numbers of segments that are best
-    most often are first.
+    most often are first. Yields none if recomputation is forbidden or there is no backward pass.
     """
     graph = problem.graph
     forward_count = next(
@@ -150,33 +157,34 @@ def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
 
 
 def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[int]:
-    """Return the first node of each segment except the first one, ascending.
+    """Return the first node of each segment except the first segment, ascending.
 
-    Segments produce nearly equal bytes. Each cut is where the fewest bytes cross it near an equal
-    division.
+    Segments produce nearly equal bytes. Each segment begins where the fewest bytes cross its
+    beginning, near an equal division. There may be fewer than `count` segments.
     """
     graph = problem.graph
     produced_bytes = [0, *accumulate(graph.output_bytes[:forward_count])]
-    change_bytes = [0] * (forward_count + 1)
+    byte_differences = [0] * (forward_count + 1)
     for i, size in enumerate(graph.tensor_bytes):
         readers = [k for k in graph.users_of[i] if k < forward_count]
         if graph.node_of[i] < forward_count and readers:
-            change_bytes[graph.node_of[i] + 1] += size
-            change_bytes[max(readers) + 1] -= size
-    crossing_bytes = list(accumulate(change_bytes))
+            byte_differences[graph.node_of[i] + 1] += size
+            byte_differences[max(readers) + 1] -= size
+    crossing_bytes = list(accumulate(byte_differences))
     cuts: list[int] = []
     for segment in range(1, count):
         target_bytes, range_bytes = (
             produced_bytes[-1] * segment / count,
             CUT_RANGE_RATIO * produced_bytes[-1] / count,
         )
-        first = bisect_left(produced_bytes, target_bytes - range_bytes)
-        last = min(
-            max(bisect_right(produced_bytes, target_bytes + range_bytes), first + 1), forward_count
+        first_cut = bisect_left(produced_bytes, target_bytes - range_bytes)
+        end_cut = min(
+            max(bisect_right(produced_bytes, target_bytes + range_bytes), first_cut + 1),
+            forward_count,
         )
         candidates = [
             (crossing_bytes[k], abs(produced_bytes[k] - target_bytes), k)
-            for k in range(first, last)
+            for k in range(first_cut, end_cut)
         ]
         cut = min(candidates)[2] if candidates else 0
         if cut > (cuts[-1] if cuts else 0):
@@ -187,34 +195,35 @@ def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[in
 def _segment_recomputations(problem: Problem, bounds: list[int]) -> list[Restoration]:
     """Return the recomputations of all segments between `bounds` except the last segment.
 
-    Tensors that cross a segment's end are kept; the other tensors are recomputed together.
+    Tensors that later segments read are kept; the other tensors of a segment are recomputed
+    together.
     """
     graph = problem.graph
     segment_of = [s for s, (a, b) in enumerate(pairwise(bounds)) for _ in range(a, b)]
-    forward_count, last = len(segment_of), len(bounds) - 2
+    forward_count, last_segment = len(segment_of), len(bounds) - 2
     is_kept = [
         k < forward_count
         and any(segment_of[u] != segment_of[k] for u in users if u < forward_count)
         for k, users in zip(graph.node_of, graph.users_of, strict=True)
     ]
-    first_reads: list[int | None] = [None] * last
+    first_reads: list[int | None] = [None] * last_segment
     """First stage of the backward pass that reads a tensor which the segment does not keep."""
-    read_nodes: list[list[int]] = [[] for _ in range(last)]
+    read_nodes: list[list[int]] = [[] for _ in range(last_segment)]
     for t in range(forward_count, len(graph.nodes)):
         for i in graph.inputs_of[t]:
             k = graph.node_of[i]
-            if k < bounds[last] and not is_kept[i] and problem.may_recompute(k):
+            if k < bounds[last_segment] and not is_kept[i] and problem.may_recompute(k):
                 s = segment_of[k]
                 first_reads[s] = t if first_reads[s] is None else first_reads[s]
                 read_nodes[s].append(k)
     recomputations: list[Restoration] = []
     for stage, pending_nodes in zip(first_reads, read_nodes, strict=True):
-        recomputed: set[int] = set()
+        recomputed_nodes: set[int] = set()
         while stage is not None and pending_nodes:
             k = pending_nodes.pop()
-            if k in recomputed or stage > graph.last_stages[k]:
+            if k in recomputed_nodes or stage > graph.last_stages[k]:
                 continue
-            recomputed.add(k)
+            recomputed_nodes.add(k)
             pending_nodes += [
                 j
                 for i in graph.inputs_of[k]
@@ -222,6 +231,6 @@ def _segment_recomputations(problem: Problem, bounds: list[int]) -> list[Restora
                 if not is_kept[i] and problem.may_recompute(j) and segment_of[j] == segment_of[k]
             ]
         recomputations += [
-            Restoration(stage, k, RECOMPUTE) for k in sorted(recomputed) if stage is not None
+            Restoration(stage, k, RECOMPUTE) for k in sorted(recomputed_nodes) if stage is not None
         ]
     return recomputations

@@ -52,13 +52,13 @@ def limit_rows(form: StandardForm) -> list[int]:
 
 
 def add_covers(
-    form: StandardForm, x: NDArray[np.float64], rows: Sequence[int], *, rejected: bool = False
+    form: StandardForm, x: NDArray[np.float64], rows: Sequence[int], *, is_rejected: bool = False
 ) -> StandardForm | None:
     """Return a form with a cover cut for each row that a 0/1 point violates; None without a cut.
 
     `rows` are the indices of rows ``sum of coefficient * column <= limit``. Columns with positive
-    coefficients are binary, those with negative ones have an upper bound. If the verifier
-    `rejected` the point, it violates a limit. If then no row is violated by more than rounding
+    coefficients are binary, those with negative ones have an upper bound. If the verifier rejected
+    the point (`is_rejected`), it violates a limit. If then no row is violated by more than rounding
     errors, any excess above 0 counts.
 
     Notes
@@ -76,9 +76,13 @@ def add_covers(
     E. Balas, Facets of the knapsack polytope, Mathematical Programming 8, 1975.
     """
     covers = []
-    for allowance in (MIN_EXCESS_RATIO, Fraction(0)) if rejected else (MIN_EXCESS_RATIO,):
-        exact_rows = (_exact_row(form, row, allowance) for row in rows)
-        covers = [cut for limit in exact_rows if (cut := _find_cover(form, x, *limit)) is not None]
+    for min_excess_ratio in (MIN_EXCESS_RATIO, Fraction(0)) if is_rejected else (MIN_EXCESS_RATIO,):
+        exact_rows = (_exact_row(form, row, min_excess_ratio) for row in rows)
+        covers = [
+            cut
+            for literals_and_limit in exact_rows
+            if (cut := _find_cover(form, x, *literals_and_limit)) is not None
+        ]
         if covers:
             break
     else:
@@ -92,7 +96,7 @@ def add_covers(
     )
     lower_bounds, upper_bounds = (
         np.full(len(covers), -np.inf),
-        [float(right) for _, right in covers],
+        [float(right_side) for _, right_side in covers],
     )
     return form.with_rows(cuts, lower_bounds, upper_bounds, ["cover"] * len(covers))
 
@@ -105,22 +109,25 @@ def _find_cover(
     Return None if the point `x` meets the limit, or if a column can exceed 1.
     """
     sorted_literals = sorted(literals, key=lambda literal: -literal.size)
-    ones = [literal for literal in sorted_literals if literal.is_one(x)]
-    sums = list(accumulate((literal.size for literal in ones), initial=Fraction(0)))
+    true_literals = [literal for literal in sorted_literals if literal.is_one(x)]
+    sums = list(accumulate((literal.size for literal in true_literals), initial=Fraction(0)))
     cover_size = next((u for u, total in enumerate(sums) if total > limit), 0)
     if not cover_size or any(form.upper[literal.column] > 1 for literal in literals):
         return None
     begin = 0  # take the smallest literals that exceed the limit: more columns can join the cut
-    while begin + cover_size < len(ones) and sums[begin + 1 + cover_size] - sums[begin + 1] > limit:
+    while (
+        begin + cover_size < len(true_literals)
+        and sums[begin + 1 + cover_size] - sums[begin + 1] > limit
+    ):
         begin += 1
-    cover = ones[begin : begin + cover_size]
+    cover = true_literals[begin : begin + cover_size]
     members = {literal for literal in sorted_literals if literal.size >= cover[0].size}.union(cover)
     n_complements = sum(literal.sign < 0 for literal in members)
     return sorted(members), cover_size - 1 - n_complements
 
 
 def _exact_row(
-    form: StandardForm, row: int, allowance: Fraction
+    form: StandardForm, row: int, min_excess_ratio: Fraction
 ) -> tuple[list[_Literal], Fraction]:
     """Return the literals of a row and its exact limit plus `allowance`.
 
@@ -130,15 +137,19 @@ def _exact_row(
     label, layout = form.rows[row], form.layout
     exact_limit = layout.limits.get(label) if layout and isinstance(label, Label) else None
     if layout is None or exact_limit is None:
-        span = slice(form.matrix.indptr[row], form.matrix.indptr[row + 1])
+        row_slice = slice(form.matrix.indptr[row], form.matrix.indptr[row + 1])
         limit, literals = Fraction(form.row_upper[row]), []
-        for j, value in zip(form.matrix.indices[span], form.matrix.data[span], strict=True):
+        for j, value in zip(
+            form.matrix.indices[row_slice], form.matrix.data[row_slice], strict=True
+        ):
             if value < 0:
                 limit -= Fraction(value) * Fraction(form.upper[j])
             else:
                 literals.append(_Literal(int(j), Fraction(value), 1))
-        return literals, limit + allowance
+        return literals, limit + min_excess_ratio
     terms, upper = layout.exact_limit(exact_limit)
     literals = [_Literal(j, abs(Fraction(value)), 1 if value > 0 else -1) for value, j in terms]
     limit = upper - sum(min(Fraction(value), Fraction(0)) for value, _ in terms)
-    return literals, limit if isinstance(exact_limit.upper, int) else limit + allowance * abs(limit)
+    return literals, limit if isinstance(
+        exact_limit.upper, int
+    ) else limit + min_excess_ratio * abs(limit)

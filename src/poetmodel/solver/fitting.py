@@ -175,25 +175,30 @@ def plan_and_place(
     end_s = time.monotonic() + (math.inf if time_limit is None else time_limit)
     limit_bytes = ram_budget_bytes if arena_limit_bytes is None else arena_limit_bytes
     peak_bytes = simulate(graph, costs, schedule).peak_ram_bytes
-    budget = ram_budget_bytes
+    budget_bytes = ram_budget_bytes
     while True:
         plan = make_plan(
             graph,
             costs,
             schedule,
             mode=mode,
-            ram_budget_bytes=budget,
+            ram_budget_bytes=budget_bytes,
             time_limit=end_s - time.monotonic(),
         )
         planning_s = min(MAX_PLACING_S, end_s - time.monotonic())
         arena = place(graph, plan, alignment=alignment, seed=seed, time_limit=planning_s)
-        if limit_bytes is None or budget is None:
+        if limit_bytes is None or budget_bytes is None:
             return plan, arena
-        fits = arena.bytes <= limit_bytes
-        if fits or budget <= peak_bytes or mode != StorageMode.DMA or not may_delay_transfers:
+        fits_limit = arena.bytes <= limit_bytes
+        if (
+            fits_limit
+            or budget_bytes <= peak_bytes
+            or mode != StorageMode.DMA
+            or not may_delay_transfers
+        ):
             return replace(plan, ram_budget_bytes=limit_bytes), arena
-        excess_bytes = arena.bytes - limit_bytes if time.monotonic() < end_s else budget
-        budget = max(peak_bytes, budget - excess_bytes)
+        excess_bytes = arena.bytes - limit_bytes if time.monotonic() < end_s else budget_bytes
+        budget_bytes = max(peak_bytes, budget_bytes - excess_bytes)
 
 
 class _FittingSearch:
@@ -225,83 +230,91 @@ class _FittingSearch:
 
     def find_fitting(self, max_solves: int) -> Fitted:
         """Solve with smaller RAM budgets until the arena fits, or until solves or time run out."""
-        first = self._solve_within(self.problem, FIRST_SOLVE_RATIO, self.start)
-        if first.schedule is None or first.violations:
-            return Fitted(first, None, None)
-        plan, arena = self._plan_and_place(first.schedule, self.usable_bytes)
+        first_result = self._solve_within(self.problem, FIRST_SOLVE_RATIO, self.start)
+        if first_result.schedule is None or first_result.violations:
+            return Fitted(first_result, None, None)
+        plan, arena = self._plan_and_place(first_result.schedule, self.usable_bytes)
         if arena.bytes <= self.usable_bytes:
-            return self._improve_fitting(first, plan, arena)
-        return self._solve_with_less_ram(first, arena.bytes - self.usable_bytes, max_solves - 1)
+            return self._improve_fitting(first_result, plan, arena)
+        return self._solve_with_less_ram(
+            first_result, arena.bytes - self.usable_bytes, max_solves - 1
+        )
 
     def _solve_with_less_ram(
-        self, first: SolveResult, excess_bytes: int, max_solves: int
+        self, first_result: SolveResult, excess_bytes: int, max_solves: int
     ) -> Fitted:
         """Solve with smaller RAM budgets, because the first arena is `excess_bytes` too large.
 
         Returns a result without a schedule if no arena fits within `max_solves` and the time limit.
         """
-        result = first
-        peak_bytes = 0 if first.simulation is None else first.simulation.peak_ram_bytes
+        result = first_result
+        peak_bytes = (
+            0 if first_result.simulation is None else first_result.simulation.peak_ram_bytes
+        )
         aligned_problem = align_problem(self.problem, self.alignment)
-        is_unproved = first.termination == Termination.TIME_LIMIT
-        margin = self.usable_bytes // MARGIN_DIVISOR if is_unproved else 0
-        too_small_bytes, too_large_bytes, budget = (
+        was_cut_short = first_result.termination == Termination.TIME_LIMIT
+        margin_bytes = self.usable_bytes // MARGIN_DIVISOR if was_cut_short else 0
+        too_small_bytes, too_large_bytes, budget_bytes = (
             0,
             self.usable_bytes + 1,
-            self.usable_bytes - margin,
+            self.usable_bytes - margin_bytes,
         )
         if aligned_problem.graph == self.problem.graph:
             too_large_bytes = min(self.usable_bytes, peak_bytes)
-            budget = too_large_bytes - excess_bytes - margin
+            budget_bytes = too_large_bytes - excess_bytes - margin_bytes
         for _ in range(max_solves):
-            if budget <= too_small_bytes:
-                budget = (too_small_bytes + too_large_bytes) // 2
+            if budget_bytes <= too_small_bytes:
+                budget_bytes = (too_small_bytes + too_large_bytes) // 2
             if (
                 too_large_bytes - too_small_bytes <= 1
                 or result.termination == Termination.INTERRUPTED
             ):
                 break
             if self.request.remaining_s() <= 2 * self.planning_s:
-                quick_fit = self._fit_quickly(first, aligned_problem, too_large_bytes)
-                return quick_fit or Fitted(self._no_fit_result(first), None, None)
-            result = self._solve_from_first(first, _with_ram(aligned_problem, budget))
+                quick_fit = self._fit_quickly(first_result, aligned_problem, too_large_bytes)
+                return quick_fit or Fitted(self._no_fit_result(first_result), None, None)
+            result = self._solve_from_first(first_result, _with_ram(aligned_problem, budget_bytes))
             if result.schedule is None or result.violations:
-                if result.status == Status.INFEASIBLE and budget == self.usable_bytes:
+                if result.status == Status.INFEASIBLE and budget_bytes == self.usable_bytes:
                     return Fitted(self._infeasible_result(result), None, None)
-                too_small_bytes = budget
+                too_small_bytes = budget_bytes
                 continue
-            plan, arena = self._plan_and_place(result.schedule, budget)
+            plan, arena = self._plan_and_place(result.schedule, budget_bytes)
             if arena.bytes <= self.usable_bytes:
-                fitted = self._make_fitted(first, result, plan, arena)
+                fitted = self._make_fitted(first_result, result, plan, arena)
                 if not fitted.result.violations:
                     return fitted
-                too_small_bytes = budget  # for example, the plan misses the deadline with less RAM
+                too_small_bytes = (
+                    budget_bytes  # for example, the plan misses the deadline with less RAM
+                )
                 continue
             peak_bytes = 0 if result.simulation is None else result.simulation.peak_ram_bytes
-            too_large_bytes = min(budget, peak_bytes)
-            budget = too_large_bytes - self._min_excess_bytes() - margin
-        return Fitted(self._no_fit_result(first), None, None)
+            too_large_bytes = min(budget_bytes, peak_bytes)
+            budget_bytes = too_large_bytes - self._min_excess_bytes() - margin_bytes
+        return Fitted(self._no_fit_result(first_result), None, None)
 
-    def _improve_fitting(self, first: SolveResult, plan: Plan, arena: Arena) -> Fitted:
+    def _improve_fitting(self, first_result: SolveResult, plan: Plan, arena: Arena) -> Fitted:
         """Solve for the remaining time, from a first schedule whose arena fits.
 
         Returns the better schedule whose arena fits, with the better bound and the time of both
         solves.
         """
-        was_cut_short = first.method == "optimal" and first.termination == Termination.TIME_LIMIT
+        was_cut_short = (
+            first_result.method == "optimal" and first_result.termination == Termination.TIME_LIMIT
+        )
         if not was_cut_short or self.request.remaining_s() <= 2 * self.planning_s:
-            return Fitted(first, plan, arena)
-        result = self._solve_within(self.problem, 1.0, start=first.schedule)
-        first = _with_status(
+            return Fitted(first_result, plan, arena)
+        result = self._solve_within(self.problem, 1.0, start=first_result.schedule)
+        first_result = _with_status(
             replace(
-                first,
-                objective_bound=max(first.proven_bound, result.proven_bound),
-                overhead_bound_j=max(first.overhead_bound_j, result.overhead_bound_j),
-                build_s=first.build_s + result.build_s,
-                solve_s=first.solve_s + result.solve_s,
+                first_result,
+                objective_bound=max(first_result.proven_bound, result.proven_bound),
+                overhead_bound_j=max(first_result.overhead_bound_j, result.overhead_bound_j),
+                build_s=first_result.build_s + result.build_s,
+                solve_s=first_result.solve_s + result.solve_s,
             )
         )
-        value, first_value = result.value, first.value
+        value, first_value = result.value, first_result.value
         if (
             value is not None
             and first_value is not None
@@ -311,27 +324,27 @@ class _FittingSearch:
             plan_and_arena = self._plan_and_place(result.require_schedule(), self.usable_bytes)
             if plan_and_arena[1].bytes <= self.usable_bytes:
                 result = replace(result, build_s=0.0, solve_s=0.0)
-                fitted = self._make_fitted(first, result, *plan_and_arena)
+                fitted = self._make_fitted(first_result, result, *plan_and_arena)
                 if not fitted.result.violations:
                     return fitted
-        return Fitted(first, plan, arena)
+        return Fitted(first_result, plan, arena)
 
     def _fit_quickly(
-        self, first: SolveResult, aligned_problem: Problem, too_large_bytes: int
+        self, first_result: SolveResult, aligned_problem: Problem, too_large_bytes: int
     ) -> Fitted | None:
         """Build schedules with less RAM by fast heuristics; return the first whose arena fits.
 
         Return None if none fits, and for methods of `poetmodel.baselines`, whose schedules no other
         heuristic may replace.
         """
-        if first.method != "optimal":  # a baseline's schedule must come from its own method
+        if first_result.method != "optimal":  # a baseline's schedule must come from its own method
             return None
         slightly_smaller, clearly_smaller = (
             _with_ram(aligned_problem, too_large_bytes - too_large_bytes // divisor)
             for divisor in QUICK_DIVISORS
         )
         attempts: tuple[tuple[Callable[[Problem], Schedule | None], Problem], ...] = (
-            (partial(_refit_quickly, schedule=first.require_schedule()), slightly_smaller),
+            (partial(_refit_quickly, schedule=first_result.require_schedule()), slightly_smaller),
             (_construct_quickly, clearly_smaller),
             (page_everything, slightly_smaller),
         )
@@ -341,32 +354,36 @@ class _FittingSearch:
                 continue
             plan, arena = self._plan_and_place(schedule, smaller_problem.usable_ram_bytes)
             if arena.bytes <= self.usable_bytes:
-                result = replace(first, schedule=schedule, build_s=0.0, solve_s=0.0)
-                fitted = self._make_fitted(first, result, plan, arena)
+                result = replace(first_result, schedule=schedule, build_s=0.0, solve_s=0.0)
+                fitted = self._make_fitted(first_result, result, plan, arena)
                 if not fitted.result.violations:
                     return fitted
         return None
 
     def _solve_within(
-        self, problem: Problem, ratio: float, start: Schedule | None = None
+        self, problem: Problem, time_ratio: float, start: Schedule | None = None
     ) -> SolveResult:
         """Solve within a fraction of the remaining time less the time to plan and place."""
-        limit_s = max(ratio * (self.request.remaining_s() - self.planning_s), 1e-3)
+        limit_s = max(time_ratio * (self.request.remaining_s() - self.planning_s), 1e-3)
         keywords: SearchKeywords = {} if start is None else {"start": start}
         result = self.solve(problem, time_limit=limit_s, **{**self.options, **keywords})
         return replace(result, time_limit_s=self.request.time_limit_s)
 
-    def _solve_from_first(self, first: SolveResult, smaller_problem: Problem) -> SolveResult:
+    def _solve_from_first(self, first_result: SolveResult, smaller_problem: Problem) -> SolveResult:
         """Solve with less RAM, from the first solve's schedule if that solve was cut short."""
-        if first.method != "optimal" or first.termination != Termination.TIME_LIMIT:
+        if first_result.method != "optimal" or first_result.termination != Termination.TIME_LIMIT:
             return self._solve_within(smaller_problem, 1 / 2)
-        if (first.gap or 0.0) > LazyParams().wide_gap_ratio and not smaller_problem.is_overlapping:
-            return self._search_from_first(first, smaller_problem)
+        if (
+            first_result.gap or 0.0
+        ) > LazyParams().wide_gap_ratio and not smaller_problem.is_overlapping:
+            return self._search_from_first(first_result, smaller_problem)
         max_s = min(QUICK_S, self.request.remaining_s() / 4)
-        start = _refit_quickly(smaller_problem, first.require_schedule(), max_s=max_s)
+        start = _refit_quickly(smaller_problem, first_result.require_schedule(), max_s=max_s)
         return self._solve_within(smaller_problem, 1 / 2, start)
 
-    def _search_from_first(self, first: SolveResult, smaller_problem: Problem) -> SolveResult:
+    def _search_from_first(
+        self, first_result: SolveResult, smaller_problem: Problem
+    ) -> SolveResult:
         """Search for a schedule with less RAM near the first one, for half of the remaining time.
 
         No bound is computed, because a bound for less RAM does not hold for the problem.
@@ -375,15 +392,15 @@ class _FittingSearch:
         schedule, seed = None, self.options.get("seed", 0)
         with limit_execution(max_s + QUICK_S), suppress(TimeLimitError):
             schedule = improve_schedule(
-                smaller_problem, first.require_schedule(), max_s=max_s, seed=seed
+                smaller_problem, first_result.require_schedule(), max_s=max_s, seed=seed
             )
         candidate = make_valid_candidate(smaller_problem, schedule)
-        result = replace(first, problem=smaller_problem, build_s=0.0, solve_s=0.0)
+        result = replace(first_result, problem=smaller_problem, build_s=0.0, solve_s=0.0)
         if candidate is None:
             return replace(result, status=Status.UNKNOWN, schedule=None, simulation=None)
         return replace(result, schedule=candidate.schedule, simulation=candidate.simulation)
 
-    def _plan_and_place(self, schedule: Schedule, budget: int) -> tuple[Plan, Arena]:
+    def _plan_and_place(self, schedule: Schedule, budget_bytes: int) -> tuple[Plan, Arena]:
         """Plan a schedule within `budget` bytes and place its tensors in an arena.
 
         Stores the time that this takes, and the size of the smallest arena so far.
@@ -394,7 +411,7 @@ class _FittingSearch:
             self.problem.costs,
             replace(schedule, identity=GraphIdentity.from_graph(graph)),
             mode=self.mode,
-            ram_budget_bytes=budget,
+            ram_budget_bytes=budget_bytes,
             arena_limit_bytes=self.usable_bytes,
             alignment=self.alignment,
             seed=self.options.get("seed", 0),
@@ -407,7 +424,7 @@ class _FittingSearch:
         return plan, arena
 
     def _make_fitted(
-        self, first: SolveResult, result: SolveResult, plan: Plan, arena: Arena
+        self, first_result: SolveResult, result: SolveResult, plan: Plan, arena: Arena
     ) -> Fitted:
         """Convert a result with less RAM to one of the stated problem, verified with its plan.
 
@@ -421,10 +438,10 @@ class _FittingSearch:
             schedule=schedule,
             simulation=verdict.simulation,
             violations=verdict.violations,
-            objective_bound=first.objective_bound,
-            overhead_bound_j=first.overhead_bound_j,
-            build_s=first.build_s + result.build_s,
-            solve_s=first.solve_s + result.solve_s,
+            objective_bound=first_result.objective_bound,
+            overhead_bound_j=first_result.overhead_bound_j,
+            build_s=first_result.build_s + result.build_s,
+            solve_s=first_result.solve_s + result.solve_s,
         )
         return Fitted(_with_status(fitted), plan, arena)
 
@@ -442,7 +459,7 @@ class _FittingSearch:
         """Return the excess of the smallest arena so far over the usable RAM [B]."""
         return (self.smallest_arena_bytes or 0) - self.usable_bytes
 
-    def _no_fit_result(self, first: SolveResult) -> SolveResult:
+    def _no_fit_result(self, first_result: SolveResult) -> SolveResult:
         """Return the first result without its schedule, with the reason and hints."""
         excess_bytes = self._min_excess_bytes()
         is_late = self.request.remaining_s() <= 2 * self.planning_s
@@ -458,7 +475,7 @@ class _FittingSearch:
         else:
             reason += "raise the time limit"
         return replace(
-            first,
+            first_result,
             status=Status.UNKNOWN,
             termination=Termination.STALLED,
             schedule=None,

@@ -73,11 +73,11 @@ class TransferWeightSearch:
             if relaxation_outcome.infeasible:
                 return relaxation_outcome
             if self._is_timed and self.problem.minimize == Quantity.TIME:
-                self._minimize_times()
+                self._minimize_time()
             elif self._is_timed:
                 self._bisect_weight()
                 if self.best is None and self.task.can_restate:
-                    self._minimize_times()
+                    self._minimize_time()
         except TimeLimitError:  # raised while a schedule was planned
             return replace(self._make_outcome(), termination=Termination.TIME_LIMIT)
         except KeyboardInterrupt:  # raised between two solves, which handle it themselves
@@ -96,7 +96,7 @@ class TransferWeightSearch:
             problem.deadline_s is not None or problem.minimize == Quantity.TIME or has_idle_energy
         )
 
-    def _minimize_times(self) -> None:
+    def _minimize_time(self) -> None:
         """Solve surrogates that minimize time, with growing weights, without the deadline.
 
         A plan may meet a deadline that the surrogate's sum misses. If another quantity is

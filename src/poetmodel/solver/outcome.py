@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from poetmodel.solver.request import Request
 
 REFUTED: Final = (
-    "a verified schedule refutes what the solver proved, and no other proof was found in time"
+    "a verified schedule refutes the proof of the solver, and no other proof was found in time"
 )
 """Reason of a result that has a schedule and no proof."""
 EQUALITY_TOLERANCE: Final = 1e-6

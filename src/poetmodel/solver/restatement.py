@@ -49,7 +49,7 @@ def restate_as_call(model: pyo.ConcreteModel) -> str | None:
     """
     objective = next(model.component_data_objects(pyo.Objective, active=True), None)
     added_rows = _added_rows(model)
-    if added_rows is None or objective is None or not model.exact or _is_narrowed(model):
+    if added_rows is None or objective is None or not model.exact or _has_changed_variables(model):
         return None
     writer = _TotalsWriter(model, _counted_variables(model))
     method_calls: list[str | None] = []
@@ -79,7 +79,7 @@ def _added_rows(model: pyo.ConcreteModel) -> dict[str, list[Any]] | None:
     return rows_by_name if n_unchanged == sum(map(len, model.stated_rows.values())) else None
 
 
-def _is_narrowed(model: pyo.ConcreteModel) -> bool:
+def _has_changed_variables(model: pyo.ConcreteModel) -> bool:
     """Return whether variables of the model were fixed or unfixed, or their bounds changed."""
     arrays = model.arrays
     for column, variable in enumerate(model.variables):
@@ -257,10 +257,12 @@ class _TotalsWriter:
 def _write_sum(terms: Iterable[tuple[float, str]]) -> str:
     """Return (coefficient, expression) terms as a Python sum of at most `MAX_TERMS` terms."""
     text, n_terms = "", 0
-    for n_terms, (value, name) in enumerate(terms, start=1):
+    for n_terms, (value, expression) in enumerate(terms, start=1):
         if n_terms > MAX_TERMS:
             return f"{text} + ..."
         factor = "" if abs(value) == 1 else f"{abs(value):.10g} * "
         sign = "-" if value < 0 else "+"
-        text += f" {sign} {factor}{name}" if text else f"{sign.strip('+')}{factor}{name}"
+        text += (
+            f" {sign} {factor}{expression}" if text else f"{sign.strip('+')}{factor}{expression}"
+        )
     return text

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CUT_SHORT: Final = frozenset({Termination.TIME_LIMIT, Termination.INTERRUPTED})
 """Terminations before the end of a proof, after which a schedule found earlier may be returned."""
 RETRY_NOTE: Final = (
-    "a verified schedule refutes what the solver proved; the problem is solved again without "
+    "a verified schedule refutes the proof of the solver; the problem is solved again without "
     "presolve"
 )
 GREEDY_TIME_RATIO: Final = 0.1
@@ -311,18 +311,24 @@ def _with_known_progress(request: Request, known_candidate: Candidate, bound: fl
     return replace(request, on_progress=report_best)
 
 
-def _merge_outcomes(first: Outcome, second: Outcome, known_candidate: Candidate) -> Outcome:
+def _merge_outcomes(
+    first_outcome: Outcome, second_outcome: Outcome, known_candidate: Candidate
+) -> Outcome:
     """Merge two outcomes; the second solve searched for a schedule better than `known_candidate`.
 
     If the second solve is infeasible, `known_candidate` is optimal.
     """
-    bound = known_candidate.value if second.infeasible else min(second.bound, known_candidate.value)
+    bound = (
+        known_candidate.value
+        if second_outcome.infeasible
+        else min(second_outcome.bound, known_candidate.value)
+    )
     return replace(
-        second,
-        candidate=better_candidate(second.candidate, known_candidate),
-        bound=max(first.bound, bound),
+        second_outcome,
+        candidate=better_candidate(second_outcome.candidate, known_candidate),
+        bound=max(first_outcome.bound, bound),
         infeasible=False,
-    ).with_solves([first, second])
+    ).with_solves([first_outcome, second_outcome])
 
 
 def _segment_candidate(problem: Problem, request: Request) -> Candidate | None:

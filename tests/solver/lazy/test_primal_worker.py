@@ -124,7 +124,7 @@ def test_what_is_new_is_told_once():
     search.send_solution(first)
     search.send_solution(last)
     update = search._next_state()
-    assert update.found == FoundSchedule(start.schedule, start.value)
+    assert update.found_schedule == FoundSchedule(start.schedule, start.value)
     assert update.solution is last
     session.raise_bound(2.0)
     session.max_columns = 7
@@ -133,7 +133,7 @@ def test_what_is_new_is_told_once():
     )
     search._best_value = 0.0  # the search has sent something better in the meantime
     session.bounds.incumbent = replace(start, value=1.0)
-    assert search._next_state().found is None
+    assert search._next_state().found_schedule is None
 
 
 # -- in the process ------------------------------------------------------------------------------

@@ -51,9 +51,9 @@ def add_cuts(
     solution = LinearSolution(None, float("-inf"))
     basis: Basis | None = None
     for round_index in range(params.cut_rounds):
-        raw = session.solve_form(relaxation.form_with_all_cuts().relaxed(), basis=basis)
+        raw = session.solve_form(relaxation.form_with_all_cuts().linear_relaxation(), basis=basis)
         if raw is None or raw.x is None or raw.bound is None:
-            if raw is not None and raw.infeasible:
+            if raw is not None and raw.is_infeasible:
                 return LinearSolution(None, 0.0, infeasible=True)
             return solution
         session.raise_bound(safe_bound(session.problem, raw.bound) * relaxation.unit)
@@ -118,7 +118,7 @@ def add_rows(
     params = session.params
     relaxation = session.build_relaxation(grouping)
     solution = add_cuts(session, relaxation, on_cut_point)
-    finest, finest_solution = relaxation, solution
+    finest_relaxation, finest_solution = relaxation, solution
     n_idle_rounds = 0
     while (
         finest_solution.x is not None
@@ -126,18 +126,20 @@ def add_rows(
         and n_idle_rounds < params.rounds_without_gain
     ):
         if on_solution is not None:
-            on_solution(finest, finest_solution.x)
+            on_solution(finest_relaxation, finest_solution.x)
             if session.is_done():
                 break
-        loads = stage_loads(finest, finest_solution.x)
+        loads = stage_loads(finest_relaxation, finest_solution.x)
         worst_stages = violated_stages(
-            loads.tolist(), finest.claimed_ram_bytes(finest_solution.x) * (1 + ROUNDING)
+            loads.tolist(), finest_relaxation.claimed_ram_bytes(finest_solution.x) * (1 + ROUNDING)
         )
-        enforced_stages = finest.grouping.stage_rows
+        enforced_stages = finest_relaxation.grouping.stage_rows
         if enforced_stages.issuperset(worst_stages):
             break
         tight_stages = (
-            _tight_stages(session) if finest.form.n_columns > params.large_columns else []
+            _tight_stages(session)
+            if finest_relaxation.form.n_columns > params.large_columns
+            else []
         )
         alternating_stages = chain.from_iterable(zip_longest(worst_stages, tight_stages))
         new_stages = [
@@ -145,16 +147,18 @@ def add_rows(
             for t in dict.fromkeys(alternating_stages)
             if t is not None and t not in enforced_stages
         ]
-        growth = int(params.linear_growth_ratio * finest.grouping.n_groups)
+        growth = int(params.linear_growth_ratio * finest_relaxation.grouping.n_groups)
         max_rows = max(params.linear_rows, growth) << n_idle_rounds
-        finest = session.build_relaxation(finest.grouping.add(new_stages[:max_rows]), finest)
-        finest_solution = add_cuts(session, finest, on_cut_point)
+        finest_relaxation = session.build_relaxation(
+            finest_relaxation.grouping.with_rows(new_stages[:max_rows]), finest_relaxation
+        )
+        finest_solution = add_cuts(session, finest_relaxation, on_cut_point)
         if finest_solution.infeasible:
-            return finest, finest_solution
+            return finest_relaxation, finest_solution
         if finest_solution.value - solution.value > params.row_gain_ratio * abs(
             finest_solution.value
         ):
-            relaxation, solution, n_idle_rounds = finest, finest_solution, 0
+            relaxation, solution, n_idle_rounds = finest_relaxation, finest_solution, 0
         else:
             n_idle_rounds += 1
     return relaxation, solution
@@ -187,13 +191,13 @@ def kept_spans(
         relaxation.events,
     )
     group_of = grouping.group_of
-    free_keeps = relaxation.events.kept
+    free_keeps = relaxation.events.free_keeps
     for i, k in enumerate(graph.node_of):
         if not graph.users_of[i]:
             continue
         first_group = group_of[k]
         levels = []
-        for a in range(len(events.events[i])):
+        for a in range(len(events.event_groups[i])):
             column = relaxation.kept.get((i, a))
             levels.append(float((i, a) in free_keeps) if column is None else float(x[column]))
         readers: dict[int, list[int]] = {}
@@ -202,7 +206,7 @@ def kept_spans(
         last_reader = max(readers.get(first_group, [k]))
         spans = [(k, last_reader, 1.0)]
         level = levels[0] if levels else 0.0
-        for a, event in enumerate(events.events[i]):
+        for a, event in enumerate(events.event_groups[i]):
             spans.append((last_reader, grouping.last_stage[event - 1], level))
             first_stage, last_stage = grouping.first_stage[event], grouping.last_stage[event]
             reader_nodes = readers.get(event)
@@ -255,8 +259,8 @@ class _HeldBytes:
     Adds the bytes to `differences`, whose cumulative sums are the bytes of all tensors by stage.
     """
 
-    def __init__(self, change: NDArray[np.float64], size: int) -> None:
-        self.differences = change
+    def __init__(self, differences: NDArray[np.float64], size: int) -> None:
+        self.differences = differences
         self.size = size
         self.spans: list[tuple[int, int, float]] = []
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.clock import now_s
-from poetmodel.heuristics.greedy import add_rewarded
+from poetmodel.heuristics.greedy import add_rewarded_decisions
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import Score
-from poetmodel.heuristics.restorations import restorations_of
-from poetmodel.model.grouping import change_stages
+from poetmodel.heuristics.restorations import list_restorations
+from poetmodel.model.grouping import coefficient_change_stages
 from poetmodel.solver.lazy.disaggregation import Disaggregation, violated_stages, violated_steps
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class PrimalHeuristic:
         neighbourhood, started_s = self.neighbourhood, now_s()
         if "repair" in self.session.params.heuristics:
             neighbourhood.until_s = self._deadline_s(max(self.max_repair_s, self.due_s))
-            neighbourhood.consider(restorations_of(self.session.problem.graph, solution))
+            neighbourhood.consider(list_restorations(self.session.problem.graph, solution))
             self._offer()
         self.spent_s += now_s() - started_s
         if search_locally and self.session.bounds.gap() > self.session.params.small_gap_ratio:
@@ -88,10 +88,10 @@ class PrimalHeuristic:
         max_s = max(SEARCH_S, self.due_s)
         until_s = self._deadline_s(min(max_s, session.request.remaining_s() / 4))
         neighbourhood.until_s = until_s
-        incumbent, score_before = session.bounds.incumbent, neighbourhood.best
+        incumbent, score_before = session.bounds.incumbent, neighbourhood.best_score
         if incumbent is not None and (0.0, incumbent.value) < score_before:
             score_before = Score(0.0, incumbent.value)
-            neighbourhood.consider(restorations_of(session.problem.graph, incumbent.schedule))
+            neighbourhood.consider(list_restorations(session.problem.graph, incumbent.schedule))
         n_iterations = n_idle = 0
         max_n_idle = max(1, int(self.idle_iterations_per_column * session.max_columns))
         while n_idle < max_n_idle and not (session.is_done() or self.should_stop()):
@@ -102,7 +102,7 @@ class PrimalHeuristic:
             if now_s() > until_s:
                 break
         self._offer()
-        factor = 2.0 if neighbourhood.best < score_before else 0.5
+        factor = 2.0 if neighbourhood.best_score < score_before else 0.5
         self.idle_iterations_per_column = max(
             IDLE_ITERATIONS_PER_COLUMN, factor * self.idle_iterations_per_column
         )
@@ -116,7 +116,7 @@ class PrimalHeuristic:
     def _offer(self) -> None:
         """Offer the best schedule of the local search to the session if it beats the incumbent."""
         incumbent = self.session.bounds.incumbent
-        if incumbent is None or self.neighbourhood.best < (0.0, incumbent.value):
+        if incumbent is None or self.neighbourhood.best_score < (0.0, incumbent.value):
             schedule = self.neighbourhood.schedule()
             if schedule is not None:
                 self.session.offer_schedule(schedule)
@@ -151,7 +151,7 @@ def offer_solution(session: Session, relaxation: Relaxation, x: NDArray[Any]) ->
     if not (stages or steps) or not session.problem.objective.is_sum:
         schedule = disaggregation.schedule()
         if session.penalized_objective is not None:
-            schedule = add_rewarded(
+            schedule = add_rewarded_decisions(
                 session.penalized_objective,
                 schedule,
                 relaxation.rewarded_decisions(x, disaggregation),
@@ -178,8 +178,8 @@ def _violated_user_limits(
     decisions = {("recomputed", index) for index in disaggregation.recomputed}
     decisions.update(("paged_in", index) for index in disaggregation.paged_in)
     return {
-        position: change_stages(row)
+        position: coefficient_change_stages(row)
         for position, row in enumerate(limits)
-        if position not in relaxation.grouping.own_rows
+        if position not in relaxation.grouping.user_rows
         and not row.is_satisfied(decisions.__contains__)
     }

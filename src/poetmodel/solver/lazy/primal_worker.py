@@ -116,29 +116,29 @@ class PrimalWorker:
             remaining_s = max(UPDATE_INTERVAL_S, session.request.remaining_s())
             request = replace(session.request, on_progress=None, time_limit_s=remaining_s)
             arguments = (session.problem, request, params, self._next_state())
-            search = process.call(search_schedules, *arguments, on_progress=self._receive)
+            search_future = process.call(search_schedules, *arguments, on_progress=self._receive)
             self.is_running.set()
-            self._send_updates(process, search)
-        except BaseException as error:  # noqa: BLE001 - raised by `check`
+            self._send_updates(process, search_future)
+        except BaseException as error:  # noqa: BLE001 - raised by `raise_error`
             self._store_error(error)
         finally:
             self.is_running.clear()
             process.close()
 
-    def _send_updates(self, process: WorkerProcess, search: Future[None]) -> None:
+    def _send_updates(self, process: WorkerProcess, search_future: Future[None]) -> None:
         """Send changed states of the proof until the search ends.
 
         Log an ended process, and raise `BackendError` if the search failed.
         """
         sent_state = None
-        while not search.done():
+        while not search_future.done():
             if self._closing.wait(UPDATE_INTERVAL_S):
                 return
             if process.has_sent_all and (new_state := self._next_state()) != sent_state:
                 process.send(new_state)
                 sent_state = replace(new_state, found_schedule=None, solution=None)
         try:
-            search.result()
+            search_future.result()
         except ProcessEndedError as error:
             self.is_running.clear()  # before the log entry becomes visible
             if not self.session.is_done():
@@ -174,7 +174,7 @@ class PrimalWorker:
         self._best_value = min(self._best_value, found.value)
         try:
             self.session.offer_schedule(found.schedule)
-        except BaseException as error:  # noqa: BLE001 - raised by `check`
+        except BaseException as error:  # noqa: BLE001 - raised by `raise_error`
             self._store_error(error)
 
     def _log_event(self, event: str) -> None:
@@ -184,7 +184,7 @@ class PrimalWorker:
         _LOG.warning("%s", text)
 
     def _store_error(self, error: BaseException) -> None:
-        """Store the first error for `check`, and stop the solve and the process."""
+        """Store the first error for `raise_error`, and stop the solve and the process."""
         self._error = self._error or error
         self._closing.set()
         self.session.stop_event.set()

@@ -73,9 +73,9 @@ class BoundTracker:
     def raise_bound(self, bound: float) -> bool:
         """Raise the proven bound to `bound` if that is higher; return whether it was raised."""
         with self.lock:
-            is_best = bound > self.lower
+            is_higher = bound > self.lower
             self.lower = max(bound, self.lower)
-        return is_best
+        return is_higher
 
     def replace_incumbent(self, candidate: Candidate) -> bool:
         """Replace the incumbent by `candidate`, a valid schedule, if its value is smaller.
@@ -83,10 +83,10 @@ class BoundTracker:
         Return whether the incumbent was replaced.
         """
         with self.lock:
-            is_best = self.incumbent is None or candidate.value < self.incumbent.value
-            if is_best:
+            is_better = self.incumbent is None or candidate.value < self.incumbent.value
+            if is_better:
                 self.incumbent = candidate
-        return is_best
+        return is_better
 
     def upper(self) -> float | None:
         """Return the smaller of the incumbent's value and the ceiling; None if both are missing."""
@@ -193,8 +193,8 @@ class Session:
             self.problem,
             None if self.penalized_objective is None else self.problem.rewards,
         )
-        needed_decisions = PartialSchedule.of(
-            problem.graph, schedule, rewards, working=problem.working_graph
+        needed_decisions = PartialSchedule.from_schedule(
+            problem.graph, schedule, rewards, working_graph=problem.working_graph
         )
         candidate = make_candidate(problem, needed_decisions.schedule())
         if candidate.violations:

@@ -187,7 +187,7 @@ def find_alternatives(
     )
     alternatives: list[Alternative] = []
     for position, forbidden in enumerate(forbidden_decisions):
-        matching = next(
+        matching_alternative = next(
             (
                 alternative
                 for alternative in alternatives
@@ -195,8 +195,8 @@ def find_alternatives(
             ),
             None,
         )
-        if matching is not None:
-            alternatives.append(replace(matching, forbidden=forbidden))
+        if matching_alternative is not None:
+            alternatives.append(replace(matching_alternative, forbidden=forbidden))
             continue
         limit_s = (end_s - time.monotonic()) / (len(forbidden_decisions) - position)
         variant = ChangedProblem(problem=_forbid(problem, tensor, forbidden), gap=GAP)
@@ -235,13 +235,13 @@ def find_ram_step(
     given_candidate = make_candidate(problem, schedule)
     objective = problem.objective
     value = objective.value_of(given_candidate.simulation)
-    gain = max(GAP * given_candidate.value, MIN_GAIN_RATIO * abs(value))
+    min_gain = max(GAP * given_candidate.value, MIN_GAIN_RATIO * abs(value))
     if objective.is_in_bytes:
-        gain = max(1.0, gain)
-    if given_candidate.value - objective.known_bound < gain:
+        min_gain = max(1.0, min_gain)
+    if given_candidate.value - objective.known_bound < min_gain:
         return RamStep(status=Status.INFEASIBLE)
     cheaper_problem = _limit_objective(
-        problem.without_limits(Quantity.RAM, minimize=Quantity.RAM), value - gain, problem
+        problem.without_limits(Quantity.RAM, minimize=Quantity.RAM), value - min_gain, problem
     )
     min_ram_result = _solve_variant(
         ChangedProblem(problem=cheaper_problem, gap=0.0), time_limit / 2, threads
@@ -367,28 +367,32 @@ def _make_alternative(
     base_alternative = replace(
         base_alternative, status=Status.UNKNOWN, least_extra=bound - given_candidate.value
     )
-    best = None
+    best_candidate = None
     if result.schedule is not None:
-        best = make_valid_candidate(problem, with_graph_identity(result.schedule, problem.graph))
-    if forbidden == Forbidden.KEEPING:
-        if best is not None and not _is_read_after_restore(problem, best.schedule, i):
-            best = None  # the tensor was not evicted before its last use
-        best = better_candidate(
-            best, _evict_in_longest_interval(problem, given_candidate.schedule, i)
+        best_candidate = make_valid_candidate(
+            problem, with_graph_identity(result.schedule, problem.graph)
         )
-    if best is None:
+    if forbidden == Forbidden.KEEPING:
+        if best_candidate is not None and not _is_read_after_restore(
+            problem, best_candidate.schedule, i
+        ):
+            best_candidate = None  # the tensor was not evicted before its last use
+        best_candidate = better_candidate(
+            best_candidate, _evict_in_longest_interval(problem, given_candidate.schedule, i)
+        )
+    if best_candidate is None:
         return base_alternative
-    is_proven = is_gap_closed(problem, best.value, bound, GAP)
-    extra = best.value - given_candidate.value
-    times = (best.simulation.time_s, given_candidate.simulation.time_s)
+    is_proven = is_gap_closed(problem, best_candidate.value, bound, GAP)
+    extra = best_candidate.value - given_candidate.value
+    times_s = (best_candidate.simulation.time_s, given_candidate.simulation.time_s)
     return replace(
         base_alternative,
         status=Status.OPTIMAL if is_proven else Status.FEASIBLE,
-        becomes=find_decisions(problem, best.schedule)[i].treatment,
+        becomes=find_decisions(problem, best_candidate.schedule)[i].treatment,
         extra=extra,
         least_extra=min(bound - given_candidate.value, extra),
-        extra_s=(times[0] or 0.0) - (times[1] or 0.0),
-        schedule=best.schedule,
+        extra_s=(times_s[0] or 0.0) - (times_s[1] or 0.0),
+        schedule=best_candidate.schedule,
     )
 
 

@@ -59,8 +59,8 @@ class IntervalSeparator:
     recomputed reader `j`. Each minimum is replaced by its smaller side at the point, so the row is
     linear and valid.
 
-    Groups only become finer while rows are added, so an interval of stages remains one of groups. A
-    cut remains valid for any choice of the sides of its minima.
+    Groups only become finer while rows are added, so an interval of stages remains an interval of
+    groups. A cut remains valid for any choice of the sides of its minima.
     """
 
     family: ClassVar[str] = "interval"
@@ -121,8 +121,8 @@ class IntervalSeparator:
                 pairs, lower=lower_bound, name=self.family, origin=origin, in_bytes=False
             )
 
-    def _add_keep_term(self, i: int, first: int, terms: dict[int, float]) -> float:
-        """Add the term for keeping tensor `i` into group `first` to `terms`.
+    def _add_keep_term(self, i: int, first_group: int, terms: dict[int, float]) -> float:
+        """Add the term for keeping tensor `i` into group `first_group` to `terms`.
 
         If the term is a constant, return its value; otherwise return 0. Resident state is always in
         RAM.
@@ -132,10 +132,12 @@ class IntervalSeparator:
             _add_term(terms, relaxation.resident.get(i))
             if i not in relaxation.resident:
                 return 1.0
-        segment = events.segment(i, events.group_of[relaxation.problem.graph.node_of[i]], first)
+        segment = events.segment(
+            i, events.group_of[relaxation.problem.graph.node_of[i]], first_group
+        )
         if segment is None:
             return 0.0
-        if (i, segment) in relaxation.events.kept:
+        if (i, segment) in relaxation.events.free_keeps:
             return 1.0
         _add_term(terms, relaxation.kept.get((i, segment)))
         return 0.0
@@ -152,8 +154,8 @@ class _Violation(NamedTuple):
 
     amount: float
     tensor: int
-    first: int
-    last: int
+    first_group: int
+    last_group: int
     reader: int | None
     """The recomputed reader of the tensor; None if the cut is for a first computation."""
 
@@ -172,20 +174,20 @@ class _FractionalPoint:
         self.keep_values = self._keep_values()
         self.supply_cache: dict[int, float] = {}
         """``F`` by tensor, for the interval of the current chain."""
-        self.page_sum = self._cumulative_sums(relaxation.paged_in, len(self.graph.tensors))
-        self.recompute_sum = self._cumulative_sums(relaxation.recomputed, len(self.graph.nodes))
+        self.page_in_sums = self._cumulative_sums(relaxation.paged_in, len(self.graph.tensors))
+        self.recompute_sums = self._cumulative_sums(relaxation.recomputed, len(self.graph.nodes))
 
     def _keep_values(self) -> NDArray[np.float64]:
         """Return the value of keeping each tensor into each group, shape (tensors, groups)."""
         keep_values = np.zeros((len(self.graph.tensors), self.n_groups))
-        for i, stages in enumerate(self.events.events):
-            begin = self.group_of[self.graph.node_of[i]] + 1
-            for a, end in enumerate(stages):
+        for i, event_groups in enumerate(self.events.event_groups):
+            first_group = self.group_of[self.graph.node_of[i]] + 1
+            for a, last_group in enumerate(event_groups):
                 column = self.relaxation.kept.get((i, a))
-                always_kept = (i, a) in self.relaxation.events.kept
-                value = self.x[column] if column is not None else float(always_kept)
-                keep_values[i, begin : end + 1] = value
-                begin = end + 1
+                is_free_keep = (i, a) in self.relaxation.events.free_keeps
+                value = self.x[column] if column is not None else float(is_free_keep)
+                keep_values[i, first_group : last_group + 1] = value
+                first_group = last_group + 1
         columns = self.relaxation.resident
         for i in self.relaxation.problem.graph.state_tensors:
             keep_values[i] += self.x[columns[i]] if i in columns else 1.0
@@ -246,45 +248,47 @@ class _FractionalPoint:
         supply: dict[int, NDArray[np.float64]] = {}
         first_groups = np.arange(1, last_group)
         for k in range(len(graph.nodes)):
-            begin = self.group_of[k]
-            if begin >= last_group:
+            maker_group = self.group_of[k]
+            if maker_group >= last_group:
                 break
             recompute_value = None
             for i in graph.outputs_of[k]:
-                value = self.keep_values[i, 1:last_group].copy()
-                page_ins = self.page_sum[i, last_group + 1] - self.page_sum[i, 1:last_group]
+                values = self.keep_values[i, 1:last_group].copy()
+                page_ins = self.page_in_sums[i, last_group + 1] - self.page_in_sums[i, 1:last_group]
                 page_out_column = self.relaxation.page_out_column_of.get(i)
-                value += (
+                values += (
                     page_ins
                     if page_out_column is None
                     else np.minimum(page_ins, x[page_out_column])
                 )
-                if self.events.recompute[k]:
+                if self.events.recompute_groups[k]:
                     if recompute_value is None:
                         recompute_value = (
-                            self.recompute_sum[k, last_group + 1]
-                            - self.recompute_sum[k, 1:last_group]
+                            self.recompute_sums[k, last_group + 1]
+                            - self.recompute_sums[k, 1:last_group]
                         )
                         for u in graph.inputs_of[k]:
                             recompute_value = np.minimum(recompute_value, supply[u])
-                    value += recompute_value
-                value[first_groups <= begin] = 1.0
-                supply[i] = value
+                    values += recompute_value
+                values[first_groups <= maker_group] = 1.0
+                supply[i] = values
         return supply
 
     def cut_origin(self, violation: _Violation) -> IntervalOrigin:
         """Return the stages, nodes and tensors of a violated cut."""
         grouping = self.relaxation.grouping
         chain, ends_in_recomputation = self._find_chain(
-            violation.tensor, violation.first, violation.last
+            violation.tensor, violation.first_group, violation.last_group
         )
         reader = violation.reader
         if reader is None:
             users = self.graph.users_of[violation.tensor]
-            reader = next(j for j in users if self.group_of[j] == violation.last)
+            reader = next(j for j in users if self.group_of[j] == violation.last_group)
         return IntervalOrigin(
-            first_stage=grouping.first_stage[violation.first],
-            last_stage=reader if violation.reader is None else grouping.last_stage[violation.last],
+            first_stage=grouping.first_stage[violation.first_group],
+            last_stage=reader
+            if violation.reader is None
+            else grouping.last_stage[violation.last_group],
             reader=reader,
             is_for_recomputation=violation.reader is not None,
             chain=chain,
@@ -292,7 +296,7 @@ class _FractionalPoint:
         )
 
     def _find_chain(
-        self, i: int, first: int, last: int
+        self, i: int, first_group: int, last_group: int
     ) -> tuple[tuple[tuple[int, bool], ...], bool]:
         """Return the chain of a cut from tensor `i`, and whether it ends in a recomputation.
 
@@ -302,40 +306,48 @@ class _FractionalPoint:
         chain: list[tuple[int, bool]] = []
         while True:
             k = self.graph.node_of[i]
-            page_ins = float(self.page_sum[i, last + 1] - self.page_sum[i, first])
+            page_ins = float(
+                self.page_in_sums[i, last_group + 1] - self.page_in_sums[i, first_group]
+            )
             page_out_column = self.relaxation.page_out_column_of.get(i)
             chain.append((i, page_out_column is not None and self.x[page_out_column] < page_ins))
-            if self.group_of[k] >= first or not self.events.recompute[k]:
+            if self.group_of[k] >= first_group or not self.events.recompute_groups[k]:
                 return tuple(chain), False
-            min_value = float(self.recompute_sum[k, last + 1] - self.recompute_sum[k, first])
+            min_value = float(
+                self.recompute_sums[k, last_group + 1] - self.recompute_sums[k, first_group]
+            )
             min_input = None
             for u in self.graph.inputs_of[k]:
-                value = self._supply_value(u, first, last)
+                value = self._supply_value(u, first_group, last_group)
                 if value < min_value:
                     min_input, min_value = u, value
             if min_input is None:
                 return tuple(chain), True
             i = min_input
 
-    def _supply_value(self, i: int, first: int, last: int) -> float:
+    def _supply_value(self, i: int, first_group: int, last_group: int) -> float:
         """Return ``F(i)`` for the interval of the current chain, cached in `supply_cache`."""
         if i in self.supply_cache:
             return self.supply_cache[i]
         k = self.graph.node_of[i]
-        if self.group_of[k] >= first:
+        if self.group_of[k] >= first_group:
             return 1.0
-        value = float(self.keep_values[i, first])
-        page_ins = float(self.page_sum[i, last + 1] - self.page_sum[i, first])
+        value = float(self.keep_values[i, first_group])
+        page_ins = float(self.page_in_sums[i, last_group + 1] - self.page_in_sums[i, first_group])
         page_out_column = self.relaxation.page_out_column_of.get(i)
         value += (
             page_ins if page_out_column is None else min(page_ins, float(self.x[page_out_column]))
         )
-        if self.events.recompute[k]:
-            recompute_value = float(self.recompute_sum[k, last + 1] - self.recompute_sum[k, first])
+        if self.events.recompute_groups[k]:
+            recompute_value = float(
+                self.recompute_sums[k, last_group + 1] - self.recompute_sums[k, first_group]
+            )
             for u in self.graph.inputs_of[k]:
                 if recompute_value <= 0:
                     break
-                recompute_value = min(recompute_value, self._supply_value(u, first, last))
+                recompute_value = min(
+                    recompute_value, self._supply_value(u, first_group, last_group)
+                )
             value += recompute_value
         self.supply_cache[i] = value
         return value

@@ -1,0 +1,125 @@
+"""User-defined constraints of a partial schedule: the amounts that each decision adds to rows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, Self
+
+from poetmodel.problem import USER_CONSTRAINTS, Coefficients, LinearRow, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+RowAmounts = tuple[tuple[int, float], ...]
+"""(row, amount) pairs of one decision: the position of a row, and the amount added to that row."""
+_ROUNDING: Final = 1e-12
+"""Maximum excess that counts as rounding error, in units of a row."""
+
+
+class UserRows:
+    """The rows of a problem's user-defined constraints, indexed by decision."""
+
+    def __init__(self, problem: Problem, limits: Sequence[LinearRow]) -> None:
+        """Index the terms of `limits` by decision, and collect the rewarded decisions."""
+        self.limits = tuple(limits)
+        self.slacks = [limit.upper for limit in limits]
+        self.units: list[float] = []
+        """For each row, the amount by which its excess is divided."""
+        self.has_only_positive: list[bool] = []
+        """For each row, whether all of its coefficients are positive."""
+        self.counts_one_decision: list[bool] = []
+        """For each row, whether it counts at most one decision."""
+        amounts_of: dict[tuple[str, int], list[tuple[int, float]]] = {
+            key: [] for key in problem.totals
+        }
+        for row, limit in enumerate(limits):
+            amounts = [amount for amount, _ in limit.terms if amount]
+            for amount, decision in limit.terms:
+                if amount:
+                    amounts_of[decision].append((row, amount))
+            self.units.append(max(abs(limit.upper), min(map(abs, amounts), default=1.0)))
+            self.has_only_positive.append(min(amounts, default=0) >= 0)
+            self.counts_one_decision.append(len(amounts) <= 1)
+        columns: dict[str, list[RowAmounts]] = {field: [] for field in Coefficients._fields}
+        for (field, _), row_amounts in amounts_of.items():
+            columns[field].append(tuple(row_amounts))
+        self.compute, self.page_in, self.page_out, self.storage_home = columns.values()
+        """Row amounts of each decision: by node for `compute`, by tensor for the others."""
+        self.rewards: Coefficients | None = None
+        """Reward of each decision by constraints or the objective; None without rewards."""
+        if any(any(column) for column in problem.rewards):
+            self.rewards = problem.rewards
+        self.rewarded_nodes = [
+            k
+            for k, reward in enumerate(problem.rewards.compute)
+            if reward and problem.may_recompute(k)
+        ]
+        """Nodes whose recomputation is rewarded."""
+        can_page = problem.can_page
+        self.rewarded_page_ins = [
+            i for i, reward in enumerate(problem.rewards.page_in) if reward and can_page
+        ]
+        """Tensors whose page-in is rewarded."""
+        self.rewarded_page_outs = [
+            i for i, reward in enumerate(problem.rewards.page_out) if reward and can_page
+        ]
+        """Tensors whose page-out is rewarded."""
+        self.rewarded_storage_homes = [
+            i for i, reward in enumerate(problem.rewards.storage_home) if reward and can_page
+        ]
+        """State whose home on storage is rewarded."""
+
+    @classmethod
+    def from_problem(cls, problem: Problem) -> Self | None:
+        """Return the rows of a problem.
+
+        Return None if the problem has no user-defined constraints and its objective rewards no
+        decision.
+        """
+        limits = [limit for limit in problem.linear_limits if limit.name == USER_CONSTRAINTS]
+        has_rewards = any(min(column, default=0) < 0 for column in problem.objective.coefficients)
+        return cls(problem, limits) if limits or has_rewards else None
+
+    def is_exceeded(self, row: int, row_use: float) -> bool:
+        """Return whether the sum `row_use` of a row exceeds its limit by more than rounding."""
+        return row_use - self.slacks[row] > _ROUNDING * self.units[row]
+
+    def count_decision(
+        self, row_use: list[float], exceeded_rows: set[int], row_amounts: RowAmounts, sign: int
+    ) -> None:
+        """Add (`sign` 1) or subtract (-1) the amounts of a decision; update `exceeded_rows`."""
+        for row, amount in row_amounts:
+            row_use[row] += sign * amount
+            if self.is_exceeded(row, row_use[row]):
+                exceeded_rows.add(row)
+            else:
+                exceeded_rows.discard(row)
+
+    def permits(self, row_use: Sequence[float], row_amounts: RowAmounts) -> bool:
+        """Return whether no row with only positive coefficients is exceeded by adding amounts."""
+        return all(
+            row_use[row] + amount <= self.slacks[row]
+            for row, amount in row_amounts
+            if self.has_only_positive[row]
+        )
+
+    def total_excess(self, row_use: Sequence[float], exceeded_rows: Iterable[int]) -> float:
+        """Return the sum of the excesses of `exceeded_rows`, in units of the rows; 0 if empty."""
+        return math.fsum(
+            (row_use[row] - self.slacks[row]) / self.units[row] for row in exceeded_rows
+        )
+
+    def excess_change(
+        self, row_use: Sequence[float], row_amounts: Iterable[tuple[int, float]]
+    ) -> float:
+        """Return the change of the total excess if `row_amounts` are added to the rows."""
+        total = 0.0
+        added_amounts: dict[int, float] = {}
+        for row, amount in row_amounts:
+            added_amounts[row] = added_amounts.get(row, 0.0) + amount
+        for row, amount in added_amounts.items():
+            excess_before = max(0.0, row_use[row] - self.slacks[row])
+            total += (
+                max(0.0, row_use[row] + amount - self.slacks[row]) - excess_before
+            ) / self.units[row]
+        return total
