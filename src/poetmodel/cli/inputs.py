@@ -172,10 +172,10 @@ def resolve_ram(limits: LimitOptions, name: str, shape: Variant) -> LimitOptions
     from poetmodel.budgets import Budget
     from poetmodel.graph import checkpoint_all_peak_bytes
 
-    if shape.tile is None or limits.ram is None or Budget.parse(limits.ram).share is None:
+    if shape.tile is None or limits.ram is None or Budget.parse(limits.ram).fraction is None:
         return limits
     keep_all_bytes = checkpoint_all_peak_bytes(read_named(name, replace(shape, tile=None)))
-    return replace(limits, ram=str(Budget.parse(limits.ram).in_bytes(keep_all_bytes)))
+    return replace(limits, ram=str(Budget.parse(limits.ram).to_size(keep_all_bytes)))
 
 
 def read_given_step(graph_options: GraphOptions) -> LoweredStep | None:
@@ -420,7 +420,9 @@ def verify_document(
             getattr(document.problem, name) == getattr(problem, name)
             for name in ("deadline_counts", "commit")
         )
-        stated_metrics = document.stated if has_same_costs else _memory_metrics(document.stated)
+        stated_metrics = (
+            document.stated_metrics if has_same_costs else _memory_metrics(document.stated_metrics)
+        )
     else:
         if document.problem is None:
             notes.append("the file states no problem: no budget and no deadline were checked")
@@ -461,7 +463,7 @@ def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | Non
             problem_entry = problem_entry.model_copy(update=limits)
     if problem_entry is None:
         return Problem(graph, costs, ram=MAX_BYTES, aux_bytes=MAX_BYTES)
-    return problem_entry.problem(graph, costs)
+    return problem_entry.to_problem(graph, costs)
 
 
 def read_valid_schedule(
@@ -483,13 +485,13 @@ def read_valid_schedule(
         check_identity(graph, document.schedule)
         costs, notes = read_file_costs(document.device, graph, costing)
         if document.problem is not None:
-            problem = document.problem.problem(graph, costs)
+            problem = document.problem.to_problem(graph, costs)
         else:
             notes.append("the file states no problem: only the limits of the device hold")
             problem = Problem(graph, costs, ram=MAX_BYTES if costs.device is None else None)
         verdict = verify(problem, document.schedule)
     except ScheduleError as error:
-        raise error.within(str(path)) from None
+        raise error.with_prefix(str(path)) from None
     if verdict.violations:
         raise ScheduleError(f"{path}: is not valid: {fault}" for fault in verdict.violations)
     return VerifiedSchedule(

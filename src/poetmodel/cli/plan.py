@@ -147,7 +147,7 @@ def plan(
                 or stated_problem.deadline_counts != "overlap",
             )
     except (ScheduleError, PlanError) as error:
-        raise error.within(str(path)) from None
+        raise error.with_prefix(str(path)) from None
     if plan_result.violations:
         print_errors(plan_result.violations)
         raise typer.Exit(ExitStatus.INFEASIBLE)

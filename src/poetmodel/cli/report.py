@@ -113,7 +113,7 @@ def _read_subject(
         verified = verify_document(document, named_graph.graph, costing)
         plan_result, notes = _plan_schedule(verified)
     except ScheduleError as error:
-        raise error.within(str(path)) from None
+        raise error.with_prefix(str(path)) from None
     verified_values = {
         field.name: getattr(verified, field.name) for field in fields(VerifiedSchedule)
     }

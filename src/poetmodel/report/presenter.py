@@ -161,10 +161,10 @@ def metric_facts(
     """
     notes = notes or {}
     for metric in metrics_at(display, *groups):
-        if metric.read is None:
+        if metric.value_of is None:
             continue
         is_known = has_costs or not metric.needs_costs
-        value = metric.read(simulation) if is_known else None
+        value = metric.value_of(simulation) if is_known else None
         is_listed = display in metric.tables and metric.key not in unlisted_keys
         name, format_value = metric.name if is_listed else None, METRIC_FORMATTERS[metric.unit]
         yield Fact(metric.key, value, name, format_value, notes.get(metric.key, ""))

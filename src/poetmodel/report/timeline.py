@@ -97,8 +97,8 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     first compute each node, and the RAM of keep-all there.
     """
     unit_s, unit_name = time_unit(check.makespan_s or 0.0)
-    moments = check.moments
-    issue_times = [moment.issued_s for moment in moments] + [check.makespan_s or 0.0]
+    records = check.records
+    issue_times = [record.issued_s for record in records] + [check.makespan_s or 0.0]
     ops = "".join(_instruction_letters(graph, plan))
     first_reads = plan.first_reads(graph)
     item_indices = [
@@ -112,13 +112,13 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
         if check.makespan_s
         else None,
         "work": [
-            [position, rounded(moment.start_s / unit_s), rounded(moment.end_s / unit_s)]
-            for position, moment in enumerate(moments)
-            if moment.end_s > moment.start_s
+            [position, rounded(record.start_s / unit_s), rounded(record.end_s / unit_s)]
+            for position, record in enumerate(records)
+            if record.end_s > record.start_s
         ],
         "unit": unit_name,
-        "during": [moment.high_bytes for moment in moments],
-        "after": [moment.ram_bytes for moment in moments],
+        "during": [record.peak_bytes for record in records],
+        "after": [record.ram_bytes for record in records],
         "stays": [_stay_values(stay) for stay in list_stays(graph, plan)],
         "peak": check.peak_position or 0,
         **_keep_all_profile(graph, ops, item_indices),
@@ -160,8 +160,8 @@ def _stay_values(stay: Stay) -> list[int]:
         stay.end,
         ORIGINS.index(stay.origin),
         int(stay.paged_out),
-        -1 if stay.given_at is None else stay.given_at,
-        stay.given_bytes,
+        -1 if stay.overwritten_at is None else stay.overwritten_at,
+        stay.overwritten_bytes,
         -1 if stay.replaced_by is None else stay.replaced_by,
         *stay.reads,
     ]

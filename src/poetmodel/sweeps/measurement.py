@@ -221,7 +221,9 @@ def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:
     if method(run.method).uses_solver:
         method_options |= {"backend": run.backend, "formulation": run.formulation}
         if start is not None:
-            method_options["start"] = Schedule.from_entries(start, GraphIdentity.of(problem.graph))
+            method_options["start"] = Schedule.from_entries(
+                start, GraphIdentity.from_graph(problem.graph)
+            )
     return run_method(
         problem,
         run.method,
