@@ -677,8 +677,8 @@ def _costs(
     graph: Graph, settings: BackendOptions, device: Device, times_s: Sequence[float]
 ) -> Costs:
     """Return the costs of a graph: estimated for `device`, or from `times_s` if measured."""
-    estimated = Costs.estimate(graph, device).table(graph)
-    compute_s = [CALL_S + time_s for time_s in estimated.compute_time_s]
+    estimated_costs = Costs.estimate(graph, device).table(graph)
+    compute_s = [CALL_S + time_s for time_s in estimated_costs.compute_time_s]
     if settings.costs == MEASURED:
         compute_s = [*times_s, 0.0]
     page_in = page_out = None
