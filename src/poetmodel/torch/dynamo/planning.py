@@ -570,9 +570,8 @@ class GraphProblem:
                 continue
             if k >= first_backward:
                 retained_bytes = max(retained_bytes, high_bytes[k] + freed_bytes)
-            if (
-                op == Op.FREE and index in saved_tensors
-            ):  # with retain_graph autograd holds this copy
+            # With retain_graph autograd holds the copies that the plan frees here.
+            if op == Op.FREE and index in saved_tensors:
                 saved_tensors.remove(index)
                 freed_bytes += graph.tensor_bytes[index]
         return PassPeaks(
