@@ -544,11 +544,13 @@ def _flash_facts(deployment: Deployment) -> Iterator[Fact]:
     sizes = deployment.flash_map()
     if not sizes:
         return
-    free = sizes.pop("free")
+    free_bytes = sizes.pop("free")
     used_bytes = sum(sizes.values())
-    fraction_text = format_percent(used_bytes / (used_bytes + free), digits=3)
+    fraction_text = format_percent(used_bytes / (used_bytes + free_bytes), digits=3)
     yield text_fact(
-        "flash", format_bytes(used_bytes), f"{fraction_text} of {format_bytes(used_bytes + free)}"
+        "flash",
+        format_bytes(used_bytes),
+        f"{fraction_text} of {format_bytes(used_bytes + free_bytes)}",
     )
     notes = {"code": "estimated, as by -O2 on a Cortex-M4; without the application"}
     for region, size in sizes.items():

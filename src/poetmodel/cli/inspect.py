@@ -310,9 +310,13 @@ def _mapped_remark(graph: Graph, i: int, device: Device | None) -> str:
 
 def _shared_memory_remark(graph: Graph, i: int) -> str:
     """Return a remark on an output that overwrites another tensor, else ""."""
-    pairs = graph.in_place_of[graph.node_of[i]]
-    shared = {**dict(pairs), **graph.state_of}.get(i)
-    return "" if shared is None else f", in the memory of {graph.tensors[shared].name}"
+    in_place_pairs = graph.in_place_of[graph.node_of[i]]
+    overwritten_tensor = {**dict(in_place_pairs), **graph.state_of}.get(i)
+    return (
+        ""
+        if overwritten_tensor is None
+        else f", in the memory of {graph.tensors[overwritten_tensor].name}"
+    )
 
 
 def _gauge_facts(graph: Graph, device: Device) -> Iterator[Fact]:

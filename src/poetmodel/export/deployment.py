@@ -321,7 +321,7 @@ class Deployment:
 
     @property
     def saved_bytes(self) -> int:
-        """Size of the erase blocks of state and samples in flash; 0 unless storage is volatile [B]."""
+        """Size of erase blocks of state and samples in flash; 0 unless storage is volatile [B]."""
         if not self.copies_to_flash:
             return 0
         return (

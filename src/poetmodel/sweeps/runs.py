@@ -95,8 +95,8 @@ class Run:
     @property
     def name(self) -> str:
         """Name in tables and messages: network, device, limits, method and solver."""
-        parts = (self.network, self.device, self.ram, self.deadline, self.method, self.backend)
-        return " | ".join(part for part in (*parts, self.formulation) if part)
+        texts = (self.network, self.device, self.ram, self.deadline, self.method, self.backend)
+        return " | ".join(text for text in (*texts, self.formulation) if text)
 
     @property
     def shape(self) -> Variant:
@@ -165,9 +165,9 @@ class Run:
         return values
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Run:
-        """Return the run with the fields of `to_dict`."""
-        return cls(**{**fields, "settings": Settings(**fields["settings"])})
+    def from_dict(cls, values: dict[str, Any]) -> Run:
+        """Return the run of the values that `to_dict` returned."""
+        return cls(**{**values, "settings": Settings(**values["settings"])})
 
 
 def grid(
@@ -242,13 +242,13 @@ def grid(
 
 def _find_shareable_method(name: str) -> Method:
     """Return a method by its name; raise `InputError` if it is registered in this process only."""
-    entry = find_method(name)
-    if entry.user_function is not None and not known_elsewhere(name):
+    found_method = find_method(name)
+    if found_method.user_function is not None and not known_elsewhere(name):
         raise InputError(
             f"method {name!r}: it is registered in this process only, and a sweep uses other "
             "processes; name it FILE.py:FUNCTION"
         )
-    return entry
+    return found_method
 
 
 @cache
