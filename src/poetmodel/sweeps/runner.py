@@ -160,7 +160,7 @@ def sweep_queue(
         runs_of_axis.setdefault(run.chain, []).append(run)
 
     def uses_start(run: Run) -> bool:
-        return warm and method(run.method).by_solver
+        return warm and method(run.method).uses_solver
 
     def find_start(run: Run) -> dict[str, Any] | None:
         """Return the schedule of the largest smaller budget that has one, or None."""

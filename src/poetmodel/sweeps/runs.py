@@ -10,7 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines.lookup import method as find_method
-from poetmodel.baselines.own import fingerprint, known_elsewhere
+from poetmodel.baselines.own import hash_method_files, is_found_by_other_processes
 from poetmodel.budgets import Budget
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, OwnMethodError
@@ -228,13 +228,13 @@ def grid(
             method=name,
             backend=backend,
             formulation=formulation,
-            inputs=run.inputs + fingerprint(found_method),
+            inputs=run.inputs + hash_method_files(found_method),
         )
         for formulation, runs, (name, found_method) in product(
             formulations, runs_by_problem, methods_by_name.items()
         )
-        if found_method.by_solver or formulation is None
-        for backend in (backends if found_method.by_solver else (None,))
+        if found_method.uses_solver or formulation is None
+        for backend in (backends if found_method.uses_solver else (None,))
         for run in runs
     )
     return tuple(dict.fromkeys(combinations))
@@ -243,7 +243,7 @@ def grid(
 def _find_shareable_method(name: str) -> Method:
     """Return a method by its name; raise `InputError` if it is registered in this process only."""
     found_method = find_method(name)
-    if found_method.user_function is not None and not known_elsewhere(name):
+    if found_method.user_function is not None and not is_found_by_other_processes(name):
         raise InputError(
             f"method {name!r}: it is registered in this process only, and a sweep uses other "
             "processes; name it FILE.py:FUNCTION"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines.lookup import method
-from poetmodel.baselines.own import files_of
+from poetmodel.baselines.own import list_method_files
 from poetmodel.device.io import device_names
 from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.files import read_bytes, write_bytes
@@ -143,7 +143,7 @@ def read_run_files(run_fields: dict[str, Any]) -> dict[str, Files]:
         found_method = method(run_fields[_METHOD])
     except (KeyError, InputError):  # studies of bench name methods that poetmodel lacks
         return files_by_field
-    if method_paths := files_of(found_method):
+    if method_paths := list_method_files(found_method):
         content_by_name = {path.name: path.read_bytes() for path in method_paths}
         # The caller may name a link to the file.
         method_file = Path(run_fields[_METHOD].rpartition(":")[0])
