@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from measured import RESULTS, figure_records
 from poetmodel.files import write_text
-from poetmodel.sweeps.panels import digest, panels
+from poetmodel.sweeps.panels import data_digest, figure_panels
 from poetmodel.sweeps.pictures import draw
 from poetmodel.sweeps.summaries import overhead_ratio
 from poetmodel.sweeps.tables import rows
@@ -346,11 +346,11 @@ class PaperFigure:
             path = RESULTS / "figures" / "schedules" / f"{key}.schedule.json"
             return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
-        return panels(self.name, rows(figure_records(self.name)), schedule)
+        return figure_panels(self.name, rows(figure_records(self.name)), schedule)
 
     def current(self, path: Path) -> bool:
         """Return whether a file contains the current data of this picture."""
-        mark = f"data {digest(self._panels)}"
+        mark = f"data {data_digest(self._panels)}"
         return path.is_file() and mark in path.read_text(encoding="utf-8")
 
     def write(self, path: Path) -> None:

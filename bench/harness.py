@@ -23,7 +23,7 @@ import poetmodel as pm
 from poetmodel.errors import InputError, PoetModelError, WorkersLostError
 from poetmodel.graph.catalogue import load_model
 from poetmodel.result import Termination
-from poetmodel.sweeps.measurement import FAILED, circumstances
+from poetmodel.sweeps.measurement import FAILED, common_fields
 from poetmodel.sweeps.runner import Progress, RunQueue, shard
 from poetmodel.sweeps.store import RecordFile
 from poetmodel.sweeps.workers import Isolation, ModuleFunction, ShippingPool
@@ -61,7 +61,7 @@ DONE: Final = "done"
 def record(kind: str, name: str, **facts: Any) -> Record:
     """Return the record of a measurement: `facts` with time, machine, commit and load."""
     made = {"load_average": os.getloadavg()[0], "status": DONE}
-    return {**circumstances(kind, name), **made, **facts}
+    return {**common_fields(kind, name), **made, **facts}
 
 
 def recorded(path: Path) -> RecordFile:
@@ -404,7 +404,7 @@ def run_all(
     )
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        queue.run(pool, width)
+        queue.execute(pool, width)
     except KeyboardInterrupt:
         sys.stderr.write("stopped; --resume goes on\n")
         return 130

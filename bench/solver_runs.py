@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from harness import ATTEMPTS, GRACE_S, Study, core_share_of, warm_up, within_core
-from poetmodel.sweeps.measurement import blank, measure, prepare
+from poetmodel.sweeps.measurement import fields_before_result, load_inputs, measure_run
 from poetmodel.sweeps.runs import Run, Settings, grid
 
 if TYPE_CHECKING:
@@ -85,14 +85,18 @@ def runs() -> Iterator[SolverRun]:
 def measure_solver(fields: dict[str, Any], _start: None = None) -> Record:
     """Solve a run within its CPU time limit; return its record."""
     run = Run.from_dict(fields["run"])
-    prepare(run)
+    load_inputs(run)
     share = core_share_of(warm_up)
 
     def within(wall_s: float) -> Record:
         settings = {**fields["run"]["settings"], "time_limit_s": wall_s}
-        return measure({**fields["run"], "settings": settings})
+        return measure_run({**fields["run"], "settings": settings})
 
-    return within_core(fields["limit_s"], within, share=share) | {"schedule": None} | blank(run)
+    return (
+        within_core(fields["limit_s"], within, share=share)
+        | {"schedule": None}
+        | fields_before_result(run)
+    )
 
 
 STUDY: Final = Study(

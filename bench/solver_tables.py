@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.result import Status, Termination
 from poetmodel.sweeps.measurement import NOT_INSTALLED, REFUSED
-from poetmodel.sweeps.summaries import Summary, grouped, percent, without
+from poetmodel.sweeps.summaries import Summary, format_fraction, group_rows, status_text
 from poetmodel.units import format_joules
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ ROUNDING: Final = 1e-9
 
 def comparison(found: Sequence[Row]) -> Iterable[Summary]:
     """Yield a table for each problem, with each solver and formulation in a row; see `NOTE`."""
-    for (model, device, ram), rows in grouped(found, *INSTANCE).items():
+    for (model, device, ram), rows in group_rows(found, *INSTANCE).items():
         yield Summary(
             title=f"{model} on {device}, {ram} of RAM",
             heads=("solver", "formulation", "limit", "status", "objective", "bound", "gap", "time"),
             rows=tuple(map(_result_row, rows)),
-            words=4,
+            n_text_columns=4,
         )
 
 
@@ -43,7 +43,7 @@ def _result_row(row: Row) -> tuple[str, ...]:
     bound = row["model_bound" if own else "overhead_bound_j"]
     status = row["status"]
     if status in (REFUSED, NOT_INSTALLED):
-        return (*words, without(row), "-", "-", "-", "-")
+        return (*words, status_text(row), "-", "-", "-", "-")
     if value is None and status == Status.FEASIBLE:  # the start schedule, not the solver's
         status = Status.UNKNOWN
     if row["termination"] == Termination.TIME_LIMIT:
@@ -72,7 +72,7 @@ def gap_words(row: Row) -> str:
     gap: float | None = row["model_gap"] if row["formulation"] == "paper" else row["gap"]
     if gap is None or is_never_begun(row):
         return "none in time"
-    return percent(gap if gap > ROUNDING else 0.0)
+    return format_fraction(gap if gap > ROUNDING else 0.0)
 
 
 def seconds(value: float | None) -> str:
@@ -85,7 +85,7 @@ def aligned(table: Summary) -> list[str]:
     widths = [max(map(len, column)) for column in zip(table.heads, *table.rows, strict=True)]
     return [
         "  ".join(
-            cell.ljust(width) if place < table.words else cell.rjust(width)
+            cell.ljust(width) if place < table.n_text_columns else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in (table.heads, *table.rows)

@@ -522,6 +522,23 @@ def cmsis_nn() -> str:
     return figures(lines, heads)
 
 
+def floors() -> str:
+    """Return the smallest budgets of networks [MiB], with returned and with added gradients."""
+    lines = []
+    for network, pair in load("floors").groupby("network", sort=False):
+        cells = [f"{pair.gradient_bytes.max() / 2**20:.2f}"]
+        for is_added in (False, True):
+            (run,) = pair[pair.is_added == is_added].to_dict("records")
+            least = "-"
+            if run["status"] != FAILED:
+                ratio = run["budget_bytes"] / run["keep_all_bytes"]
+                least = f"{run['budget_bytes'] / 2**20:.2f} ({percent_text(ratio)})"
+            cells += [f"{run['keep_all_bytes'] / 2**20:.2f}", least]
+        lines.append((code(str(network)), *cells))
+    heads = ("model", "gradients", "keep-all, returned", "smallest", "keep-all, added", "smallest")
+    return figures(lines, heads)
+
+
 # -- int8 fronts -----------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from measured import (
     whole,
 )
 from poetmodel.sweeps.measurement import NOT_APPLICABLE, REFUSED
-from poetmodel.sweeps.summaries import summary, without
+from poetmodel.sweeps.summaries import figure_summaries, status_text
 from poetmodel.sweeps.tables import rows
 from poetmodel.units import format_bytes
 from solver_tables import comparison
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 def _figure(name: str, *, words: int) -> str:
     """Return the tables of a paper figure as one table; its first column is the problem."""
-    parts = summary(name, rows(figure_records(name)))
+    parts = figure_summaries(name, rows(figure_records(name)))
     if len(parts) == 1:
         return figures(parts[0].rows, parts[0].heads, words=words)
     lines = [
@@ -64,7 +64,7 @@ def _solver_times() -> dict[tuple[str, str], dict[str, str]]:
         for solver, formulation, _, status, _, _, gap, seconds in part.rows:
             key = f"`{model}` on {rest}", formulation
             cells = found.setdefault(key, dict.fromkeys(solvers, "-"))
-            if status == without({"status": REFUSED}):
+            if status == status_text({"status": REFUSED}):
                 cells[solver] = status
             elif gap in ("-", "none in time"):
                 cells[solver] = f"no solution in {seconds}"
@@ -141,6 +141,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "int8-accuracy": steps.int8_accuracy,
     "int8-replay": steps.int8_replay,
     "int8-training": steps.int8_training,
+    "floors": steps.floors,
     "cmsis-nn": steps.cmsis_nn,
     "figure2": partial(_figure, "figure2", words=3),
     "table3": partial(_figure, "table3", words=2),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from poetmodel.sweeps.measurement import FAILED, NOT_INSTALLED, REFUSED, measure, prepare
+from poetmodel.sweeps.measurement import FAILED, NOT_INSTALLED, REFUSED, load_inputs, measure_run
 from poetmodel.sweeps.tables import rows
 from solver_runs import solver_runs
 
@@ -62,8 +62,8 @@ def test_solver(
 ) -> None:
     """Stating, solving and verifying one run, once; time-outs stay, with their gap."""
     benchmark.group = f"solvers: {run.model}"
-    prepare(run)
-    record = benchmark.pedantic(measure, args=(run.to_dict(),), rounds=1, iterations=1)
+    load_inputs(run)
+    record = benchmark.pedantic(measure_run, args=(run.to_dict(),), rounds=1, iterations=1)
     solved.append(record)
     if record["status"] in (NOT_INSTALLED, REFUSED):
         pytest.skip(record["reason"])

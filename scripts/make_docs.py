@@ -154,8 +154,10 @@ def import_page(text: str) -> str:
     rows = []
     for name, known in sorted(OPERATORS.items()):
         further = "outputs after the first" if known.first_output_only else ""
-        if known.refuses or further:
-            rows.append((f"`{name}`", "; ".join(filter(None, (known.refuses, further)))))
+        if known.unsupported_features or further:
+            rows.append(
+                (f"`{name}`", "; ".join(filter(None, (known.unsupported_features, further))))
+            )
     names = ", ".join(f"`{name}`" for name in sorted(unknown))
     content = f"{table(('operator', 'refused'), rows)}\n\nNot known: {names}."
     return replace_block(text, "onnx", content)

@@ -16,7 +16,7 @@ from poetmodel.graph.catalogue import load_model
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.report.pictures import Kind
-from poetmodel.report.still import band_colour, keep_all_curve, outline, stack_bands
+from poetmodel.report.still import band_colour, band_outline, keep_all_curve, stack_bands
 from poetmodel.report.timeline import plan_chart
 from poetmodel.units import format_bytes
 
@@ -81,7 +81,7 @@ def _paint(figure: Any, shown: Any) -> None:
     handles = []
     for form, bands in shown["bands"].items():
         colour = band_colour(form)
-        polygons = [outline(runs) for runs in bands]
+        polygons = [band_outline(runs) for runs in bands]
         axes.add_collection(
             PolyCollection(polygons, facecolor=colour, edgecolor="#ffffff", linewidth=0.25)
         )

@@ -11,7 +11,7 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.report.pictures import PART_COLOURS
+from poetmodel.report.pictures import RAM_KIND_COLOURS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ DARK: Final[Mapping[str, str]] = MappingProxyType(
         "#cc79a7": "#d98fb8",
         "#b00020": "#ff6b7f",
         # kinds of tensors, as in reports
-        **{light.lower(): dark.lower() for light, dark in PART_COLOURS},
+        **{light.lower(): dark.lower() for light, dark in RAM_KIND_COLOURS},
         # reds and blues of measurements
         "#b2182b": "#f2727d",
         "#2166ac": "#6cabe8",

@@ -150,7 +150,7 @@ def _least(back: Any, limit_s: float) -> tuple[int, int, int]:
     from poetmodel.clock import processor_clock
     from poetmodel.solver import solve
 
-    (planned,) = back._planned  # noqa: SLF001 - records do not have the problem
+    (planned,) = back._graph_plans  # noqa: SLF001 - records do not have the problem
     keep_all_bytes = planned.record.keep_all_bytes
     beside_bytes = planned.record.predicted_peak_bytes - planned.check.peak_ram_bytes
     problem = replace(planned.result.problem, ram="100%", minimize="ram")

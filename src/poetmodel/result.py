@@ -289,7 +289,7 @@ class SolveResult:
         return baseline if self.objective_bound is None else max(baseline, self.objective_bound)
 
     @property
-    def room(self) -> DeviceRam | None:
+    def device_ram(self) -> DeviceRam | None:
         """RAM of the schedule compared with that of the device.
 
         None without a schedule or a device.
@@ -404,12 +404,12 @@ class SolveResult:
         if self.simulation is None:
             groups = (*first_groups, *_TIMES)
             return {metric.key: None for metric in metrics_at(Display.FILE, *groups)}
-        room, device = self.room, self.problem.costs.device
+        device_ram, device = self.device_ram, self.problem.costs.device
         storage = None if device is None else device.storage
         wears = storage is not None and storage.endurance_cycles is not None
         return {
             **self._metrics(self.simulation, *first_groups),
-            **({} if room is None else device_ram_metrics(room)),
+            **({} if device_ram is None else device_ram_metrics(device_ram)),
             **(self._metrics(self.simulation, Group.STORAGE, Group.WEAR) if wears else {}),
             **self._metrics(self.simulation, *_TIMES),
         }

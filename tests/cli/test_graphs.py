@@ -141,11 +141,11 @@ def test_report_finds_the_network_and_repeats_its_sizes(files):
     pytest.importorskip("plotly")
     from poetmodel.cli.options import CostOptions, FileGraphOptions
     from poetmodel.cli.report import read_subjects
-    from poetmodel.report.facts import commands
+    from poetmodel.report.facts import reproduction_commands
 
     (subject,) = read_subjects([files["batch"]], FileGraphOptions(), CostOptions())
     assert subject.graph.sha256 == MODELS["mlp"](batch_size=8).sha256
-    solve, verify = commands(subject)
+    solve, verify = reproduction_commands(subject)
     words = shlex.split(solve)
     assert words[1:5] == ["solve", "mlp", "--batch", "8"]
     again = words[1:]

@@ -19,8 +19,8 @@ from poetmodel.device.io import device_names
 from poetmodel.graph import Graph, operation, zoo
 from poetmodel.graph.catalogue import describe_model, model_names
 from poetmodel.graph.zoo.state import STATES
-from poetmodel.report.facts import facts
-from poetmodel.report.figures import figures as report_figures
+from poetmodel.report.facts import schedule_facts
+from poetmodel.report.figures import metric_sections
 
 
 @pytest.mark.parametrize(("command", "known"), [("models", model_names), ("devices", device_names)])
@@ -137,7 +137,9 @@ def test_every_figure_of_a_device_is_read_checked_and_shown(path, tmp_path):
     board = Device.load(str(tmp_path / "board.toml"))
     one = subject(skip_problem())
     one = replace(one, costs=Costs.estimate(one.graph, board))
-    rows = {row[0].key: row[0] for _, part in report_figures([facts(one)]) for row in part}
+    rows = {
+        row[0].key: row[0] for _, part in metric_sections([schedule_facts(one)]) for row in part
+    }
     assert (rows[f"device.{path}"].name, rows[f"device.{path}"].value) == (known.name, value)
 
 

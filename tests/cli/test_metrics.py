@@ -11,7 +11,7 @@ from poetmodel.plan.document import load_document as load_plan
 from poetmodel.schedule import metrics
 from poetmodel.schedule.document import load_document
 from poetmodel.schedule.metrics import METRICS, Display, Group, Metric, MetricUnit, metrics_at
-from poetmodel.sweeps.measurement import measure
+from poetmodel.sweeps.measurement import measure_run
 from poetmodel.sweeps.runs import Run
 from poetmodel.sweeps.tables import rows
 
@@ -120,7 +120,7 @@ def test_one_entry_is_a_column_of_sweeps(monkeypatch):
     """In the rows of the CSV, from the record of each run."""
     added(monkeypatch, "executed_steps", lambda simulation: len(simulation.curve))
     run = Run(model=str(CHAIN), device=str(BOARD_FILE), ram="100%", method="checkpoint-all")
-    (row,) = rows([measure(run.to_dict())])
+    (row,) = rows([measure_run(run.to_dict())])
     assert (row["status"], row["executed_steps"]) == ("optimal", 6)
 
 

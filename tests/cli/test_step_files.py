@@ -128,19 +128,19 @@ def test_commands_find_the_tiles_in_which_a_step_fits(train, tmp_path, told):
     assert committed["reserved_bytes"] - found["reserved_bytes"] == 512  # its stack
     refused = invoke("solve", step, *BOARD, *ram)
     assert refused.status == 3
-    assert "proved for the step whole" in refused.err
+    assert "proved for the step without tiles" in refused.err
     solved = invoke("solve", step, "--tile", "auto", *BOARD, *ram)
     assert solved.status == 0, solved.err
     told(solved.err)
     none = invoke("solve", step, "--tile", "auto", *BOARD, "--ram", "2KiB", status=3)
-    assert "no tiles fit" in none.err
+    assert "no tile size fits" in none.err
     assert "--tile auto looks" not in none.err
     between, loose = ("--ram", f"{found['floor_bytes'] - 1}B"), ("--gap", "0.5", "--json")
     stated = []
     with pytest.MonkeyPatch.context() as patched:  # a problem is stated once for each size
-        state = LimitOptions.problem
+        state = LimitOptions.build_problem
         patched.setattr(
-            LimitOptions, "problem", lambda *a, **k: stated.append(id(a[1])) or state(*a, **k)
+            LimitOptions, "build_problem", lambda *a, **k: stated.append(id(a[1])) or state(*a, **k)
         )
         auto = json.loads(invoke("solve", step, "--tile", "auto", *BOARD, *between, *loose).out)
     assert len(stated) == len({*stated})
@@ -175,14 +175,14 @@ def test_shares_of_ram_are_of_the_whole_step_in_sweeps_too(train, tmp_path):
         next(iter(grid([str(step)], ["nrf52840"], ram=["50%"], shapes=[Variant(tile=tile)])))
         for tile in (None, "512B")
     )
-    least = whole.problem().ram_budget_bytes
-    assert tiled.problem().ram_budget_bytes == least
-    assert len(tiled.problem().graph.nodes) > len(whole.problem().graph.nodes)
+    least = whole.build_problem().ram_budget_bytes
+    assert tiled.build_problem().ram_budget_bytes == least
+    assert len(tiled.build_problem().graph.nodes) > len(whole.build_problem().graph.nodes)
     source = GraphOptions(model=str(step), tile="512B")
     costing = CostOptions(device="nrf52840")
     catalogue, choice, first = initial_state(source, costing, LimitOptions(ram="50%"))
     assert first["ram_bytes"] == least
-    assert catalogue.source(choice).graph == tiled.problem().graph
+    assert catalogue.load_source(choice).graph == tiled.build_problem().graph
 
 
 def test_limits_and_infeasible_budgets_speak_of_one_graph(step):

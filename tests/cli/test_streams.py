@@ -163,7 +163,7 @@ def test_line_says_incumbent_bound_gap_and_seconds(minimize, state, fragments):
 
 def test_line_says_what_is_done_where_there_is_no_problem():
     """Of a solve within a longer task the gap is known, and the seconds go on."""
-    line = LiveLine(doing="planning")
+    line = LiveLine(activity="planning")
     assert line.text() == "planning, 0 s"
     line.update(progress(0.08, 0.04))
     assert line.text() == "planning, gap 50.00%  0 s"

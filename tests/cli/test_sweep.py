@@ -15,9 +15,9 @@ from kit.commands import invoke, refused
 from poetmodel import sweeps
 from poetmodel.cli import instances
 from poetmodel.sweeps import figures
-from poetmodel.sweeps.figures import FIGURES, Figure, Part
+from poetmodel.sweeps.figures import FIGURES, Figure, FigureGrid
 from poetmodel.sweeps.instances import BestKnown, Instance
-from poetmodel.sweeps.measurement import failure, measure
+from poetmodel.sweeps.measurement import failure_record, measure_run
 
 ARGUMENTS = ("--devices", "rpi4b", "--ram", "100%,75%", "--methods", "lru-paging,checkpoint-all")
 
@@ -159,8 +159,8 @@ SMALL = Figure(
     name="small",
     title="A small figure",
     paper="It says so.",
-    parts=(
-        Part(
+    grids=(
+        FigureGrid(
             models=("mlp",),
             devices=("rpi4b",),
             ram=("75%", "100%"),
@@ -176,7 +176,7 @@ SMALL = Figure(
 def here(runs, folder, **_):
     """Measure runs in this process, and record nothing."""
     folder.mkdir(exist_ok=True)
-    return [measure(run.to_dict()) for run in runs]
+    return [measure_run(run.to_dict()) for run in runs]
 
 
 @pytest.fixture(autouse=True)
@@ -229,7 +229,9 @@ def test_time_limit_is_passed_on(tmp_path, monkeypatch):
     )
     assert {cell["time_limit_s"] for cell in done.json["cells"]} == {2.5}
     monkeypatch.setattr(
-        sweeps, "sweep", lambda cells, *_, **__: [failure(cell, "it broke") for cell in cells]
+        sweeps,
+        "sweep",
+        lambda cells, *_, **__: [failure_record(cell, "it broke") for cell in cells],
     )
     done = invoke("bench", "small", "--quick", "--out", tmp_path, "--quiet", status=1)
     assert "2 of 2 runs failed" in done.err

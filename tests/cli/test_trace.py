@@ -97,7 +97,7 @@ def test_trace_shows_tables_and_says_that_nothing_was_written(user, told):
     assert "0/addmm" in outcome.out
     assert "estimated for device rpi4b" in outcome.out
     told(outcome.err)
-    assert "a step holds 4 B of results until its end" in " ".join(outcome.out.split())
+    assert "results of a step take 4 B until its end" in " ".join(outcome.out.split())
     assert "reduce --ram by 4 B" in " ".join(outcome.out.split())
     assert sorted(path.name for path in user.glob("*.json")) == []
     told(refused("trace", "user_train.py:step", "--optimizer", "adadelta"), "optimizer")

@@ -18,12 +18,12 @@ def visitor(tmp_path_factory):
 
     from kit.explorers import MLP, STEP, Visitor
     from kit.patience import PATIENCE_S, until
-    from poetmodel.explore.choice import Catalogue
-    from poetmodel.explore.running import explorer
+    from poetmodel.explore.running import open_explorer
+    from poetmodel.explore.settings import Catalogue
 
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    made = explorer(
+    made = open_explorer(
         port=port,
         store=tmp_path_factory.mktemp("explore") / "store.sqlite",
         catalogue=Catalogue(steps={STEP.name: str(STEP)}),

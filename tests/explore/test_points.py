@@ -9,13 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poetmodel.explore.points import Point, best_neighbour, inherited_bound, merge_records, point_id
+from poetmodel.explore.points import (
+    Point,
+    best_neighbour,
+    inherited_bound,
+    make_point_id,
+    merge_records,
+)
 from poetmodel.explore.store import PointStore
 
 
 def point(ram_bytes=100, deadline_s=None, **known):
     """Return a point of one problem."""
-    name = point_id("problem", ram_bytes, deadline_s)
+    name = make_point_id("problem", ram_bytes, deadline_s)
     return Point(id=name, problem="problem", ram_bytes=ram_bytes, deadline_s=deadline_s, **known)
 
 
@@ -100,11 +106,11 @@ def test_point_comes_back_as_it_was(store):
     """With its schedule."""
     made = solved(100, 2.0, needs_bytes=90)
     store.call_and_wait(store.save, made, b"packed")
-    back = store.call_and_wait(store.point, made.id)
+    back = store.call_and_wait(store.load_point, made.id)
     assert back == made
-    assert store.call_and_wait(store.schedule, made.id) == b"packed"
-    assert store.call_and_wait(store.points, "problem") == [back]
-    assert store.call_and_wait(store.points, "other") == []
+    assert store.call_and_wait(store.load_schedule, made.id) == b"packed"
+    assert store.call_and_wait(store.load_points, "problem") == [back]
+    assert store.call_and_wait(store.load_points, "other") == []
 
 
 def test_better_point_is_never_overwritten(store):
@@ -118,12 +124,12 @@ def test_better_point_is_never_overwritten(store):
     without = point(100)
     for other in (worse, weaker, earlier, without):
         store.call_and_wait(store.save, other, b"other")
-    back = store.call_and_wait(store.point, best.id)
+    back = store.call_and_wait(store.load_point, best.id)
     assert (back.value, back.bound, back.state) == (2.0, 2.0, "done")
-    assert store.call_and_wait(store.schedule, best.id) == b"best"
+    assert store.call_and_wait(store.load_schedule, best.id) == b"best"
     better = solved(100, 1.5, needs_bytes=90)
     store.call_and_wait(store.save, better, b"better")
-    assert store.call_and_wait(store.schedule, best.id) == b"better"
+    assert store.call_and_wait(store.load_schedule, best.id) == b"better"
 
 
 @given(
@@ -135,7 +141,7 @@ def test_two_servers_lose_nothing_of_a_point(first, second, carried):
     """The better schedule and the better bound stay, whoever of them had which."""
     one, other = (solved(100, value, needs_bytes=90) for value, _ in (first, second))
     one.bound, other.bound = first[1], second[1]
-    both, is_new = merge_records(one, other, carried=carried)
+    both, is_new = merge_records(one, other, has_second_schedule=carried)
     assert both.value == (min(first[0], second[0]) if carried else first[0])
     assert both.bound == max(first[1], second[1])
     assert is_new <= (both.value == second[0])
@@ -149,34 +155,34 @@ def test_bound_of_another_server_stays_in_the_store(store):
     better = solved(100, 2.0, needs_bytes=90)
     better.bound = 0.5
     store.call_and_wait(store.save, better, b"better")
-    back = store.call_and_wait(store.point, better.id)
+    back = store.call_and_wait(store.load_point, better.id)
     assert (back.value, back.bound) == (2.0, 1.8)
     assert back.digest not in (better.digest, bounded.digest)
-    assert store.call_and_wait(store.schedule, better.id) == b"better"
+    assert store.call_and_wait(store.load_schedule, better.id) == b"better"
     store.call_and_wait(store.save, replace(bounded, bound=1.9), None)
-    back = store.call_and_wait(store.point, better.id)
+    back = store.call_and_wait(store.load_point, better.id)
     assert (back.value, back.bound) == (2.0, 1.9)
-    assert store.call_and_wait(store.schedule, better.id) == b"better"
+    assert store.call_and_wait(store.load_schedule, better.id) == b"better"
 
 
 def test_picture_of_an_earlier_revision_goes(store):
     """And one that another version drew is not shown."""
     made = solved(100, 2.0, needs_bytes=90)
     store.call_and_wait(store.save, made, b"packed")
-    store.call_and_wait(store.save_answer, made.id, made.digest, "now", b"picture")
-    assert store.call_and_wait(store.answer, made.id, made.digest, "now") == b"picture"
-    assert store.call_and_wait(store.answer, made.id, made.digest, "later") is None
+    store.call_and_wait(store.save_drawing, made.id, made.digest, "now", b"picture")
+    assert store.call_and_wait(store.load_drawing, made.id, made.digest, "now") == b"picture"
+    assert store.call_and_wait(store.load_drawing, made.id, made.digest, "later") is None
     before = made.digest
     made.set_schedule(found(1.0), b"other")
     store.call_and_wait(store.save, made, b"other")
-    assert store.call_and_wait(store.answer, made.id, before, "now") is None
+    assert store.call_and_wait(store.load_drawing, made.id, before, "now") is None
 
 
 def test_token_stays_and_is_for_its_owner_alone(store):
     """The address of a server that is started again is the same."""
-    token = store.call_and_wait(store.token)
+    token = store.call_and_wait(store.load_token)
     assert len(token) >= 24
-    assert store.call_and_wait(store.token) == token
+    assert store.call_and_wait(store.load_token) == token
     assert store.path.stat().st_mode & 0o077 == 0
 
 

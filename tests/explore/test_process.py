@@ -238,6 +238,6 @@ def test_two_servers_share_a_store(tmp_path):
         first.end(signal.SIGKILL)
         second.end(signal.SIGKILL)
     store = PointStore(first.store)
-    assert store.call_and_wait(store.check) == "ok"
-    assert len(store.call_and_wait(store.points, problem["problem"])) == 8
+    assert store.call_and_wait(store.check_integrity) == "ok"
+    assert len(store.call_and_wait(store.load_points, problem["problem"])) == 8
     store.close()

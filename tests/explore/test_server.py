@@ -31,7 +31,7 @@ def test_choices_name_networks_and_devices(visitor):
     assert found["initial"] == MLP
     found = visitor.open(MLP)
     assert (found["floor_bytes"], found["keep_all_bytes"]) == (4336, 6736)
-    assert found["deadline"]["least_s"] < found["deadline"]["most_s"]
+    assert found["deadline"]["min_s"] < found["deadline"]["max_s"]
     assert len(found["graph"]["nodes"]) > 5
     assert visitor.open(MLP)["problem"] == found["problem"]
     assert visitor.open({**MLP, "batch": 2})["problem"] != found["problem"]
@@ -118,10 +118,10 @@ def test_less_than_the_minimum_is_infeasible_and_says_why(visitor):
     assert "the minimum RAM is 4,336 B" in point["reason"]
     path = f"/api/problems/{problem['problem']}/why"
     why = visitor.client.get(path, params={"ram_bytes": point["ram_bytes"]}).json()
-    assert (why["node"], why["least_bytes"]) == ("fc1", 4336)
+    assert (why["node"], why["min_ram_bytes"]) == ("fc1", 4336)
     assert why["missing_bytes"] == 4336 - point["ram_bytes"]
-    held = sum(one["bytes"] for one in why["held"])
-    assert held + why["workspace_bytes"] - why["shared_bytes"] == why["least_bytes"]
+    held = sum(one["bytes"] for one in why["tensors_in_ram"])
+    assert held + why["workspace_bytes"] - why["shared_bytes"] == why["min_ram_bytes"]
     late = visitor.client.get(path, params={"ram_bytes": 9999, "deadline_s": 1e-6}).json()
     assert "a single pass over all nodes" in late["text"]
     assert visitor.client.get(f"/api/points/{point['id']}/answer").status_code == 204
@@ -131,7 +131,7 @@ def test_deadline_is_kept(visitor):
     """A tight one forces another schedule, and its time is within it."""
     problem = visitor.open(MLP)
     loose = solved(visitor)
-    deadline_s = (problem["deadline"]["least_s"] + loose["time_s"]) / 2
+    deadline_s = (problem["deadline"]["min_s"] + loose["time_s"]) / 2
     tight = visitor.ended(visitor.want(problem, 0.3, deadline_s=deadline_s)["id"])
     assert tight["status"] in ("optimal", "infeasible")
     if tight["value"] is not None:
@@ -209,8 +209,8 @@ def test_command_of_a_step_file_makes_its_c(visitor, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("choice", "sentence"),
     [
-        ({"model": "/etc/passwd", "device": "mkr1000"}, "expected one of the list"),
-        ({"model": "mlp", "device": "../mkr1000.toml"}, "expected one of the list"),
+        ({"model": "/etc/passwd", "device": "mkr1000"}, "expected a listed model"),
+        ({"model": "mlp", "device": "../mkr1000.toml"}, "expected a listed device"),
         ({"model": "mlp", "device": "mkr1000", "sequence": 64}, "only accepts --batch and --image"),
         ({"model": "paper/linear", "device": "mkr1000", "batch": 2}, "fixed sizes"),
     ],

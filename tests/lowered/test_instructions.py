@@ -347,7 +347,7 @@ def test_profile_measures_a_step_file(tmp_path):
     ("options", "words"),
     [
         (("--optimizer", "sgd"), "--optimizer: is for --target qemu"),
-        (("--target", "qemu", "--image", "32"), "the function gives the inputs of a step"),
+        (("--target", "qemu", "--image", "32"), "the function returns the inputs of a step"),
         (("--target", "qemu", "--optimizer", "sgd"), "--optimizer: a.step.json was captured"),
     ],
 )

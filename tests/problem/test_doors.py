@@ -11,7 +11,7 @@ from kit.worked import bench_device, even_costs, skip_graph
 from poetmodel.baselines import run
 from poetmodel.cli import choosing
 from poetmodel.cli.options import CommitOptions, LimitOptions
-from poetmodel.explore.choice import Catalogue, ExplorerChoice
+from poetmodel.explore.settings import Catalogue, ExplorerSettings
 from poetmodel.export.exporting import ExportKeywords, export_step
 from poetmodel.problem import Problem
 from poetmodel.schedule.io import ProblemEntry
@@ -60,9 +60,9 @@ def test_options_of_commands_reach_the_problem():
         count_parameters=True,
         commit_every=7,
     )
-    problem = options.problem(stated().graph, stated().costs)
+    problem = options.build_problem(stated().graph, stated().costs)
     assert problem.to_dict() == LIMITS
-    job = options.problem(problem.graph, stated().costs, deadline=45.0, energy_budget=55.0)
+    job = options.build_problem(problem.graph, stated().costs, deadline=45.0, energy_budget=55.0)
     assert job.to_dict() == LIMITS | {"deadline_s": 45.0, "energy_budget_j": 55.0}
 
 
@@ -79,8 +79,8 @@ def test_choices_of_the_explorer_reach_the_problem():
         for key, value in LIMITS.items()
         if key not in ("ram_budget_bytes", "deadline_s", "energy_budget_j")
     }
-    choice = ExplorerChoice(model="mlp", device="rpi4b", **asked)
-    problem = Catalogue().problem(choice, stated().graph, stated().costs)
+    choice = ExplorerSettings(model="mlp", device="rpi4b", **asked)
+    problem = Catalogue().build_problem(choice, stated().graph, stated().costs)
     assert {key: problem.to_dict()[key] for key in asked} == asked
 
 

@@ -258,7 +258,7 @@ def check_budget(case, ram):
     assert peak <= record.predicted_peak_bytes <= 1.03 * peak
     assert record.predicted_peak_bytes <= record.ram_budget_bytes <= record.keep_all_bytes
     assert record.recomputed > 0 or ram == "100%"
-    planned = back._planned[0]
+    planned = back._graph_plans[0]
     one_pass_s = planned.result.problem.objective.baseline
     assert 1 + record.overhead == pytest.approx(planned.check.makespan_s / one_pass_s)
     assert record.status == "optimal" or record.solve_s >= LIMIT_S

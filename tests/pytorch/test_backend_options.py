@@ -73,7 +73,7 @@ def by_name(monkeypatch):
     monkeypatch.setitem(registry._BACKENDS, name, EntryPoint(name, value, GROUP))
     registry.list_backends()  # PyTorch's own
     monkeypatch.delitem(registry._COMPILER_FNS, name, raising=False)
-    monkeypatch.setattr(backends, "_NAMED", [])
+    monkeypatch.setattr(backends, "_NAMED_BACK_ENDS", [])
     yield lambda function, **given: torch.compile(
         function, backend=name, fullgraph=True, dynamic=False, **given
     )

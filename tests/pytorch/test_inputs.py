@@ -386,14 +386,14 @@ NESTS = st.recursive(
 def test_a_form_gives_back_what_it_took(output):
     """With the same types, for nests of all kinds; other tensors come in the same places, named."""
     loss = torch.zeros(())
-    form, others = OutputStructure.of({"loss": loss, "rest": output}, loss)
+    form, others = OutputStructure.from_output({"loss": loss, "rest": output}, loss)
     assert len(form.names) == len(others)
     made = form.build(loss, [value + 1 for value in others])
-    again, found = OutputStructure.of(made, loss)
+    again, found = OutputStructure.from_output(made, loss)
     assert again.names == form.names
     assert all(torch.equal(a, b + 1) for a, b in zip(found, others, strict=True))
     assert agree(form.build(loss, others), {"loss": loss, "rest": output})
-    form, others = OutputStructure.of({"loss": loss, "deep": [(loss + 1, loss)]}, loss)
+    form, others = OutputStructure.from_output({"loss": loss, "deep": [(loss + 1, loss)]}, loss)
     assert form.names == ("deep[0][0]",)
     built = form.build(loss * 2, others)
     assert agree(list(form.tensors_by_name(built).values()), [loss * 2, *others])

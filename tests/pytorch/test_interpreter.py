@@ -13,7 +13,7 @@ from kit.storage_peaks import storage_peak_bytes
 from kit.traced_models import Residual, Through, images, recurrent, rows
 from poetmodel.torch import trace
 from poetmodel.torch.capturing import replay as replaying
-from poetmodel.torch.capturing.replay import call, replay, replay_sampled
+from poetmodel.torch.capturing.replay import execute_kernel, replay, replay_distinct
 from poetmodel.torch.graph.operators import has_flop_formula, kernel_of
 from poetmodel.torch.graph.profiles import OpProfiler
 from poetmodel.torch.graph.tensors import call_key, heap_peak_bytes
@@ -115,7 +115,7 @@ def wide():
 
 def test_what_makes_large_tensors_is_executed_once():
     """Also element by element, and with random numbers; views of them are not."""
-    like = replay_sampled(trace(*wide(), measure_workspace=False).joint, call)
+    like = replay_distinct(trace(*wide(), measure_workspace=False).joint, execute_kernel)
     found = [str(node.target) for node in like]
     assert found.count("aten.gelu.default") == 2
     assert found.count("aten.native_dropout.default") == 2
@@ -132,15 +132,15 @@ def test_equal_operations_are_executed_once(make):
 
     def execute(node, *given):
         executed.append(node)
-        return call(node, *given)
+        return execute_kernel(node, *given)
 
     def checked(node, *given):
-        value = call(node, *given)
+        value = execute_kernel(node, *given)
         forms[node] = call_key(value)
         return value
 
     replay(joint, checked)
-    like = replay_sampled(joint, execute)
+    like = replay_distinct(joint, execute)
     nodes = [node for node in joint.graph_module.graph.nodes if node.op == "call_function"]
     assert sorted((*executed, *like)) == sorted(nodes)
     heavy = [node for node in nodes if has_flop_formula(node)]
@@ -187,7 +187,7 @@ def test_operations_that_fail_on_copies_get_their_own_values():
 
     traced = trace(*rows(nn.Linear(4, 4), nn.Linear(4, 4), by=forward))
     assert any(node.op.endswith("grow") for node in traced.graph.nodes)
-    assert not replay_sampled(traced.joint, call)
+    assert not replay_distinct(traced.joint, execute_kernel)
 
 
 def test_workspace_is_what_the_operation_frees_again(capfd):

@@ -14,8 +14,8 @@ from kit.traced_models import Through, images, residual, rows
 from poetmodel.errors import InputError
 from poetmodel.torch import CaptureError, capture, trace
 from poetmodel.torch.capturing.joint_graph import InputKind, Lookup, OutputKind
-from poetmodel.torch.capturing.replay import call, replay
-from poetmodel.torch.capturing.surroundings import fake_mode, native_operators
+from poetmodel.torch.capturing.replay import execute_kernel, replay
+from poetmodel.torch.capturing.surroundings import make_fake_mode, native_operators
 from poetmodel.torch.capturing.values import KnownValues
 from poetmodel.torch.graph.tensors import tensors_in
 
@@ -221,7 +221,7 @@ def test_what_was_there_is_there_afterwards():
     assert operator.py_kernels[key] is before
     own = torch.Generator().manual_seed(1)
     states = torch.get_rng_state(), own.get_state()
-    with fake_mode(KnownValues(), mkldnn=True):
+    with make_fake_mode(KnownValues(), uses_onednn=True):
         torch.rand_like(torch.empty(3, 4))
         torch.rand(3, 4, generator=own)
     assert torch.equal(torch.get_rng_state(), states[0])
@@ -345,7 +345,7 @@ def mistaken(joint):
     found = []
 
     def execute(node, arguments, keywords):
-        value = call(node, arguments, keywords)
+        value = execute_kernel(node, arguments, keywords)
         pairs = zip(tensors_in(node.meta.get("val", value)), tensors_in(value), strict=True)
         if any(one.stride() != other.stride() for one, other in pairs):
             found.append(node.name)

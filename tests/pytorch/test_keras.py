@@ -16,7 +16,7 @@ import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import both_doors_have_eager_bits  # noqa: E402
 from kit.export_agreement import Exported, Target, lowered  # noqa: E402
 from poetmodel.errors import InputError, MissingExtraError  # noqa: E402
-from poetmodel.torch.onnx.step import onnx_step  # noqa: E402
+from poetmodel.torch.onnx.step import make_onnx_step  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.large]
 layers = keras.layers
@@ -194,7 +194,7 @@ def test_onnx_file_of_keras_leaves_its_end_to_the_loss(tmp_path):
     model(x)
     path = tmp_path / "net.onnx"
     model.export(str(path), format="onnx", verbose=False)
-    mine, _, _ = onnx_step(str(path), "cross-entropy", load_function=str, batch=2)
+    mine, _, _ = make_onnx_step(str(path), "cross-entropy", load_function=str, batch=2)
     assert torch.allclose(functional.softmax(mine(x), -1), model(x))
     assert torch.allclose(mine.eval()(x), model(x))
 

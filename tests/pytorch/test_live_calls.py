@@ -365,7 +365,7 @@ def test_evaluation_counts_beside_a_call_that_waits():
 
     peak = heap_peak_bytes(keep)
     assert 2 < len(kept) < 20
-    held = back._planned[0].peaks.held_bytes
+    held = back._graph_plans[0].peaks.held_bytes
     assert peak + held <= back.plans[0].ram_budget_bytes
     with pytest.raises(BudgetError, match=r"takes .* beside results and gradients"):
         waiting.sum().backward()
@@ -421,7 +421,7 @@ def test_a_backward_pass_that_keeps_its_graph_is_counted():
             loss.backward()
 
         gc.collect()
-        peaks, (record,) = back._planned[0].peaks, back.plans
+        peaks, (record,) = back._graph_plans[0].peaks, back.plans
         peak = heap_peak_bytes(twice) - own[0].nbytes
         assert (
             record.predicted_peak_bytes

@@ -47,7 +47,7 @@ def test_cases_are_right_or_refused(weights, tmp_path):
         found = run_case(case, tmp_path, weights=weights)
         kinds = operators_of(case)
         declared = any(
-            OPERATORS[kind].refuses or OPERATORS[kind].first_output_only
+            OPERATORS[kind].unsupported_features or OPERATORS[kind].first_output_only
             for kind in kinds & OPERATORS.keys()
         )
         may_be_refused = (

@@ -21,7 +21,7 @@ from kit.traced_models import (
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Phase
 from poetmodel.torch import CaptureError, measure, trace
-from poetmodel.torch.capturing.replay import call
+from poetmodel.torch.capturing.replay import execute_kernel
 from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.step.in_place import in_place_kernel
 
@@ -350,7 +350,7 @@ def test_the_same_bits_in_the_memory_of_the_input(operator, layout, kind):
     graph = torch.fx.Graph()
     node = graph.call_function(operator, CALLS[operator])
     values = [made.get(each, lambda each=each: each)() for each in CALLS[operator]]
-    expected = call(node, tuple(values), {})
+    expected = execute_kernel(node, tuple(values), {})
     written = 0
     for place, value in enumerate(values):
         kernel = in_place_kernel(node, place) if CALLS[operator][place] == "x" else None

@@ -8,8 +8,8 @@ import pytest
 from kit.report_subjects import certificate, step_values, subject, training_problem
 from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.problem import Constraint, Problem
-from poetmodel.report.facts import commands, decision_rows, facts, graph_facts
-from poetmodel.report.figures import figures, measured_rows, step_figures
+from poetmodel.report.facts import decision_rows, graph_facts, reproduction_commands, schedule_facts
+from poetmodel.report.figures import measured_rows, metric_sections, step_sections
 from poetmodel.report.presenter import value_at_path
 from poetmodel.report.wording import REMEDY, answers, step_answers
 from poetmodel.schedule import Schedule, simulate
@@ -22,7 +22,7 @@ def test_commands_state_the_whole_problem():
     A file that states no problem has nothing to solve.
     """
     limits = {"deadline": 33.1, "energy_budget": 20.7, "aux_bytes": 50, "recompute": False}
-    again, verify = commands(subject(skip_problem(**limits)))
+    again, verify = reproduction_commands(subject(skip_problem(**limits)))
     words = shlex.split(again)
     assert words[:3] == ["poetmodel", "solve", "skip.json"]
     for option, value in (
@@ -42,18 +42,18 @@ def test_commands_state_the_whole_problem():
     assert shlex.split(verify)[:5] == ["poetmodel", "verify", "x.json", "--graph", "skip.json"]
     one = subject(skip_problem())
     bare = replace(one, document=replace(one.document, problem=None))
-    assert [command.split()[1] for command in commands(bare)] == ["verify"]
+    assert [command.split()[1] for command in reproduction_commands(bare)] == ["verify"]
 
 
 def test_commands_state_commits_once():
     """``--commit-every`` adds its constraint itself; a file has the user's ones."""
     problem = replace(training_problem(1140), commit=5)
-    again, _ = commands(subject(problem))
+    again, _ = reproduction_commands(subject(problem))
     words = shlex.split(again)
     assert words[words.index("--commit-every") + 1] == "5"
     assert "--constraints" not in words
     limit = Constraint(name="wear", terms={"bytes_written": 1}, upper=10_000)
-    file, again, _ = commands(subject(replace(problem, constraints=(limit,))))
+    file, again, _ = reproduction_commands(subject(replace(problem, constraints=(limit,))))
     assert file.count("[[constraint]]") == file.count('name = "wear"') == 1
     assert "--constraints" in shlex.split(again)
 
@@ -88,7 +88,7 @@ def test_recomputed_tensor_bears_its_price():
 def test_state_is_told_by_its_home():
     """Each state tensor has a home and its costs, replacements none; the figures add up."""
     one = subject(training_problem(900))
-    found = facts(one)
+    found = schedule_facts(one)
     assert found["state"] == {
         "tensors": 2,
         "resident": 1,
@@ -114,8 +114,11 @@ def test_state_is_told_by_its_home():
 # -- figures of a report ---------------------------------------------------------------------------
 def test_figures_stand_beside_each_other():
     """A row per figure, a cell per schedule; what nobody states has no row."""
-    both = [facts(subject(skip_problem())), facts(subject(skip_problem(recompute=False)))]
-    rows = {row[0].key: row for _, part in figures(both) for row in part}
+    both = [
+        schedule_facts(subject(skip_problem())),
+        schedule_facts(subject(skip_problem(recompute=False))),
+    ]
+    rows = {row[0].key: row for _, part in metric_sections(both) for row in part}
     assert [fact.value for fact in rows["energy_j"]] == [11.0, 12.0]
     assert rows["peak_ram_bytes"][0].text == f"{both[0]['peak_ram_bytes']} B"
     assert "problem.deadline_s" not in rows
@@ -135,7 +138,7 @@ def test_rows_carry_the_values_of_the_step():
     for fact in cells:
         assert value_at_path({"step": values}, fact.key) == fact.value
     assert rows["paged out"][-1].value is None
-    parts = dict(step_figures([{"step": step_values(skip_problem()), "status": "optimal"}]))
+    parts = dict(step_sections([{"step": step_values(skip_problem()), "status": "optimal"}]))
     texts = {row[0].key: row[0].text for rows in parts.values() for row in rows}
     assert (texts["step.reserved_bytes"], texts["step.graph.threshold_bytes"]) == ("6 B", "4 B")
     assert (texts["step.graph.scheduled_tensors"], texts["step.compile_s"]) == ("4", "1.5 s")
@@ -167,14 +170,14 @@ def lines(found):
 )
 def test_answers_about_a_schedule(limits, changes, told):
     """It fits in 13 B and costs 1 J on 10 J; what is not proven is not called so."""
-    told(lines(answers(facts(subject(skip_problem(**limits))) | changes)))
+    told(lines(answers(schedule_facts(subject(skip_problem(**limits))) | changes)))
 
 
 def test_rejected_schedules_and_own_wishes_are_told(told):
     """Of a broken one nothing is claimed; own objectives come by weights and their number."""
-    told(lines(answers(facts(subject(skip_problem(), BROKEN)))), "rejected")
+    told(lines(answers(schedule_facts(subject(skip_problem(), BROKEN)))), "rejected")
     problem = replace(skip_problem(), constraints=(WEAR,), **OWN)
-    told(lines(answers(facts(subject(problem)))), "own")
+    told(lines(answers(schedule_facts(subject(problem)))), "own")
 
 
 def test_without_costs_nothing_is_said_of_energy():
@@ -182,12 +185,12 @@ def test_without_costs_nothing_is_said_of_energy():
 
     A schedule that costs more than the file's gets the larger gap, to the stated bound.
     """
-    found = facts(replace(subject(skip_problem()), costs=None))
+    found = schedule_facts(replace(subject(skip_problem()), costs=None))
     assert found["energy_j"] is found["makespan_s"] is found["gap"] is None
     assert [answer.word for answer in answers(found)] == ["Fits", "Unknown", "Unknown"]
     problem = skip_problem()
     paging = subject(skip_problem(recompute=False)).schedule
-    found = facts(subject(problem, paging))
+    found = schedule_facts(subject(problem, paging))
     assert (found["overhead_j"], found["overhead_bound_j"], found["gap"]) == (2.0, 1.0, 0.5)
 
 

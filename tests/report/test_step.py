@@ -6,8 +6,8 @@ import pytest
 
 from kit.report_subjects import RESERVED_BYTES, planned_subject, step_subject, step_values
 from kit.worked import bench_device, skip_problem
-from poetmodel.report.facts import facts, graph_facts
-from poetmodel.report.figures import figures
+from poetmodel.report.facts import graph_facts, schedule_facts
+from poetmodel.report.figures import metric_sections
 from poetmodel.report.presenter import format_ratio
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers
@@ -25,9 +25,11 @@ def test_a_step_is_judged_and_planned():
     assert found.check.peak_ram_bytes + RESERVED_BYTES == values["plan"]["peak_bytes"]
     (note,) = found.notes
     assert note.startswith("6 B of the step's RAM are reserved: inputs 6 B")
-    told = facts(found)["step"]
+    told = schedule_facts(found)["step"]
     assert told == values
-    assert facts(found)["commands"] == [f"step = {values['call']}\nprint(step.verify().summary())"]
+    assert schedule_facts(found)["commands"] == [
+        f"step = {values['call']}\nprint(step.verify().summary())"
+    ]
 
 
 def test_the_ram_of_a_step_has_one_value():
@@ -35,7 +37,7 @@ def test_the_ram_of_a_step_has_one_value():
     values = step_values(skip_problem(), keep_all_bytes=20)
     one = planned_subject(skip_problem(), values)
     budget, peak = values["budget_bytes"], values["plan"]["peak_bytes"]
-    found, chart = facts(one), timeline_chart(one)
+    found, chart = schedule_facts(one), timeline_chart(one)
     assert found["budget_bytes"] == found["problem"]["ram_budget_bytes"] == budget
     assert found["peak_ram_bytes"] == found["plan"]["peak_ram_bytes"] == peak
     assert found["binding"]["ram_bytes"] == peak
@@ -53,12 +55,15 @@ def test_keep_all_in_parts_has_a_name_and_the_peak_is_the_plans():
     one = step_subject(skip_problem(), keep_all_bytes=190)
     chart = timeline_chart(one)
     assert max(chart["ghost"][1]) == 21
-    assert chart["ghost_name"] == "keep-all in parts"
+    assert chart["ghost_name"] == "keep-all in pieces"
     values = step_values(skip_problem())
     one = planned_subject(skip_problem(), values)
     more = replace(one.check, peak_ram_bytes=one.check.peak_ram_bytes + 3)
     later = replace(one, check=more)
-    peaks = (facts(later)["peak_ram_bytes"], facts(later)["plan"]["peak_ram_bytes"])
+    peaks = (
+        schedule_facts(later)["peak_ram_bytes"],
+        schedule_facts(later)["plan"]["peak_ram_bytes"],
+    )
     assert {*peaks} == {values["plan"]["peak_bytes"] + 3}
 
 
@@ -74,21 +79,23 @@ def test_a_step_that_takes_least_time_speaks_of_time():
     Energies are told as the objective, as a limit, or of a device, then behind the time.
     """
     one = step_subject(measured(skip_problem()))
-    found = facts(one)
+    found = schedule_facts(one)
     assert not found["asks_energy"]
     price = answers(found)[2]
     share_of = found["makespan_s"] / found["pass_s"] - 1
     assert price.word == f"+{format_ratio(share_of)} time"
     assert " J" not in price.text
-    assert not any(row[0].key.endswith("_j") for _, rows in figures([found]) for row in rows)
+    assert not any(
+        row[0].key.endswith("_j") for _, rows in metric_sections([found]) for row in rows
+    )
     problem = skip_problem()
     timed = measured(problem)
-    assert answers(facts(step_subject(problem)))[2].word.endswith("energy")
+    assert answers(schedule_facts(step_subject(problem)))[2].word.endswith("energy")
     for asked in (
         replace(timed, energy_budget=100.0),
         replace(timed, costs=replace(timed.costs, device=bench_device())),
     ):
-        price = answers(facts(step_subject(asked)))[2]
+        price = answers(schedule_facts(step_subject(asked)))[2]
         if asked.energy_budget is not None:
             assert price.word.endswith("time")
             assert " J, " in price.text

@@ -14,7 +14,7 @@ from poetmodel.sweeps.instances import (
     BestKnown,
     Finding,
     Instance,
-    check,
+    check_solutions,
     read_library,
     write_library,
 )
@@ -125,7 +125,7 @@ def test_solution_is_compared_with_the_best(tmp_path, network, stated, expected)
     folder = tmp_path / "solutions"
     folder.mkdir()
     (folder / "chain.order.json").write_text(json.dumps(order))
-    (found,) = check(tmp_path / "library", folder)
+    (found,) = check_solutions(tmp_path / "library", folder)
     assert found.finding == expected
     assert found.overhead == pytest.approx(in_order(problem, order))
     assert found.overhead > 0
@@ -135,8 +135,8 @@ def test_equal_solution_is_found_equal(tmp_path, library):
     """The single pass, as a schedule file."""
     folder, problem = library
     once = pm.Schedule.from_order(problem.graph, range(len(problem.graph.nodes)))
-    (found,) = check(folder, solution(tmp_path, once))
-    assert (found.finding, found.overhead) == (Finding.EQUALITY_TOLERANCE, 0.0)
+    (found,) = check_solutions(folder, solution(tmp_path, once))
+    assert (found.finding, found.overhead) == (Finding.EQUAL, 0.0)
 
 
 def test_schedule_that_breaks_a_limit_is_not_valid(tmp_path, network):
@@ -145,7 +145,7 @@ def test_schedule_that_breaks_a_limit_is_not_valid(tmp_path, network):
     instance = Instance(name="chain", kind="zoo", problem=problem, best=BestKnown())
     write_library([instance], tmp_path / "library")
     once = pm.Schedule.from_order(network, range(len(network.nodes)))
-    (found,) = check(tmp_path / "library", solution(tmp_path, once))
+    (found,) = check_solutions(tmp_path / "library", solution(tmp_path, once))
     assert (found.finding, found.overhead) == (Finding.INVALID, None)
     assert "RAM" in found.reason
 
@@ -156,11 +156,11 @@ def test_unreadable_solution_is_not_valid(tmp_path, library):
     other = chain(3)
     once = pm.Schedule.from_order(other, range(len(other.nodes)))
     solutions = solution(tmp_path, once)
-    (found,) = check(folder, solutions)
+    (found,) = check_solutions(folder, solutions)
     assert found.finding == Finding.INVALID
     path = solutions / "chain.schedule.json"
     path.write_text(path.read_text()[:40])
-    (found,) = check(folder, solutions)
+    (found,) = check_solutions(folder, solutions)
     assert found.finding == Finding.INVALID
     assert found.reason
 
@@ -179,10 +179,10 @@ def test_faults_are_named(tmp_path, library, told):
     calls = {
         "folder": lambda: write_library([instance], folder),
         "mps": lambda: write_library([instance], tmp_path / "new", mps=["chian"]),
-        "name": lambda: check(folder, solutions),
-        "none": lambda: check(folder, empty),
-        "twice": lambda: check(folder, twice),
-        "library": lambda: check(empty, solutions),
+        "name": lambda: check_solutions(folder, solutions),
+        "none": lambda: check_solutions(folder, empty),
+        "twice": lambda: check_solutions(folder, twice),
+        "library": lambda: check_solutions(empty, solutions),
     }
     for name, call in calls.items():
         with told.raises(InputError, name):
@@ -198,7 +198,7 @@ def test_file_outside_the_library_is_refused(tmp_path, library):
     problem.graph.save(tmp_path / "other.graph.json")
     once = pm.Schedule.from_order(problem.graph, range(len(problem.graph.nodes)))
     with pytest.raises(InputError, match="outside"):
-        check(folder, solution(tmp_path, once))
+        check_solutions(folder, solution(tmp_path, once))
 
 
 # -- execution orders ------------------------------------------------------------------------------

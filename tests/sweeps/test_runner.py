@@ -20,10 +20,10 @@ from poetmodel.errors import BackendUnavailableError, InputError, LicenceError, 
 from poetmodel.process import PROGRAM, ProcessEndedError, WorkerProcess
 from poetmodel.schedule import RELATIONS
 from poetmodel.sweeps import Run, Settings, Store, grid, measurement, sweep
-from poetmodel.sweeps.measurement import blank, measure
+from poetmodel.sweeps.measurement import fields_before_result, measure_run
 from poetmodel.sweeps.runner import shard, sweep_queue
 from poetmodel.sweeps.tables import rows
-from poetmodel.sweeps.workers import files_of_run, run_shipped
+from poetmodel.sweeps.workers import execute_shipped_run, read_run_files
 
 METHODS = ("optimal", "lru-paging")
 TIMES = {"recorded", "seconds", "cpu_s", "build_s", "solve_s", "primal_integral_s"}
@@ -51,7 +51,12 @@ class _Pool(Executor):
             result = {"problem": {"ram_budget_bytes": 1}}
             schedule = {"of": run.ram} if run.method == "optimal" else None
             future.set_result(
-                {**blank(run), "status": "feasible", "result": result, "schedule": schedule}
+                {
+                    **fields_before_result(run),
+                    "status": "feasible",
+                    "result": result,
+                    "schedule": schedule,
+                }
             )
         return future
 
@@ -80,7 +85,7 @@ def test_sweep_in_real_processes(tmp_path):
     records = sweep(runs, tmp_path, workers=1)
     assert [record["key"] for record in records] == [run.key for run in runs]
     assert {record["status"] for record in records} <= {"optimal", "feasible"}
-    assert Store(tmp_path).schedule(runs[0].key) is not None
+    assert Store(tmp_path).load_schedule(runs[0].key) is not None
     content = (tmp_path / "cells.jsonl").read_bytes()
     assert sweep(runs, tmp_path) == records
     assert (tmp_path / "cells.jsonl").read_bytes() == content
@@ -172,7 +177,7 @@ def test_torn_run_is_run_again(tmp_path):
     path.write_bytes(path.read_bytes()[:-30])
     begun, _ = _run(runs, tmp_path)
     assert len(begun) == 1
-    assert len(Store(tmp_path).finished()) == 4
+    assert len(Store(tmp_path).finished_records()) == 4
 
 
 def test_warm_starts_go_along_the_budgets(tmp_path):
@@ -198,7 +203,7 @@ def test_run_whose_process_dies_is_tried_twice(tmp_path):
     assert told[-1].failed == 0
     begun, told = _run(runs, tmp_path / "twice", deaths=[name, name])
     assert (told[-1].done, told[-1].failed) == (4, 1)
-    assert len(Store(tmp_path / "twice").finished()) == 3
+    assert len(Store(tmp_path / "twice").finished_records()) == 3
     begun, told = _run(runs, tmp_path / "twice")
     assert [entry[0] for entry in begun] == [name]
     assert (told[-1].done, told[-1].failed) == (4, 0)
@@ -232,7 +237,7 @@ def test_broken_pool_leaves_what_is_recorded(how, tmp_path):
     queue = sweep_queue(runs, Store(tmp_path), warm=True, on_progress=None)
     with pytest.raises(WorkersLostError, match="2 of 3 runs are recorded"):
         queue.run(_Breaking(how), 1)
-    assert len(Store(tmp_path).finished()) == 2
+    assert len(Store(tmp_path).finished_records()) == 2
     assert not (tmp_path / "claims").exists()
     begun, _ = _run(runs, tmp_path)
     assert [name for name, _ in begun] == [runs[2].name]
@@ -259,7 +264,7 @@ def test_pool_of_the_caller_gets_the_files_of_runs(tmp_path, monkeypatch):
     )
     here = sweep(runs, tmp_path / "here")
 
-    files = files_of_run(runs[0].to_dict())
+    files = read_run_files(runs[0].to_dict())
     assert {field: sorted(contents) for field, contents in files.items()} == {
         "model": ["own.graph.json"],
         "device": ["board.toml"],
@@ -288,7 +293,7 @@ def test_another_version_does_no_run():
     """A worker that joins late with another version records failures, which are repeated."""
     (run,) = _runs("75%", methods=("lru-paging",))
     with pytest.raises(InputError, match=r"0\.0\.1"):
-        run_shipped("0.0.1", measure, run.to_dict(), None, {}, None)
+        execute_shipped_run("0.0.1", measure_run, run.to_dict(), None, {}, None)
 
 
 def test_shards_are_merged(tmp_path):
@@ -302,9 +307,9 @@ def test_shards_are_merged(tmp_path):
     store = Store(tmp_path / "all")
     copied = [store.merge(Store(tmp_path / name)) for name in ("0", "1", "2", "3", "again", "1")]
     assert copied == [2, 2, 1, 1, 1, 0]
-    assert store.finished().keys() == {run.key for run in runs}
+    assert store.finished_records().keys() == {run.key for run in runs}
     solved = [run for run in runs if run.method == "optimal"]
-    assert [store.schedule(run.key) for run in solved] == [{"of": run.ram} for run in solved]
+    assert [store.load_schedule(run.key) for run in solved] == [{"of": run.ram} for run in solved]
     for text in ("0/4", "5/4", "1", "1/x", ""):
         with pytest.raises(InputError):
             shard(text)
@@ -318,7 +323,14 @@ def test_runs_of_another_sweep_are_left_to_it(tmp_path):
     assert Store(tmp_path).claim(runs[1].key) is None
 
     def finish():
-        other.add({**blank(runs[1]), "status": "feasible", "result": None, "by": "the other"})
+        other.add(
+            {
+                **fields_before_result(runs[1]),
+                "status": "feasible",
+                "result": None,
+                "by": "the other",
+            }
+        )
         claim.release()
 
     timer = threading.Timer(0.3, finish)
@@ -360,7 +372,12 @@ def test_chain_of_starts_goes_on_where_another_sweep_has_ended_it(tmp_path):
     claim = other.claim(small.key)
 
     def finish():
-        record = {**blank(small), "status": "optimal", "result": None, "schedule": {"of": "other"}}
+        record = {
+            **fields_before_result(small),
+            "status": "optimal",
+            "result": None,
+            "schedule": {"of": "other"},
+        }
         other.add(record)
         claim.release()
 
@@ -379,7 +396,7 @@ def _one_run(method, ram="70%"):
 def test_record_says_everything_but_the_relations():
     """Figures, versions, seed and machine are in the record; the schedule is apart from them."""
     one = replace(_one_run("optimal"), settings=Settings(seed=3))
-    record = measure(one.to_dict())
+    record = measure_run(one.to_dict())
     assert json.loads(json.dumps(record, allow_nan=False)) == json.loads(json.dumps(record))
     assert (record["status"], record["key"]) == ("optimal", one.key)
     assert record["cell"]["settings"]["seed"] == 3
@@ -395,7 +412,7 @@ def test_record_says_everything_but_the_relations():
 
 def test_heuristics_have_records_too():
     """A method without a solver is feasible, with its own figures."""
-    record = measure(_one_run("lru-paging").to_dict())
+    record = measure_run(_one_run("lru-paging").to_dict())
     assert record["status"] == "feasible"
     assert record["cell"]["backend"] is None
     assert record["counts"]["recomputed"] == 0
@@ -403,7 +420,7 @@ def test_heuristics_have_records_too():
 
 def test_start_is_used(monkeypatch):
     """The schedule of a smaller budget starts the solve of a larger one, in methods that solve."""
-    small = measure(_one_run("optimal", "75%").to_dict())
+    small = measure_run(_one_run("optimal", "75%").to_dict())
     given = []
 
     def watched(*arguments, **options):
@@ -411,11 +428,11 @@ def test_start_is_used(monkeypatch):
         return run(*arguments, **options)
 
     monkeypatch.setattr("poetmodel.sweeps.measurement.run_method", watched)
-    record = measure(_one_run("optimal", "85%").to_dict(), small["schedule"])
+    record = measure_run(_one_run("optimal", "85%").to_dict(), small["schedule"])
     assert record["warm_start"] is True
     assert record["status"] == "optimal"
     assert [list(pair) for pair in given[0].R] == small["schedule"]["R"]
-    measure(_one_run("dtr", "85%").to_dict(), small["schedule"])
+    measure_run(_one_run("dtr", "85%").to_dict(), small["schedule"])
     assert given[1] is None
 
 
@@ -425,7 +442,7 @@ def test_homes_of_state_are_in_the_record_and_in_the_start(monkeypatch, tmp_path
     board = tmp_path / "board.toml"
     board.write_text(BOARD)
     runs = grid([str(path)], [str(board)], ram=["900", "1140"], methods=["optimal"])
-    small = measure(runs[0].to_dict())
+    small = measure_run(runs[0].to_dict())
     assert small["schedule"]["resident"] == [4]
     assert "resident" not in small["result"]
     assert small["state"]["resident_bytes"] == 300
@@ -438,21 +455,21 @@ def test_homes_of_state_are_in_the_record_and_in_the_start(monkeypatch, tmp_path
         return run(*arguments, **options)
 
     monkeypatch.setattr("poetmodel.sweeps.measurement.run_method", watched)
-    larger = measure(runs[1].to_dict(), small["schedule"])
+    larger = measure_run(runs[1].to_dict(), small["schedule"])
     assert given[0].resident == (4,)
     assert larger["schedule"]["resident"] == [1, 4]
 
 
 def test_what_does_not_apply_is_told_apart_from_what_failed():
     """A refusal has its reason; a solver that is not there, and nonsense, are no answers."""
-    refused = measure(_one_run("checkpoint-all", "70%").to_dict())
+    refused = measure_run(_one_run("checkpoint-all", "70%").to_dict())
     assert refused["status"] == "not-applicable"
     assert "checkpoint-all" in refused["reason"]
     assert refused["result"] is None
-    broken = measure(replace(_one_run("optimal"), backend="none").to_dict())
+    broken = measure_run(replace(_one_run("optimal"), backend="none").to_dict())
     assert broken["status"] == "failed"
     assert "backend 'none'" in broken["reason"]
-    unknown = measure(replace(_one_run("optimal"), model="none").to_dict())
+    unknown = measure_run(replace(_one_run("optimal"), model="none").to_dict())
     assert unknown["status"] == "failed"
     assert "no such model" in unknown["reason"]
 
@@ -468,7 +485,7 @@ def test_refusal_is_told_apart_from_a_missing_solver(error, status, monkeypatch)
         raise error
 
     monkeypatch.setattr(measurement, "run_method", fail)
-    record = measure(_one_run("optimal").to_dict())
+    record = measure_run(_one_run("optimal").to_dict())
     assert (record["status"], record["reason"]) == (status, str(error))
     assert record["result"] is None
 
@@ -484,7 +501,7 @@ def test_loading_is_not_measured(monkeypatch):
     monkeypatch.setattr(measurement, "run_method", watched)
     measurement._warm_up.cache_clear()
     for _ in range(2):
-        measure(_one_run("optimal").to_dict())
+        measure_run(_one_run("optimal").to_dict())
     assert calls == [("warm-up", "highs"), ("mlp", "highs"), ("mlp", "highs")]
-    measure(_one_run("lru-paging").to_dict())
+    measure_run(_one_run("lru-paging").to_dict())
     assert calls[3:] == [("warm-up", None), ("mlp", None)]

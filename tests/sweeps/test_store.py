@@ -13,7 +13,7 @@ from poetmodel.baselines import method_names
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import InputShape, Variant, load_model
 from poetmodel.sweeps import Run, Settings, Store, grid
-from poetmodel.sweeps.figures import FIGURES, Figure, Part, figure
+from poetmodel.sweeps.figures import FIGURES, Figure, FigureGrid, find_figure
 
 
 def _record(key, status="optimal", **more):
@@ -23,22 +23,22 @@ def _record(key, status="optimal", **more):
 def test_records_and_schedules_are_kept(tmp_path):
     """A record is found again, its schedule in a file of its own."""
     store = Store(tmp_path / "sweep")
-    assert (store.records(), store.schedule("a")) == ([], None)
+    assert (store.records(), store.load_schedule("a")) == ([], None)
     store.add(_record("a", schedule={"R": [[0, 0]]}))
     store.add(_record("b", schedule=None))
     again = Store(tmp_path / "sweep")
     assert again.records() == [_record("a"), _record("b")]
-    assert again.schedule("a") == {"R": [[0, 0]]}
-    assert again.schedule("b") is None
+    assert again.load_schedule("a") == {"R": [[0, 0]]}
+    assert again.load_schedule("b") is None
 
 
 def test_failed_runs_are_not_finished(tmp_path):
     """They are run again; the record of a later run takes the place of the earlier one."""
     store = Store(tmp_path)
     store.add(_record("a", "failed"))
-    assert store.finished() == {}
+    assert store.finished_records() == {}
     store.add(_record("a", "infeasible"))
-    assert list(store.finished()) == ["a"]
+    assert list(store.finished_records()) == ["a"]
     assert len(store.records()) == 1
 
 
@@ -52,9 +52,9 @@ def test_torn_last_line_is_taken_away(tmp_path, cut):
     torn = store.path.read_bytes()[: len(whole) + cut]
     store.path.write_bytes(torn)
     again = Store(tmp_path)
-    assert list(again.finished()) == ["a"]
+    assert list(again.finished_records()) == ["a"]
     again.add(_record("c"))
-    assert list(again.finished()) == ["a", "c"]
+    assert list(again.finished_records()) == ["a", "c"]
     assert again.path.read_bytes().startswith(whole + b'{"key": "c"')
 
 
@@ -65,7 +65,7 @@ def test_line_without_its_end_is_kept(tmp_path):
     store.path.write_bytes(store.path.read_bytes()[:-1])
     again = Store(tmp_path)
     again.add(_record("b"))
-    assert list(again.finished()) == ["a", "b"]
+    assert list(again.finished_records()) == ["a", "b"]
 
 
 def test_only_a_torn_line(tmp_path):
@@ -93,7 +93,7 @@ def test_lines_without_a_record_are_passed_over(tmp_path, line):
     store.add(_record("a"))
     store.path.write_bytes(line + b"\n" + store.path.read_bytes() + line + b"\n")
     store.add(_record("b"))
-    assert list(Store(tmp_path).finished()) == ["a", "b"]
+    assert list(Store(tmp_path).finished_records()) == ["a", "b"]
 
 
 def test_record_of_a_killed_neighbour_does_not_swallow_the_next(tmp_path):
@@ -103,7 +103,7 @@ def test_record_of_a_killed_neighbour_does_not_swallow_the_next(tmp_path):
     with store.path.open("ab") as stream:
         stream.write(b'{"key": "torn')
     store.add(_record("b"))
-    assert list(store.finished()) == list(Store(tmp_path).finished()) == ["a", "b"]
+    assert list(store.finished_records()) == list(Store(tmp_path).finished_records()) == ["a", "b"]
 
 
 def test_record_that_cannot_be_written_whole_leaves_the_file(tmp_path, monkeypatch, told):
@@ -121,7 +121,7 @@ def test_record_that_cannot_be_written_whole_leaves_the_file(tmp_path, monkeypat
             store.add(_record("b"))
     assert store.path.read_bytes() == before
     store.add(_record("b"))
-    assert list(Store(tmp_path).finished()) == ["a", "b"]
+    assert list(Store(tmp_path).finished_records()) == ["a", "b"]
 
 
 def test_damaged_schedule_file_is_none(tmp_path):
@@ -131,7 +131,7 @@ def test_damaged_schedule_file_is_none(tmp_path):
     path = tmp_path / "schedules" / "a.schedule.json"
     for content in (b'{"R": [', b"\xff", b"[]"):
         path.write_bytes(content)
-        assert store.schedule("a") is None
+        assert store.load_schedule("a") is None
 
 
 def test_records_of_other_sweeps_are_seen(tmp_path):
@@ -177,12 +177,12 @@ def test_all_combinations_budgets_ascending():
 
 def test_another_limit_or_graph_is_another_cell(tmp_path):
     """A changed setting, graph or device file is not taken for what was solved before."""
-    from poetmodel.sweeps.runs import _fingerprint, device_of, graph_of
+    from poetmodel.sweeps.runs import _fingerprint, load_device, load_graph
 
     board = tmp_path / "board.toml"
     keys = []
     for size, power in ((100, "1.0"), (101, "1.0"), (101, "2.0")):
-        for cached in (graph_of, device_of, _fingerprint):
+        for cached in (load_graph, load_device, _fingerprint):
             cached.cache_clear()
         document = chain()
         document["nodes"][0]["output_bytes"] = size
@@ -209,7 +209,7 @@ def test_sizes_of_the_input_are_crossed_with_the_rest():
     shapes = (InputShape(), InputShape(batch=8), InputShape(batch=8, image=20))
     runs = grid(["mlp"], ["rpi4b"], ram=["70%"], shapes=shapes, methods=["dtr"])
     assert [run.network for run in runs] == ["mlp", "mlp, batch 8", "mlp, batch 8, image 20"]
-    graphs = [run.problem().graph for run in runs]
+    graphs = [run.build_problem().graph for run in runs]
     assert [graph.batch_size for graph in graphs] == [1, 8, 8]
     assert len({graph.sha256 for graph in graphs}) == 3
     assert len({run.chain for run in runs}) == len({run.key for run in runs}) == 3
@@ -218,7 +218,7 @@ def test_sizes_of_the_input_are_crossed_with_the_rest():
         assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run
     shape = Variant(batch=2, state="sgd", in_place=True, tile="1KiB", train="last-2")
     (run,) = grid(["mlp"], ["rpi4b"], ram=["70%"], shapes=[shape])
-    assert run.problem().graph == load_model("mlp", shape)
+    assert run.build_problem().graph == load_model("mlp", shape)
     assert run.network == "mlp, batch 2, state sgd, in place, tile 1KiB, train last-2"
     assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run
 
@@ -227,7 +227,7 @@ def test_sizes_of_the_input_are_crossed_with_the_rest():
 @cache
 def cells_of(name):
     """Return all runs of a figure, made once."""
-    return figure(name).runs()
+    return find_figure(name).runs()
 
 
 @pytest.mark.slow
@@ -276,9 +276,11 @@ def test_formulations_are_for_methods_that_solve():
 
 def test_parts_may_be_left_out_of_a_quick_run():
     """The message about an unknown figure names the figures there are."""
-    part = Part(models=("mlp",), devices=("rpi4b",), ram=("75%",), quick_ram=(), methods=("dtr",))
-    entry = Figure(name="x", title="", paper="", parts=(part,), limit_s=2.0, quick_limit_s=1.0)
+    part = FigureGrid(
+        models=("mlp",), devices=("rpi4b",), ram=("75%",), quick_ram=(), methods=("dtr",)
+    )
+    entry = Figure(name="x", title="", paper="", grids=(part,), limit_s=2.0, quick_limit_s=1.0)
     assert len(entry.runs()) == 1
     assert entry.runs(quick=True) == ()
     with pytest.raises(InputError, match=r"figure2, figure3, figure4, figure5, table3, "):
-        figure("figure6")
+        find_figure("figure6")

@@ -11,10 +11,10 @@ from poetmodel.graph.catalogue import load_model
 from poetmodel.report.charts import map_chart
 from poetmodel.report.pictures import Map, Panel
 from poetmodel.schedule import checkpoint_all
-from poetmodel.sweeps.panels import digest, frontier, overheads, panels
+from poetmodel.sweeps.panels import data_digest, figure_panels, overhead_panels, pareto_panels
 from poetmodel.sweeps.pictures import check_suffix, draw
 from poetmodel.sweeps.runs import Run
-from poetmodel.sweeps.summaries import overhead_ratio, percent, summary
+from poetmodel.sweeps.summaries import figure_summaries, format_fraction, overhead_ratio
 from poetmodel.sweeps.tables import pareto, rows, write_csv
 
 
@@ -29,7 +29,7 @@ def test_overheads_by_method_and_budget():
         without("unknown", "rotor", "70%"),
         row(model="n"),
     ]
-    first, second = summary("figure3", found)
+    first, second = figure_summaries("figure3", found)
     assert (first.title, first.heads) == ("Energy overhead: m, d", ("method", "50%", "70%"))
     assert first.rows == (
         ("optimal", "1 % (gap 25 %)", "0.5 %"),
@@ -44,15 +44,22 @@ def test_deadlines_and_maps_have_rows_of_their_own():
 
     Of a map stands what is recomputed, paged out and in, and the overhead.
     """
-    (table,) = summary("figure4", [row(), row("paging-only", deadline="110%")])
-    assert table.words == 2
+    (table,) = figure_summaries("figure4", [row(), row("paging-only", deadline="110%")])
+    assert table.n_text_columns == 2
     assert table.rows == (("none", "optimal", "1 %"), ("110%", "paging-only", "1 %"))
     counts = {"recomputed": 4, "paged_out": 1, "paged_in": 2}
     none = dict.fromkeys(counts)
-    (table,) = summary("figure2", [row(**counts), {**without("infeasible", ram="30%"), **none}])
-    assert table.heads[table.words :] == ("recomputed", "paged out", "paged in", "overhead")
-    assert table.rows[0][table.words :] == ("4", "1", "2", "1 %")
-    assert table.rows[1][table.words :] == ("-", "-", "-", "impossible")
+    (table,) = figure_summaries(
+        "figure2", [row(**counts), {**without("infeasible", ram="30%"), **none}]
+    )
+    assert table.heads[table.n_text_columns :] == (
+        "recomputed",
+        "paged out",
+        "paged in",
+        "overhead",
+    )
+    assert table.rows[0][table.n_text_columns :] == ("4", "1", "2", "1 %")
+    assert table.rows[1][table.n_text_columns :] == ("-", "-", "-", "impossible")
 
 
 def test_pofo_is_compared_at_its_budget_and_at_its_time():
@@ -65,7 +72,7 @@ def test_pofo_is_compared_at_its_budget_and_at_its_time():
         row(ram="50%", makespan_s=1.5, peak_ram_bytes=900),
         row(ram="70%", makespan_s=1.0, peak_ram_bytes=1100),
     ]
-    (table,) = summary("table3", found)
+    (table,) = figure_summaries("table3", found)
     assert len({len(line) for line in (table.heads, *table.rows)}) == 1
     fifty, seventy, ninety = table.rows
     assert fifty[0] == "50%"
@@ -79,23 +86,23 @@ def test_pofo_is_compared_at_its_budget_and_at_its_time():
 def test_shares_have_three_digits():
     """An overhead of nothing is none."""
     assert overhead_ratio(without("unknown")) is None
-    assert percent(0.5) == "50 %"
-    assert percent(0.0012345) == "0.123 %"
-    assert percent(None) == "-"
+    assert format_fraction(0.5) == "50 %"
+    assert format_fraction(0.0012345) == "0.123 %"
+    assert format_fraction(None) == "-"
 
 
 # -- pictures ------------------------------------------------------------------------------------
 def test_overheads_are_lines_along_the_budgets():
     """One panel per model, device and deadline; points ascend, what has no schedule is left out."""
     found = [row(ram="70%"), row(ram="50%", overhead_j=2.0), without("unknown", "dtr")]
-    first, second = panels("figure3", [*found, row(deadline="110%")])
+    first, second = figure_panels("figure3", [*found, row(deadline="110%")])
     assert first.lines == (("optimal", ((50.0, 2.0), (70.0, 1.0))), ("dtr", ()))
     assert second.title == "m, d\ndeadline 110%"
 
 
 def test_peaks_and_times():
     """Table 3 shows peak RAM against time."""
-    (panel,) = panels("table3", [row("pofo", peak_ram_bytes=2048, makespan_s=0.5)])
+    (panel,) = figure_panels("table3", [row("pofo", peak_ram_bytes=2048, makespan_s=0.5)])
     assert panel.lines == (("pofo", ((2.0, 500.0),)),)
 
 
@@ -110,19 +117,19 @@ def test_maps_show_the_schedule_of_each_cell(tmp_path):
         row(model="paper/linear", device=device, ram="50%", key=key)
         for device, key in (("paper-m0", "a"), ("paper-m4", "b"), ("jetson-tx2", "none"))
     ]
-    first, second = panels("figure2", found, documents.get)
+    first, second = figure_panels("figure2", found, documents.get)
     assert isinstance(first, Map)
     assert isinstance(second, Map)
     assert first.title == "paper/linear, paper-m0, 50%\n0 recomputations, 0 page-outs, 0 page-ins"
     assert first.chart == map_chart(graph, plain)
     assert second.chart != first.chart
-    assert digest([first]) != digest([second])
+    assert data_digest([first]) != data_digest([second])
     pytest.importorskip("matplotlib")
     one, two = tmp_path / "one.svg", tmp_path / "two.svg"
     for path in (one, two):
         draw(path, [first, second])
     assert one.read_bytes() == two.read_bytes()
-    assert f"data {digest([first, second])}".encode() in one.read_bytes()
+    assert f"data {data_digest([first, second])}".encode() in one.read_bytes()
     assert b"recomputed" in one.read_bytes()
 
 
@@ -142,8 +149,8 @@ def test_picture_is_reproducible_and_says_what_it_shows(tmp_path):
     assert one.read_bytes() == two.read_bytes()
     assert b"no schedule" in one.read_bytes()
     for path in (one, three):
-        assert f"data {digest(shown)}".encode() in path.read_bytes()
-    assert digest(shown) != digest(shown[:1])
+        assert f"data {data_digest(shown)}".encode() in path.read_bytes()
+    assert data_digest(shown) != data_digest(shown[:1])
 
 
 def test_axes_of_overheads_are_in_percent(tmp_path):
@@ -231,11 +238,11 @@ def test_picture_of_a_sweep(tmp_path, told):
     """Panels per model and device, lines per method; other endings are refused."""
     pytest.importorskip("matplotlib")
     found = rows([_record(10, 1.0), _record(20, 0.5), _record(20, None), _record(9, 1, model="n")])
-    draw(tmp_path / "sweep.svg", overheads(found))
+    draw(tmp_path / "sweep.svg", overhead_panels(found))
     text = (tmp_path / "sweep.svg").read_text()
     assert text.startswith("<?xml")
-    draw(tmp_path / "empty.png", overheads([]))
-    draw(tmp_path / "sweep.pdf", overheads(found))
+    draw(tmp_path / "empty.png", overhead_panels([]))
+    draw(tmp_path / "sweep.pdf", overhead_panels(found))
     with told.raises(InputError):
         check_suffix(tmp_path / "sweep.txt")
 
@@ -280,6 +287,6 @@ def test_frontier_is_drawn_by_ram():
         {**row(overhead_j=100 * overhead), "peak_ram_bytes": ram, "proven": True}
         for ram, overhead in ((1024, 0.3), (2048, 0.3), (3072, 0.1))
     ]
-    (panel,) = frontier(front)
+    (panel,) = pareto_panels(front)
     ((_, points),) = panel.lines
     assert [x for x, _ in points] == [1.0, 3.0]

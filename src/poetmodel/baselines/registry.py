@@ -192,7 +192,7 @@ _ALL: Final = (
     ),
     Method(
         name="chen-sqrt",
-        summary="keep about the square root of the layers, recompute each segment once",
+        summary="keep about sqrt(m) of m layers, recompute each segment once",
         source="Chen et al., Training deep nets with sublinear memory cost, 2016, section 3; "
         "linearized as in Jain et al., 2020, section 6.1",
         assumptions="segments of equal cost; a sequence of layers",

@@ -51,7 +51,10 @@ Then try:
 
 
 def _hide_flag_metavars(params: list[Any]) -> list[Any]:
-    """Remove the value placeholder of options without a value, such as ``--json``, from help."""
+    """Remove the value placeholder of options without a value, such as ``--json``, from help.
+
+    Returns `params`, which are changed.
+    """
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
@@ -94,7 +97,10 @@ class Application(TyperGroup):
         sys.exit(int(status or 0))
 
     def _run_command(self, *args: Any, **extra: Any) -> int | None:
-        """Run the command line; return its exit status, and print an error for a known failure."""
+        """Run the command line; return its exit status, and print an error for a known failure.
+
+        Raises `BrokenPipeError` if the reader of the output closed the pipe.
+        """
         try:
             status: int | None = super().main(*args, **extra)
         except USAGE_ERROR as error:
@@ -102,11 +108,11 @@ class Application(TyperGroup):
             return ExitStatus.BAD_INPUT
         except (KeyboardInterrupt, typer.Abort):
             return ExitStatus.INTERRUPTED
-        except SystemExit as end:
+        except SystemExit as exit_error:
             # rich and click exit with 1 on a closed pipe.
-            if _is_closed_pipe(end):
-                raise BrokenPipeError from end
-            return end.code if isinstance(end.code, int) else ExitStatus.FAILURE
+            if _is_from_closed_pipe(exit_error):
+                raise BrokenPipeError from exit_error
+            return exit_error.code if isinstance(exit_error.code, int) else ExitStatus.FAILURE
         except BrokenPipeError:
             raise
         except (PoetModelError, OSError) as error:
@@ -182,14 +188,14 @@ for _command in (
 
 
 def _usage_sentence(error: Exception) -> str:
-    words = " ".join(error.format_message().split())  # type: ignore[attr-defined]
-    message = words.replace("Value error, ", "").rstrip(".?")
+    text = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+    message = text.replace("Value error, ", "").rstrip(".?")
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "poetmodel"
     return f"{message}; see '{command} --help'"
 
 
-def _is_closed_pipe(end: BaseException) -> bool:
-    """Return whether an exit of the application was caused by a closed output pipe."""
-    cause = end.__context__
-    return cause is not None and (isinstance(cause, BrokenPipeError) or _is_closed_pipe(cause))
+def _is_from_closed_pipe(error: BaseException) -> bool:
+    """Return whether an error was caused, also indirectly, by a closed output pipe."""
+    cause = error.__context__
+    return cause is not None and (isinstance(cause, BrokenPipeError) or _is_from_closed_pipe(cause))

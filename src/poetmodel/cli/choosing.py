@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import exit_status_of, print_errors, print_room_warnings, print_warnings
+from poetmodel.cli.failures import (
+    print_device_ram_warnings,
+    print_errors,
+    print_warnings,
+    result_exit_status,
+)
 from poetmodel.cli.inputs import NO_COSTS, check_outputs, device_warnings, read_device
 from poetmodel.cli.output import fact_table, live_line, print_json, print_written, show
 from poetmodel.errors import InputError
-from poetmodel.report.presenter import Fact, format_percent, plural, text_fact
+from poetmodel.report.presenter import Fact, format_items, format_percent, text_fact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.choosing import Choice
     from poetmodel.torch.target import OnnxStep
 
-_score = partial(options.option, rich_help_panel="What to train")
+_score_option = partial(options.option, rich_help_panel="What to train")
 
 
 class Per(StrEnum):
@@ -43,19 +48,19 @@ class ChoiceOptions:
     step_source: str = options.argument(
         options.REQUIRED, "MODULE:FUNCTION|ONNX", "As for 'poetmodel export'."
     )
-    scores: str = _score(
+    scores: str = _score_option(
         options.REQUIRED,
         "--scores FILE|gradient-norm",
         "Score of each layer: a CSV file with the columns name,score, or the norm "
         "of the gradient of its parameters.",
     )
-    batch_of: str | None = _score(
+    batch_of: str | None = _score_option(
         None,
         "--batch-of MODULE:FUNCTION",
-        "A function without arguments that returns the inputs whose gradient counts. Default: "
-        "those of the step.",
+        "A function without arguments that returns the inputs for the gradient norm. Default: "
+        "the inputs of the step.",
     )
-    per: Per = _score(
+    per: Per = _score_option(
         Per.LAYER,
         "--per",
         "Unit that is trained or frozen: all parameters of a module, or each parameter.",
@@ -107,7 +112,7 @@ def choose(
     """Choose the layers to train: the highest sum of scores within the limits, proved optimal."""
     from poetmodel.choosing.search import GRADIENT_NORM
 
-    called_s = context.obj or time.monotonic()
+    start_s = context.obj or time.monotonic()
     device = read_device(costing.device)
     if device is None and costing.profile is None:
         raise InputError(NO_COSTS)
@@ -121,11 +126,11 @@ def choose(
     _check_options(request, costing, limits, device)
     if device is not None:
         print_warnings(device_warnings(device))
-    with live_line(enabled=not output.json, doing="choosing"):
-        choice = _choose_layers(request, onnx.step(), costing, limits, search)
-    _deliver(choice, files, json=output.json, total_s=time.monotonic() - called_s)
+    with live_line(enabled=not output.json, activity="choosing"):
+        choice = _choose_layers(request, onnx.onnx_step(), costing, limits, search)
+    _save_and_print(choice, files, json=output.json, total_s=time.monotonic() - start_s)
     _print_reason(choice)
-    raise typer.Exit(exit_status_of(choice.result))
+    raise typer.Exit(result_exit_status(choice.result))
 
 
 def _check_options(
@@ -134,7 +139,7 @@ def _check_options(
     limits: options.LimitOptions,
     device: Device | None,
 ) -> None:
-    """Raise `InputError` for options that are wrong for every step, before PyTorch is imported."""
+    """Raise `InputError` for options that no step supports, before PyTorch is imported."""
     from poetmodel.choosing.search import GRADIENT_NORM
     from poetmodel.device import Costs
     from poetmodel.lowered.io import load_scores
@@ -161,7 +166,7 @@ def _choose_layers(
     limits: options.LimitOptions,
     search: options.SearchOptions,
 ) -> Choice:
-    """Return the best set of layers; output of the user's model goes to stderr."""
+    """Choose the layers and schedule their step; output of the user's model goes to stderr."""
     from poetmodel import torch as pmt
     from poetmodel.problem import Quantity
     from poetmodel.torch.errors import require_torch
@@ -202,8 +207,8 @@ def _choose_layers(
         )
 
 
-def _deliver(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) -> None:
-    """Write the files and print the choice."""
+def _save_and_print(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) -> None:
+    """Print the choice with its warnings, and write the files."""
     if json:
         print_json(choice.to_dict())
     elif choice.result.schedule is not None:
@@ -211,7 +216,7 @@ def _deliver(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) 
 
         table = result_table(choice.result, total_s=total_s, read_s=0.0)
         show(fact_table("What to train", _choice_facts(choice)), table)
-    print_room_warnings(choice.result.room)
+    print_device_ram_warnings(choice.result.device_ram)
     print_warnings([choice.note] if choice.note else [])
     if files.step is not None and choice.step is not None:
         from poetmodel.lowered.io import save_step
@@ -229,7 +234,9 @@ def _choice_facts(choice: Choice) -> Iterator[Fact]:
 
     total_score = sum(choice.scores.values())
     yield text_fact(
-        "choice", str(choice.status), f"{plural(choice.selection.statistics['sets'], 'set')} tried"
+        "choice",
+        str(choice.status),
+        f"{format_items(choice.selection.statistics['sets'], 'set')} tried",
     )
     yield text_fact(
         "score",
@@ -240,10 +247,10 @@ def _choice_facts(choice: Choice) -> Iterator[Fact]:
         "proven bound", f"{choice.bound:.6g}", "no set scores more in steps without masks"
     )
     yield text_fact("gap", format_percent(choice.gap, digits=3), "of the bound")
-    yield text_fact("trained", plural(len(choice.layers), "layer"), ", ".join(choice.layers))
+    yield text_fact("trained", format_items(len(choice.layers), "layer"), ", ".join(choice.layers))
     yield from tile_facts(choice.tile_bytes, choice.tile_trials, choice.result.problem)
     frozen = [layer for layer in choice.scores if layer not in choice.layers]
-    yield text_fact("frozen", plural(len(frozen), "layer"), ", ".join(frozen))
+    yield text_fact("frozen", format_items(len(frozen), "layer"), ", ".join(frozen))
 
 
 def _print_reason(choice: Choice) -> None:
@@ -251,6 +258,6 @@ def _print_reason(choice: Choice) -> None:
     from poetmodel.result import Status
 
     if choice.result.schedule is None:
-        infeasible = choice.result.status == Status.INFEASIBLE
+        is_infeasible = choice.result.status == Status.INFEASIBLE
         reason = choice.result.reason or "no schedule was found within the limit"
-        print_errors([f"infeasible: {reason}" if infeasible else reason])
+        print_errors([f"infeasible: {reason}" if is_infeasible else reason])

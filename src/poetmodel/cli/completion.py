@@ -12,14 +12,14 @@ Suggestions: TypeAlias = list[tuple[str, str]]
 """Names that begin with the typed text, and their descriptions; typer evaluates the annotation."""
 
 
-def models(incomplete: str) -> Suggestions:
+def complete_models(incomplete: str) -> Suggestions:
     """Return the built-in networks whose names begin with `incomplete`."""
     from poetmodel.graph.catalogue import describe_model, model_names
 
     return _filter_names(incomplete, ((name, describe_model(name)) for name in model_names()))
 
 
-def devices(incomplete: str) -> Suggestions:
+def complete_devices(incomplete: str) -> Suggestions:
     """Return the built-in devices whose names begin with `incomplete`."""
     from poetmodel.files import shipped_folder
 
@@ -28,17 +28,17 @@ def devices(incomplete: str) -> Suggestions:
     return _filter_names(incomplete, ((name, str(table["name"])) for name, table in tables))
 
 
-def methods(incomplete: str) -> Suggestions:
+def complete_methods(incomplete: str) -> Suggestions:
     """Return the methods whose names begin with `incomplete`, including installed plug-ins."""
     from poetmodel.baselines.own import registered_names
     from poetmodel.baselines.registry import METHODS
 
     shipped = ((method.name, method.summary) for method in METHODS.values())
-    plugin_names = ((name, "a method of an installed package") for name in registered_names())
-    return _filter_names(incomplete, (*shipped, *plugin_names))
+    plugins = ((name, "a method of an installed package") for name in registered_names())
+    return _filter_names(incomplete, (*shipped, *plugins))
 
 
-def several(complete: Callable[[str], Suggestions]) -> Callable[[str], Suggestions]:
+def complete_list(complete: Callable[[str], Suggestions]) -> Callable[[str], Suggestions]:
     """Return a completion function for options with several comma-separated names.
 
     The function completes the last name with `complete`.
@@ -46,11 +46,11 @@ def several(complete: Callable[[str], Suggestions]) -> Callable[[str], Suggestio
 
     def complete_last(incomplete: str) -> Suggestions:
         earlier_names, comma, last = incomplete.rpartition(",")
-        typed = earlier_names.split(",")
+        typed_names = earlier_names.split(",")
         return [
             (earlier_names + comma + name, text)
             for name, text in complete(last)
-            if name not in typed
+            if name not in typed_names
         ]
 
     return complete_last
@@ -60,15 +60,15 @@ def _filter_names(incomplete: str, names: Iterable[tuple[str, str]]) -> Suggesti
     return [(name, text) for name, text in names if name.startswith(incomplete)]
 
 
-COMPLETED: Final = {
-    "--device": devices,
-    "--devices": several(devices),
-    "--method": methods,
-    "--methods": several(methods),
-    "--power-from": devices,
-    "MODEL": models,
-    "MODELS...": models,
-    "FILE|MODEL": models,
-    "NAME|FILE": devices,
+COMPLETERS: Final = {
+    "--device": complete_devices,
+    "--devices": complete_list(complete_devices),
+    "--method": complete_methods,
+    "--methods": complete_list(complete_methods),
+    "--power-from": complete_devices,
+    "MODEL": complete_models,
+    "MODELS...": complete_models,
+    "FILE|MODEL": complete_models,
+    "NAME|FILE": complete_devices,
 }
 """Completion functions by option name, or by the placeholder of the value."""

@@ -30,10 +30,10 @@ def main() -> None:
         if not isinstance(error.__cause__, KeyboardInterrupt):
             raise
         sys.exit(INTERRUPTED)  # Ctrl-C during a class definition or the import of a C module
-    except SystemExit as end:
+    except SystemExit as exit_error:
         if any(thread.name == SOLVER_THREAD for thread in threading.enumerate()):
             # An abandoned solver thread may never end. All output is written, so exit without it.
-            os._exit(end.code if isinstance(end.code, int) else 1)
+            os._exit(exit_error.code if isinstance(exit_error.code, int) else 1)
         raise
 
 
@@ -42,13 +42,13 @@ def _open_closed_streams() -> None:
 
     Otherwise the next opened files get these descriptors, and printed text is written to them.
     """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
-            os.fstat(number)
+            os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # opens the lowest free descriptor: this one
+            os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor is `descriptor`
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+            setattr(sys, name, open(descriptor, "w" if descriptor else "r", closefd=False))  # noqa: SIM115
 
 
 def _restart_with_docstrings() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import print_room_warnings, print_warnings
+from poetmodel.cli.failures import print_device_ram_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid_schedule
 from poetmodel.cli.output import fact_table, listing, live_line, print_json, print_text, show
 from poetmodel.errors import InputError, did_you_mean
@@ -20,9 +20,9 @@ from poetmodel.report.folding import DIGITS, Fold, fold
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
+    device_ram_facts,
+    format_items,
     metric_facts,
-    plural,
-    room_facts,
     state_facts,
     text_fact,
     to_json_object,
@@ -63,85 +63,87 @@ def explain(
     output: options.OutputOptions,
 ) -> None:
     """Explain the decisions of a schedule, or the cost of the decision on one tensor."""
-    with live_line(enabled=not output.json, doing="verifying"):
+    with live_line(enabled=not output.json, activity="verifying"):
         verified = read_valid_schedule(arguments.schedule, source, costing)
     print_warnings(verified.notes)
-    explanation = summarize_decisions(verified, arguments.tensor)
+    summary = summarize_decisions(verified, arguments.tensor)
     if arguments.tensor is not None:
         if verified.document.status != "optimal":
             print_warnings([NOT_PROVEN])
         with (
-            live_line(enabled=not output.json, doing="solving without the decision"),
+            live_line(enabled=not output.json, activity="solving without the decision"),
             suppress(KeyboardInterrupt),  # the decision is printed without its cost
         ):
-            explanation = _with_costs(explanation, search)
-    print_room_warnings(verified.room)
+            summary = _with_alternatives(summary, search)
+    print_device_ram_warnings(verified.device_ram)
     if output.json:
-        print_json(to_json_object(_explanation_facts(explanation)))
+        print_json(to_json_object(_explanation_facts(summary)))
     elif arguments.tensor is not None:
-        _print_tensor(explanation)
+        _print_tensor(summary)
     else:
-        _print_schedule(explanation)
+        _print_schedule(summary)
 
 
-def _print_tensor(explanation: DecisionSummary) -> None:
+def _print_tensor(summary: DecisionSummary) -> None:
     """Print the tables of one tensor: its decision, and the costs of changes."""
-    (decision,) = explanation.explained
-    graph = explanation.stated.graph
+    (decision,) = summary.main_decisions
+    graph = summary.verified.graph
     tensor = graph.tensors[decision.tensor]
-    show(fact_table(f"{tensor.name} in {graph.name}", _decision_facts(explanation, decision)))
-    changes = [_alternative_row(explanation, other) for other in explanation.alternatives]
-    if explanation.ram_step is not None:
-        changes.append(_ram_row(explanation, explanation.ram_step))
+    show(fact_table(f"{tensor.name} in {graph.name}", _decision_facts(summary, decision)))
+    changes = [_alternative_row(summary, alternative) for alternative in summary.alternatives]
+    if summary.ram_step is not None:
+        changes.append(_ram_row(summary, summary.ram_step))
     if changes:
         print_text("")
         show(fact_table("What a change costs", changes))
 
 
-def _alternative_row(explanation: DecisionSummary, other: Alternative) -> Fact:
+def _alternative_row(summary: DecisionSummary, alternative: Alternative) -> Fact:
     """Return the extra cost of a schedule without a decision, with its proof status."""
-    name = f"without {other.forbidden}"
-    if other.status == "infeasible":
+    name = f"without {alternative.forbidden}"
+    if alternative.status == "infeasible":
         return text_fact(name, "impossible", "proven: no schedule does")
-    lower_bound = -math.inf if other.least_extra is None else other.least_extra
-    if other.extra is None:
+    lower_bound = -math.inf if alternative.least_extra is None else alternative.least_extra
+    if alternative.extra is None:
         cost_text = (
-            f"{_format_change(explanation, lower_bound)} or more"
-            if lower_bound > explanation.noise
+            f"{_format_change(summary, lower_bound)} or more"
+            if lower_bound > summary.tolerance
             else "unknown"
         )
         return text_fact(name, cost_text, "no schedule was found within the time limit")
-    if other.proven or other.extra - lower_bound <= explanation.noise:
-        text, proof = _format_change(explanation, other.extra), "proven"
-    elif lower_bound > explanation.noise:
-        text = (
-            f"{_format_change(explanation, lower_bound)} to "
-            f"{_format_change(explanation, other.extra)}"
+    if alternative.proven or alternative.extra - lower_bound <= summary.tolerance:
+        cost_text, proof = _format_change(summary, alternative.extra), "proven"
+    elif lower_bound > summary.tolerance:
+        cost_text = (
+            f"{_format_change(summary, lower_bound)} to "
+            f"{_format_change(summary, alternative.extra)}"
         )
         proof = "no more is proven within the time limit"
     else:
-        text = f"at most {_format_change(explanation, other.extra)}"
+        cost_text = f"at most {_format_change(summary, alternative.extra)}"
         proof = "not proven within the time limit"
-    parts = [f"{other.becomes} instead"]
-    if explanation.stated.problem.minimize != Quantity.TIME and other.extra_s:
-        sign = "-" if other.extra_s < 0 else "+"
-        parts.append(f"{sign}{format_seconds(abs(other.extra_s))}")
-    return text_fact(name, text, "; ".join((*parts, proof)))
+    notes = [f"{alternative.becomes} instead"]
+    if summary.verified.problem.minimize != Quantity.TIME and alternative.extra_s:
+        sign = "-" if alternative.extra_s < 0 else "+"
+        notes.append(f"{sign}{format_seconds(abs(alternative.extra_s))}")
+    return text_fact(name, cost_text, "; ".join((*notes, proof)))
 
 
-def _ram_row(explanation: DecisionSummary, step: RamStep) -> Fact:
+def _ram_row(summary: DecisionSummary, step: RamStep) -> Fact:
     """Return the saving of the next larger RAM budget that helps, with its proof status."""
-    problem = explanation.stated.problem
+    problem = summary.verified.problem
     budget = problem.ram_budget_bytes
     name = "with more RAM"
     if step.status == "infeasible":
         return text_fact(name, "saves nothing", "proven")
     min_useful_bytes = step.least_ram_bytes or 0
-    less_text, found_text = (
+    useless_text, useful_text = (
         format_bytes((size or 0) - budget) for size in (min_useful_bytes, step.ram_bytes)
     )
-    less_text = f"{min_useful_bytes - budget:,} B" if less_text == found_text else less_text
-    no_gain_text = f"proven: less than {less_text} more saves nothing"
+    useless_text = (
+        f"{min_useful_bytes - budget:,} B" if useless_text == useful_text else useless_text
+    )
+    no_gain_text = f"proven: less than {useless_text} more saves nothing"
     if step.ram_bytes is None or step.saved is None:
         note = "no better schedule was found within the time limit"
         return text_fact(
@@ -150,75 +152,77 @@ def _ram_row(explanation: DecisionSummary, step: RamStep) -> Fact:
     if step.ram_bytes == budget:
         return text_fact(
             "with this RAM",
-            _format_change(explanation, -step.saved),
+            _format_change(summary, -step.saved),
             "the schedule is not the best",
         )
     proof = "the next step, proven" if step.proven else "found within the time limit"
     if not step.proven and min_useful_bytes > budget:
         proof = f"{proof}; {no_gain_text}"
-    return text_fact(f"with {found_text} more RAM", _format_change(explanation, -step.saved), proof)
+    return text_fact(f"with {useful_text} more RAM", _format_change(summary, -step.saved), proof)
 
 
-def _format_change(explanation: DecisionSummary, extra: float) -> str:
+def _format_change(summary: DecisionSummary, extra: float) -> str:
     """Format an extra amount of the minimized quantity with its sign; 0 within the tolerance."""
-    format_value = explanation.stated.problem.objective.format
-    if abs(extra) <= explanation.noise:
+    format_value = summary.verified.problem.objective.format
+    if abs(extra) <= summary.tolerance:
         return format_value(0.0)
     return f"{'-' if extra < 0 else '+'}{format_value(abs(extra))}"
 
 
-def _decision_facts(explanation: DecisionSummary, decision: Decision) -> Iterator[Fact]:
+def _decision_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fact]:
     """Yield the decision on a tensor, its costs, and where the tensor is over time."""
-    graph = explanation.stated.graph
+    graph = summary.verified.graph
     size = graph.tensor_bytes[decision.tensor]
-    maker = graph.nodes[graph.node_of[decision.tensor]].name
-    users = ", ".join(graph.nodes[k].name for k in graph.users_of[decision.tensor]) or "no node"
-    yield text_fact("size", format_bytes(size), f"made by {maker}, read by {users}")
+    producer = graph.nodes[graph.node_of[decision.tensor]].name
+    readers = ", ".join(graph.nodes[k].name for k in graph.users_of[decision.tensor]) or "no node"
+    yield text_fact("size", format_bytes(size), f"made by {producer}, read by {readers}")
     yield text_fact("decision", str(decision.choice), _action_text(decision))
     yield text_fact("costs", format_joules(decision.energy_j), format_seconds(decision.time_s))
     yield text_fact("in RAM", _spans_text(decision.in_ram), "stages")
     if decision.on_storage:
         yield text_fact("on storage", _spans_text(decision.on_storage), "stages")
-    yield from _in_place_facts(explanation, decision)
-    steps = decision.bytes_at_limit // size if size else 0
+    yield from _in_place_facts(summary, decision)
+    n_full_steps = decision.bytes_at_limit // size if size else 0
     yield text_fact(
         "at the limit",
         format_bytes(decision.bytes_at_limit),
-        f"its size times {steps} of the {len(explanation.at_limit)} steps where RAM is at its "
-        "limit, those with it in RAM",
+        f"its size times {n_full_steps}: it is in RAM in {n_full_steps} of the "
+        f"{len(summary.full_steps)} steps where RAM is at its limit",
     )
 
 
-def _in_place_facts(explanation: DecisionSummary, decision: Decision) -> Iterator[Fact]:
+def _in_place_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fact]:
     """Yield the tensors whose memory a tensor overwrites, and those that overwrite its memory."""
-    graph, i = explanation.stated.graph, decision.tensor
+    graph, i = summary.verified.graph, decision.tensor
     if i in graph.state_of:
         yield text_fact(
             "in place", "always", f"in the memory of {graph.tensors[graph.state_of[i]].name}"
         )
-    for verb, node, other_field in (
+    for verb, own_field, other_field in (
         ("in the memory of", "output", "input"),
-        ("its memory is taken by", "input", "output"),
+        ("its memory is overwritten by", "input", "output"),
     ):
         stages_by_tensor: dict[int, list[int]] = {}
-        for use in explanation.in_place:
-            if getattr(use, node) == i:
+        for use in summary.in_place_uses:
+            if getattr(use, own_field) == i:
                 stages_by_tensor.setdefault(getattr(use, other_field), []).append(use.stage)
-        for other, stages in stages_by_tensor.items():
-            yield text_fact("in place", _stages_text(stages), f"{verb} {graph.tensors[other].name}")
+        for other_tensor, stages in stages_by_tensor.items():
+            yield text_fact(
+                "in place", _stages_text(stages), f"{verb} {graph.tensors[other_tensor].name}"
+            )
 
 
 def _action_text(decision: Decision) -> str:
     """Return the stages in which a tensor is recomputed and paged, as text."""
-    at_home = decision.choice == "on storage"
-    words = ("written back", "read") if at_home else ("paged out", "paged in")
+    is_on_storage = decision.choice == "on storage"
+    transfer_verbs = ("written back", "read") if is_on_storage else ("paged out", "paged in")
     actions = (
         ("recomputed", decision.recomputed),
-        (words[0], decision.paged_out),
-        (words[1], decision.paged_in),
+        (transfer_verbs[0], decision.paged_out),
+        (transfer_verbs[1], decision.paged_in),
     )
-    parts = [f"{action} in {_stages_text(stages)}" for action, stages in actions if stages]
-    return "; ".join(reversed(parts) if at_home else parts)
+    texts = [f"{action} in {_stages_text(stages)}" for action, stages in actions if stages]
+    return "; ".join(reversed(texts) if is_on_storage else texts)
 
 
 def _stages_text(stages: Sequence[int]) -> str:
@@ -229,47 +233,47 @@ def _spans_text(spans: Sequence[tuple[int, int]]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans) or "never"
 
 
-def _print_schedule(explanation: DecisionSummary) -> None:
+def _print_schedule(summary: DecisionSummary) -> None:
     """Print the table of the schedule and its most expensive decisions."""
-    show(
-        fact_table(f"Schedule for {explanation.stated.graph.name}", _explanation_facts(explanation))
-    )
-    if not explanation.groups:
+    show(fact_table(f"Schedule for {summary.verified.graph.name}", _explanation_facts(summary)))
+    if not summary.groups:
         print_text("", "Nothing is recomputed or paged: all decisions are free.")
         return
     heads = ("tensor", "decision", "energy", "time")
-    show("", listing("Most expensive decisions", heads, _decision_rows(explanation), left=2))
+    show("", listing("Most expensive decisions", heads, _decision_rows(summary), n_text_columns=2))
     print_text("'poetmodel explain SCHEDULE TENSOR' explains one tensor.")
 
 
-def _explanation_facts(explanation: DecisionSummary) -> Iterator[Fact]:
-    """Yield the facts about the schedule; those about single tensors are only in JSON."""
-    verified = explanation.stated
+def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
+    """Yield the facts about the schedule; facts about single tensors are only in JSON."""
+    verified = summary.verified
     graph, simulation = verified.graph, verified.simulation
     overhead = f"overhead {format_joules(simulation.overhead_j or 0.0)}"
-    counts = Counter(str(decision.choice) for decision in explanation.decisions)
+    counts = Counter(str(decision.choice) for decision in summary.decisions)
     yield Fact("graph", {"name": graph.name, "sha256": graph.sha256})
     yield Fact("status", verified.document.status)
     for group in (Group.ENERGY, Group.STEP, Group.WORK, Group.MEMORY, Group.STORAGE, Group.WEAR):
         yield from metric_facts(Display.EXPLAIN, simulation, group, notes={"energy_j": overhead})
     yield Fact("ram_budget_bytes", verified.problem.ram_budget_bytes)
     choices = ", ".join(f"{n} {choice}" for choice, n in counts.items())
-    yield text_fact("tensors", f"{len(explanation.decisions)}", choices)
-    yield _full_steps(explanation)
-    yield from room_facts(verified.room)
+    yield text_fact("tensors", f"{len(summary.decisions)}", choices)
+    yield _full_steps_fact(summary)
+    yield from device_ram_facts(verified.device_ram)
     yield from state_facts(graph, simulation)
-    yield from _in_place_summary(explanation)
+    yield from _in_place_fact(summary)
     yield from constraint_facts(verified.constraints)
-    full = [
+    full_step_entries = [
         {"stage": point.stage, "node": graph.nodes[point.node].name, "ram_bytes": point.ram_bytes}
-        for point in explanation.at_limit
+        for point in summary.full_steps
     ]
-    yield Fact("binding", full)
-    yield Fact("tensors", [decision.to_dict(graph) for decision in explanation.decisions])
-    explained = [decision.to_dict(graph) for decision in explanation.explained]
-    if explanation.tensor is not None:
-        explained[0]["alternatives"] = [other.to_dict() for other in explanation.alternatives]
-    yield Fact("decisions", explained)
+    yield Fact("binding", full_step_entries)
+    yield Fact("tensors", [decision.to_dict(graph) for decision in summary.decisions])
+    main_decisions = [decision.to_dict(graph) for decision in summary.main_decisions]
+    if summary.tensor is not None:
+        main_decisions[0]["alternatives"] = [
+            alternative.to_dict() for alternative in summary.alternatives
+        ]
+    yield Fact("decisions", main_decisions)
     groups = [
         {
             "name": group.name,
@@ -278,36 +282,39 @@ def _explanation_facts(explanation: DecisionSummary) -> Iterator[Fact]:
             "energy_j": sum(decision.energy_j for decision in group.members),
             "time_s": sum(decision.time_s for decision in group.members),
         }
-        for group in explanation.groups
+        for group in summary.groups
     ]
     yield Fact("groups", groups)
-    if explanation.tensor is not None:
-        step = explanation.ram_step
+    if summary.tensor is not None:
+        step = summary.ram_step
         yield Fact("next_ram_step", None if step is None else step.to_dict())
 
 
-def _in_place_summary(explanation: DecisionSummary) -> Iterator[Fact]:
-    """Yield the number of operations in place, and the bytes that they save at the peak."""
+def _in_place_fact(summary: DecisionSummary) -> Iterator[Fact]:
+    """Yield the number of operations in place, and the bytes that they save at the peak.
+
+    Yield nothing if the graph has no in-place operators.
+    """
     graph, uses, saved_bytes = (
-        explanation.stated.graph,
-        explanation.in_place,
-        explanation.saved_in_place_bytes,
+        summary.verified.graph,
+        summary.in_place_uses,
+        summary.saved_in_place_bytes,
     )
     pairs = sum(map(len, graph.in_place_of))
     if pairs:
         values = {"uses": len(uses), "possible": pairs, "saved_at_peak_bytes": saved_bytes}
         n_overwriting = len({(use.output, use.input) for use in uses})
-        text = f"{n_overwriting} of {plural(pairs, 'output')}"
-        note = f"{plural(len(uses), 'time')}; saves {format_bytes(saved_bytes)} at the peak"
+        text = f"{n_overwriting} of {format_items(pairs, 'output')}"
+        note = f"{format_items(len(uses), 'time')}; saves {format_bytes(saved_bytes)} at the peak"
         yield Fact("in_place", values, "in place", lambda _: text, note)
 
 
-def _full_steps(explanation: DecisionSummary) -> Fact:
-    """Return the number of steps whose RAM is at its limit, with the fullest ones."""
-    graph, points = explanation.stated.graph, explanation.at_limit
+def _full_steps_fact(summary: DecisionSummary) -> Fact:
+    """Return the number of steps whose RAM is at its limit, and the steps with the most RAM."""
+    graph, points = summary.verified.graph, summary.full_steps
     fullest = sorted(points, key=lambda point: -point.ram_bytes)[:3]
     names = ", ".join(f"{graph.nodes[point.node].name} in stage {point.stage}" for point in fullest)
-    total = len(explanation.stated.simulation.curve)
+    total = len(summary.verified.simulation.curve)
     return text_fact(
         "RAM at its limit",
         f"{len(points)} of {total} steps",
@@ -315,9 +322,9 @@ def _full_steps(explanation: DecisionSummary) -> Fact:
     )
 
 
-def _decision_rows(explanation: DecisionSummary) -> Iterator[tuple[str, ...]]:
+def _decision_rows(summary: DecisionSummary) -> Iterator[tuple[str, ...]]:
     """Yield one table row for each of the most expensive decisions."""
-    for group in explanation.groups:
+    for group in summary.groups:
         n_members, choice = len(group.members), group.members[0].choice
         yield (
             group.name,
@@ -341,40 +348,44 @@ NOT_PROVEN: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionSummary:
-    """Decisions of a schedule, its full steps, and the costs of alternatives."""
+    """Decisions of a schedule, its full steps (RAM at its limit), and the costs of alternatives."""
 
-    stated: VerifiedSchedule
+    verified: VerifiedSchedule
     """The schedule and its problem."""
     decisions: Sequence[Decision]
-    at_limit: Sequence[MemoryPoint]
+    full_steps: Sequence[MemoryPoint]
     """Steps whose RAM is at its limit."""
-    explained: Sequence[Decision]
+    main_decisions: Sequence[Decision]
     """Decision on the requested tensor, or the most expensive decisions first."""
     groups: Sequence[Fold[Decision]] = ()
-    """Groups of equal decisions, most expensive first."""
-    in_place: Sequence[InPlaceUse] = ()
-    """Operations in place."""
+    """Groups of equal decisions, most expensive first; empty for a requested tensor."""
+    in_place_uses: Sequence[InPlaceUse] = ()
+    """Uses of in-place operators that overwrite an input."""
     saved_in_place_bytes: int = 0
-    """Bytes that operations in place save at the peak [B]."""
+    """Bytes that these save at the peak [B]."""
     tensor: int | None = None
-    """Requested tensor; None for the whole schedule."""
+    """Index of the requested tensor; None for the whole schedule."""
     alternatives: Sequence[Alternative] = ()
     """Best schedules without a decision on that tensor."""
     ram_step: RamStep | None = None
     """Next larger RAM budget that helps; None if it was not computed."""
 
     @property
-    def noise(self) -> float:
-        """Largest difference of the minimized quantity that the gap tolerance can hide."""
+    def tolerance(self) -> float:
+        """Largest difference of the minimized quantity that the gap tolerance permits."""
         from poetmodel.solver.sensitivity.alternatives import GAP, MIN_GAIN_RATIO
 
-        objective, simulation = self.stated.problem.objective, self.stated.simulation
+        objective, simulation = self.verified.problem.objective, self.verified.simulation
         min_gain = MIN_GAIN_RATIO * abs(objective.value_of(simulation))
         return max(GAP * objective.overhead_of(simulation), min_gain)
 
 
-def summarize_decisions(stated: VerifiedSchedule, tensor: str | None) -> DecisionSummary:
-    """Explain the decision on one tensor, or the most expensive decisions if `tensor` is None."""
+def summarize_decisions(verified: VerifiedSchedule, tensor: str | None) -> DecisionSummary:
+    """Return the decisions of a schedule, and of these the one on a tensor or the most expensive.
+
+    `tensor` is the name of the tensor, or None for the most expensive decisions. Raises
+    `InputError` if the graph has no such tensor.
+    """
     from poetmodel.schedule.decisions import (
         find_decisions,
         in_place_uses,
@@ -382,67 +393,73 @@ def summarize_decisions(stated: VerifiedSchedule, tensor: str | None) -> Decisio
         steps_at_limit,
     )
 
-    problem, schedule = stated.problem, stated.schedule
-    at_limit = steps_at_limit(problem, schedule, stated.simulation)
-    decisions = find_decisions(problem, schedule, at_limit)
+    problem, schedule = verified.problem, verified.schedule
+    full_steps = steps_at_limit(problem, schedule, verified.simulation)
+    decisions = find_decisions(problem, schedule, full_steps)
     folds: Sequence[Fold[Decision]] = ()
     if tensor is None:
-        most_expensive = _by_cost(decisions, problem.graph)
-        explained = most_expensive[:MAX_DECISIONS]
+        most_expensive = _sort_by_cost(decisions, problem.graph)
+        main_decisions = most_expensive[:MAX_DECISIONS]
         folds = _fold_decisions(most_expensive, problem.graph)
     else:
-        explained = [decisions[_tensor_index(stated, tensor)]]
+        main_decisions = [decisions[_tensor_index(verified, tensor)]]
     return DecisionSummary(
-        stated=stated,
+        verified=verified,
         decisions=decisions,
-        at_limit=at_limit,
-        explained=explained,
-        tensor=None if tensor is None else explained[0].tensor,
+        full_steps=full_steps,
+        main_decisions=main_decisions,
+        tensor=None if tensor is None else main_decisions[0].tensor,
         groups=folds,
-        in_place=in_place_uses(problem.graph, schedule),
-        saved_in_place_bytes=saved_in_place_bytes(problem, schedule, stated.simulation),
+        in_place_uses=in_place_uses(problem.graph, schedule),
+        saved_in_place_bytes=saved_in_place_bytes(problem, schedule, verified.simulation),
     )
 
 
-def _with_costs(explanation: DecisionSummary, search: options.SearchOptions) -> DecisionSummary:
-    """Add the alternatives to the decision on a tensor, and the next RAM step, by solving."""
+def _with_alternatives(summary: DecisionSummary, search: options.SearchOptions) -> DecisionSummary:
+    """Solve for alternatives to the decision on a tensor, and for the next useful RAM budget.
+
+    Returns the summary with both.
+    """
     from poetmodel.solver.sensitivity import find_alternatives, find_ram_step
 
     start_s = time.monotonic()
-    problem, schedule = explanation.stated.problem, explanation.stated.schedule
+    problem, schedule = summary.verified.problem, summary.verified.schedule
     alternatives = find_alternatives(
         problem,
         schedule,
-        explanation.explained[0].tensor,
-        bound=explanation.stated.document.claims.get(OBJECTIVE_BOUND),
+        summary.main_decisions[0].tensor,
+        bound=summary.verified.document.claims.get(OBJECTIVE_BOUND),
         time_limit=(1 - RAM_STEP_TIME_RATIO) * search.time_limit,
         threads=search.threads,
     )
-    left_s = max(1.0, search.time_limit - (time.monotonic() - start_s))
-    step = find_ram_step(problem, schedule, time_limit=left_s, threads=search.threads)
-    return replace(explanation, alternatives=alternatives, ram_step=step)
+    remaining_s = max(1.0, search.time_limit - (time.monotonic() - start_s))
+    ram_step = find_ram_step(problem, schedule, time_limit=remaining_s, threads=search.threads)
+    return replace(summary, alternatives=alternatives, ram_step=ram_step)
 
 
-def _by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
-    """Return the decisions with a cost, most expensive first; one for each recomputed node."""
-    size = graph.tensor_bytes
-    with_cost = [decision for decision in decisions if decision.has_cost]
-    decision_by_node: dict[tuple[object, ...], Decision] = {}
+def _sort_by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
+    """Return the decisions with a cost, most expensive first; one for each recomputed node.
+
+    All tensors of a recomputed node have its cost; a tensor that is also paged is listed itself.
+    """
+    sizes = graph.tensor_bytes
+    costly_decisions = [decision for decision in decisions if decision.has_cost]
+    decision_by_key: dict[tuple[object, ...], Decision] = {}
     for decision in sorted(
-        with_cost, key=lambda candidate: (-candidate.energy_j, -size[candidate.tensor])
+        costly_decisions, key=lambda candidate: (-candidate.energy_j, -sizes[candidate.tensor])
     ):
         is_recomputation_only = not decision.paged_in
         key = (
             is_recomputation_only,
             graph.node_of[decision.tensor] if is_recomputation_only else decision.tensor,
         )
-        decision_by_node.setdefault(key, decision)
-    return list(decision_by_node.values())
+        decision_by_key.setdefault(key, decision)
+    return list(decision_by_key.values())
 
 
 def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[Decision]]:
-    """Fold equal decisions on tensors of equal blocks; return the most expensive groups."""
-    folds = fold(
+    """Group equal decisions on tensors whose names differ in numbers; most expensive first."""
+    decision_folds = fold(
         decisions,
         name=lambda decision: graph.tensors[decision.tensor].name,
         key=lambda decision: (
@@ -451,15 +468,15 @@ def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[De
             *(f"{cost:.{DIGITS}g}" for cost in (decision.energy_j, decision.time_s)),
         ),
     )
-    return sorted(folds, key=lambda folded: -sum(decision.energy_j for decision in folded.members))[
-        :MAX_DECISIONS
-    ]
+    return sorted(
+        decision_folds, key=lambda folded: -sum(decision.energy_j for decision in folded.members)
+    )[:MAX_DECISIONS]
 
 
-def _tensor_index(stated: VerifiedSchedule, name: str) -> int:
-    index = stated.graph.tensor_index
+def _tensor_index(verified: VerifiedSchedule, name: str) -> int:
+    index = verified.graph.tensor_index
     if name not in index:
         hint = did_you_mean(name, index, max_names=3)
-        message = f"tensor {name!r}: graph {stated.graph.name!r} has no such tensor"
+        message = f"tensor {name!r}: graph {verified.graph.name!r} has no such tensor"
         raise InputError(f"{message}; {hint}" if hint else message)
     return index[name]

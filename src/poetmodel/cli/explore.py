@@ -16,15 +16,16 @@ from poetmodel.files import installed_version
 from poetmodel.graph.catalogue import Variant
 
 if TYPE_CHECKING:
-    from poetmodel.explore.choice import Catalogue, ExplorerChoice
+    from poetmodel.explore.settings import Catalogue, ExplorerSettings
 
 PORT: Final = 8642
 """Default port; if it is in use, the next free one is used."""
 N_PORTS: Final = 20
 """Number of ports that are tried."""
 STORE: Final = "poetmodel-explore.sqlite"
-"""Default store of answers, in the working folder."""
+"""Default file of answers, in the working folder."""
 LOOPBACK: Final = "127.0.0.1"
+"""Address of the server: only this machine can connect."""
 
 
 @options.group
@@ -35,7 +36,7 @@ class ServerOptions:
         None,
         "--port N",
         f"Port of the page on this machine; 0 takes any free one. Default: {PORT}, or the next.",
-        parser=options.whole_number(65535, min_value=0),
+        parser=options.integer_parser(65535, min_value=0),
     )
     store: Path = options.output_option(
         Path(STORE), "--store FILE", "SQLite file of all answers; several servers may share it."
@@ -50,7 +51,7 @@ class ServerOptions:
         None,
         "--workers N",
         "Processes that solve. Default: as many as there are cores.",
-        parser=options.whole_number(256),
+        parser=options.integer_parser(256),
     )
 
 
@@ -60,34 +61,34 @@ def explore(
     costing: options.CostOptions,
     limits: Annotated[options.LimitOptions, options.without("constraints", "energy_budget")],
     search: Annotated[options.SearchOptions, options.without("method", "formulation")],
-    serving: ServerOptions,
+    server_options: ServerOptions,
 ) -> None:
     """Open a local page: change the RAM budget with a slider and see the schedule change."""
-    missing = [
+    missing_packages = [
         name for name in ("fastapi", "uvicorn", "jinja2", "plotly") if not installed_version(name)
     ]
-    if missing:
+    if missing_packages:
         raise MissingExtraError(
-            f"explore: needs {', '.join(missing)}, not installed here; "
+            f"explore: needs {', '.join(missing_packages)}, not installed here; "
             "pip install 'poetmodel[explore]' installs what it needs"
         )
-    catalogue, choice, initial = initial_state(source, costing, limits)
+    catalogue, settings, initial = initial_state(source, costing, limits)
     from poetmodel.explore.running import serve
 
-    listening = _listen(serving.port)
+    listener = _bind_socket(server_options.port)
 
-    def ready(address: str) -> None:
+    def on_ready(address: str) -> None:
         print_text(f"The explorer: {address}", "Ctrl-C ends it; answers remain in the store.")
-        sys.stdout.flush()  # a reader of a pipe waits for this line
-        if not serving.no_browser:
+        sys.stdout.flush()  # a program that reads the pipe waits for this line
+        if not server_options.no_browser:
             webbrowser.open(address)
 
-    print_note(f"starting; answers are stored in {serving.store}")
+    print_note(f"starting; answers are stored in {server_options.store}")
     serve(
-        listening,
-        store=serving.store,
+        listener,
+        store=server_options.store,
         catalogue=catalogue,
-        initial={**choice.model_dump(), **initial},
+        initial={**settings.model_dump(), **initial},
         search={
             "backend": search.backend,
             "time_limit": search.time_limit,
@@ -95,16 +96,20 @@ def explore(
             "threads": search.threads,
             "solver_options": search.solver_options,
         },
-        workers=serving.workers,
-        ready=ready,
+        workers=server_options.workers,
+        on_ready=on_ready,
     )
 
 
 def initial_state(
     source: options.GraphOptions, costing: options.CostOptions, limits: options.LimitOptions
-) -> tuple[Catalogue, ExplorerChoice, dict[str, Any]]:
-    """Return the catalogue of choices, the initial choice, and the initial slider positions."""
-    from poetmodel.explore.choice import ExplorerChoice, catalogue_with_files
+) -> tuple[Catalogue, ExplorerSettings, dict[str, Any]]:
+    """Return the catalogue, the initial settings, and the initial positions of the sliders.
+
+    The positions are ``ram_bytes`` and ``deadline_s``, None without the option. Raises `InputError`
+    for invalid options.
+    """
+    from poetmodel.explore.settings import ExplorerSettings, catalogue_with_files
 
     source, limits = resolve_sizes(source, costing, limits)
     if source.model is not None and source.graph is not None:
@@ -121,11 +126,11 @@ def initial_state(
     )
     device = costing.device or "rpi4b"
     counts = limits.deadline_counts
-    choice = ExplorerChoice.model_validate(
+    settings = ExplorerSettings.model_validate(
         {
             "model": name if is_built_in else Path(name).name,
             "device": next(iter((*catalogue.profiles, *catalogue.devices)), device),
-            **{name: getattr(source.shape, name) for name in Variant.__dataclass_fields__},
+            **{key: getattr(source.variant, key) for key in Variant.__dataclass_fields__},
             "paging": not limits.no_paging,
             "recompute": not limits.no_recompute,
             "minimize": str(limits.minimize or "energy"),
@@ -134,17 +139,21 @@ def initial_state(
             "commit": limits.steps_to_commit,
         }
     )
-    graph = catalogue.source(choice).graph
-    costs = read_costs(graph, costing) if costing.any else catalogue.costs(graph, choice)
-    problem = limits.problem(graph, costs)  # raises for invalid options before the server starts
-    choice = choice.model_copy(
+    graph = catalogue.load_source(settings).graph
+    costs = (
+        read_costs(graph, costing) if costing.is_given else catalogue.load_costs(graph, settings)
+    )
+    problem = limits.build_problem(
+        graph, costs
+    )  # raises for invalid options before the server starts
+    settings = settings.model_copy(
         update={"aux_bytes": problem.aux_limit_bytes if limits.aux else None}
     )
     initial = {
         "ram_bytes": None if limits.ram is None else problem.ram_budget_bytes,
         "deadline_s": problem.deadline_s,
     }
-    return catalogue, choice, initial
+    return catalogue, settings, initial
 
 
 def _is_built_in(source: options.GraphOptions) -> bool:
@@ -161,22 +170,22 @@ def _is_built_in(source: options.GraphOptions) -> bool:
     return True
 
 
-def _listen(port: int | None) -> socket.socket:
+def _bind_socket(port: int | None) -> socket.socket:
     """Return a socket bound to the given port of this machine, or to the first free default port.
 
     Raises `InputError` if the port cannot be bound.
     """
     ports = range(PORT, PORT + N_PORTS) if port is None else (port,)
-    for number in ports:
+    for candidate_port in ports:
         # asyncio sends replies without delay only if the socket's protocol is explicitly TCP.
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound_socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((LOOPBACK, number))
+            bound_socket.bind((LOOPBACK, candidate_port))
         except OSError:
-            listener.close()
+            bound_socket.close()
         else:
-            return listener
+            return bound_socket
     if port is None:
         raise InputError(f"no port from {PORT} to {PORT + N_PORTS - 1} is free; give --port N")
     raise InputError(f"--port {port}: in use or not permitted; choose another")

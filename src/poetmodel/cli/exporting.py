@@ -19,7 +19,7 @@ from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
 from poetmodel.cli.output import fact_table, live_line, print_json, print_text, print_written, show
 from poetmodel.errors import InputError, listed, raised_as
-from poetmodel.report.presenter import Fact, format_percent, plural, text_fact, wear_fact
+from poetmodel.report.presenter import Fact, format_items, format_percent, text_fact, wear_fact
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class ExportTarget(StrEnum):
 
 @options.group
 class ExportOptions:
-    """Step to export, and its folder."""
+    """The step to export, its target, and the options of the exported C."""
 
     step_source: str = options.argument(
         options.REQUIRED,
@@ -78,7 +78,7 @@ class ExportOptions:
         "--accumulate N",
         "Sum the gradients of N batches before an update, each divided by N: a step takes one "
         "batch, and each N-th updates.",
-        parser=options.whole_number(),
+        parser=options.integer_parser(),
     )
     infer: bool = options.option(
         False,
@@ -96,25 +96,25 @@ class ExportOptions:
         "--replay N",
         "Store up to N samples on storage, as the outputs of the frozen front with their labels: "
         "pm_keep_sample stores one, pm_step_stored trains the layers behind the front.",
-        parser=options.whole_number(),
+        parser=options.integer_parser(),
     )
     migrate_from: Path | None = options.option(
         None,
         "--migrate-from FOLDER",
         "Load the state that an earlier export left on storage with pm_migrate: tensors of equal "
-        "names, shapes and types. Both need --commit.",
+        "names, shapes and types. Both exports need --commit.",
     )
     byte_input: str | None = options.option(
         None,
         "--byte-input NAME=TYPE[:SCALE[:OFFSET]]",
         "Read an input of real numbers as bytes, such as 'inputs[0]=uint8:0.0039': integers times "
-        "a scale, plus an offset; for each channel with commas, 0.01,0.02,0.01. Several with "
-        "semicolons.",
+        "a scale, plus an offset. Commas separate the scales of channels, 0.01,0.02,0.01; "
+        "semicolons separate inputs.",
     )
     prefix: str = options.option(
         "pm",
         "--prefix NAME",
-        "Prefix of all names of C, such as kws for kws_step, so that two networks can be linked "
+        "Prefix of all C names, such as kws for kws_step, so that two networks can be linked "
         "into one firmware.",
     )
     weights: WeightsChoice = options.option(
@@ -147,7 +147,7 @@ class DeviceOptions(options.CommitOptions):
         None,
         "--ram SIZE",
         "All RAM of the step, stack and inputs included, such as 256KiB; or 50% of the keep-all "
-        "peak, and stack and inputs on top. Default: the device's. For ExecuTorch the arena, "
+        "peak, plus stack and inputs. Default: the device's. For ExecuTorch the size of the arena, "
         "without a default.",
     )
     stack: str | None = options.limit_option(
@@ -178,14 +178,14 @@ class DeviceOptions(options.CommitOptions):
         "command, or after a capture. It covers reading a step file and all solves, plans and "
         "addresses, also of pm_infer and pm_evaluate, but not writing the files. The best "
         "solution found is written.",
-        parser=options.seconds,
+        parser=options.parse_seconds,
     )
     gap: float = options.solve_option(
         0.01,
         "--gap FRACTION",
         "Gap tolerance, as a fraction of the energy overhead. It is larger than that of 'poetmodel "
         "solve', because a step is solved again until its tensors have addresses.",
-        parser=options.number("a fraction from 0, such as 0.01 for 1 %", positive=False),
+        parser=options.number_parser("a fraction from 0, such as 0.01 for 1 %", positive=False),
     )
 
     def export_keywords(self) -> dict[str, Any]:
@@ -216,13 +216,13 @@ def export(
     output: options.OutputOptions,
 ) -> None:
     """Make a folder of C that trains on a device, or a program of ExecuTorch."""
-    called_s = context.obj or time.monotonic()
+    start_s = context.obj or time.monotonic()
     from poetmodel.export.folder import check_folder
     from poetmodel.torch.target import needs_capture
 
-    captured = needs_capture(request.step_source)
+    has_capture = needs_capture(request.step_source)
     if request.target != ExportTarget.C:
-        if not captured:
+        if not has_capture:
             raise InputError(
                 f"--target {request.target}: {request.step_source} is no "
                 "MODULE:FUNCTION or ONNX file to capture"
@@ -234,32 +234,32 @@ def export(
     if request.target != ExportTarget.C:
         _check_target_options(context, request.target)
     if request.target == ExportTarget.EXECUTORCH:
-        _write_program(context, request, onnx.step(), device_options, output)
+        _write_program(context, request, onnx.onnx_step(), device_options, output)
         return
-    shows_progress = not output.json
+    show_progress = not output.json
     export_keywords: dict[str, Any] = device_options.export_keywords() | {
         "infer": request.infer,
         "evaluate": request.evaluate,
         "replay": request.replay or 0,
         "migrate_from": request.migrate_from,
-        "byte_inputs": _byte_inputs(request.byte_input),
+        "byte_inputs": _parse_byte_inputs(request.byte_input),
         "prefix": request.prefix,
         "weights": request.weights,
         "shared_kernels": request.shared_kernels,
     }
     board = None
-    if request.target == ExportTarget.C and captured:
+    if request.target == ExportTarget.C and has_capture:
         from poetmodel.export.exporting import check_export
 
         board = check_export(request.out, **export_keywords)
-    elif captured:
+    elif has_capture:
         from poetmodel.lowered.tables import parse_byte_inputs
 
         parse_byte_inputs(export_keywords["byte_inputs"])
-    with live_line(enabled=shows_progress, doing="capturing" if captured else "reading"):
+    with live_line(enabled=show_progress, activity="capturing" if has_capture else "reading"):
         step = read_or_capture_step(
             request.step_source,
-            onnx.step(),
+            onnx.onnx_step(),
             name=request.name,
             optimizer=request.optimizer,
             accumulate=request.accumulate,
@@ -282,11 +282,11 @@ def export(
     from poetmodel.export.flash import flash_warning, ram_warning
 
     command = shlex.join(["poetmodel", *sys.argv[1:]])
-    if not captured:
+    if not has_capture:
         export_keywords["time_limit"] = max(
-            export_keywords["time_limit"] - (time.monotonic() - called_s), 1.0
+            export_keywords["time_limit"] - (time.monotonic() - start_s), 1.0
         )
-    with live_line(enabled=shows_progress, doing="solving, planning and placing") as on_progress:
+    with live_line(enabled=show_progress, activity="solving, planning and placing") as on_progress:
         deployment = export_step(
             step,
             request.out,
@@ -305,9 +305,9 @@ def export(
     print_written(request.out)
 
 
-def _byte_inputs(text: str | None) -> dict[str, str]:
-    """Parse ``--byte-input``; return the meaning of bytes by input name."""
-    pairs = [] if text is None else [part.partition("=") for part in text.split(";")]
+def _parse_byte_inputs(text: str | None) -> dict[str, str]:
+    """Parse ``--byte-input``; return the type, scale and offset of bytes as text, by input name."""
+    pairs = [] if text is None else [pair_text.partition("=") for pair_text in text.split(";")]
     for name, _, meaning in pairs:
         if not meaning:
             raise InputError(
@@ -316,7 +316,8 @@ def _byte_inputs(text: str | None) -> dict[str, str]:
     return {name.strip(): meaning.strip() for name, _, meaning in pairs}
 
 
-_GROUPS: Final = (options.OnnxOptions, options.OutputOptions)
+_COMMON_GROUPS: Final = (options.OnnxOptions, options.OutputOptions)
+"""Groups of options that apply to all targets."""
 _TARGET_OPTIONS: Final = {
     ExportTarget.STEP: ("a step file", ("name", "accumulate", "infer", "evaluate", "byte_input")),
     ExportTarget.EXECUTORCH: (
@@ -324,11 +325,11 @@ _TARGET_OPTIONS: Final = {
         ("ram", "device", "no_paging", "time_limit", "gap"),
     ),
 }
-"""Description of each target other than C, and its options beside the common ones."""
+"""Description of each target other than C, and its options in addition to the common ones."""
 
 
 def _options_on_command_line(context: typer.Context) -> dict[str, str]:
-    """Return the options on the command line by parameter name."""
+    """Return the spelling of each option that is on the command line, by parameter name."""
     return {
         str(parameter.name): parameter.opts[0]
         for parameter in context.command.params
@@ -340,11 +341,20 @@ def _options_on_command_line(context: typer.Context) -> dict[str, str]:
 def _check_target_options(context: typer.Context, target: ExportTarget) -> None:
     """Raise `InputError` for an option that does not apply to the target."""
     description, target_options = _TARGET_OPTIONS[target]
-    shared = (entry.name for group in _GROUPS for entry in fields(group))
-    allowed = {"step_source", "target", "out", "optimizer", *target_options, *shared}
-    for name, option in _options_on_command_line(context).items():
-        if name not in allowed:
-            raise InputError(f"{option}: does not apply to {description}; leave it out")
+    common_options = (
+        common_field.name for group in _COMMON_GROUPS for common_field in fields(group)
+    )
+    allowed_options = {
+        "step_source",
+        "target",
+        "out",
+        "optimizer",
+        *target_options,
+        *common_options,
+    }
+    for name, spelling in _options_on_command_line(context).items():
+        if name not in allowed_options:
+            raise InputError(f"{spelling}: does not apply to {description}; leave it out")
 
 
 def _write_program(
@@ -354,7 +364,10 @@ def _write_program(
     device_options: DeviceOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Write a program of ExecuTorch, and print its RAM and options."""
+    """Write a program of ExecuTorch, and print its RAM and options.
+
+    Raises `InputError` without ``--ram``.
+    """
     if device_options.ram is None:
         raise InputError("--ram: expected the budget of the arena, such as 256KiB or 60%")
     Budget.parse(device_options.ram)
@@ -368,10 +381,10 @@ def _write_program(
     with redirect_stdout(sys.stderr):
         model, loss_fn, inputs = load_step(request.step_source, onnx)
     user_optimizer = request.optimizer and make_optimizer(request.optimizer, model, loss_fn)
-    device: dict[str, Any] = (
+    device_keywords: dict[str, Any] = (
         {"device": device_options.device} if "device" in _options_on_command_line(context) else {}
     )
-    with live_line(enabled=not output.json, doing="solving and placing") as on_progress:
+    with live_line(enabled=not output.json, activity="solving and placing") as on_progress:
         program = to_executorch(
             model,
             loss_fn,
@@ -382,7 +395,7 @@ def _write_program(
             time_limit=device_options.time_limit,
             gap=device_options.gap,
             on_progress=on_progress,
-            **device,
+            **device_keywords,
         )
     if output.json:
         print_json(program.to_dict())
@@ -407,7 +420,7 @@ def read_or_capture_step(
     """Read a step file, or capture the step of ``module:function`` or of an ONNX file.
 
     Output of the user's code goes to stderr. Raises `FlashError` before the capture if the weights
-    exceed the flash of the device, and `InputError` for options that a step file does not support.
+    exceed the flash of `device`, and `InputError` for options that a step file does not support.
     """
     from poetmodel.torch.target import needs_capture
 
@@ -424,7 +437,7 @@ def read_or_capture_step(
         if capture_options:
             option = capture_options[0]
             raise InputError(
-                f"{option}: {step_source} was captured already; give it when the step is captured"
+                f"{option}: {step_source} was captured already; give the option at the capture"
             )
         return step
     from poetmodel.torch.errors import require_torch
@@ -462,36 +475,38 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
     if result is not None and result.simulation is not None:
         yield from proof_facts(result)
         yield from time_facts(result.problem, result.simulation)
-    times = {op: sum(step.op == op for step in plan.program) for op in Op}
-    recomputations_text = plural(times[Op.COMPUTE] - len(graph.nodes), "recomputation")
+    counts = {op: sum(instruction.op == op for instruction in plan.program) for op in Op}
+    recomputations_text = format_items(counts[Op.COMPUTE] - len(graph.nodes), "recomputation")
     yield text_fact("nodes", str(len(graph.nodes)), recomputations_text)
     if result is not None:
         yield from tile_facts(deployment.tile_bytes, deployment.tile_trials, result.problem)
-    first = plan.first_reads(graph)  # of state, a page-in like any other
-    times[Op.PAGE_IN] += sum(op == Op.COMPUTE and k in first for op, k in plan.program)
+    first_reads = plan.first_reads(graph)  # their nodes page in state
+    counts[Op.PAGE_IN] += sum(op == Op.COMPUTE and node in first_reads for op, node in plan.program)
     yield text_fact(
-        "page-outs, page-ins", f"{times[Op.PAGE_OUT]}, {times[Op.PAGE_IN]}", str(plan.mode)
+        "page-outs, page-ins", f"{counts[Op.PAGE_OUT]}, {counts[Op.PAGE_IN]}", str(plan.mode)
     )
     sizes = deployment.ram_map()
     used_bytes = deployment.ram_bytes - sizes.pop("free")
-    share = format_percent(used_bytes / deployment.ram_bytes, digits=3)
+    fraction_text = format_percent(used_bytes / deployment.ram_bytes, digits=3)
     yield text_fact(
-        "peak RAM", format_bytes(used_bytes), f"{share} of {format_bytes(deployment.ram_bytes)}"
+        "peak RAM",
+        format_bytes(used_bytes),
+        f"{fraction_text} of {format_bytes(deployment.ram_bytes)}",
     )
     fragmentation = f"{deployment.arena.fragmentation:.1%} in holes"
-    for part, size in sizes.items():
+    for region, size in sizes.items():
         yield text_fact(
-            f"  {part}",
+            f"  {region}",
             format_bytes(size),
-            fragmentation if part == "the rest of the arena" else "",
+            fragmentation if region == "the rest of the arena" else "",
         )
     if deployment.written_bytes:
         yield wear_fact(deployment.steps_until_worn, deployment.written_bytes)
     yield from _replay_facts(deployment)
     if deployment.migration is not None:
         migrated, reset = deployment.migration.migrated, deployment.migration.reset
-        note = f"{plural(len(reset), 'tensor')} anew{': ' * bool(reset)}{listed(reset)}"
-        yield text_fact("state taken over", plural(len(migrated), "tensor"), note)
+        note = f"{format_items(len(reset), 'tensor')} reset{': ' * bool(reset)}{listed(reset)}"
+        yield text_fact("migrated state", format_items(len(migrated), "tensor"), note)
     slots = len(deployment.slots)
     yield text_fact(
         "slots on storage", str(slots), format_bytes(deployment.stored_bytes) if slots else ""
@@ -500,36 +515,41 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
 
 
 def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield the storage of stored samples, and the instructions of both kinds of steps."""
+    """Yield the storage of stored samples, and the instructions of a step on a sample and a batch.
+
+    Yield nothing without ``--replay``.
+    """
     from poetmodel.export.replay import program_instructions
 
     replay = deployment.replay
     if replay is None:
         return
-    stored = f"{format_bytes(replay.stored_bytes)} of storage, {replay.sample_bytes:,} B a sample"
-    yield text_fact("stored samples", f"{replay.samples:,}", stored)
-    step, plan = deployment.step, deployment.plan
-    whole_step, behind_front = (
-        program_instructions(step, plan, nodes) for nodes in ((), replay.front.nodes)
+    storage_text = (
+        f"{format_bytes(replay.stored_bytes)} of storage, {replay.sample_bytes:,} B a sample"
+    )
+    yield text_fact("stored samples", f"{replay.samples:,}", storage_text)
+    lowered_step, plan = deployment.step, deployment.plan
+    batch_instructions, stored_sample_instructions = (
+        program_instructions(lowered_step, plan, nodes) for nodes in ((), replay.front.nodes)
     )
     yield text_fact(
         "  instructions",
-        f"{behind_front:,}",
-        f"of a step on one, estimated; on a batch {whole_step:,}",
+        f"{stored_sample_instructions:,}",
+        f"of a step on a stored sample, estimated; {batch_instructions:,} on a batch",
     )
 
 
 def _flash_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield the parts of the device's flash in use; nothing if its size is unknown."""
+    """Yield the use of the device's flash by region; nothing if the device states no flash."""
     sizes = deployment.flash_map()
     if not sizes:
         return
     free = sizes.pop("free")
     used_bytes = sum(sizes.values())
-    share = format_percent(used_bytes / (used_bytes + free), digits=3)
+    fraction_text = format_percent(used_bytes / (used_bytes + free), digits=3)
     yield text_fact(
-        "flash", format_bytes(used_bytes), f"{share} of {format_bytes(used_bytes + free)}"
+        "flash", format_bytes(used_bytes), f"{fraction_text} of {format_bytes(used_bytes + free)}"
     )
     notes = {"code": "estimated, as by -O2 on a Cortex-M4; without the application"}
-    for part, size in sizes.items():
-        yield text_fact(f"  {part}", format_bytes(size), notes.get(part, ""))
+    for region, size in sizes.items():
+        yield text_fact(f"  {region}", format_bytes(size), notes.get(region, ""))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from poetmodel.result import SolveResult
 
 MAX_FAULTS: Final = 8
+"""Maximum number of printed errors or warnings."""
 
 
 class ExitStatus(IntEnum):
@@ -61,8 +62,8 @@ _EXIT_STATUSES: Final = {
 }
 
 
-def exit_status_of(result: SolveResult) -> ExitStatus:
-    """Return the exit status of a result: REJECTED with violations, else by its status."""
+def result_exit_status(result: SolveResult) -> ExitStatus:
+    """Return the exit status of a result: REJECTED with violations, else that of its status."""
     return ExitStatus.REJECTED if result.violations else _EXIT_STATUSES[result.status]
 
 
@@ -86,7 +87,7 @@ def report_error(error: PoetModelError | OSError) -> ExitStatus:
     if isinstance(error, BackendUnavailableError):
         return ExitStatus.NO_BACKEND
     if isinstance(error, NoScheduleError):
-        return exit_status_of(error.result)
+        return result_exit_status(error.result)
     if isinstance(error, MethodNotApplicableError):
         return ExitStatus.NO_SCHEDULE
     if isinstance(error, OwnMethodError) and error.refused:
@@ -106,25 +107,30 @@ def print_warnings(warnings: Iterable[str], *, kind: str = "warning") -> None:
         print_note(line)
 
 
-def _prefixed_lines(kind: str, sentences: Iterable[str]) -> list[str]:
+def _prefixed_lines(prefix: str, sentences: Iterable[str]) -> list[str]:
     messages = list(sentences)
-    lines = [f"{kind}: {printable(' '.join(fault.split()))}" for fault in messages[:MAX_FAULTS]]
-    more = len(messages) - MAX_FAULTS
-    return [*lines, f"and {more:,} more"] if more > 0 else lines
+    lines = [
+        f"{prefix}: {printable(' '.join(message.split()))}" for message in messages[:MAX_FAULTS]
+    ]
+    n_omitted = len(messages) - MAX_FAULTS
+    return [*lines, f"and {n_omitted:,} more"] if n_omitted > 0 else lines
 
 
-def print_room_warnings(*rooms: DeviceRam | None) -> None:
-    """Warn on stderr about steps that do not fit their devices."""
-    warnings = (room.format_warning() for room in rooms if room is not None)
+def print_device_ram_warnings(*device_rams: DeviceRam | None) -> None:
+    """Print a warning on stderr for each step that does not fit its device."""
+    warnings = (device_ram.format_warning() for device_ram in device_rams if device_ram is not None)
     print_warnings(dict.fromkeys(text for text in warnings if text is not None))
 
 
 def discard_output(stream: TextIO) -> None:
-    """Discard buffered output of a stream, so that the interpreter exits without an error."""
+    """Redirect a stream to the null device, so that the interpreter exits without an error.
+
+    Its buffered output is discarded. Streams without a file descriptor are unchanged.
+    """
     try:
-        target = stream.fileno()
+        descriptor = stream.fileno()
     except (OSError, ValueError):
         return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, target)
-    os.close(nowhere)
+    null_descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_descriptor, descriptor)
+    os.close(null_descriptor)

@@ -39,9 +39,9 @@ MIN_PYTORCH_BYTES: Final = 2**26
 NO_COSTS: Final = (
     "no costs: give --device NAME|FILE ('poetmodel devices' lists the names) or --profile FILE"
 )
-"""Error message if neither option is given."""
+"""Error message if neither ``--device`` nor ``--profile`` is given."""
 MEASURED_COSTS: Final = "; give --profile if it was solved with measured costs"
-"""Suffix of notes that costs are those of the file's device."""
+"""Suffix of a note that the costs are estimates for the device that the file states."""
 
 
 # -- graphs ------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ MEASURED_COSTS: Final = "; give --profile if it was solved with measured costs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedGraph:
-    """A graph, the name of its network or file, and its input sizes."""
+    """A graph with the command-line name of its network or file, and its input sizes."""
 
     graph: Graph
     name: str
@@ -59,15 +59,18 @@ class NamedGraph:
 def read_named(name: str, shape: Variant) -> Graph:
     """Return the built-in network of this name and shape, or the graph of a graph or step file.
 
-    The graph of a step file is that of the exported kernels; ``--tile`` splits its larger
-    parameters.
+    The graph of a step file is that of the exported kernels. A tile size splits its larger tensors.
     """
     step = read_step(name, shape) if "tile" in shape.overrides else None
     return read_model_or_file(name, shape) if step is None else step.graph
 
 
 def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
-    """Return the content of a step file, in tiles of the given size; None for other files."""
+    """Return the step of a step file, in tiles of the size in `shape`.
+
+    Return None for other files, and if `shape` has other options, which a step file does not
+    support.
+    """
     if name is None or not is_step_file(name) or shape.overrides.keys() - {"tile"}:
         return None
     from poetmodel.lowered.io import load_step
@@ -84,9 +87,10 @@ class AutoTiles:
     """(tile size [B], step in tiles), largest fitting size first; if none fits, the size with
     minimum RAM."""
     ram_bytes: int
-    """RAM of tensors [B]."""
+    """RAM budget of tensors [B]."""
     device: Device
     paging: bool
+    """Whether tensors may be paged."""
 
     def print_choice(self, tile_bytes: int | None, step: LoweredStep) -> str:
         """Print the chosen ``--tile`` as a hint, and return its value as text."""
@@ -97,7 +101,9 @@ class AutoTiles:
         hint = f"auto chooses --tile {tile} for {format_bytes(self.ram_bytes)} of tensors"
         needed_ram_bytes = needed_bytes(step, self.device, paging=self.paging)
         if needed_ram_bytes > self.ram_bytes:
-            hint += "; no tiles fit, and these need the minimum: " + format_bytes(needed_ram_bytes)
+            hint += "; no tile size fits, and this one needs the least RAM: " + format_bytes(
+                needed_ram_bytes
+            )
         print_warnings([hint], kind="hint")
         return tile
 
@@ -105,9 +111,10 @@ class AutoTiles:
 def find_auto_tiles(
     source: GraphOptions, costing: CostOptions, limits: LimitOptions
 ) -> AutoTiles | None:
-    """Return the tile sizes for ``--tile auto`` of a step file; None for other graphs and sizes.
+    """Return the tile sizes for ``--tile auto`` of a step file.
 
-    A percentage of RAM refers to the whole step.
+    Return None for other graphs and tile sizes, and without a device. A percentage of RAM refers to
+    the step without tiles.
     """
     from poetmodel.budgets import Budget, TileChoice
     from poetmodel.graph import checkpoint_all_peak_bytes
@@ -121,8 +128,10 @@ def find_auto_tiles(
     if device is None:
         return None
     step = load_step(name)
-    budget = Budget.from_bytes(device.ram_bytes) if limits.ram is None else Budget.parse(limits.ram)
-    ram_bytes = budget.resolve(checkpoint_all_peak_bytes(step.graph))
+    ram_budget = (
+        Budget.from_bytes(device.ram_bytes) if limits.ram is None else Budget.parse(limits.ram)
+    )
+    ram_bytes = ram_budget.resolve(checkpoint_all_peak_bytes(step.graph))
     paging = not limits.no_paging and device.storage is not None
     candidates = candidate_tiles(
         step,
@@ -140,8 +149,8 @@ def resolve_sizes(
 ) -> tuple[GraphOptions, LimitOptions]:
     """Return the options with ``--tile auto`` and a percentage of RAM replaced by sizes.
 
-    For a step file, ``auto`` becomes the largest tile size that fits. A percentage of RAM refers to
-    the whole step.
+    For a step file, ``auto`` becomes the largest tile size that fits, which is printed. A
+    percentage of RAM refers to the step without tiles.
     """
     tiles = find_auto_tiles(source, costing, limits)
     if tiles is not None:
@@ -152,13 +161,13 @@ def resolve_sizes(
 def resolve_ram_of_source(source: GraphOptions, limits: LimitOptions) -> LimitOptions:
     """Return the limits with a percentage of RAM replaced by a size, if the graph is in tiles."""
     name = source.model if source.graph is None else source.graph
-    return limits if name is None else resolve_ram(limits, name, source.shape)
+    return limits if name is None else resolve_ram(limits, name, source.variant)
 
 
 def resolve_ram(limits: LimitOptions, name: str, shape: Variant) -> LimitOptions:
     """Return the limits with a percentage of RAM replaced by a size, if the graph is in tiles.
 
-    The percentage refers to the keep-all peak of the whole graph.
+    The percentage refers to the keep-all peak of the graph without tiles.
     """
     from poetmodel.budgets import Budget
     from poetmodel.graph import checkpoint_all_peak_bytes
@@ -170,9 +179,9 @@ def resolve_ram(limits: LimitOptions, name: str, shape: Variant) -> LimitOptions
 
 
 def read_given_step(graph_options: GraphOptions) -> LoweredStep | None:
-    """Return the step of a MODEL argument or a ``--graph`` option; None for other graphs."""
+    """Return the step of a MODEL argument or a ``--graph`` option; None for other files."""
     names = [name for name in (graph_options.model, graph_options.graph) if name is not None]
-    return read_step(names[0], graph_options.shape) if len(names) == 1 else None
+    return read_step(names[0], graph_options.variant) if len(names) == 1 else None
 
 
 def extra_ram_bytes(step: LoweredStep, *, commit: bool = False) -> int:
@@ -186,37 +195,40 @@ def extra_ram_bytes(step: LoweredStep, *, commit: bool = False) -> int:
 
 
 def is_step_file(name: str | None) -> bool:
-    """Return whether a name ends like a step file, which has the graph of exported kernels."""
+    """Return whether a name has the suffix of step files, whose graphs have exported kernels."""
     return name is not None and name.endswith(".step.json")
 
 
 def read_graph(graph_options: GraphOptions) -> Graph:
-    """Return the graph of a MODEL argument or a ``--graph`` option."""
+    """Return the graph of a MODEL argument or a ``--graph`` option.
+
+    Raises `InputError` if both or neither are given.
+    """
     if graph_options.model is not None and graph_options.graph is not None:
         raise InputError(
             f"MODEL {graph_options.model!r} and --graph {graph_options.graph!r} exclude each "
             "other: give only one"
         )
     if graph_options.graph is not None:
-        tiled = is_step_file(graph_options.graph)
-        return (read_named if tiled else load_file)(graph_options.graph, graph_options.shape)
+        is_step = is_step_file(graph_options.graph)
+        return (read_named if is_step else load_file)(graph_options.graph, graph_options.variant)
     if graph_options.model is None:
         raise InputError(
             "missing graph: give a MODEL such as resnet18-cifar ('poetmodel models' lists them) or "
             "--graph FILE"
         )
-    return read_named(graph_options.model, graph_options.shape)
+    return read_named(graph_options.model, graph_options.variant)
 
 
 def resolve_graph(
     graph_options: FileGraphOptions, identity: GraphIdentity | None, *, source: str | Path
 ) -> NamedGraph:
-    """Return the graph of a schedule or plan: the given or else the built-in one named by its file.
+    """Return the graph of a schedule or plan: that of ``--graph``, else the built-in one it names.
 
-    `identity` is the graph identity in the file `source`. Raises `InputError` if there is no such
-    graph.
+    `identity` is the graph identity in the schedule or plan file `source`. Raises `InputError` if
+    there is no graph of this name, or it is another graph.
     """
-    name, shape = graph_options.graph, graph_options.shape
+    name, shape = graph_options.graph, graph_options.variant
     if name is None:
         if identity is None or identity.name not in model_names():
             name_text = "" if identity is None else f", {identity.name!r}"
@@ -238,15 +250,19 @@ def resolve_graph(
 def resolve_binary_graph(
     graph_options: FileGraphOptions, data: bytes, *, source: str | Path
 ) -> Graph:
-    """Return the graph of a binary plan: the given, or the built-in one with its fingerprint."""
+    """Return the graph of a binary plan: that of ``--graph``, else the matching built-in one.
+
+    `data` is the content of the file `source`, with a fingerprint of the graph. Raises `InputError`
+    if no built-in network has this fingerprint.
+    """
     if graph_options.graph is not None:
-        return read_named(graph_options.graph, graph_options.shape)
+        return read_named(graph_options.graph, graph_options.variant)
     from poetmodel.plan.binary import stored_fingerprint
 
     sha256 = stored_fingerprint(data).hex()
     for name in model_names():
         try:
-            graph = load_model(name, graph_options.shape)
+            graph = load_model(name, graph_options.variant)
         except InputError:  # the network does not support these sizes
             continue
         if graph.sha256.startswith(sha256):
@@ -312,25 +328,25 @@ def warn_about_kernels(graph: Graph, device: Device | None) -> None:
     print_warnings(
         [
             f"{graph.name} is a graph of PyTorch's kernels, and {device.short_name} runs "
-            "those of exported C, which need other RAM: ask about the step file that 'poetmodel "
-            "export --target step' writes"
+            "those of exported C, whose RAM differs: use the step file that 'poetmodel export "
+            "--target step' writes"
         ]
     )
 
 
-def read_costs(graph: Graph, cost_options: CostOptions, *, named: str | None = None) -> Costs:
-    """Return the measured costs of a profile, or else the estimates for a device.
+def read_costs(
+    graph: Graph, cost_options: CostOptions, *, default_device: str | None = None
+) -> Costs:
+    """Return the measured costs of ``--profile``, else the estimates for ``--device``.
 
-    `named` is the default device. Raises `InputError` if there are no costs. Warns if the device
-    cannot run the kernels of the graph.
+    `default_device` is used without the option. Raises `InputError` if there are no costs. Warns if
+    the device cannot run the kernels of the graph.
     """
     from poetmodel.device import Costs
 
-    device = read_device(named if cost_options.device is None else cost_options.device)
+    device = read_device(default_device if cost_options.device is None else cost_options.device)
     warn_about_kernels(graph, device)
     if cost_options.profile is not None:
-        from poetmodel.device import Costs
-
         return Costs.load(cost_options.profile, device=device)
     if device is None:
         raise InputError(NO_COSTS)
@@ -338,25 +354,28 @@ def read_costs(graph: Graph, cost_options: CostOptions, *, named: str | None = N
 
 
 def read_file_costs(
-    named: str | None, graph: Graph, cost_options: CostOptions
+    device_name: str | None, graph: Graph, cost_options: CostOptions
 ) -> tuple[Costs, list[str]]:
-    """Return the costs for a file that may name a device, and a note if that device is used."""
-    named_device = find_named_device(named)
-    costs = read_costs(graph, cost_options, named=named_device)
-    if named_device is None or cost_options.any:
+    """Return the costs for a file, and a note if they are those of `device_name`.
+
+    `device_name` is the device that the file states, or None; the options override it.
+    """
+    default_device = find_named_device(device_name)
+    costs = read_costs(graph, cost_options, default_device=default_device)
+    if default_device is None or cost_options.is_given:
         return costs, []
-    return costs, [f"costs are the estimates of device {named_device}, which the file names"]
+    return costs, [f"costs are the estimates of device {default_device}, which the file names"]
 
 
 def costs_for_verification(
-    named: str | None, graph: Graph, cost_options: CostOptions
+    device_name: str | None, graph: Graph, cost_options: CostOptions
 ) -> tuple[Costs | None, list[str]]:
-    """Return the costs for a file like `read_file_costs`, or None without costs, and notes."""
-    if find_named_device(named) is None and not cost_options.any:
+    """Return the costs for a file like `read_file_costs`, and notes; None if it has no costs."""
+    if find_named_device(device_name) is None and not cost_options.is_given:
         return None, [
             "times and energies were not checked: give --device or --profile for the costs"
         ]
-    costs, notes = read_file_costs(named, graph, cost_options)
+    costs, notes = read_file_costs(device_name, graph, cost_options)
     return costs, [note + MEASURED_COSTS for note in notes]
 
 
@@ -376,10 +395,11 @@ def verify_document(
     cost_options: CostOptions,
     limits: LimitOptions | None = None,
 ) -> VerifiedSchedule:
-    """Verify a schedule file against its metrics and its problem, or against given limits.
+    """Verify a schedule file against its stated metrics and problem, or against `limits`.
 
-    By default the costs are those of the device that the file names, if it is found; otherwise
-    times and energies are not verified.
+    Without cost options the costs are those of the device that the file states. If this device is
+    unknown, too, times and energies are not verified. Raises `ScheduleError` for another graph, and
+    `InputError` for `limits` without costs.
     """
     from poetmodel.planner import verify
     from poetmodel.report.subject import VerifiedSchedule, pairs_in_graph
@@ -388,28 +408,28 @@ def verify_document(
     check_identity(graph, document.schedule)
     check_names(document.schedule.identity, graph)
     costs, notes = costs_for_verification(document.device, graph, cost_options)
-    claims = document.claims
+    stated_metrics = document.claims
     if limits is not None and limits.changed_options:
         if costs is None:
             raise InputError(NO_COSTS)
         notes.append(
             f"{', '.join(limits.changed_options)}: the limits of the file were not checked"
         )
-        problem = limits.problem(graph, costs)
+        problem = limits.build_problem(graph, costs)
         has_same_costs = document.problem is None or all(  # energy depends on both
             getattr(document.problem, name) == getattr(problem, name)
             for name in ("deadline_counts", "commit")
         )
-        claims = document.stated if has_same_costs else _memory_metrics(document.stated)
+        stated_metrics = document.stated if has_same_costs else _memory_metrics(document.stated)
     else:
         if document.problem is None:
             notes.append("the file states no problem: no budget and no deadline were checked")
         problem = _stated_problem(document, graph, costs)
     if costs is None:
-        claims = _memory_metrics(claims)
+        stated_metrics = _memory_metrics(stated_metrics)
     schedule = document.schedule
     with infrequent_gc():
-        verdict = verify(problem, schedule, stated=claims)
+        verdict = verify(problem, schedule, stated=stated_metrics)
     return VerifiedSchedule(
         document=document,
         schedule=schedule if verdict.valid else pairs_in_graph(graph, schedule),
@@ -421,7 +441,7 @@ def verify_document(
 
 
 def _memory_metrics(stated: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return the metrics of a file that do not depend on costs."""
+    """Return those of a file's metrics that do not depend on costs."""
     from poetmodel.schedule.metrics import Display, Group, metrics_at
 
     return {m.key: stated.get(m.key) for m in metrics_at(Display.FILE, Group.MEMORY)}
@@ -436,8 +456,8 @@ def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | Non
     if costs is None:
         costs = free_costs(graph)
         if problem_entry is not None:
-            kept_rows = [row for row in problem_entry.constraints if not row.needs_costs]
-            limits = {"deadline_s": None, "energy_budget_j": None, "constraints": kept_rows}
+            checkable_rows = [row for row in problem_entry.constraints if not row.needs_costs]
+            limits = {"deadline_s": None, "energy_budget_j": None, "constraints": checkable_rows}
             problem_entry = problem_entry.model_copy(update=limits)
     if problem_entry is None:
         return Problem(graph, costs, ram=MAX_BYTES, aux_bytes=MAX_BYTES)
@@ -447,7 +467,10 @@ def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | Non
 def read_valid_schedule(
     path: Path, graph_options: FileGraphOptions, costing: CostOptions
 ) -> VerifiedSchedule:
-    """Read a schedule file with problem and costs; raise `ScheduleError` if it is invalid."""
+    """Read and verify a schedule file with its problem and costs.
+
+    Raises `ScheduleError` if it is invalid, and `InputError` without costs.
+    """
     from poetmodel.planner import verify
     from poetmodel.problem import Problem
     from poetmodel.report.subject import VerifiedSchedule
@@ -485,22 +508,23 @@ def read_valid_schedule(
 def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, ...] = ()) -> None:
     """Raise `InputError` unless output files can be written and differ from inputs and each other.
 
-    A file of ``--plot`` must have the suffix of a known kind of picture.
+    Each output is an option and its path. A file of ``--plot`` must have the suffix of a known kind
+    of picture.
     """
     from poetmodel.files import check_writable
 
     option_by_path: dict[str, str] = {}
-    for name, path in outputs:
+    for option, path in outputs:
         if path is None:
             continue
-        if name == "--plot":
+        if option == "--plot":
             from poetmodel.report.drawing import check_picture
 
             check_picture(path)
         real_path = realpath(path)
         if real_path in option_by_path:
             raise InputError(
-                f"{name} {path}: {option_by_path[real_path]} already names this file; give "
+                f"{option} {path}: {option_by_path[real_path]} already names this file; give "
                 "another name"
             )
         for input_path in inputs:
@@ -510,6 +534,6 @@ def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, .
                 and Path(input_path).exists()
                 and path.samefile(input_path)
             ):
-                raise InputError(f"{name} {path}: this is an input file; give another name")
+                raise InputError(f"{option} {path}: this is an input file; give another name")
         check_writable(path)
-        option_by_path[real_path] = name
+        option_by_path[real_path] = option

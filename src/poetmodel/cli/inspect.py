@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
 
 MAX_TENSORS: Final = 8
-"""Maximum number of tensors in a list."""
+"""Maximum number of tensors in a table."""
 
 
 @group
-class BoardOptions:
+class DeviceOption:
     """The device on which the graph is to be trained."""
 
     device: str | None = graph_option(
@@ -63,21 +63,21 @@ class BoardOptions:
 
 
 @command("poetmodel inspect resnet18-cifar")
-def inspect(source: GraphOptions, board: BoardOptions, output: OutputOptions) -> None:
+def inspect(source: GraphOptions, device_option: DeviceOption, output: OutputOptions) -> None:
     """Show the size of a graph, its keep-all peak and its minimum RAM."""
-    step, device = read_given_step(source), read_device(board.device)
+    step, device = read_given_step(source), read_device(device_option.device)
     graph = read_graph(source) if step is None else step.graph
     warn_about_kernels(graph, device)
-    extra = {} if step is None else {"reserved_bytes": extra_ram_bytes(step)}
+    reserved_values = {} if step is None else {"reserved_bytes": extra_ram_bytes(step)}
     if output.json:
-        print_json(graph_values(graph, device) | extra)
+        print_json(graph_values(graph, device) | reserved_values)
         return
-    show(*tables(graph, device))
-    if extra:
-        size = format_bytes(extra["reserved_bytes"])
+    show(*graph_tables(graph, device))
+    if reserved_values:
+        reserved_text = format_bytes(reserved_values["reserved_bytes"])
         print_text(
-            f"graph of the exported kernels; its C needs {size} more for inputs, stack and "
-            "runtime, which --ram of 'poetmodel export' includes"
+            f"graph of the exported kernels; its C needs {reserved_text} more for inputs, stack "
+            "and runtime, which --ram of 'poetmodel export' includes"
         )
 
 
@@ -89,11 +89,11 @@ class FolderArgument:
 
 
 @command("poetmodel state firmware")
-def state(shown: FolderArgument, output: OutputOptions) -> None:
+def state(folder_argument: FolderArgument, output: OutputOptions) -> None:
     """List the state of exported C in the order of its functions and files."""
     from poetmodel.export.state import state_tensors
 
-    tensors = state_tensors(shown.folder)
+    tensors = state_tensors(folder_argument.folder)
     if output.json:
         keys = ("name", "shape", "dtype", "bytes", "home")
         print_json([{key: getattr(tensor, key) for key in keys} for tensor in tensors])
@@ -101,16 +101,16 @@ def state(shown: FolderArgument, output: OutputOptions) -> None:
     heads = ("name", "home", "type", "shape", "size")
     lines = (
         (
-            entry.name,
-            entry.home,
-            entry.dtype,
-            "x".join(map(str, entry.shape)),
-            format_bytes(entry.bytes),
+            tensor.name,
+            tensor.home,
+            tensor.dtype,
+            "x".join(map(str, tensor.shape)),
+            format_bytes(tensor.bytes),
         )
-        for entry in tensors
+        for tensor in tensors
     )
-    show(listing(f"State of {shown.folder}", heads, lines, left=3))
-    print_text(f"{len(tensors)} tensors, {format_bytes(sum(entry.bytes for entry in tensors))}")
+    show(listing(f"State of {folder_argument.folder}", heads, lines, n_text_columns=3))
+    print_text(f"{len(tensors)} tensors, {format_bytes(sum(tensor.bytes for tensor in tensors))}")
 
 
 @group
@@ -118,23 +118,23 @@ class ModelArgument:
     """The network to show."""
 
     name: str | None = argument(
-        None, "NAME", "A built-in network.", autocompletion=completion.models
+        None, "NAME", "A built-in network.", autocompletion=completion.complete_models
     )
 
 
 @command("poetmodel models resnet18-cifar")
-def models(shown: ModelArgument, output: OutputOptions) -> None:
+def models(model_argument: ModelArgument, output: OutputOptions) -> None:
     """List the built-in networks, or show one."""
     from poetmodel.graph.catalogue import describe_model, load_model, model_names
 
-    names = model_names() if shown.name is None else (shown.name,)
+    names = model_names() if model_argument.name is None else (model_argument.name,)
     entries = [
         {"model": name, "description": describe_model(name), **graph_values(load_model(name))}
         for name in names
     ]
     if output.json:
-        print_json(entries if shown.name is None else entries[0])
-    elif shown.name is None:
+        print_json(entries if model_argument.name is None else entries[0])
+    elif model_argument.name is None:
         heads = ("model", "nodes", "parameters", "keep-all", "minimum RAM")
         lines = (
             (
@@ -150,19 +150,19 @@ def models(shown: ModelArgument, output: OutputOptions) -> None:
         print_text("'poetmodel models NAME' shows one of them.")
     else:
         print_text(entries[0]["description"])
-        show(*tables(load_model(shown.name)))
+        show(*graph_tables(load_model(model_argument.name)))
 
 
 def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
-    """Return the facts about a graph as plain values, None if its file does not state them.
+    """Return the facts about a graph as JSON values, None if its file does not state them.
 
-    With a device, the minimum RAM is that with the device's storage, and the values include two
-    gauges: the device RAM that keep-all and the minimum RAM use.
+    With a device, the minimum RAM takes the device's storage into account, and the values include
+    two gauges: the device RAM that keep-all and the minimum RAM use.
     """
     from poetmodel.graph import checkpoint_all_profile, floor, inference_profile
 
     is_memory_mapped = device is not None and device.is_memory_mapped
-    min_ram, keep_all_ram = (
+    minimum, keep_all_ram = (
         floor(graph, memory_mapped=is_memory_mapped),
         checkpoint_all_profile(graph),
     )
@@ -190,17 +190,17 @@ def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
         "inference_peak_node": None
         if inference_peak_node is None
         else graph.nodes[inference_peak_node].name,
-        "floor_bytes": min_ram.bytes,
-        "floor_node": graph.nodes[min_ram.node].name,
-        "floor_inputs": [graph.tensors[i].name for i in graph.inputs_of[min_ram.node]],
-        "floor_outputs": [tensor.name for tensor in graph.nodes[min_ram.node].outputs],
-        "phases": _phases(graph),
+        "floor_bytes": minimum.bytes,
+        "floor_node": graph.nodes[minimum.node].name,
+        "floor_inputs": [graph.tensors[i].name for i in graph.inputs_of[minimum.node]],
+        "floor_outputs": [tensor.name for tensor in graph.nodes[minimum.node].outputs],
+        "phases": _phase_totals(graph),
         **_gauge_values(graph, device),
     }
 
 
-def device_rooms(graph: Graph, device: Device) -> tuple[DeviceRam | None, DeviceRam | None]:
-    """Return the device RAM that keep-all, with all state in RAM, and the minimum RAM use."""
+def compare_device_ram(graph: Graph, device: Device) -> tuple[DeviceRam | None, DeviceRam | None]:
+    """Compare the RAM of keep-all, with all state in RAM, and the minimum RAM with a device."""
     min_ram = floor_ram_use(graph, memory_mapped=device.is_memory_mapped)
     return DeviceRam.compare(device, graph, keep_all_ram_use(graph)), DeviceRam.compare(
         device, graph, min_ram
@@ -210,12 +210,12 @@ def device_rooms(graph: Graph, device: Device) -> tuple[DeviceRam | None, Device
 def _gauge_values(graph: Graph, device: Device | None) -> dict[str, Any]:
     """Return the gauges of a device: its RAM that keep-all and the minimum RAM use.
 
-    ``trains`` is None if the minimum RAM fits, because no schedule is known; empty without a
-    device.
+    Return {} without a device. The key ``trains`` of the minimum is None if it fits, because no
+    schedule is known.
     """
     if device is None:
         return {}
-    keep_all, min_ram = map(make_gauge, device_rooms(graph, device))
+    keep_all, min_ram = map(make_gauge, compare_device_ram(graph, device))
     unknown_verdict = {} if min_ram is None or not min_ram["trains"] else {"trains": None}
     return {
         "device": device.short_name,
@@ -223,14 +223,14 @@ def _gauge_values(graph: Graph, device: Device | None) -> dict[str, Any]:
     }
 
 
-def tables(graph: Graph, device: Device | None = None) -> tuple[RenderableType, ...]:
-    """Return the tables about a graph."""
+def graph_tables(graph: Graph, device: Device | None = None) -> tuple[RenderableType, ...]:
+    """Return the tables of a graph: its facts, and its largest tensors."""
     facts = [*_graph_facts(graph, graph_values(graph, device), device)]
-    size = fact_table(graph.name, facts)
-    return (size, "", _largest_tensors(graph)) if graph.tensors else (size,)
+    facts_table = fact_table(graph.name, facts)
+    return (facts_table, "", _largest_tensors(graph)) if graph.tensors else (facts_table,)
 
 
-def _phases(graph: Graph) -> dict[str, dict[str, int]]:
+def _phase_totals(graph: Graph) -> dict[str, dict[str, int]]:
     """Return the nodes, output bytes and FLOP of each phase of a graph, in execution order."""
     phases: dict[str, dict[str, int]] = {}
     for node in graph.nodes:
@@ -242,15 +242,15 @@ def _phases(graph: Graph) -> dict[str, dict[str, int]]:
 
 
 def _graph_facts(graph: Graph, values: dict[str, Any], device: Device | None) -> Iterator[Fact]:
-    """Yield the facts about a graph, and how much of a device it uses."""
+    """Yield the facts about a graph, and with a device the RAM that it uses of it."""
     yield text_fact("batch", f"{graph.batch_size}", f"elements are {graph.dtype}")
     sizes = f"{values['tensors']:,} tensors, {values['edges']:,} edges"
     yield text_fact("nodes", f"{values['nodes']:,}", sizes)
     for phase, entry in values["phases"].items():
-        products = (
+        totals_text = (
             f"{format_bytes(entry['output_bytes'])} of outputs, {format_count(entry['flops'])}FLOP"
         )
-        yield text_fact(f"  {phase}", f"{entry['nodes']:,}", products)
+        yield text_fact(f"  {phase}", f"{entry['nodes']:,}", totals_text)
     yield text_fact(
         "FLOP", format_count(values["flops"]), "of a single pass: every node computed once"
     )
@@ -258,13 +258,13 @@ def _graph_facts(graph: Graph, values: dict[str, Any], device: Device | None) ->
         "forward MACs", format_count(values["forward_macs"]), "convolutions and matrix products"
     )
     yield text_fact("parameters", format_count(values["parameters"]))
-    kinds = ", ".join(
-        f"{kind} {format_bytes(b)}" for kind, b in values["resident_bytes"].items() if b
+    kind_texts = ", ".join(
+        f"{kind} {format_bytes(size)}" for kind, size in values["resident_bytes"].items() if size
     )
-    yield text_fact("resident RAM", format_bytes(graph.total_resident_bytes), kinds)
+    yield text_fact("resident RAM", format_bytes(graph.total_resident_bytes), kind_texts)
     if "state_bytes" in values:
-        count_words = f"{len(graph.state_tensors):,} tensors, {len(graph.replacement_of):,} updated"
-        yield text_fact("state", format_bytes(values["state_bytes"]), count_words)
+        update_text = f"{len(graph.state_tensors):,} tensors, {len(graph.replacement_of):,} updated"
+        yield text_fact("state", format_bytes(values["state_bytes"]), update_text)
     peak_bytes = values["checkpoint_all_peak_bytes"]
     yield text_fact(
         "keep-all",
@@ -272,24 +272,29 @@ def _graph_facts(graph: Graph, values: dict[str, Any], device: Device | None) ->
         f"peak if every tensor is kept until its last use, at {values['checkpoint_all_peak_node']}",
     )
     yield text_fact("inference", *_inference_texts(values))
-    share = f", {values['floor_bytes'] / peak_bytes:.1%} of the keep-all peak" if peak_bytes else ""
-    aside = ", but for state on memory-mapped storage" if graph.state_tensors else ""
+    ratio_text = (
+        f", {values['floor_bytes'] / peak_bytes:.1%} of the keep-all peak" if peak_bytes else ""
+    )
+    condition_text = ", but for state on memory-mapped storage" if graph.state_tensors else ""
     if device is not None and graph.state_tensors:
-        aside = ", state read in place" if device.is_memory_mapped else ""
-    note = f"no schedule needs less{share}{aside}"
+        condition_text = ", state read in place" if device.is_memory_mapped else ""
+    note = f"no schedule needs less{ratio_text}{condition_text}"
     yield text_fact("minimum RAM", format_bytes(values["floor_bytes"]), note)
     yield text_fact("  needed by", "", values["floor_node"])
-    for verb, names in (("  reads", values["floor_inputs"]), ("  writes", values["floor_outputs"])):
+    for label, names in (
+        ("  reads", values["floor_inputs"]),
+        ("  writes", values["floor_outputs"]),
+    ):
         for name in names[:MAX_TENSORS]:
             i = graph.tensor_index[name]
-            sharing = (
+            memory_remark = (
                 _mapped_remark(graph, i, device)
-                if verb == "  reads"
+                if label == "  reads"
                 else _shared_memory_remark(graph, i)
             )
-            yield text_fact(verb, format_bytes(graph.tensor_bytes[i]), name + sharing)
+            yield text_fact(label, format_bytes(graph.tensor_bytes[i]), name + memory_remark)
         if len(names) > MAX_TENSORS:
-            yield text_fact(verb, "", f"and {len(names) - MAX_TENSORS:,} more")
+            yield text_fact(label, "", f"and {len(names) - MAX_TENSORS:,} more")
     workspace_bytes = graph.nodes[graph.node_index[values["floor_node"]]].workspace_bytes
     if workspace_bytes:
         yield text_fact("  workspace", format_bytes(workspace_bytes))
@@ -298,9 +303,9 @@ def _graph_facts(graph: Graph, values: dict[str, Any], device: Device | None) ->
 
 
 def _mapped_remark(graph: Graph, i: int, device: Device | None) -> str:
-    """Return a remark on an input without RAM: state that the core reads in place on storage."""
-    mapped = device is not None and device.is_memory_mapped and i in graph.state_tensors
-    return ", read in place" if mapped else ""
+    """Return a remark on state that the core reads in place from storage, else ""."""
+    is_mapped = device is not None and device.is_memory_mapped and i in graph.state_tensors
+    return ", read in place" if is_mapped else ""
 
 
 def _shared_memory_remark(graph: Graph, i: int) -> str:
@@ -312,31 +317,31 @@ def _shared_memory_remark(graph: Graph, i: int) -> str:
 
 def _gauge_facts(graph: Graph, device: Device) -> Iterator[Fact]:
     """Yield the device RAM that keep-all and the minimum RAM use, with a verdict."""
-    keep_all, min_ram = device_rooms(graph, device)
+    keep_all, min_ram = compare_device_ram(graph, device)
     verdict = "keep-all does not fit, a schedule may"
     if min_ram is not None and not min_ram.fits:
-        verdict = "no schedule trains there"
+        verdict = "no schedule fits"
     elif keep_all is not None and keep_all.fits:
-        verdict = "keep-all trains there"
+        verdict = "keep-all fits"
     yield text_fact("device RAM", format_bytes(device.ram_bytes), verdict)
     yield gauge_fact("", "  keep-all", keep_all)
     yield gauge_fact("", "  minimum", min_ram)
 
 
 def _inference_texts(values: dict[str, Any]) -> tuple[str, str]:
-    """Return the peak of the forward pass alone, and the ratio of the keep-all peak to it."""
+    """Return the peak of the forward pass alone, and a note with the ratio of the keep-all peak."""
     inference_bytes, peak_bytes = (
         values["inference_peak_bytes"],
         values["checkpoint_all_peak_bytes"],
     )
     if inference_bytes is None:
         return "unknown", "the phases of the nodes do not mark the forward pass"
-    times = ""
+    ratio_text = ""
     if inference_bytes:
-        times = f"; training takes {peak_bytes / inference_bytes:.3g} times as much"
+        ratio_text = f"; training takes {peak_bytes / inference_bytes:.3g} times as much"
     return (
         format_bytes(inference_bytes),
-        f"peak of the forward pass alone, at {values['inference_peak_node']}{times}",
+        f"peak of the forward pass alone, at {values['inference_peak_node']}{ratio_text}",
     )
 
 
@@ -356,7 +361,7 @@ def _largest_tensors(graph: Graph) -> Table:
         for i in largest
     )
     heads = ("tensor", "made by", "phase", "size", "readers")
-    return listing("Largest tensors", heads, lines, left=3, whole_names=False)
+    return listing("Largest tensors", heads, lines, n_text_columns=3, whole_names=False)
 
 
 # -- devices -----------------------------------------------------------------------------------
@@ -370,85 +375,90 @@ class DeviceArgument:
         None,
         "NAME",
         "A built-in device, or a device file, *.toml.",
-        autocompletion=completion.devices,
+        autocompletion=completion.complete_devices,
     )
 
 
 @command("poetmodel devices rpi4b")
-def devices(shown: DeviceArgument, output: OutputOptions) -> None:
+def devices(device_argument: DeviceArgument, output: OutputOptions) -> None:
     """List the built-in devices, or show one."""
     from poetmodel.device import Device
     from poetmodel.device.io import device_names
 
-    if shown.name is None:
-        boards = [Device.load(key) for key in device_names()]
+    if device_argument.name is None:
+        loaded_devices = [Device.load(key) for key in device_names()]
         if output.json:
-            print_json([device_dict(board) for board in boards])
+            print_json([device_dict(device) for device in loaded_devices])
             return
         heads = ("device", "core", "RAM", "computes", "transfers")
-        show(listing("Devices", heads, map(_device_cells, boards), left=2))
+        show(listing("Devices", heads, map(_device_row, loaded_devices), n_text_columns=2))
         return
-    board = Device.load(shown.name)
-    print_warnings(device_warnings(board))
+    device = Device.load(device_argument.name)
+    print_warnings(device_warnings(device))
     if output.json:
-        print_json(device_dict(board))
+        print_json(device_dict(device))
         return
-    show(fact_table(board.name, _device_facts(board)))
-    if board.source:
-        show("", "Sources of the values:", board.source.strip())
-    if board.cycle_model is not None and board.cycle_model.core is not None:
-        core = board.cycle_model.core
+    show(fact_table(device.name, _device_facts(device)))
+    if device.source:
+        show("", "Sources of the values:", device.source.strip())
+    if device.cycle_model is not None and device.cycle_model.core is not None:
+        core = device.cycle_model.core
         show(f"{core.name}, instructions a cycle: {core.source}.")
 
 
-def device_dict(board: Device) -> dict[str, Any]:
-    """Return a device as plain values with the keys of its file, and its short name as ``key``."""
+def device_dict(device: Device) -> dict[str, Any]:
+    """Return a device as JSON values with the keys of its file, and its short name as ``key``."""
     from dataclasses import asdict
 
-    fields = asdict(board)
-    return {"key": fields.pop("key"), **fields}
+    values = asdict(device)
+    return {"key": values.pop("key"), **values}
 
 
-def _device_cells(board: Device) -> tuple[str, ...]:
-    """Return a row of the list of devices."""
-    storage = board.storage
+def _device_row(device: Device) -> tuple[str, ...]:
+    """Return the row of a device in the list of devices."""
+    storage = device.storage
     return (
-        board.key,
-        board.core,
-        format_bytes(board.ram_bytes),
-        f"{format_count(board.compute.flops_per_s)}FLOP/s",
+        device.key,
+        device.core,
+        format_bytes(device.ram_bytes),
+        f"{format_count(device.compute.flops_per_s)}FLOP/s",
         "no storage" if storage is None else str(storage.mode),
     )
 
 
-def _device_facts(board: Device) -> Iterator[Fact]:
+def _device_facts(device: Device) -> Iterator[Fact]:
     """Yield the facts about a device."""
-    yield text_fact("key", board.key, "the name for --device")
-    yield text_fact("core", board.core)
-    model = board.cycle_model
+    yield text_fact("key", device.key, "the name for --device")
+    yield text_fact("core", device.core)
+    model = device.cycle_model
     if model is not None:
         yield text_fact("exported C", model.rate, f"{model.origin}; {model.label}")
-    values = device_dict(board)
-    compute, storage = board.compute, board.storage
+    values = device_dict(device)
+    compute, storage = device.compute, device.storage
     notes = {"compute.cache_line_bytes": "of the data cache"}
     if compute.flops_per_j is not None:
         implied_w = compute.flops_per_s / compute.flops_per_j
         notes["compute.flops_per_j"] = f"implies {implied_w:.3g} W"
-    for path, quantity in device_quantities():
-        value = value_at_path(values, path)
+    for value_path, quantity in device_quantities():
+        value = value_at_path(values, value_path)
         if value is not None:
             yield text_fact(
                 quantity.name,
                 format_device_quantity(value, unit=quantity.unit),
-                notes.get(path, ""),
+                notes.get(value_path, ""),
             )
     if storage is None:
         yield text_fact("transfers", "none", "there is no storage")
         return
-    if board.aux_bytes is None:
+    if device.aux_bytes is None:
         yield text_fact("storage", "unlimited")
-    trait_flags = ("memory-mapped", storage.memory_mapped), ("lost without power", storage.volatile)
+    flags_by_trait = (
+        ("memory-mapped", storage.memory_mapped),
+        ("lost without power", storage.volatile),
+    )
     traits = [
-        word for word, holds in (*trait_flags, ("in the flash", board.stores_in_flash)) if holds
+        trait
+        for trait, is_set in (*flags_by_trait, ("in the flash", device.stores_in_flash))
+        if is_set
     ]
     yield text_fact("transfers", str(storage.mode), ", ".join(traits))

@@ -17,16 +17,17 @@ from poetmodel.units import format_joules, format_seconds
 
 if TYPE_CHECKING:
     from poetmodel.cli.options import OutputOptions
-    from poetmodel.sweeps.instances import Checked
+    from poetmodel.sweeps.instances import CheckedSolution
 
 WRITE, CHECK = "instances", "check"
 """Names of the two commands."""
 N_FOLDERS: Final = {WRITE: 1, CHECK: 2}
 """Number of folder arguments of each command."""
-USAGE: Final = {
+EXPECTED_FOLDERS: Final = {
     WRITE: "the folder of the library, such as 'poetmodel bench instances library'",
     CHECK: "two folders, such as 'poetmodel bench check library solutions'",
 }
+"""Expected folder arguments of each command, for error messages."""
 _REGISTRY: Final = "instances"
 """Module in the folder ``bench`` of a checkout that defines the problems."""
 
@@ -45,17 +46,21 @@ def write_instances(folder: Path, mps: str | None, output: OutputOptions) -> Non
         return
     kinds = Counter(line["kind"] for line in lines)
     rows = [(kind, f"{count:,}") for kind, count in kinds.items()]
-    show(listing(f"Problems in {folder}", ("kind", "problems"), rows, left=1))
+    show(listing(f"Problems in {folder}", ("kind", "problems"), rows, n_text_columns=1))
     print_text(registry.MOCCASIN)
 
 
 def check_solutions(folder: Path, solutions: Path, output: OutputOptions) -> None:
-    """Verify schedules of a library and print a table; exit with status 3 if any is invalid."""
-    from poetmodel.sweeps.instances import Finding, check
+    """Verify solutions of a library's problems and print a table.
 
-    checked_solutions = check(folder, solutions)
+    Exits with status 3 if a solution is invalid.
+    """
+    from poetmodel.sweeps.instances import Finding
+    from poetmodel.sweeps.instances import check_solutions as verify_solutions
+
+    checked_solutions = verify_solutions(folder, solutions)
     if output.json:
-        print_json({"solutions": [_values(checked) for checked in checked_solutions]})
+        print_json({"solutions": [_checked_values(checked) for checked in checked_solutions]})
     else:
         heads = ("problem", "finding", "overhead", "best known", "bound")
         rows = [
@@ -63,13 +68,13 @@ def check_solutions(folder: Path, solutions: Path, output: OutputOptions) -> Non
                 checked.name,
                 str(checked.finding),
                 *(
-                    _amount(value, checked.unit)
+                    _format_overhead(value, checked.unit)
                     for value in (checked.overhead, checked.best, checked.bound)
                 ),
             )
             for checked in checked_solutions
         ]
-        show(listing(f"Solutions in {solutions}", heads, rows, left=2, whole_names=False))
+        show(listing(f"Solutions in {solutions}", heads, rows, n_text_columns=2, whole_names=False))
     print_errors(
         [
             f"{checked.name}: {checked.reason}"
@@ -90,13 +95,13 @@ def check_solutions(folder: Path, solutions: Path, output: OutputOptions) -> Non
         raise typer.Exit(ExitStatus.INFEASIBLE)
 
 
-def _values(checked: Checked) -> dict[str, Any]:
+def _checked_values(checked: CheckedSolution) -> dict[str, Any]:
     from dataclasses import asdict
 
     return asdict(checked) | {"finding": str(checked.finding)}
 
 
-def _amount(value: float | None, unit: str) -> str:
+def _format_overhead(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
     return format_seconds(value) if unit == "s" else format_joules(value)
@@ -111,8 +116,8 @@ def _import_registry() -> Any:
         If there is no checkout. An installed package contains neither the captured graphs nor the
         records.
     """
-    here = Path.cwd()
-    for root in (Path(str(files("poetmodel"))).parents[1], here, *here.parents):
+    working_folder = Path.cwd()
+    for root in (Path(str(files("poetmodel"))).parents[1], working_folder, *working_folder.parents):
         if (root / "bench" / f"{_REGISTRY}.py").is_file():
             folder = str(root / "bench")
             sys.path[:0] = [folder] if folder not in sys.path else []

@@ -10,7 +10,7 @@ from poetmodel.cli.options import LimitOptions, group, option
 from poetmodel.errors import InputError
 from poetmodel.problem import Quantity
 from poetmodel.problem.job import Job
-from poetmodel.report.presenter import Fact, Unit, format_percent, text_fact
+from poetmodel.report.presenter import Fact, ValueFormatter, format_percent, text_fact
 from poetmodel.units import format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 LIMITS_TIME_RATIO: Final = 0.25
-"""Fraction of the time limit for finding the limits that bind."""
+"""Fraction of the time limit for finding out which limits bind."""
 
 _job_option = partial(option, rich_help_panel="The whole job")
 
 
 @group
 class JobOptions:
-    """A whole job: its samples, time and energy."""
+    """Options of a whole job: its samples, time and energy."""
 
     samples: int | None = _job_option(
         None,
@@ -69,8 +69,8 @@ class JobOptions:
         return Job(samples=self.samples, within=self.within, battery=self.battery)
 
 
-def find_job_result(job: Job, result: SolveResult, *, threads: int) -> JobResult:
-    """Return the result of a job, given that of one step, with the limits that bind."""
+def make_job_result(job: Job, result: SolveResult, *, threads: int) -> JobResult:
+    """Return the result of a job, given that of one step; solve to find out which limits bind."""
     from poetmodel.solver.sensitivity import find_used_limits
 
     limit_s = LIMITS_TIME_RATIO * (result.time_limit_s or 1.0)
@@ -80,13 +80,13 @@ def find_job_result(job: Job, result: SolveResult, *, threads: int) -> JobResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """Result of a job: its time, its energy, and the limits that bind."""
+    """Result of a job: its time, its energy, and whether the limits of a step bind."""
 
     job: Job
     result: SolveResult
     """Result of one step."""
     limits: tuple[UsedLimit, ...] = ()
-    """RAM budget, and deadline and energy budget of a step if stated."""
+    """States of the RAM budget, and of deadline and energy budget of a step if these are stated."""
 
     @property
     def steps(self) -> int:
@@ -107,22 +107,24 @@ class JobResult:
 
     def facts(self) -> Iterator[Fact]:
         """Yield the facts about the job."""
-        size = self.result.problem.graph.batch_size
-        batch = "one sample each" if size == 1 else f"batches of {size}"
-        note = f"{self.steps:,} steps, {batch}"
-        yield Fact("samples", self.job.samples, "samples", "{:,}".format, note)
+        batch_size = self.result.problem.graph.batch_size
+        batch = "one sample each" if batch_size == 1 else f"batches of {batch_size}"
+        count_text = f"{self.steps:,} steps, {batch}"
+        yield Fact("samples", self.job.samples, "samples", "{:,}".format, count_text)
         yield Fact("steps", self.steps)
         yield Fact("within_s", self.job.within_s)
         yield Fact("battery_j", self.job.battery_j)
-        of_time = _format_fraction(self.total_s, self.job.within_s, "time", format_seconds)
-        yield Fact("total_s", self.total_s, "takes", format_seconds, of_time)
-        of_battery = _format_fraction(self.total_j, self.job.battery_j, "battery", format_joules)
-        yield Fact("total_j", self.total_j, "needs", format_joules, of_battery)
+        time_text = _format_fraction(self.total_s, self.job.within_s, "time", format_seconds)
+        yield Fact("total_s", self.total_s, "takes", format_seconds, time_text)
+        battery_text = _format_fraction(self.total_j, self.job.battery_j, "battery", format_joules)
+        yield Fact("total_j", self.total_j, "needs", format_joules, battery_text)
         yield Fact("limits", [limit.to_dict() for limit in self.limits])
         for limit in self.limits:
-            yield text_fact(_NAMES[limit.quantity], _STATE_TEXTS[limit.state], self._gain(limit))
+            yield text_fact(
+                _LIMIT_NAMES[limit.quantity], _STATE_TEXTS[limit.state], self._saving_text(limit)
+            )
 
-    def _gain(self, limit: UsedLimit) -> str:
+    def _saving_text(self, limit: UsedLimit) -> str:
         """Return the saving of the job without a limit that binds, as text; else ""."""
         if limit.state != "binds" or limit.saved is None:
             return ""
@@ -143,11 +145,12 @@ class JobResult:
             yield f"each of the {self.steps:,} steps may take {' and '.join(limit_texts)}"
 
 
-_NAMES: Final = {
+_LIMIT_NAMES: Final = {
     Quantity.RAM: "RAM budget",
     Quantity.TIME: "deadline",
     Quantity.ENERGY: "energy budget",
 }
+"""Names of limits of a step, by the limited quantity."""
 _STATE_TEXTS: Final = {
     "binds": "binds",
     "slack": "does not bind",
@@ -156,7 +159,9 @@ _STATE_TEXTS: Final = {
 """Texts of the states of a limit."""
 
 
-def _format_fraction(total: float | None, limit: float | None, quantity: str, unit: Unit) -> str:
+def _format_fraction(
+    total: float | None, limit: float | None, quantity: str, format_value: ValueFormatter
+) -> str:
     if total is None or limit is None:
         return "the whole job"
-    return f"{format_percent(total / limit, digits=3)} of the {quantity} of {unit(limit)}"
+    return f"{format_percent(total / limit, digits=3)} of the {quantity} of {format_value(limit)}"

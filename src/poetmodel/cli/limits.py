@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import print_room_warnings
+from poetmodel.cli.failures import print_device_ram_warnings
 from poetmodel.cli.inputs import (
     extra_ram_bytes,
     read_costs,
@@ -15,7 +15,7 @@ from poetmodel.cli.inputs import (
 )
 from poetmodel.cli.output import fact_table, live_line, print_json, print_text, show
 from poetmodel.problem import Problem, Quantity
-from poetmodel.report.presenter import Fact, Unit, format_percent, plural, text_fact
+from poetmodel.report.presenter import Fact, ValueFormatter, format_items, format_percent, text_fact
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ LIMIT_NAMES: Final = {
     "keep_all": "RAM, keep-all",
     "recompute": "RAM, recomputing",
     "page": "RAM, paging",
-    "both": "RAM, both",
+    "both": "RAM, recomputing and paging",
     "stated": "RAM, all limits",
     "block": "RAM, exported C",
     "time": "deadline",
@@ -42,9 +42,9 @@ LIMIT_NAMES: Final = {
 }
 """Names of limits in the table.
 
-``both``: minimum RAM if tensors may be recomputed and paged. ``stated``: the same within the given
-deadline, energy budget and user-defined constraints. ``block``: minimum RAM of exported C, whose
-tensors are aligned.
+The keys are those of JSON. ``both``: minimum RAM if tensors may be recomputed and paged.
+``stated``: the same within the given deadline, energy budget and user-defined constraints.
+``block``: minimum RAM of exported C, whose tensors are aligned.
 """
 
 
@@ -52,7 +52,7 @@ KERNEL_SUFFIXES: Final = {
     "pytorch": " (PyTorch's kernels)",
     "exported": " (kernels of exported C)",
 }
-"""Suffixes of titles of graphs, by the origin of their kernels."""
+"""Suffixes of the title of the table, by the origin of the graph's kernels."""
 
 
 @options.command("poetmodel limits mlp --device mkr1000 --ram 70%")
@@ -71,8 +71,8 @@ def limits(
     source, limits = resolve_sizes(source, costing, limits)
     step = read_given_step(source)
     graph = read_graph(source) if step is None else step.graph
-    problem = limits.problem(graph, read_costs(graph, costing))
-    with live_line(enabled=not output.json, doing="finding limits"):
+    problem = limits.build_problem(graph, read_costs(graph, costing))
+    with live_line(enabled=not output.json, activity="finding limits"):
         found_limits = find_limits(
             problem,
             backend=search.backend,
@@ -87,9 +87,11 @@ def limits(
     )
     min_ram_tile = None if step is None or source.tile else _min_ram_tiles(step, problem)
     evaluation_bytes = None if step is None else _evaluation_bytes(step, problem)
-    rooms = [limit.result.room for limit in found_limits if limit.result.room is not None]
-    if rooms:  # warn if not even the schedule with minimum RAM fits the device
-        print_room_warnings(min(rooms, key=lambda room: room.needed_bytes))
+    device_rams = [
+        limit.result.device_ram for limit in found_limits if limit.result.device_ram is not None
+    ]
+    if device_rams:  # warn if even the schedule with minimum RAM exceeds the device
+        print_device_ram_warnings(min(device_rams, key=lambda device_ram: device_ram.needed_bytes))
     if output.json:
         print_json(
             limit_values(
@@ -105,7 +107,7 @@ def limits(
     facts = _limit_facts(problem, found_limits, extra_bytes, min_ram_tile, evaluation_bytes)
     show(fact_table(f"Limits of {graph.name}{kernel_suffix}", facts))
     if any(limit.result.status == Status.FEASIBLE for limit in found_limits):
-        print_text("", "A longer --time-limit closes the gaps that are left.")
+        print_text("", "A longer --time-limit may close the remaining gaps.")
 
 
 def _min_ram_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | None:
@@ -182,7 +184,10 @@ def _limit_facts(
     min_ram_tile: tuple[int, int] | None,
     evaluation_bytes: int | None,
 ) -> Iterator[Fact]:
-    """Yield each limit with its proof, its conditions and its peak."""
+    """Yield each limit with its proof, its conditions and its peak.
+
+    For a step file also the minimum RAM with ``pm_evaluate``, and that in tiles, if they are given.
+    """
     if problem.graph.exactness:
         yield text_fact("numbers", problem.graph.exactness)
     for limit in sorted(limits, key=lambda limit: limit.quantity != Quantity.RAM):
@@ -192,19 +197,19 @@ def _limit_facts(
                 yield text_fact(
                     "RAM, --evaluate",
                     format_bytes(max(round(limit.value), evaluation_bytes) + (extra_bytes or 0)),
-                    "the larger of that and of pm_evaluate, "
-                    f"{format_bytes(evaluation_bytes)} of tensors",
+                    "the maximum of the training step and pm_evaluate "
+                    f"({format_bytes(evaluation_bytes)} of tensors)",
                 )
             if min_ram_tile is not None:
                 yield text_fact(
                     "RAM, in tiles",
                     format_bytes(min_ram_tile[1] + (extra_bytes or 0)),
-                    f"the minimum RAM with --tile {min_ram_tile[0]}B; whole, "
+                    f"the minimum RAM with --tile {min_ram_tile[0]}B; without tiles "
                     f"{format_bytes(problem.floor.bytes + (extra_bytes or 0))}",
                 )
             continue
-        format_value, room = limit.result.problem.objective.format, limit.result.room
-        ram_note = "" if room is None or room.fits else "; does not fit the device"
+        format_value, device_ram = limit.result.problem.objective.format, limit.result.device_ram
+        ram_note = "" if device_ram is None or device_ram.fits else "; does not fit the device"
         yield text_fact(
             LIMIT_NAMES[limit.name],
             "none" if limit.value is None else format_value(limit.value),
@@ -228,13 +233,13 @@ def _exported_fact(problem: Problem, limit: Limit, extra_bytes: int) -> Fact:
 
     note = (
         f"{_proof_text(limit, format_value)}; --ram {total_bytes}B of 'poetmodel export', "
-        f"{format_bytes(extra_bytes)} of it for inputs, stack and runtime; tensors begin at "
+        f"of which {format_bytes(extra_bytes)} for inputs, stack and runtime; tensors begin at "
         f"multiples of {device_alignment(problem.costs.device)} B"
     )
     return text_fact(LIMIT_NAMES[limit.name], format_bytes(total_bytes), note)
 
 
-def _proof_text(limit: Limit, format_value: Unit) -> str:
+def _proof_text(limit: Limit, format_value: ValueFormatter) -> str:
     """Return the proof status of a limit as text."""
     from poetmodel.result import Status
 
@@ -265,7 +270,7 @@ def _conditions_text(problem: Problem, limit: Limit) -> str:
     if has_energy_budget and problem.energy_budget_j is not None:
         conditions.append(f"{format_joules(problem.energy_budget_j)}")
     if problem.constraints and limit.result.problem.constraints:
-        conditions.append(plural(len(problem.constraints), "user-defined constraint"))
+        conditions.append(format_items(len(problem.constraints), "user-defined constraint"))
     return f"; with {' and '.join(conditions)}" if conditions else ""
 
 

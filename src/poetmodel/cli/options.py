@@ -24,7 +24,7 @@ import typer
 from poetmodel.backends.registry import backend_names
 from poetmodel.baselines.lookup import method
 from poetmodel.baselines.registry import DEFAULT
-from poetmodel.cli.completion import COMPLETED
+from poetmodel.cli.completion import COMPLETERS
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import InputError, OwnMethodError
 from poetmodel.graph.catalogue import Variant
@@ -43,6 +43,7 @@ _Group = TypeVar("_Group")
 REQUIRED: Final = MISSING
 """Default of required options and arguments."""
 MAX_THREADS: Final = 1024
+"""Largest number of threads that can be requested."""
 MAX_SIZE: Final = 1_000_000
 """Largest input size of a network that can be requested."""
 
@@ -59,33 +60,33 @@ def command(example: str) -> Callable[[Callable[..., None]], Command]:
     """Return a decorator that turns a function into a command.
 
     The parameters of the function are groups of options, which become separate options on the
-    command line. ``Annotated[Group, without("field")]`` excludes options: their fields have the
-    defaults. A parameter of type ``typer.Context`` gets typer's context. The help ends with the
-    example call.
+    command line. ``Annotated[Group, without("field")]`` excludes options, whose fields then have
+    their defaults. A parameter of type ``typer.Context`` gets typer's context. The help ends with
+    the example call.
     """
 
     def decorate(function: Callable[..., None]) -> Command:
-        """Return the command, whose options are those of all groups."""
+        """Return the command of a function, with the options of all its groups."""
         groups: dict[str, tuple[Callable[..., object], list[str]]] = {}
         parameters: list[inspect.Parameter] = []
         for name, hint in get_type_hints(function, include_extras=True).items():
             if hint is typer.Context:
                 parameters.append(_parameter(name, inspect.Parameter.empty, hint))
             elif name != "return":
-                options, *excluded = get_args(hint) or (hint,)
-                included = [
-                    p
-                    for p in _group_parameters(options)
-                    if p.name not in frozenset().union(*excluded)
+                group_class, *excluded = get_args(hint) or (hint,)
+                included_parameters = [
+                    parameter
+                    for parameter in _group_parameters(group_class)
+                    if parameter.name not in frozenset().union(*excluded)
                 ]
-                groups[name] = (options, [parameter.name for parameter in included])
-                parameters += included
+                groups[name] = (group_class, [parameter.name for parameter in included_parameters])
+                parameters += included_parameters
 
         @wraps(function)
-        def run(**changed_options: Any) -> None:
-            for name, (options, names) in groups.items():
-                changed_options[name] = options(**{key: changed_options.pop(key) for key in names})
-            function(**changed_options)
+        def run(**values: Any) -> None:
+            for name, (group_class, names) in groups.items():
+                values[name] = group_class(**{key: values.pop(key) for key in names})
+            function(**values)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -98,28 +99,28 @@ def command(example: str) -> Callable[[Callable[..., None]], Command]:
 def group(cls: type[_Group]) -> type[_Group]:
     """Decorate a class as a group of options.
 
-    Each start of the program creates all groups. Methods compiled by dataclasses would take
+    Each start of the program creates all groups. Compiling the methods of a dataclass would take
     milliseconds, so `__init__` is generic.
     """
 
-    def init(self: object, **changed_options: object) -> None:
-        for option in fields(self):  # type: ignore[arg-type]
-            setattr(self, option.name, changed_options.pop(option.name, option.default))
-        if changed_options:
-            raise TypeError(f"{cls.__name__} has no {', '.join(changed_options)}")
+    def init(self: object, **values: object) -> None:
+        for entry in fields(self):  # type: ignore[arg-type]
+            setattr(self, entry.name, values.pop(entry.name, entry.default))
+        if values:
+            raise TypeError(f"{cls.__name__} has no {', '.join(values)}")
 
-    wrapped = dataclass(init=False, eq=False, repr=False)(cls)
-    wrapped.__init__ = init  # type: ignore[method-assign]
-    return wrapped
+    group_class = dataclass(init=False, eq=False, repr=False)(cls)
+    group_class.__init__ = init  # type: ignore[method-assign]
+    return group_class
 
 
 @cache
-def _group_parameters(group: type) -> tuple[inspect.Parameter, ...]:
-    """Return the options of a group as parameters of a command."""
-    kinds = get_type_hints(group)
+def _group_parameters(group_class: type) -> tuple[inspect.Parameter, ...]:
+    """Return the options of a group as parameters of a command, in the order of its fields."""
+    hints = get_type_hints(group_class)
     return tuple(
-        _parameter(f.name, f.default, Annotated[kinds[f.name], f.metadata["typer"]])
-        for f in fields(group)
+        _parameter(entry.name, entry.default, Annotated[hints[entry.name], entry.metadata["typer"]])
+        for entry in fields(group_class)
     )
 
 
@@ -130,26 +131,26 @@ def _parameter(name: str, default: object, hint: object) -> inspect.Parameter:
 
 
 def without(*names: str) -> frozenset[str]:
-    """Return the names of a group's fields that a command excludes."""
+    """Return the names of a group's fields that a command excludes, for its annotation."""
     return frozenset(names)
 
 
-def option(default: object, spelling: str, text: str, **more: Any) -> Any:
+def option(default: object, spelling: str, text: str, **typer_options: Any) -> Any:
     """Return the dataclass field of an option.
 
-    `spelling` is the option with its value: ``--ram SIZE``. `text` is its help, and `more` are
-    further keywords of `typer.Option`.
+    `spelling` is the option with its value: ``--ram SIZE``. `text` is its help, and `typer_options`
+    are further keywords of `typer.Option`.
     """
     name, _, metavar = spelling.partition(" ")
-    more.setdefault("autocompletion", COMPLETED.get(name, COMPLETED.get(metavar)))
-    information = typer.Option(name, metavar=metavar or None, help=text, **more)
+    typer_options.setdefault("autocompletion", COMPLETERS.get(name, COMPLETERS.get(metavar)))
+    information = typer.Option(name, metavar=metavar or None, help=text, **typer_options)
     return field(default=default, metadata={"typer": information})
 
 
-def argument(default: object, metavar: str, text: str, **more: Any) -> Any:
+def argument(default: object, metavar: str, text: str, **typer_options: Any) -> Any:
     """Return the dataclass field of an argument: its default, placeholder and help."""
-    more.setdefault("autocompletion", COMPLETED.get(metavar))
-    information = typer.Argument(metavar=metavar, help=text, **more)
+    typer_options.setdefault("autocompletion", COMPLETERS.get(metavar))
+    information = typer.Argument(metavar=metavar, help=text, **typer_options)
     return field(default=default, metadata={"typer": information})
 
 
@@ -163,7 +164,7 @@ onnx_option = partial(option, rich_help_panel="An ONNX file")
 # -- values of options -------------------------------------------------------------------------
 
 
-def number(expected: str, *, positive: bool) -> Callable[[str | float], float]:
+def number_parser(expected: str, *, positive: bool) -> Callable[[str | float], float]:
     """Return a parser of finite numbers of at least 0, or above 0 if `positive`.
 
     `expected` describes the accepted values in errors.
@@ -182,7 +183,7 @@ def number(expected: str, *, positive: bool) -> Callable[[str | float], float]:
     return parse
 
 
-def seconds(text: str | float) -> float:
+def parse_seconds(text: str | float) -> float:
     """Parse a time limit: a positive number of seconds, or a time with a unit, such as 5min."""
     try:
         value = float(text)
@@ -197,7 +198,9 @@ def seconds(text: str | float) -> float:
     return value
 
 
-def whole_number(max_value: int | None = None, *, min_value: int = 1) -> Callable[[str | int], int]:
+def integer_parser(
+    max_value: int | None = None, *, min_value: int = 1
+) -> Callable[[str | int], int]:
     """Return a parser of whole numbers from `min_value`, to `max_value` if it is given."""
 
     def parse(text: str | int) -> int:
@@ -215,7 +218,7 @@ def whole_number(max_value: int | None = None, *, min_value: int = 1) -> Callabl
     return parse
 
 
-input_size = whole_number(MAX_SIZE)
+parse_input_size = integer_parser(MAX_SIZE)
 """Parse an input size of a network."""
 
 
@@ -226,7 +229,7 @@ def _method_name(text: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
-def backend_name(text: str) -> str:
+def parse_backend_name(text: str) -> str:
     """Parse the name of a back end."""
     backends = backend_names()
     if text not in backends:
@@ -239,9 +242,9 @@ def _parse_option_value(text: str) -> bool | int | float | str:
     """Parse the value of a solver option: true or false, a number, or else text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    for kind in (int, float):
+    for number_type in (int, float):
         try:
-            return kind(text)
+            return number_type(text)
         except ValueError:
             continue
     return text
@@ -289,7 +292,7 @@ class OptimizerName(StrEnum):
 
 @group
 class FileGraphOptions:
-    """The graph of a schedule or plan, if its file does not identify it."""
+    """Options of the graph of a schedule or plan, if its file does not identify the graph."""
 
     graph: str | None = graph_option(
         None,
@@ -301,23 +304,23 @@ class FileGraphOptions:
         None,
         "--batch N",
         "Samples of a step, for built-in networks. Default: 1.",
-        parser=input_size,
+        parser=parse_input_size,
     )
     image: int | None = graph_option(
         None,
         "--image N",
         "Side of square images in pixels, for built-in networks.",
-        parser=input_size,
+        parser=parse_input_size,
     )
     sequence: int | None = graph_option(
-        None, "--sequence N", "Tokens of a sample, for built-in networks.", parser=input_size
+        None, "--sequence N", "Tokens of a sample, for built-in networks.", parser=parse_input_size
     )
 
     state: StateName | None = graph_option(
         None,
         "--state",
-        "Put parameters and the state of this optimizer into the graph, or parameters that are "
-        "only read, for built-in networks.",
+        "Put parameters and the state of this optimizer into the graph, for built-in networks; "
+        "with frozen, parameters that are only read.",
     )
     in_place: bool = graph_option(
         False, "--in-place", "Allow operators to overwrite their inputs, for built-in networks."
@@ -325,21 +328,21 @@ class FileGraphOptions:
     tile: str | None = graph_option(
         None,
         "--tile SIZE",
-        "With --state: split larger parameters along their output channels, such as 32KiB. Of step "
-        "files, and for 'profile' with --target qemu, activations too. For 'solve' also auto: it "
-        "tries sizes that fit and takes the best schedule. For 'limits' and 'explore' auto is the "
-        "largest that fits.",
+        "With --state: split larger parameters along their output channels, such as 32KiB. Also "
+        "splits activations of step files, and for 'profile' with --target qemu. auto: 'solve' "
+        "tries all sizes that fit and returns the best schedule; 'limits' and 'explore' use the "
+        "largest size that fits.",
     )
     train: str | None = graph_option(
         None,
-        "--train WHAT",
+        "--train PATTERN",
         "Train only last-N layers, biases, or the parameters or layers that match a pattern, with "
         "--state. Default: all.",
     )
 
     @property
-    def shape(self) -> Variant:
-        """Sizes of the input, and the options of its state."""
+    def variant(self) -> Variant:
+        """Input sizes, state, tiles and trained weights of the graph."""
         return Variant(
             batch=self.batch,
             image=self.image,
@@ -387,7 +390,7 @@ class OnnxOptions:
         None,
         "--batch N",
         "Samples of a step, if the ONNX file does not fix them.",
-        parser=input_size,
+        parser=parse_input_size,
     )
     dim: list[str] | None = onnx_option(
         None,
@@ -395,8 +398,11 @@ class OnnxOptions:
         "Another dimension that the ONNX file does not fix; may be repeated.",
     )
 
-    def step(self, batch: int | None = None) -> OnnxStep:
-        """Return the properties of the step; `batch` may come from another option."""
+    def onnx_step(self, batch: int | None = None) -> OnnxStep:
+        """Return the properties of the step; `batch` overrides the option.
+
+        Raises `InputError` for an invalid ``--dim``.
+        """
         from poetmodel.torch.target import OnnxStep
 
         dims = tuple(map(_parse_dimension, self.dim or ()))
@@ -417,14 +423,14 @@ class CostOptions:
     )
 
     @property
-    def any(self) -> bool:
+    def is_given(self) -> bool:
         """Whether a device or a profile is given."""
         return self.device is not None or self.profile is not None
 
 
 @group
 class CommitOptions:
-    """When state is written to storage."""
+    """Options of the writes of state to storage."""
 
     commit: bool = limit_option(
         False,
@@ -437,7 +443,7 @@ class CommitOptions:
         "--commit-every N",
         "Write the state in every N-th step, at 1/N of the cost; with N above 1 the state stays "
         "in RAM.",
-        parser=whole_number(),
+        parser=integer_parser(),
     )
 
     @property
@@ -494,14 +500,14 @@ class LimitOptions(CommitOptions):
 
     @property
     def changed_options(self) -> list[str]:
-        """Options that differ from their defaults."""
+        """Names of the options that differ from their defaults, such as ``--ram``."""
         return [
             "--" + entry.name.replace("_", "-")
             for entry in fields(self)
             if getattr(self, entry.name) not in (entry.default, [])
         ]
 
-    def problem(
+    def build_problem(
         self,
         graph: Graph,
         costs: Costs,
@@ -510,7 +516,11 @@ class LimitOptions(CommitOptions):
         deadline: float | None = None,
         energy_budget: float | None = None,
     ) -> Problem:
-        """Return the problem with these limits; `deadline` and `energy_budget` override options."""
+        """Return the problem with these limits, and with the user-defined constraints.
+
+        `ram`, `deadline` [s] and `energy_budget` [J] override the options. Raises `InputError` for
+        invalid limits, and for two objectives.
+        """
         problem = Problem(
             graph,
             costs,
@@ -535,8 +545,7 @@ class LimitOptions(CommitOptions):
             if constraints.own_objective != problem.own_objective:
                 if objective_source is not None:
                     raise InputError(
-                        f"{objective_source}: {file} has an [objective] of its own; leave out one "
-                        "of them"
+                        f"{objective_source}: {file} states an objective, too; leave out one"
                     )
                 objective_source = file
             problem = constraints
@@ -545,7 +554,7 @@ class LimitOptions(CommitOptions):
 
 @group
 class SearchOptions:
-    """How to find a schedule."""
+    """Options of the search for a schedule."""
 
     method: str = solve_option(
         DEFAULT,
@@ -561,27 +570,27 @@ class SearchOptions:
         backend_names()[0],
         f"--backend <{'|'.join(backend_names())}>",
         "The solver.",
-        parser=backend_name,
+        parser=parse_backend_name,
         autocompletion=_complete_backend,
     )
     time_limit: float = solve_option(
         60.0,
         "--time-limit TIME",
         "Wall-clock limit for building and solving: seconds, or a time such as 5min.",
-        parser=seconds,
+        parser=parse_seconds,
     )
     gap: float = solve_option(
         1e-4,
         "--gap FRACTION",
         "Gap tolerance, as a fraction of the overhead in the minimized quantity: stop when the gap "
         "is at most this.",
-        parser=number("a fraction from 0, such as 0.01 for 1 %", positive=False),
+        parser=number_parser("a fraction from 0, such as 0.01 for 1 %", positive=False),
     )
     threads: int = solve_option(
         1,
         "--threads N",
         "Threads. With 2 or more, `lazy` runs a primal worker in parallel with the proof.",
-        parser=whole_number(MAX_THREADS),
+        parser=integer_parser(MAX_THREADS),
     )
     solver_option: list[str] | None = solve_option(
         None,
@@ -592,7 +601,7 @@ class SearchOptions:
 
     @property
     def solver_options(self) -> dict[str, bool | int | float | str]:
-        """Options of the solver, by name."""
+        """Options of the solver, by name. Raises `InputError` for invalid or repeated options."""
         options: dict[str, bool | int | float | str] = {}
         for text in self.solver_option or ():
             name, separator, value = text.partition("=")

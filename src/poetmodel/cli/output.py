@@ -49,7 +49,7 @@ class _Verbosity:
 
 
 def set_quiet(quiet: bool) -> bool:
-    """Set ``--quiet``: print only errors, and JSON if requested. Return the value."""
+    """Set ``--quiet``: print only errors, and JSON if requested. Returns `quiet`."""
     _Verbosity.quiet = quiet
     return quiet
 
@@ -111,25 +111,25 @@ def show(*renderables: RenderableType) -> None:
     """Print tables and texts on stdout, unless quiet.
 
     Cells are wrapped between words to the width of the terminal. If the longest words of a table
-    need more, the table is printed wider than the terminal: no word is broken, so that it can be
-    copied.
+    need more width, the table is printed wider than the terminal: words are not broken, so that
+    they can be copied.
     """
     from rich.table import Table
 
     if _Verbosity.quiet:
         return
-    target = console()
+    terminal = console()
     for renderable in renderables:
         if isinstance(renderable, Table):
-            table_width = _set_column_widths(renderable, target.width)
-            wide = console(width=max(table_width, target.width))
-            with wide.capture() as captured:
-                wide.print(renderable, crop=False)
-            # Strip trailing blanks for pipes; on a terminal they may be coloured.
+            table_width = _set_column_widths(renderable, terminal.width)
+            wide_console = console(width=max(table_width, terminal.width))
+            with wide_console.capture() as captured:
+                wide_console.print(renderable, crop=False)
+            # Strip trailing blanks: pipes do not need them, and a terminal may colour them.
             text = captured.get()
             sys.stdout.write("".join(f"{line.rstrip()}\n" for line in text.splitlines()))
         else:
-            target.print(renderable)
+            terminal.print(renderable)
 
 
 def _set_column_widths(table: Table, width: int) -> int:
@@ -176,31 +176,31 @@ def _wrap_long_words(text: str, width: int) -> str:
     if _max_width(text.split()) <= width:
         return text
     lines = [""]
-    for part in re.split(rf"{_NAME_BREAK}|(?<=\s)", text):
-        if lines[-1] and _max_width([lines[-1] + part.rstrip()]) > width:
+    for fragment in re.split(rf"{_NAME_BREAK}|(?<=\s)", text):
+        if lines[-1] and _max_width([lines[-1] + fragment.rstrip()]) > width:
             lines.append("")
-        lines[-1] += part
+        lines[-1] += fragment
     return "\n".join(lines)
 
 
 def _fit_widths(
     min_widths: Sequence[int], max_widths: Sequence[int], total_width: int
 ) -> list[int]:
-    """Return column widths between lower and upper bounds; their sum fits, if possible.
+    """Return column widths between lower and upper bounds, whose sum fits if possible.
 
-    The sum is at most `total_width` unless the lower bounds exceed it. All columns wider than a
-    common width are cut to it.
+    The sum is at most `total_width` unless that of the lower bounds exceeds it. All columns wider
+    than a common width are reduced to it.
     """
     widths = list(max_widths)
-    for common in reversed(range(max(max_widths, default=0))):
+    for common_width in reversed(range(max(max_widths, default=0))):
         if sum(widths) <= total_width:
             break
-        widths = [max(a, min(b, common)) for a, b in zip(min_widths, max_widths, strict=True)]
+        widths = [max(a, min(b, common_width)) for a, b in zip(min_widths, max_widths, strict=True)]
     return widths
 
 
 def fact_table(title: str, facts: Iterable[Fact]) -> Table:
-    """Return a table of facts with name, value and note; alarms are red."""
+    """Return a table of facts with name, value and note; facts with an alarm are red."""
     cells_and_alarms = [
         ((fact.name or "", fact.text, fact.note), fact.alarm) for fact in listed_facts(facts)
     ]
@@ -210,37 +210,37 @@ def fact_table(title: str, facts: Iterable[Fact]) -> Table:
     table.add_column(overflow="fold")
     table.add_column(style="dim", overflow="fold")
     for cells, alarm in cells_and_alarms:
-        table.add_row(*map(_cell, cells), style="bold red" if alarm else None)
+        table.add_row(*map(_format_cell, cells), style="bold red" if alarm else None)
     return table
 
 
 def listing(
     title: str,
     heads: Sequence[str],
-    lines: Iterable[Sequence[str]],
+    rows: Iterable[Sequence[str]],
     *,
-    left: int = 1,
+    n_text_columns: int = 1,
     whole_names: bool = True,
 ) -> Table:
     """Return a table with heads.
 
-    The first `left` columns are left-aligned texts; the rest are right-aligned numbers. With
-    `whole_names` the first column is not wrapped, so that it can be copied.
+    The first `n_text_columns` columns are left-aligned texts; the rest are right-aligned numbers.
+    With `whole_names` the first column is not wrapped, so that it can be copied.
     """
     from rich import box
 
-    lines = list(lines)
-    texts = [*heads, *(text for line in lines for text in line)]
+    rows = list(rows)
+    texts = [*heads, *(text for row in rows for text in row)]
     table = _titled_table(title, texts, box=box.SIMPLE_HEAD)
     for column, head in enumerate(heads):
         table.add_column(
             head,
-            justify="left" if column < left else "right",
+            justify="left" if column < n_text_columns else "right",
             overflow="fold",
             no_wrap=whole_names and column == 0,
         )
-    for line in lines:
-        table.add_row(*map(_cell, line))
+    for row in rows:
+        table.add_row(*map(_format_cell, row))
     return table
 
 
@@ -257,7 +257,7 @@ def _titled_table(title: str, texts: Iterable[str], **style: Any) -> Table:
     return Table(title=printable(title), **style)
 
 
-def _cell(text: str) -> str:
+def _format_cell(text: str) -> str:
     return printable(text.rstrip(), max_characters=MAX_CELL, max_word=MAX_WORD_IN_CELL)
 
 
@@ -267,27 +267,30 @@ def printable(text: str, *, max_characters: int = MAX_LINE, max_word: int = MAX_
     The middle of a text longer than `max_characters`, and of a word longer than `max_word`, is
     omitted.
     """
-    short = escape_controls(_omit_middle(text, 4 * max_characters))
-    words = re.sub(r"\S+", lambda match: _omit_middle(match[0], max_word), short)
-    return _omit_middle(words, max_characters)
+    escaped = escape_controls(_omit_middle(text, 4 * max_characters))
+    shortened = re.sub(r"\S+", lambda match: _omit_middle(match[0], max_word), escaped)
+    return _omit_middle(shortened, max_characters)
 
 
 def _omit_middle(text: str, max_characters: int) -> str:
     if len(text) <= max_characters:
         return text
-    tail = max_characters // 3
-    return f"{text[: max_characters - tail - 3]}...{text[-tail:]}"
+    tail_length = max_characters // 3
+    return f"{text[: max_characters - tail_length - 3]}...{text[-tail_length:]}"
 
 
 # -- progress of a command ---------------------------------------------------------------------
 
 
 class LiveLine:
-    """A line with the activity, the elapsed seconds and, for a solve, incumbent, bound and gap."""
+    """A line with the activity, the elapsed seconds and, for a solve, incumbent, bound and gap.
 
-    def __init__(self, problem: Problem | None = None, doing: str = "solving") -> None:
+    Without a problem it shows no incumbent and no bound.
+    """
+
+    def __init__(self, problem: Problem | None = None, activity: str = "solving") -> None:
         self._problem = problem
-        self._doing = doing
+        self._activity = activity
         self._start_s = time.monotonic()
         self._latest: SolveProgress | None = None
 
@@ -301,10 +304,11 @@ class LiveLine:
         latest = self._latest
         gap = "" if latest is None or latest.gap is None else f"gap {latest.gap:.2%}  "
         if latest is None or self._problem is None:
-            return f"{self._doing}, {gap}{seconds}"
+            return f"{self._activity}, {gap}{seconds}"
         objective = self._problem.objective
-        incumbent = f"{objective.label} {_amount(latest.overhead, objective)}"
-        return f"{incumbent}  bound {_amount(latest.overhead_bound, objective)}  {gap}{seconds}"
+        incumbent = f"{objective.label} {_format_overhead(latest.overhead, objective)}"
+        bound = _format_overhead(latest.overhead_bound, objective)
+        return f"{incumbent}  bound {bound}  {gap}{seconds}"
 
     def __rich__(self) -> Text:
         """Return the text for rich."""
@@ -313,7 +317,7 @@ class LiveLine:
         return Text(self.text(), no_wrap=True, overflow="ellipsis")
 
 
-def _amount(value: float | None, objective: Objective) -> str:
+def _format_overhead(value: float | None, objective: Objective) -> str:
     if value is None:
         return "none yet"
     if objective.baseline > 0:
@@ -323,7 +327,7 @@ def _amount(value: float | None, objective: Objective) -> str:
 
 @contextmanager
 def live_line(
-    problem: Problem | None = None, *, enabled: bool, doing: str = "solving"
+    problem: Problem | None = None, *, enabled: bool, activity: str = "solving"
 ) -> Iterator[OnProgress | None]:
     """Show a live line on stderr during the body, if enabled and stderr is a terminal.
 
@@ -335,15 +339,18 @@ def live_line(
         return
     from rich.live import Live
 
-    line = LiveLine(problem, doing)
-    target = console(stderr=True)
-    with Live(line, console=target, transient=True, redirect_stdout=False, refresh_per_second=5):
+    line = LiveLine(problem, activity)
+    terminal = console(stderr=True)
+    with Live(line, console=terminal, transient=True, redirect_stdout=False, refresh_per_second=5):
         yield line.update
 
 
 @contextmanager
 def progress_bar(*, enabled: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """Show the progress of a sweep on stderr: a bar on a terminal, else a line per run."""
+    """Show the progress of a sweep on stderr: a bar on a terminal, else a line per run.
+
+    Yields the progress callback; None if quiet or not `enabled`.
+    """
     if not enabled or is_quiet():
         yield None
         return
@@ -355,9 +362,9 @@ def progress_bar(*, enabled: bool) -> Iterator[Callable[[Progress], None] | None
 
     columns = (BarColumn(), TextColumn("{task.description}"))
     with Bar(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("")
+        task_id = bar.add_task("")
         yield lambda progress: bar.update(
-            task,
+            task_id,
             total=progress.total,
             completed=progress.done,
             description=_progress_text(progress),

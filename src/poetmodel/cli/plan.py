@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import ExitStatus, print_errors, print_room_warnings, print_warnings
+from poetmodel.cli.failures import (
+    ExitStatus,
+    print_device_ram_warnings,
+    print_errors,
+    print_warnings,
+)
 from poetmodel.cli.inputs import MEASURED_COSTS, check_outputs, read_file_costs, resolve_graph
 from poetmodel.cli.output import fact_table, live_line, print_json, print_text, print_written, show
 from poetmodel.device import Costs, Device, StorageMode
@@ -22,11 +27,11 @@ from poetmodel.problem import DeadlineCounts, Problem
 from poetmodel.problem.objective import transfer_mode
 from poetmodel.report.presenter import (
     Fact,
+    device_ram_facts,
     escape_controls,
     format_count,
+    format_items,
     metric_facts,
-    plural,
-    room_facts,
     text_fact,
 )
 from poetmodel.schedule.metrics import Display, Group
@@ -80,7 +85,7 @@ class PlanOptions:
         "of the schedule.",
     )
     out: Path | None = options.output_option(None, "--out FILE", "Write the plan.")
-    form: PlanFormat = options.output_option(
+    plan_format: PlanFormat = options.output_option(
         PlanFormat.JSON,
         "--format",
         "json is a plan file, text a readable listing, binary a few hundred bytes for a device, "
@@ -104,9 +109,9 @@ def plan(
 
     if request.alignment is not None and not request.arena:
         raise InputError("--alignment: applies to addresses; give --arena too")
-    if request.form == PlanFormat.BINARY and request.out is None:
+    if request.plan_format == PlanFormat.BINARY and request.out is None:
         raise InputError("--format binary: give --out FILE for the bytes")
-    if request.form == PlanFormat.BINARY and request.arena:
+    if request.plan_format == PlanFormat.BINARY and request.arena:
         raise InputError("--format binary: has no addresses; give --format json with --arena")
     path = request.schedule
     inputs = (str(path), source.graph, costing.device, costing.profile)
@@ -120,14 +125,17 @@ def plan(
         if stated_problem is not None:
             costs = replace(costs, commit=stated_problem.commit)
         budget = _tensor_ram_bytes(document, graph, costs, request.ram)
-        mode, doubts = default_mode(
+        mode, mode_warnings = default_mode(
             costs.device, None if stated_problem is None else stated_problem.deadline_counts
         )
         print_warnings(
-            [*(note + MEASURED_COSTS for note in notes), *(doubts if request.mode is None else ())]
+            [
+                *(note + MEASURED_COSTS for note in notes),
+                *(mode_warnings if request.mode is None else ()),
+            ]
         )
-        with live_line(enabled=not output.json, doing="planning"):
-            plan_result = PlanResult.of(
+        with live_line(enabled=not output.json, activity="planning"):
+            plan_result = PlanResult.from_schedule(
                 graph,
                 costs,
                 document.schedule,
@@ -143,13 +151,16 @@ def plan(
     if plan_result.violations:
         print_errors(plan_result.violations)
         raise typer.Exit(ExitStatus.INFEASIBLE)
-    _deliver(plan_result, request, json=output.json)
+    _save_and_print(plan_result, request, json=output.json)
 
 
 def _tensor_ram_bytes(
     document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | None
 ) -> int | None:
-    """Return the RAM of tensors from the option, the file or the device [B]; None without them."""
+    """Return the RAM of tensors [B] from the option, else the file, else the device, else None.
+
+    Raises `BudgetError` if resident bytes leave no RAM for tensors.
+    """
     stated_problem = document.problem
     if ram is None and stated_problem is None and costs.device is None:
         return None
@@ -167,10 +178,10 @@ def _tensor_ram_bytes(
     return problem.usable_ram_bytes
 
 
-def _deliver(plan_result: PlanResult, request: PlanOptions, *, json: bool) -> None:
+def _save_and_print(plan_result: PlanResult, request: PlanOptions, *, json: bool) -> None:
     """Write the plan and its picture, and print JSON, a listing or a table."""
     if request.out is not None:
-        plan_result.save(request.out, request.form)
+        plan_result.save(request.out, request.plan_format)
         print_written(request.out)
     if request.plot is not None:
         from poetmodel.report.drawing import draw_plan
@@ -179,12 +190,12 @@ def _deliver(plan_result: PlanResult, request: PlanOptions, *, json: bool) -> No
         print_written(request.plot)
     if json:
         print_json(plan_result.plan.to_dict(plan_result.check, plan_result.arena))
-    elif request.form in {PlanFormat.TEXT, PlanFormat.TRACE} and request.out is None:
-        print_text(*plan_result.format_lines(request.form))
+    elif request.plan_format in {PlanFormat.TEXT, PlanFormat.TRACE} and request.out is None:
+        print_text(*plan_result.format_lines(request.plan_format))
     else:
-        facts = (*_plan_facts(plan_result), *room_facts(plan_result.room))
+        facts = (*_plan_facts(plan_result), *device_ram_facts(plan_result.device_ram))
         show(fact_table(f"Plan for {plan_result.graph.name}", facts))
-    print_room_warnings(plan_result.room)
+    print_device_ram_warnings(plan_result.device_ram)
 
 
 def _plan_facts(plan_result: PlanResult) -> Iterator[Fact]:
@@ -193,17 +204,17 @@ def _plan_facts(plan_result: PlanResult) -> Iterator[Fact]:
     from poetmodel.plan.listing import describe_homes
 
     plan, check = plan_result.plan, plan_result.check
-    times = dict.fromkeys(Op, 0)
+    op_counts = dict.fromkeys(Op, 0)
     for op, _ in plan.program:
-        times[op] += 1
-    counts = (
-        (times[Op.COMPUTE] - len(plan_result.graph.nodes), "recomputation"),
-        (times[Op.PAGE_OUT], "page-out"),
-        (times[Op.PAGE_IN], "page-in"),
+        op_counts[op] += 1
+    count_nouns = (
+        (op_counts[Op.COMPUTE] - len(plan_result.graph.nodes), "recomputation"),
+        (op_counts[Op.PAGE_OUT], "page-out"),
+        (op_counts[Op.PAGE_IN], "page-in"),
     )
-    counts_text = ", ".join(plural(number, noun) for number, noun in counts)
+    counts_text = ", ".join(format_items(count, noun) for count, noun in count_nouns)
     yield text_fact("instructions", f"{len(plan.program):,}", counts_text)
-    yield text_fact("transfers", str(plan.mode), _MODES[plan.mode])
+    yield text_fact("transfers", str(plan.mode), _MODE_NOTES[plan.mode])
     budget = plan.ram_budget_bytes
     notes = {
         "stall_s": "the core waits for the bus",
@@ -211,19 +222,21 @@ def _plan_facts(plan_result: PlanResult) -> Iterator[Fact]:
     }
     group_facts = partial(metric_facts, Display.PLAN, check, notes=notes)
     groups = (Group.ENERGY, Group.WORK, Group.STEP, Group.MEMORY)
-    yield from group_facts(*groups, unlisted=() if plan.mode == StorageMode.DMA else ("stall_s",))
+    yield from group_facts(
+        *groups, unlisted_keys=() if plan.mode == StorageMode.DMA else ("stall_s",)
+    )
     if plan_result.arena is not None:
         yield from arena_facts(plan_result.arena)
     yield from group_facts(Group.STORAGE)
     homes = describe_homes(plan_result.graph, plan)
     if homes:
-        reads = len(plan.first_reads(plan_result.graph))
-        first_reads_text = f", {format_count(reads)}first reads" if reads else ""
+        n_first_reads = len(plan.first_reads(plan_result.graph))
+        first_reads_text = f", {format_count(n_first_reads)}first reads" if n_first_reads else ""
         yield text_fact(
             "state", format_bytes(plan_result.graph.state_bytes), homes + first_reads_text
         )
-    size = f"{format_count(len(encode(plan, plan_result.graph)))}B"
-    yield text_fact("binary size", size, "with --format binary")
+    size_text = f"{format_count(len(encode(plan, plan_result.graph)))}B"
+    yield text_fact("binary size", size_text, "with --format binary")
 
 
 def arena_facts(arena: Arena) -> Iterator[Fact]:
@@ -237,10 +250,11 @@ def arena_facts(arena: Arena) -> Iterator[Fact]:
     yield Fact("arena_alignment", arena.alignment)
 
 
-_MODES: Final = {
+_MODE_NOTES: Final = {
     StorageMode.BLOCKING: "the core waits for each",
     StorageMode.DMA: "one at a time, while the core computes",
 }
+"""Notes on transfers, by mode."""
 
 
 # -- plans for commands ------------------------------------------------------------------------
@@ -248,7 +262,7 @@ _MODES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """A plan with the verifier's checks."""
+    """A plan, its addresses if requested, and the verifier's checks of both."""
 
     graph: Graph
     device: Device | None
@@ -259,7 +273,7 @@ class PlanResult:
     """Check of the addresses; None without addresses."""
 
     @classmethod
-    def of(
+    def from_schedule(
         cls,
         graph: Graph,
         costs: Costs,
@@ -271,12 +285,15 @@ class PlanResult:
         alignment: int | None = None,
         may_delay_transfers: bool = False,
     ) -> PlanResult:
-        """Plan a schedule, with addresses if an alignment is given, and verify both."""
+        """Plan a schedule, with addresses if an alignment is given; verify plan and addresses.
+
+        Raises `PlanError` if the schedule has no plan.
+        """
         from poetmodel.planner import make_plan
 
         if alignment is None:
             plan = make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=ram_budget_bytes)
-            return cls.verify(graph, costs, plan, None, aux_bytes=aux_bytes)
+            return cls.from_plan(graph, costs, plan, None, aux_bytes=aux_bytes)
         from poetmodel.solver.fitting import plan_and_place
 
         plan, arena = plan_and_place(
@@ -288,10 +305,10 @@ class PlanResult:
             alignment=alignment,
             may_delay_transfers=may_delay_transfers,
         )
-        return cls.verify(graph, costs, plan, arena, aux_bytes=aux_bytes)
+        return cls.from_plan(graph, costs, plan, arena, aux_bytes=aux_bytes)
 
     @classmethod
-    def verify(
+    def from_plan(
         cls,
         graph: Graph,
         costs: Costs,
@@ -313,7 +330,7 @@ class PlanResult:
         )
 
     def with_addresses(self) -> PlanResult:
-        """Return the plan with addresses if it is valid, else unchanged."""
+        """Return the plan with addresses if it is valid, else the plan as it is."""
         if self.check.violations:
             return self
         from poetmodel.placement import place
@@ -324,7 +341,7 @@ class PlanResult:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """Violations of the plan, or of its addresses with a remedy."""
+        """Violations of the plan; if it has none, those of its addresses, with a remedy."""
         if self.check.violations or self.arena_check is None or self.arena is None:
             return self.check.violations
         budget = self.plan.ram_budget_bytes
@@ -337,7 +354,7 @@ class PlanResult:
         )
 
     @property
-    def room(self) -> DeviceRam | None:
+    def device_ram(self) -> DeviceRam | None:
         """Device RAM that the plan uses; None without a device."""
         return DeviceRam.compare(self.device, self.graph, self.check.peak_ram_bytes)
 
@@ -369,15 +386,19 @@ class PlanResult:
 def default_mode(
     device: Device | None, deadline_counts: str | None
 ) -> tuple[StorageMode, list[str]]:
-    """Return the storage mode of a device or else that implied by the deadline, and warnings."""
+    """Return the storage mode of a device, and warnings; without a device that of the deadline.
+
+    `deadline_counts` is the time that the deadline limits. There is a warning if it permits overlap
+    but the device does not.
+    """
     mode = transfer_mode(device, deadline_counts)
     counts_overlap = deadline_counts == DeadlineCounts.OVERLAP
     if device is None or mode == StorageMode.DMA or not counts_overlap:
         return mode, []
     return mode, [
-        "the time of this schedule lets transfers overlap computation, but the core of "
+        "the time of this schedule assumes that transfers overlap computation, but the core of "
         f"{device.short_name} waits for each transfer, and so does the plan; 'poetmodel "
-        "plan --mode dma' makes one with overlap"
+        "plan --mode dma' makes a plan with overlap"
     ]
 
 
@@ -390,7 +411,8 @@ def save_plan_and_map(
 ) -> Iterator[Path]:
     """Write the plan and the map of a solve; yield each file that was written.
 
-    `fitted` has the plan with addresses, if requested.
+    `fitted` has the plan with addresses, if requested. Writes nothing without a schedule, and no
+    plan for a schedule with violations. Raises `VerificationError` if the plan has violations.
     """
     problem = result.problem
     if result.schedule is None:
@@ -398,10 +420,10 @@ def save_plan_and_map(
     if plan is not None and result.violations:
         print_warnings([f"{plan} was not written: the schedule violates a rule of execution"])
     elif plan is not None:
-        mode, doubts = default_mode(problem.costs.device, problem.deadline_counts)
-        print_warnings(doubts)
+        mode, mode_warnings = default_mode(problem.costs.device, problem.deadline_counts)
+        print_warnings(mode_warnings)
         if fitted is not None and fitted.plan is not None:
-            plan_result = PlanResult.verify(
+            plan_result = PlanResult.from_plan(
                 problem.graph,
                 problem.costs,
                 fitted.plan,
@@ -409,13 +431,15 @@ def save_plan_and_map(
                 aux_bytes=problem.aux_limit_bytes,
             )
         else:
-            minimized = None if result.simulation is None else result.simulation.planned_ram_bytes
-            plan_result = PlanResult.of(
+            min_ram_bytes = (
+                None if result.simulation is None else result.simulation.planned_ram_bytes
+            )
+            plan_result = PlanResult.from_schedule(
                 problem.graph,
                 problem.costs,
                 result.schedule,
                 mode=mode,
-                ram_budget_bytes=minimized or problem.usable_ram_bytes,
+                ram_budget_bytes=min_ram_bytes or problem.usable_ram_bytes,
                 aux_bytes=problem.aux_limit_bytes,
             )
         if plan_result.violations:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import print_room_warnings, print_warnings
+from poetmodel.cli.failures import print_device_ram_warnings, print_warnings
 from poetmodel.cli.inputs import (
     NamedGraph,
     check_outputs,
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from poetmodel.report.subject import Subject, VerifiedSchedule
 
 LABELS: Final = "ABCDEFGH"
+"""Labels of schedules on a page, in order."""
 
 
 @options.group
 class PageOptions:
-    """The page, and its schedules."""
+    """The schedules, and the page about them."""
 
     schedules: list[Path] = options.argument(
         options.REQUIRED,
@@ -43,40 +44,40 @@ class PageOptions:
 
 @options.command("poetmodel report mlp.json --graph mlp --out report.html")
 def report(
-    page: PageOptions,
+    page_options: PageOptions,
     source: options.FileGraphOptions,
     costing: options.CostOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Write an HTML page with verdict, charts and decisions of schedules; it needs no network."""
+    """Write an HTML page with verdict, charts and decisions of schedules; it loads nothing."""
     from poetmodel.report.page import check_report, report_facts, write_report
 
-    paths = page.schedules
+    paths = page_options.schedules
     if len(paths) > len(LABELS):
         raise InputError(f"SCHEDULE: expected at most {len(LABELS)} files, got {len(paths)}")
-    check_report(page.out)
+    check_report(page_options.out)
     inputs = (*map(str, paths), source.graph, costing.device, costing.profile)
-    check_outputs(("--out", page.out), inputs=inputs)
-    with live_line(enabled=not output.json, doing="verifying"):
+    check_outputs(("--out", page_options.out), inputs=inputs)
+    with live_line(enabled=not output.json, activity="verifying"):
         subjects = read_subjects(paths, source, costing)
     print_warnings(dict.fromkeys(note for subject in subjects for note in subject.notes))
-    print_room_warnings(*(subject.room for subject in subjects))
-    with live_line(enabled=not output.json, doing="drawing"):
-        size_bytes = write_report(page.out, subjects)
-    print_written(page.out)
+    print_device_ram_warnings(*(subject.device_ram for subject in subjects))
+    with live_line(enabled=not output.json, activity="drawing"):
+        size_bytes = write_report(page_options.out, subjects)
+    print_written(page_options.out)
     facts = report_facts(subjects)
     if output.json:
-        print_json({"out": str(page.out), "size_bytes": size_bytes, **facts})
+        print_json({"out": str(page_options.out), "size_bytes": size_bytes, **facts})
         return
     title = f"Report on {subjects[0].graph.name}, {format_bytes(size_bytes)}"
     show(fact_table(title, _answer_facts(facts)))
 
 
-def _answer_facts(figures: dict[str, Any]) -> Iterator[Fact]:
-    """Yield the answers about each schedule."""
+def _answer_facts(report_values: dict[str, Any]) -> Iterator[Fact]:
+    """Yield the answers to the questions of a report, for each schedule."""
     from poetmodel.report.wording import answers
 
-    for entry in figures["schedules"]:
+    for entry in report_values["schedules"]:
         for answer in answers(entry):
             yield text_fact(f"{entry['label']}: {answer.question}", answer.word, answer.text)
 
@@ -84,21 +85,23 @@ def _answer_facts(figures: dict[str, Any]) -> Iterator[Fact]:
 def read_subjects(
     paths: Sequence[Path], source: options.FileGraphOptions, costing: options.CostOptions
 ) -> list[Subject]:
-    """Read and verify schedule files of one graph."""
+    """Read and verify schedule files of one graph; return them with plans and labels."""
     from poetmodel.schedule.document import load_document
 
     if source.graph is not None:
-        graph = read_named(source.graph, source.shape)
-        named_graph = NamedGraph(graph=graph, name=source.graph, shape=source.shape)
+        graph = read_named(source.graph, source.variant)
+        named_graph = NamedGraph(graph=graph, name=source.graph, shape=source.variant)
     else:
-        first = load_document(paths[0])
-        named_graph = resolve_graph(source, first.schedule.identity, source=paths[0])
-    labelled = zip(LABELS, paths, strict=False)
-    return [_read_subject(path, named_graph, costing, label=label) for label, path in labelled]
+        first_document = load_document(paths[0])
+        named_graph = resolve_graph(source, first_document.schedule.identity, source=paths[0])
+    labelled_paths = zip(LABELS, paths, strict=False)
+    return [
+        _read_subject(path, named_graph, costing, label=label) for label, path in labelled_paths
+    ]
 
 
 def _read_subject(
-    path: Path, given: NamedGraph, costing: options.CostOptions, *, label: str
+    path: Path, named_graph: NamedGraph, costing: options.CostOptions, *, label: str
 ) -> Subject:
     """Read and verify a schedule file, and plan its schedule if it is valid and has costs."""
     from poetmodel.files import read_text
@@ -107,38 +110,44 @@ def _read_subject(
 
     try:
         document = parse_document(read_text(path), source="")
-        verified = verify_document(document, given.graph, costing)
-        planned, notes = _plan_schedule(verified)
+        verified = verify_document(document, named_graph.graph, costing)
+        plan_result, notes = _plan_schedule(verified)
     except ScheduleError as error:
         raise error.within(str(path)) from None
-    of_file = {field.name: getattr(verified, field.name) for field in fields(VerifiedSchedule)}
+    verified_values = {
+        field.name: getattr(verified, field.name) for field in fields(VerifiedSchedule)
+    }
     return Subject(
-        **of_file | {"notes": (*verified.notes, *notes)},
+        **verified_values | {"notes": (*verified.notes, *notes)},
         label=label,
         sources=Sources(
             schedule=str(path),
-            graph=given.name,
-            shape=given.shape,
+            graph=named_graph.name,
+            shape=named_graph.shape,
             device=costing.device,
             profile=costing.profile,
         ),
-        plan=None if planned is None else planned.plan,
-        check=None if planned is None else planned.check,
-        arena_check=None if planned is None else planned.arena_check,
+        plan=None if plan_result is None else plan_result.plan,
+        check=None if plan_result is None else plan_result.check,
+        arena_check=None if plan_result is None else plan_result.arena_check,
     )
 
 
 def _plan_schedule(verified: VerifiedSchedule) -> tuple[PlanResult | None, list[str]]:
-    """Return the plan of a schedule with addresses, or None, and notes about it."""
+    """Plan a schedule, with addresses; return the plan and notes about it.
+
+    The plan is None without costs, for a schedule with violations, and if there is no plan, which a
+    note then states.
+    """
     costs, stated_problem = verified.costs, verified.document.problem
     if costs is None or verified.simulation.violations:
         return None, []
-    mode, doubts = default_mode(
+    mode, mode_warnings = default_mode(
         costs.device, None if stated_problem is None else stated_problem.deadline_counts
     )
     budget = verified.budget_bytes
     try:
-        planned = PlanResult.of(
+        plan_result = PlanResult.from_schedule(
             verified.graph,
             costs,
             verified.document.schedule,
@@ -148,4 +157,4 @@ def _plan_schedule(verified: VerifiedSchedule) -> tuple[PlanResult | None, list[
         ).with_addresses()
     except PlanError as error:
         return None, [f"there is no plan: {error}"]
-    return planned, doubts
+    return plan_result, mode_warnings

@@ -13,7 +13,12 @@ import typer
 
 from poetmodel.baselines.registry import DEFAULT
 from poetmodel.cli import options
-from poetmodel.cli.failures import exit_status_of, print_errors, print_room_warnings, print_warnings
+from poetmodel.cli.failures import (
+    print_device_ram_warnings,
+    print_errors,
+    print_warnings,
+    result_exit_status,
+)
 from poetmodel.cli.inputs import (
     check_outputs,
     device_warnings,
@@ -23,7 +28,7 @@ from poetmodel.cli.inputs import (
     read_graph,
     resolve_ram_of_source,
 )
-from poetmodel.cli.job import JobOptions, JobResult, find_job_result
+from poetmodel.cli.job import JobOptions, JobResult, make_job_result
 from poetmodel.cli.output import fact_table, live_line, print_json, print_written, show
 from poetmodel.cli.plan import arena_facts, default_mode, save_plan_and_map
 from poetmodel.errors import InputError, MethodNotApplicableError
@@ -47,7 +52,7 @@ if TYPE_CHECKING:
     from poetmodel.solver.tile_trials import ChosenTiles
 
 MIN_NODES: Final = 2
-"""Minimum number of nodes with a decision to make."""
+"""Minimum number of nodes of a graph that has decisions."""
 
 MIN_TIME_LIMIT_S: Final = 1e-3
 """Time limit of a solve after trials of tile sizes have used all time [s]."""
@@ -55,8 +60,8 @@ MIN_TIME_LIMIT_S: Final = 1e-3
 INTERRUPTED_MESSAGE: Final = "interrupted before a schedule was found"
 """Message for Ctrl-C before a schedule is found."""
 
-WITHOUT_ADDRESSES: Final = "these changes ignore addresses: --arena may need more RAM"
-"""Note on hints if addresses were requested."""
+ADDRESSES_NOTE: Final = "these changes ignore addresses: --arena may need more RAM"
+"""Note on the hints of an explanation, if addresses were requested."""
 
 
 @options.group
@@ -101,21 +106,19 @@ def solve(
     output: SolveOutputOptions,
 ) -> None:
     """Find the training schedule that needs minimum energy within the limits."""
-    called_s = context.obj or time.monotonic()
+    start_s = context.obj or time.monotonic()
     if files.arena and files.plan is None:
         raise InputError("--arena: addresses are part of a plan; give --plan FILE too")
     requested_tile = source.tile
-    tile_candidates = find_auto_tiles(source, costing, limits)
+    auto_tiles = find_auto_tiles(source, costing, limits)
     limits = resolve_ram_of_source(source, limits)
-    graph = (
-        read_graph(source) if tile_candidates is None else tile_candidates.candidates[0][1].graph
-    )
+    graph = read_graph(source) if auto_tiles is None else auto_tiles.candidates[0][1].graph
     _check_nodes(graph)
     job = job_options.to_job(limits)
 
     @cache
     def make_problem(graph: Graph) -> Problem:
-        return limits.problem(
+        return limits.build_problem(
             graph,
             read_costs(graph, costing),
             deadline=None if job is None else job.deadline_s(graph),
@@ -137,17 +140,21 @@ def solve(
     )
     if problem.costs.device is not None:
         print_warnings(device_warnings(problem.costs.device))
-    read_s = time.monotonic() - called_s
-    tiles, limit_s = None, search.time_limit
-    if tile_candidates is not None:
-        tiles, limit_s = _choose_tiles(tile_candidates, make_problem, search, shown=not output.json)
-        source = replace(source, tile=tile_candidates.print_choice(tiles.tile_bytes, tiles.step))
-        problem = make_problem(tiles.step.graph)
-    tile_result = None if tiles is None else tiles.result
+    read_s = time.monotonic() - start_s
+    chosen_tiles, limit_s = None, search.time_limit
+    if auto_tiles is not None:
+        chosen_tiles, limit_s = _choose_tiles(
+            auto_tiles, make_problem, search, show_progress=not output.json
+        )
+        source = replace(
+            source, tile=auto_tiles.print_choice(chosen_tiles.tile_bytes, chosen_tiles.step)
+        )
+        problem = make_problem(chosen_tiles.step.graph)
+    tile_result = None if chosen_tiles is None else chosen_tiles.result
     result, fitted = _solve_problem(
-        problem, tile_result, search, limit_s, arena=files.arena, shown=not output.json
+        problem, tile_result, search, limit_s, arena=files.arena, show_progress=not output.json
     )
-    if tiles is not None:
+    if chosen_tiles is not None:
         result = replace(result, time_limit_s=search.time_limit)
     if output.verbose and result.log:
         print(result.log.rstrip(), file=sys.stderr)
@@ -155,24 +162,24 @@ def solve(
         print_warnings([result.reduction])
     explanation = _explain(result, threads=search.threads)
     if files.arena and explanation is not None and explanation.working_remedies:
-        explanation = replace(explanation, notes=(*explanation.notes, WITHOUT_ADDRESSES))
-    job_result = None if job is None else find_job_result(job, result, threads=search.threads)
-    _deliver(
+        explanation = replace(explanation, notes=(*explanation.notes, ADDRESSES_NOTE))
+    job_result = None if job is None else make_job_result(job, result, threads=search.threads)
+    _save_and_print(
         result,
         job_result,
         explanation,
-        tiles,
+        chosen_tiles,
         arena=None if fitted is None else fitted.arena,
         out=files.out,
         json=output.json,
-        called_s=called_s,
+        start_s=start_s,
         read_s=read_s,
     )
     print_warnings(_fit_hints(source, result, requested_tile), kind="hint")
     for path in save_plan_and_map(result, plan=files.plan, plot=files.plot, fitted=fitted):
         print_written(path)
     _print_reason(result, explanation)
-    raise typer.Exit(exit_status_of(result))
+    raise typer.Exit(result_exit_status(result))
 
 
 def _check_nodes(graph: Graph) -> None:
@@ -184,15 +191,15 @@ def _check_nodes(graph: Graph) -> None:
 
 
 def _choose_tiles(
-    tile_candidates: AutoTiles,
+    auto_tiles: AutoTiles,
     make_problem: Callable[[Graph], Problem],
     search: options.SearchOptions,
     *,
-    shown: bool,
+    show_progress: bool,
 ) -> tuple[ChosenTiles, float]:
-    """Return the tile size with the best schedule of the method, and the remaining time [s].
+    """Solve with several tile sizes; return the best tiles, and the remaining time [s].
 
-    The remaining time is 0 if its schedule is proved optimal, or after Ctrl-C.
+    The remaining time is 0 if this schedule is proved optimal, or after Ctrl-C.
     """
     from poetmodel.result import Termination
     from poetmodel.solver.request import Request
@@ -203,14 +210,16 @@ def _choose_tiles(
     def solve_trial(
         problem: Problem, *, time_limit: float, on_progress: OnProgress, **_: object
     ) -> SolveResult:
-        return _run_method(problem, search, time_limit, shown=shown, watch=on_progress)
+        return _run_method(
+            problem, search, time_limit, show_progress=show_progress, on_progress=on_progress
+        )
 
-    tiles = find_cheapest_tiles(
-        tile_candidates.candidates, lambda step: make_problem(step.graph), clock, solve=solve_trial
+    chosen_tiles = find_cheapest_tiles(
+        auto_tiles.candidates, lambda step: make_problem(step.graph), clock, solve=solve_trial
     )
-    result = tiles.result
+    result = chosen_tiles.result
     is_final = result is not None and result.termination == Termination.PROVED
-    return tiles, 0.0 if is_final or tiles.interrupted else max(
+    return chosen_tiles, 0.0 if is_final or chosen_tiles.interrupted else max(
         clock.remaining_s(), MIN_TIME_LIMIT_S
     )
 
@@ -222,19 +231,23 @@ def _solve_problem(
     limit_s: float,
     *,
     arena: bool,
-    shown: bool,
+    show_progress: bool,
 ) -> tuple[SolveResult, Fitted | None]:
-    """Return the result of the method, started from a known result; with addresses if `arena`.
+    """Solve from the schedule of a known result; with `arena`, until addresses fit in RAM.
 
-    Without remaining time the known result is returned.
+    If no time remains, the known result is returned; addresses are searched all the same.
     """
     start = None if known_result is None else known_result.schedule
     if arena:
-        fitted = _fit_arena(problem, search, limit_s or MIN_TIME_LIMIT_S, shown=shown, start=start)
+        fitted = _fit_arena(
+            problem, search, limit_s or MIN_TIME_LIMIT_S, show_progress=show_progress, start=start
+        )
         return fitted.result, fitted
     if known_result is not None and limit_s <= 0:
         return known_result, None
-    return _run_method(problem, search, limit_s or MIN_TIME_LIMIT_S, shown=shown, start=start), None
+    return _run_method(
+        problem, search, limit_s or MIN_TIME_LIMIT_S, show_progress=show_progress, start=start
+    ), None
 
 
 def _fit_hints(
@@ -249,17 +262,24 @@ def _fit_hints(
 
     name = source.model if source.graph is None else source.graph
     if is_step_file(name) and result.status == Status.INFEASIBLE:
-        tiles = "whole" if source.tile in (None, "none") else f"in tiles of {source.tile}"
+        tiles_text = (
+            "without tiles" if source.tile in (None, "none") else f"in tiles of {source.tile}"
+        )
         tile_hint = (
             ""
             if requested_tile == "auto"
-            else "; --tile auto searches for tiles with which it fits"
+            else "; --tile auto searches for tiles with which the step fits"
         )
-        yield f"proved for the step {tiles}{tile_hint}"
-    room, device = result.room, result.problem.costs.device
-    if room is None or room.fits or not room.resident_bytes or source.model is None:
+        yield f"proved for the step {tiles_text}{tile_hint}"
+    device_ram, device = result.device_ram, result.problem.costs.device
+    if (
+        device_ram is None
+        or device_ram.fits
+        or not device_ram.resident_bytes
+        or source.model is None
+    ):
         return
-    whole_step = find_whole_step(source.model, source.shape, device, paging=result.problem.paging)
+    whole_step = find_whole_step(source.model, source.variant, device, paging=result.problem.paging)
     if whole_step is not None:
         yield (
             f"with --state {whole_step.state} --in-place parameters and gradients are also "
@@ -273,16 +293,18 @@ def _fit_arena(
     search: options.SearchOptions,
     limit_s: float,
     *,
-    shown: bool,
+    show_progress: bool,
     start: Schedule | None,
 ) -> Fitted:
-    """Return the result of the method with a plan and addresses that fit in RAM."""
+    """Solve by the method, if necessary with less RAM, until the addresses of the plan fit."""
     from poetmodel.solver import fit_arena
 
     def solve_problem(
-        stated: Problem, *, time_limit: float, start: Schedule | None = None
+        arena_problem: Problem, *, time_limit: float, start: Schedule | None = None
     ) -> SolveResult:
-        return _run_method(stated, search, time_limit, shown=shown, start=start)
+        return _run_method(
+            arena_problem, search, time_limit, show_progress=show_progress, start=start
+        )
 
     mode, _ = default_mode(problem.costs.device, problem.deadline_counts)
     return fit_arena(problem, mode=mode, solve=solve_problem, time_limit=limit_s, start=start)
@@ -293,38 +315,39 @@ def _run_method(
     search: options.SearchOptions,
     limit_s: float,
     *,
-    shown: bool,
+    show_progress: bool,
     start: Schedule | None = None,
-    watch: OnProgress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> SolveResult:
-    """Return the result of the method, even if it does not apply or is interrupted.
+    """Solve a problem by the method and return the result, also after Ctrl-C.
 
-    `watch` is called with the progress in addition to the live line, and stops the solve by
-    returning False.
+    `on_progress` gets the progress in addition to the live line, and stops the solve by returning
+    False. If the method does not apply, its partial result is returned; raises
+    `MethodNotApplicableError` if it has none.
     """
     try:
-        with live_line(problem, enabled=shown) as line:
+        with live_line(problem, enabled=show_progress) as update_line:
 
-            def notify_both(progress: SolveProgress) -> bool | None:
-                if line is not None:
-                    line(progress)
-                return None if watch is None else watch(progress)
+            def report_progress(progress: SolveProgress) -> bool | None:
+                if update_line is not None:
+                    update_line(progress)
+                return None if on_progress is None else on_progress(progress)
 
-            on_progress = line if watch is None else notify_both
+            callback = update_line if on_progress is None else report_progress
             keywords: SolveKeywords = {
                 "formulation": None if search.formulation is None else search.formulation.value,
                 "backend": search.backend,
                 "time_limit": limit_s,
                 "gap": search.gap,
                 "threads": search.threads,
-                "on_progress": on_progress,
+                "on_progress": callback,
                 "solver_options": search.solver_options,
             }
             if search.method == DEFAULT:
-                from poetmodel.solver import solve as find_best
+                from poetmodel.solver import solve as solve_optimally
 
                 keywords["start"] = start
-                return find_best(problem, **keywords)
+                return solve_optimally(problem, **keywords)
             from poetmodel.baselines import run
 
             return run(problem, search.method, **keywords)
@@ -333,7 +356,7 @@ def _run_method(
         if partial_result is None:
             raise
         return partial_result
-    except KeyboardInterrupt:  # the search itself handles Ctrl-C
+    except KeyboardInterrupt:  # outside the search, which handles Ctrl-C itself
         from poetmodel.result import SolveResult, Status, Termination
 
         return SolveResult(
@@ -348,9 +371,9 @@ def _run_method(
 
 
 def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
-    """Return the explanation of an infeasible problem of the default method, with remedies.
+    """Return the explanation of an infeasible result of the default method, with remedies.
 
-    None for other results, and after Ctrl-C.
+    Return None for other results and methods, and after Ctrl-C.
     """
     from poetmodel.result import Status
 
@@ -365,49 +388,52 @@ def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
         return None
 
 
-def _deliver(
+def _save_and_print(
     result: SolveResult,
     job_result: JobResult | None,
     explanation: Explanation | None,
-    tiles: ChosenTiles | None,
+    chosen_tiles: ChosenTiles | None,
     *,
     arena: Arena | None,
     out: Path | None,
     json: bool,
-    called_s: float,
+    start_s: float,
     read_s: float,
 ) -> None:
-    """Write the schedule file and print the result, even if the file cannot be written."""
-    unwritten: InputError | None = None
+    """Write the schedule file and print the result.
+
+    If the file cannot be written, raises `InputError` after the result is printed.
+    """
+    write_error: InputError | None = None
     if out is not None and result.schedule is not None:
         try:
             result.save(out)
         except InputError as error:
-            unwritten = error
+            write_error = error
     if json:
-        print_json({**result.to_dict(), **_extra_values(job_result, explanation, tiles)})
+        print_json({**result.to_dict(), **_extra_values(job_result, explanation, chosen_tiles)})
     elif result.schedule is not None:
         from poetmodel.cli.summary import result_table
 
-        table = result_table(result, total_s=time.monotonic() - called_s, read_s=read_s)
-        show(table, *_extra_tables(result, job_result, tiles, arena))
+        table = result_table(result, total_s=time.monotonic() - start_s, read_s=read_s)
+        show(table, *_extra_tables(result, job_result, chosen_tiles, arena))
     elif job_result is not None:
         print_warnings(job_result.infeasibility_notes())
-    print_room_warnings(result.room)
-    if unwritten is not None:
-        raise unwritten
+    print_device_ram_warnings(result.device_ram)
+    if write_error is not None:
+        raise write_error
     if out is not None and result.schedule is not None:
         print_written(out)
 
 
 def _extra_values(
-    job_result: JobResult | None, explanation: Explanation | None, tiles: ChosenTiles | None
+    job_result: JobResult | None, explanation: Explanation | None, chosen_tiles: ChosenTiles | None
 ) -> dict[str, Any]:
-    """Return the JSON values that are not in the schedule file."""
+    """Return the JSON values that the schedule file lacks: tiles, job and explanation."""
     values: dict[str, Any] = {}
-    if tiles is not None:
-        values["tile_bytes"] = tiles.tile_bytes
-        values["tile_trials"] = [trial.to_dict() for trial in tiles.trials]
+    if chosen_tiles is not None:
+        values["tile_bytes"] = chosen_tiles.tile_bytes
+        values["tile_trials"] = [trial.to_dict() for trial in chosen_tiles.trials]
     if job_result is not None:
         values["job"] = to_json_object(job_result.facts())
     if explanation is not None:
@@ -418,22 +444,24 @@ def _extra_values(
 def _extra_tables(
     result: SolveResult,
     job_result: JobResult | None,
-    tiles: ChosenTiles | None,
+    chosen_tiles: ChosenTiles | None,
     arena: Arena | None,
 ) -> Iterator[Table]:
-    """Yield the tables after the table of the result."""
+    """Yield the tables that follow that of the result: the job, addresses and tiles."""
     from poetmodel.cli.summary import tile_facts
 
     if job_result is not None:
         yield fact_table("The whole job", job_result.facts())
     if arena is not None:
         yield fact_table("Addresses", arena_facts(arena))
-    if tiles is not None and tiles.trials:
-        yield fact_table("Tiles", tile_facts(tiles.tile_bytes, tiles.trials, result.problem))
+    if chosen_tiles is not None and chosen_tiles.trials:
+        yield fact_table(
+            "Tiles", tile_facts(chosen_tiles.tile_bytes, chosen_tiles.trials, result.problem)
+        )
 
 
 def _print_reason(result: SolveResult, explanation: Explanation | None) -> None:
-    """Print on stderr why there is no valid schedule, with hints."""
+    """Print on stderr why there is no valid schedule, with hints; nothing if there is one."""
     from poetmodel.result import Status, Termination
 
     if result.violations:
@@ -447,6 +475,6 @@ def _print_reason(result: SolveResult, explanation: Explanation | None) -> None:
         print_errors([f"infeasible: {reason or 'no schedule meets the limits'}"])
         print_warnings(() if explanation is None else explanation.hints(), kind="hint")
     elif result.schedule is None:
-        interrupted = result.termination == Termination.INTERRUPTED
-        reason = INTERRUPTED_MESSAGE if interrupted else result.reason
+        is_interrupted = result.termination == Termination.INTERRUPTED
+        reason = INTERRUPTED_MESSAGE if is_interrupted else result.reason
         print_errors([reason or "no schedule was found within the limit"])

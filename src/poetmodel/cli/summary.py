@@ -12,10 +12,10 @@ from poetmodel.problem.totals import format_terms
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
+    device_ram_facts,
+    format_items,
     format_percent,
     metric_facts,
-    plural,
-    room_facts,
     state_facts,
     text_fact,
     wear_facts,
@@ -46,7 +46,7 @@ DEADLINE_TEXTS: Final = {
 TERMINATION_TEXTS: Final = {
     Termination.PROVED: "proven optimal within the gap tolerance",
     Termination.TIME_LIMIT: "stopped at the time limit, with a gap above the tolerance",
-    Termination.INTERRUPTED: "interrupted; this is the best schedule found so far",
+    Termination.INTERRUPTED: "interrupted; this is the best schedule so far",
     Termination.STALLED: "the solver stopped with a gap above the tolerance",
 }
 """Descriptions of the reasons why a solve with a schedule stopped."""
@@ -55,8 +55,8 @@ TERMINATION_TEXTS: Final = {
 def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table:
     """Return the table of a result that has a schedule.
 
-    `total_s` is the time from the start of the command until now [s]. `read_s` is the part of it
-    for starting the program and reading graph, device and limits [s].
+    `total_s` is the time since the start of the command [s]. `read_s` is the part of this time in
+    which the program started and read graph, device and limits [s].
     """
     schedule, simulation = result.require_schedule(), result.simulation
     problem = result.problem
@@ -65,7 +65,7 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
     facts = list(proof_facts(result))
     if simulation is not None:
         facts += _memory_facts(problem, simulation)
-        facts += room_facts(result.room)
+        facts += device_ram_facts(result.device_ram)
         facts += decision_facts(problem.graph, schedule, simulation)
         facts += metric_facts(Display.SOLVE, simulation, Group.STORAGE)
         facts += wear_facts(Display.SOLVE, simulation)
@@ -78,20 +78,20 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
 
 
 def proof_facts(result: SolveResult) -> Iterator[Fact]:
-    """Yield the minimized quantity, its proof, and the reason why the solve stopped."""
+    """Yield the status, the reason why the solve stopped, the minimized value and its bound."""
     reason = TERMINATION_TEXTS[result.termination]
     if result.termination == Termination.STALLED and _is_solved_model_proved(result):
         reason = "proved for the model that was solved, which is not the stated problem"
     if result.violations:
         reason = "rejected by the verifier, see below"
     if not result.backend and result.termination == Termination.STALLED:
-        reason = f"method {result.method!r} proves nothing about its schedule"
+        reason = f"method {result.method!r} proves no bound"
     yield text_fact("status", str(result.status), reason)
     if result.problem.graph.exactness:
         yield text_fact("numbers", result.problem.graph.exactness)
     if result.problem.minimize == Quantity.ENERGY:
         yield from _energy_facts(result)
-        yield text_fact("gap", _gap(result), f"of the overhead; {_tolerance(result)}")
+        yield text_fact("gap", _format_gap(result), f"of the overhead; {_tolerance_text(result)}")
         return
     yield from _objective_facts(result)
     if result.problem.uses_energy:
@@ -101,21 +101,29 @@ def proof_facts(result: SolveResult) -> Iterator[Fact]:
 def tile_facts(
     tile_bytes: int | None, trials: Sequence[TileTrial], problem: Problem
 ) -> Iterator[Fact]:
-    """Yield the tile size, and the sizes that were tried with their objective values."""
+    """Yield the tile size, and the sizes that were tried with their objective values.
+
+    `tile_bytes` is None without tiles.
+    """
     if tile_bytes is not None:
         yield text_fact("tiles", format_bytes(tile_bytes), f"--tile {tile_bytes}B")
     if trials:
-        show = problem.objective.format
-        tried = (
+        format_value = problem.objective.format
+        trial_texts = (
             f"{format_bytes(trial.tile_bytes)}: "
-            + ("no schedule" if trial.value is None else show(trial.value))
+            + ("no schedule" if trial.value is None else format_value(trial.value))
             for trial in trials
         )
-        yield text_fact("tiles tried", "; ".join(tried), "for a fraction of the time")
+        yield text_fact(
+            "tiles tried", "; ".join(trial_texts), "each for a fraction of the time limit"
+        )
 
 
 def _is_solved_model_proved(result: SolveResult) -> bool:
-    """Return whether the solver solved its model to optimality: ``paper``, or a restriction."""
+    """Return whether the solver solved its model to optimality, although it is another problem.
+
+    Such models are that of ``paper`` and a restriction of the problem.
+    """
     statistics = result.statistics
     value, bound = statistics.get("model_value"), statistics.get("model_bound")
     if statistics.get("restricted_status") is not None:
@@ -160,19 +168,19 @@ def _objective_facts(result: SolveResult) -> Iterator[Fact]:
     if minimize == Quantity.RAM and is_proved_minimum:
         remark = f"the minimum RAM in which this network trains{_conditions_text(result.problem)}; "
     yield text_fact(name, value, f"{remark}bound {bound}")
-    yield text_fact("gap", _gap(result), f"of the {name}; {_tolerance(result)}")
+    yield text_fact("gap", _format_gap(result), f"of the {name}; {_tolerance_text(result)}")
 
 
-def _gap(result: SolveResult) -> str:
+def _format_gap(result: SolveResult) -> str:
     return format_percent(result.gap or 0.0, digits=3)
 
 
-def _tolerance(result: SolveResult) -> str:
+def _tolerance_text(result: SolveResult) -> str:
     return f"tolerance {format_percent(result.requested_gap)}"
 
 
 def _conditions_text(problem: Problem) -> str:
-    """Return the condition under which the minimum RAM holds, as text."""
+    """Return the condition under which the minimum RAM holds, as the end of a sentence."""
     limits = (problem.deadline_s, problem.energy_budget_j, problem.constraints or None)
     is_unlimited = problem.recompute and problem.can_page and all(limit is None for limit in limits)
     return " at all" if is_unlimited else " within the other limits"
@@ -189,22 +197,26 @@ def _memory_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     resident_remark = (
         ", resident bytes included" if problem.count_parameters and resident_bytes else ""
     )
-    note = f"{fraction_text} of the budget of {budget}{resident_remark}; keep-all: {keep_all_text}"
-    notes = {"peak_ram_bytes": note}
+    peak_note = (
+        f"{fraction_text} of the budget of {budget}{resident_remark}; keep-all: {keep_all_text}"
+    )
+    notes = {"peak_ram_bytes": peak_note}
     yield from metric_facts(Display.SOLVE, simulation, Group.MEMORY, notes=notes)
     if resident_bytes:
-        kinds = ", ".join(kind for kind, size in graph.resident_bytes.items() if size)
+        kind_names = ", ".join(kind for kind, size in graph.resident_bytes.items() if size)
         counting_text = "counted in the budget"
         if not problem.count_parameters:
             counting_text = "needed in addition to the budget"
-        yield text_fact("resident RAM", format_bytes(resident_bytes), f"{kinds}: {counting_text}")
+        yield text_fact(
+            "resident RAM", format_bytes(resident_bytes), f"{kind_names}: {counting_text}"
+        )
 
 
 def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> Iterator[Fact]:
     """Yield the homes of state, and the tensors that a schedule recomputes, pages and keeps.
 
-    Page-ins include the first reads of state on storage. Kept tensors are read, computed once,
-    never paged, and not state: they stay in RAM until their last use.
+    Page-ins include the first reads of state on storage. Kept tensors have readers, are computed
+    once, never paged, and not state: they stay in RAM until their last use.
     """
     recomputations = [k for t, k in schedule.R if k < t]
     recomputed = set(recomputations)
@@ -221,30 +233,30 @@ def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> 
         _times_text(len(recomputations)),
         f"{format_bytes(recomputed_bytes)} of outputs",
     )
-    for name, counts, moved_text in (
+    for name, counts, bytes_text in (
         ("paged out", simulation.page_outs, f"{format_bytes(simulation.written_bytes)} written"),
         ("paged in", simulation.page_ins, f"{format_bytes(simulation.read_bytes)} read"),
     ):
-        yield text_fact(name, _times_text(sum(counts.values())), moved_text)
+        yield text_fact(name, _times_text(sum(counts.values())), bytes_text)
     kept_bytes_text = format_bytes(sum(graph.tensor_bytes[i] for i in kept))
     note = f"{kept_bytes_text} that stay in RAM from first computation to last use"
-    yield text_fact("kept", plural(len(kept), "tensor"), note)
+    yield text_fact("kept", format_items(len(kept), "tensor"), note)
 
 
 def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     """Yield compute and transfer times of a step, and their limits."""
-    single_pass = f"a single pass takes {format_seconds(problem.pass_time_s)}"
-    overlap = "of the plan, where transfers overlap computation"
-    notes = {"compute_s": single_pass, "makespan_s": overlap}
+    compute_note = f"a single pass takes {format_seconds(problem.pass_time_s)}"
+    makespan_note = "of the plan, where transfers overlap computation"
+    notes = {"compute_s": compute_note, "makespan_s": makespan_note}
     group_facts = partial(metric_facts, Display.SOLVE, simulation, notes=notes)
     model = problem.costs.cycles
     for fact in group_facts(Group.WORK):
         yield fact
         if fact.key == "compute_s" and model is not None:
-            yield text_fact("  its cycles", model.rate, f"{model.origin}; {model.label}")
+            yield text_fact("  cycles", model.rate, f"{model.origin}; {model.label}")
     yield from commit_facts(problem)
     yield from group_facts(
-        Group.STEP, unlisted=() if simulation.planned_s is not None else ("makespan_s",)
+        Group.STEP, unlisted_keys=() if simulation.planned_s is not None else ("makespan_s",)
     )
     if problem.deadline_s is not None:
         used_s = simulation.time_s or 0.0
@@ -264,48 +276,50 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
 
 
 def commit_facts(problem: Problem) -> Iterator[Fact]:
-    """Yield the cost of commits in a step, which is the same for every schedule.
+    """Yield the cost of commits in a step, which is the same for every schedule; nothing without.
 
-    A commit makes the new values of state durable on storage.
+    A commit writes the new values of state to storage, where they survive a power cut.
     """
-    commit, paid = problem.table.commit, problem.commit_cost
+    commit, cost = problem.table.commit, problem.commit_cost
     if commit is not None:
-        every = "every step" if problem.commit == 1 else f"1/{problem.commit} of a commit"
-        written = f"{format_bytes(commit.written_bytes)} and {commit.erased_blocks:.4g} erases"
-        amount = f"{format_seconds(paid.time_s)}, {format_joules(paid.energy_j)}"
-        yield text_fact("commit", amount, f"{every}: {written}, included in the single pass")
+        frequency_text = "every step" if problem.commit == 1 else f"1/{problem.commit} of a commit"
+        writes_text = f"{format_bytes(commit.written_bytes)} and {commit.erased_blocks:.4g} erases"
+        cost_text = f"{format_seconds(cost.time_s)}, {format_joules(cost.energy_j)}"
+        yield text_fact(
+            "commit", cost_text, f"{frequency_text}: {writes_text}, included in the single pass"
+        )
 
 
 def _effort_facts(result: SolveResult, *, total_s: float, read_s: float) -> Iterator[Fact]:
-    """Yield the time by activity, the size of the solver's model, and the solver."""
-    activity_times = {
+    """Yield the time by activity, the size of the solver's model, and the solver with versions."""
+    seconds_by_activity = {
         "reading": read_s,
         "building": result.build_s,
         "solving": result.solve_s - result.verify_s,
         "verifying": result.verify_s,
     }
-    activity_times["answering"] = total_s - sum(activity_times.values())
+    seconds_by_activity["other"] = total_s - sum(seconds_by_activity.values())
     activity_texts = [
-        f"{name} {format_seconds(s)}" for name, s in activity_times.items() if s >= MIN_SHOWN_S
+        f"{name} {format_seconds(s)}" for name, s in seconds_by_activity.items() if s >= MIN_SHOWN_S
     ]
-    limit = f"; limit {format_seconds(result.time_limit_s)}" if result.time_limit_s else ""
-    yield text_fact("time taken", format_seconds(total_s), ", ".join(activity_texts) + limit)
-    sizes = list(_sizes(result.statistics))
-    if sizes:
-        yield text_fact("solver's model", sizes[0], ", ".join(sizes[1:]))
+    limit_text = f"; limit {format_seconds(result.time_limit_s)}" if result.time_limit_s else ""
+    yield text_fact("time taken", format_seconds(total_s), ", ".join(activity_texts) + limit_text)
+    size_texts = list(_model_size_texts(result.statistics))
+    if size_texts:
+        yield text_fact("solver's model", size_texts[0], ", ".join(size_texts[1:]))
     if not result.backend:
         yield text_fact("made by", result.method, "without a solver")
         return
-    method = "" if result.method == "optimal" else f"method {result.method}"
-    versions = ", ".join(
+    method_text = "" if result.method == "optimal" else f"method {result.method}"
+    versions_text = ", ".join(
         f"{name} {version}" for name, version in result.versions.items() if name != "poetmodel"
     )
-    parts = (method, f"formulation {result.formulation}", versions)
+    parts = (method_text, f"formulation {result.formulation}", versions_text)
     yield text_fact("solved by", result.backend, "; ".join(part for part in parts if part))
 
 
-def _sizes(statistics: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the sizes of the solved model that the formulation reports."""
+def _model_size_texts(statistics: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the sizes of the solved model that its statistics contain, such as ``12 rows``."""
     for key in ("columns", "rows", "nonzeros", "rounds", "enforced_rows"):
         value = statistics.get(key)
         if value is not None:

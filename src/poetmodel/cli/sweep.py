@@ -16,7 +16,7 @@ from poetmodel.cli.output import listing, print_json, progress_bar, show
 from poetmodel.errors import InputError, listed
 from poetmodel.files import read_text
 from poetmodel.problem import DeadlineCounts
-from poetmodel.report.presenter import Unit, yes_or_no
+from poetmodel.report.presenter import ValueFormatter, format_yes_no
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 MAX_WORKERS: Final = 256
+"""Maximum number of worker processes."""
 
 _methods_option = partial(options.option, rich_help_panel="Methods", show_default=False)
 _run_option = partial(options.option, rich_help_panel="Run")
@@ -132,7 +133,7 @@ class RunOptions(WorkersOption):
 @options.command("poetmodel sweep mlp --devices rpi4b --ram 70%,90% --out sweep")
 def sweep(
     problems: GridOptions,
-    variant: Annotated[
+    graph_options: Annotated[
         options.FileGraphOptions, options.without("graph", "batch", "image", "sequence")
     ],
     commits: options.CommitOptions,
@@ -147,7 +148,9 @@ def sweep(
 
     _check_picture(run_options.plot)
     commit = commits.steps_to_commit
-    grid_runs = _grid_runs(problems, variant.shape, search, seed=run_options.seed, commit=commit)
+    grid_runs = _grid_runs(
+        problems, graph_options.variant, search, seed=run_options.seed, commit=commit
+    )
     if run_options.shard is not None:
         try:
             grid_runs = grid_runs[sweeps.shard(run_options.shard)]
@@ -214,7 +217,10 @@ def _show_records(
     request: RunOptions | MergeOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Write tables and pictures of records, print the tables, and exit with 1 if a run failed."""
+    """Write tables and pictures of records, print the tables, and exit with 1 if a run failed.
+
+    ``cells`` is the name of runs in files and JSON.
+    """
     from poetmodel.sweeps import panels, tables
 
     rows = tables.rows(records)
@@ -225,14 +231,14 @@ def _show_records(
     if request.plot is not None:
         from poetmodel.sweeps.pictures import draw
 
-        draw(request.plot, panels.overheads(rows))
-    notes = _draw(folder / "pareto", panels.frontier(front))[1] if front else []
+        draw(request.plot, panels.overhead_panels(rows))
+    notes = _draw_pictures(folder / "pareto", panels.pareto_panels(front))[1] if front else []
     if output.json:
         print_json({"cells": rows, **({"pareto": front} if request.pareto else {})})
     else:
-        show(_table("Runs", rows, proof="status"))
+        show(_table("Runs", rows, proof_column="status"))
         if request.pareto:
-            show(_table("Pareto front of energy, RAM and time", front, proof="proven"))
+            show(_table("Pareto front of energy, RAM and time", front, proof_column="proven"))
         print_warnings(notes)
     _warn_about_device_ram(rows)
     exit_if_failed(rows)
@@ -248,7 +254,7 @@ def _grid_runs(
 ) -> Sequence[Run]:
     """Return the runs of all combinations; raise `InputError` with all errors of the options."""
     from poetmodel import sweeps
-    from poetmodel.sweeps.runs import IN_CONSTRAINTS
+    from poetmodel.sweeps.runs import CONSTRAINTS_PREFIX
 
     deadline_counts = problems.deadline_counts
     settings = sweeps.Settings(
@@ -263,8 +269,8 @@ def _grid_runs(
     try:
         return sweeps.grid(
             problems.models,
-            _split_names(problems.devices, "--devices"),
-            ram=_split_names(problems.ram, "--ram"),
+            _split_values(problems.devices, "--devices"),
+            ram=_split_values(problems.ram, "--ram"),
             shapes=[
                 replace(variant, batch=batch, image=image, sequence=sequence)
                 for batch in _parse_sizes(problems.batch, "--batch")
@@ -273,80 +279,84 @@ def _grid_runs(
             ],
             deadlines=[
                 None if name == "none" else name
-                for name in _split_names(problems.deadline, "--deadline")
+                for name in _split_values(problems.deadline, "--deadline")
             ],
-            methods=_split_names(problems.methods, "--methods"),
+            methods=_split_values(problems.methods, "--methods"),
             backends=[
-                _check_backend(name) for name in _split_names(problems.backends, "--backends")
+                _parse_backend(name) for name in _split_values(problems.backends, "--backends")
             ],
             settings=settings,
         )
     except InputError as error:
-        file = f"{problems.constraints}: "
+        file_prefix = f"{problems.constraints}: "
         raise InputError(
-            message.replace(IN_CONSTRAINTS, file, 1) for message in error.faults
+            message.replace(CONSTRAINTS_PREFIX, file_prefix, 1) for message in error.faults
         ) from None
 
 
 def exit_if_failed(rows: Sequence[Row]) -> None:
     """Exit with status 1 and print the reasons if any run failed."""
-    failed = [row for row in rows if row["status"] == "failed"]
-    if failed:
-        reasons = [f"{row['model']} | {row['method']}: {row['reason']}" for row in failed]
-        print_errors([f"{len(failed)} of {len(rows)} runs failed", *reasons])
+    failed_rows = [row for row in rows if row["status"] == "failed"]
+    if failed_rows:
+        reasons = [f"{row['model']} | {row['method']}: {row['reason']}" for row in failed_rows]
+        print_errors([f"{len(failed_rows)} of {len(rows)} runs failed", *reasons])
         raise typer.Exit(ExitStatus.FAILURE)
 
 
 def _warn_about_device_ram(rows: Sequence[Row]) -> None:
     """Warn about runs whose peak and resident bytes exceed the RAM of their device."""
-    exceeding = [row for row in rows if row["fits_device"] is False]
-    if exceeding:
-        models_on_devices = dict.fromkeys(f"{row['model']} on {row['device']}" for row in exceeding)
-        verb = "does" if len(exceeding) == 1 else "do"
+    oversized_rows = [row for row in rows if row["fits_device"] is False]
+    if oversized_rows:
+        models_on_devices = dict.fromkeys(
+            f"{row['model']} on {row['device']}" for row in oversized_rows
+        )
+        verb = "does" if len(oversized_rows) == 1 else "do"
         print_warnings(
             [
-                f"{len(exceeding)} of {len(rows)} runs {verb} not fit the RAM of their device "
+                f"{len(oversized_rows)} of {len(rows)} runs {verb} not fit the RAM of their device "
                 f"with all resident bytes: {listed(models_on_devices)}"
             ]
         )
 
 
-def _split_names(text: str, option: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
+def _split_values(text: str, option: str) -> list[str]:
+    values = [value.strip() for value in text.split(",") if value.strip()]
+    if not values:
         raise InputError(f"{option}: expected names with commas between them, got {text!r}")
-    return names
+    return values
 
 
 def _parse_sizes(text: str | None, option: str) -> list[int | None]:
-    """Return the input sizes of an option; [None], the network's own size, without the option."""
+    """Return the input sizes of an option; [None], the network's default, without the option."""
     if text is None:
         return [None]
     try:
-        return [options.input_size(name) for name in _split_names(text, option)]
+        return [options.parse_input_size(size) for size in _split_values(text, option)]
     except typer.BadParameter as error:
         raise InputError(f"{option}: {error}") from None
 
 
-def _check_backend(name: str) -> str:
+def _parse_backend(name: str) -> str:
     if name not in backend_names():
         expected_names = ", ".join(backend_names())
         raise InputError(f"--backends: expected some of {expected_names}, got {name!r}")
     return name
 
 
-def _table(title: str, rows: Sequence[Row], *, proof: str) -> Table:
-    """Return the table of runs; `proof` is the column that shows their status or proof."""
+def _table(title: str, rows: Sequence[Row], *, proof_column: str) -> Table:
+    """Return the table of runs; `proof_column` is the column that shows their status or proof."""
     from poetmodel.sweeps.summaries import overhead_ratio
 
-    heads = ("model, device", "RAM", "method", proof)
+    heads = ("model, device", "RAM", "method", proof_column)
     metric_heads = ("overhead", "gap", "peak", "time")
     lines = [
         (
             f"{row['model']} {row['device']}",
             _join_texts(row["ram"], row["deadline"]),
             _join_texts(row["method"], row["backend"]),
-            yes_or_no(row[proof]) if isinstance(row[proof], bool) else row[proof],
+            format_yes_no(row[proof_column])
+            if isinstance(row[proof_column], bool)
+            else row[proof_column],
             _format_value(overhead_ratio(row), "{:.3%}".format),
             _format_value(row["axis_gap"], lambda gap: "none" if gap == 1 else f"{gap:.2%}"),
             _format_value(row["peak_ram_bytes"], format_bytes),
@@ -354,20 +364,22 @@ def _table(title: str, rows: Sequence[Row], *, proof: str) -> Table:
         )
         for row in rows
     ]
-    return listing(title, (*heads, *metric_heads), lines, left=len(heads), whole_names=False)
+    return listing(
+        title, (*heads, *metric_heads), lines, n_text_columns=len(heads), whole_names=False
+    )
 
 
 def _join_texts(*parts: str | None) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _format_value(value: float | None, format_number: Unit) -> str:
+def _format_value(value: float | None, format_number: ValueFormatter) -> str:
     return "" if value is None else format_number(value)
 
 
 # -- figures of the paper ----------------------------------------------------------------------
 
-FOLDER: Final = Path("poetmodel-bench")
+DEFAULT_FOLDER: Final = Path("poetmodel-bench")
 """Parent of the default output folders of figures."""
 PICTURE_SUFFIXES: Final = (".svg", ".png")
 """Suffixes of the pictures that are drawn of each figure."""
@@ -400,7 +412,7 @@ class FigureOptions:
         None,
         "--time-limit TIME",
         "Limit of each solve: seconds, or a time such as 5min. Default: the figure's.",
-        parser=options.seconds,
+        parser=options.parse_seconds,
     )
 
 
@@ -413,10 +425,12 @@ def bench(
 
     folders = request.folders or []
     if len(folders) != instances.N_FOLDERS.get(request.name, 0):
-        expected = instances.USAGE.get(request.name, "no folder; the records go to --out")
+        expected = instances.EXPECTED_FOLDERS.get(
+            request.name, "no folder; the records go to --out"
+        )
         raise InputError(f"bench {request.name}: expected {expected}")
     if request.mps is not None and request.name != instances.WRITE:
-        raise InputError(f"--mps: only 'poetmodel bench {instances.WRITE}' takes it")
+        raise InputError(f"--mps: only 'poetmodel bench {instances.WRITE}' has this option")
     if request.name == instances.WRITE:
         instances.write_instances(folders[0], request.mps, output)
     elif request.name == instances.CHECK:
@@ -430,15 +444,15 @@ def _reproduce(
 ) -> None:
     """Write records, a table and a picture of a figure of the paper; skip recorded runs."""
     from poetmodel.sweeps import figures, panels, summaries, tables
-    from poetmodel.sweeps import sweep as run_all
+    from poetmodel.sweeps import sweep as run_sweep
     from poetmodel.sweeps.store import Store
 
     limit_s, name = request.time_limit, request.name
-    figure = figures.figure(name)
-    folder = FOLDER / name if request.out is None else request.out
+    figure = figures.find_figure(name)
+    folder = DEFAULT_FOLDER / name if request.out is None else request.out
     figure_runs = figure.runs(quick=request.quick, time_limit_s=limit_s)
     with progress_bar(enabled=not output.json) as on_progress:
-        records = run_all(
+        records = run_sweep(
             figure_runs,
             folder,
             workers=worker_options.workers,
@@ -447,9 +461,9 @@ def _reproduce(
         )
     run_rows = tables.rows(records)
     tables.write_csv(folder / "cells.csv", run_rows)
-    figure_panels = panels.panels(name, run_rows, Store(folder).schedule)
-    pictures, notes = _draw(folder / name, figure_panels)
-    summary_tables = summaries.summary(name, run_rows)
+    figure_panels = panels.figure_panels(name, run_rows, Store(folder).load_schedule)
+    pictures, notes = _draw_pictures(folder / name, figure_panels)
+    summary_tables = summaries.figure_summaries(name, run_rows)
     if output.json:
         print_json(
             {
@@ -468,13 +482,19 @@ def _reproduce(
     else:
         for table in summary_tables:
             heads, rows = table.heads, table.rows
-            show(listing(table.title, heads, rows, left=table.words, whole_names=False))
+            show(
+                listing(
+                    table.title, heads, rows, n_text_columns=table.n_text_columns, whole_names=False
+                )
+            )
         show(f"The paper: {figure.paper}")
         print_warnings(notes)
     exit_if_failed(run_rows)
 
 
-def _draw(stem: Path, panels: Sequence[Panel] | Sequence[Map]) -> tuple[list[Path], list[str]]:
+def _draw_pictures(
+    stem: Path, panels: Sequence[Panel] | Sequence[Map]
+) -> tuple[list[Path], list[str]]:
     """Draw panels as SVG and PNG at `stem`; return the paths, and a note if that is impossible."""
     from poetmodel.sweeps.pictures import check_suffix, draw
 

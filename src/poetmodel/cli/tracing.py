@@ -33,7 +33,7 @@ _measuring_option = partial(options.option, rich_help_panel="How to measure")
 
 @options.group
 class CostingOptions:
-    """How the costs of a traced step are measured or estimated."""
+    """The name and device of a captured step, and options of the measurement of its costs."""
 
     name: str | None = options.option(
         None, "--name NAME", "Name of the graph. Default: the class of the model."
@@ -52,7 +52,7 @@ class CostingOptions:
         None,
         "--power WATTS",
         "Power that converts measured times to energies, such as 2.5.",
-        parser=options.number("a number of watts above 0, such as 2.5", positive=True),
+        parser=options.number_parser("a number of watts above 0, such as 2.5", positive=True),
     )
     folder: Path = _measuring_option(
         Path(), "--folder FOLDER", "Folder for paged tensors; page times are measured there."
@@ -61,16 +61,16 @@ class CostingOptions:
         5,
         "--repeats N",
         "Number of timed steps; the smallest time counts.",
-        parser=options.whole_number(),
+        parser=options.integer_parser(),
     )
     threads: int | None = _measuring_option(
         None,
         "--threads N",
         "Compute threads. Default: PyTorch's setting.",
-        parser=options.whole_number(),
+        parser=options.integer_parser(),
     )
 
-    def trace(self, target: str, onnx: OnnxStep, optimizer: str | None = None) -> Trace:
+    def capture(self, target: str, onnx: OnnxStep, optimizer: str | None = None) -> Trace:
         """Capture the step of ``module:function`` or of an ONNX file; its output goes to stderr."""
         from poetmodel.torch import trace
         from poetmodel.torch.step.optimizers import make_optimizer
@@ -84,8 +84,8 @@ class CostingOptions:
             name = self.name or default_name(target)
             return trace(model, loss_fn, inputs, name=name, optimizer=user_optimizer)
 
-    def check_power(self, *, emulated: bool = False) -> None:
-        """Raise `InputError` for two power options, or for one if times are not measured here."""
+    def check_power(self, *, is_emulated: bool = False) -> None:
+        """Raise `InputError` for two power options, or for one if this host measures no times."""
         power_options = [
             option
             for option, value in (("--power-from", self.power_from), ("--power", self.power))
@@ -93,7 +93,7 @@ class CostingOptions:
         ]
         if len(power_options) > 1:
             raise InputError("--power-from and --power both state a power; give only one")
-        if power_options and emulated:
+        if power_options and is_emulated:
             raise InputError(
                 f"{power_options[0]}: is for times of this host; with --target qemu --device has "
                 "the power"
@@ -101,7 +101,7 @@ class CostingOptions:
         if power_options and self.device is not None:
             raise InputError(
                 f"{power_options[0]}: is for measured times, and --device {self.device} estimates "
-                "energies too; give only one of both"
+                "energies too; give only one of the two"
             )
         read_device(self.power_from)
 
@@ -113,10 +113,13 @@ class CostingOptions:
             with raised_as(InputError, "--folder"):
                 check_writable(self.folder / ".poetmodel-paging")
 
-    def costs(self, trace: Trace) -> tuple[Costs, tuple[str, ...]]:
-        """Estimate or measure the costs of a trace; return them and notes. Print to stderr."""
+    def find_costs(self, trace: Trace) -> tuple[Costs, tuple[str, ...]]:
+        """Estimate the costs of a trace for ``--device``, else measure; return costs and notes.
+
+        The measurement prints the output of the user's code on stderr.
+        """
         if self.device is not None:
-            return estimate(trace.graph, self.device)
+            return estimate_costs(trace.graph, self.device)
         from poetmodel.torch.runtime.profiling import Power, measure
 
         device = read_device(self.power_from)
@@ -134,8 +137,8 @@ class CostingOptions:
         return profile.costs, profile.notes
 
 
-def estimate(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
-    """Return the estimated costs of a graph on a device, and a note."""
+def estimate_costs(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
+    """Return the estimated costs of a graph on a device, and a note on their origin."""
     from poetmodel.device import Costs, Device
 
     costs = Costs.estimate(graph, Device.load(device))
@@ -147,12 +150,12 @@ def estimate(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
 
 
 def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
-    """Yield the sums of costs; those of transfers are None without storage."""
+    """Yield the sum of each cost over all nodes or tensors; transfers have None without storage."""
     table = costs.table(graph)
     has_storage = table.has_storage
-    single = "of a single pass: every node computed once"
+    compute_note = "of a single pass: every node computed once"
     for key, name, format_value, note in (
-        ("compute_time_s", "compute time", format_seconds, single),
+        ("compute_time_s", "compute time", format_seconds, compute_note),
         ("compute_energy_j", "compute energy", format_joules, ""),
         ("page_in_time_s", "page-in time", format_seconds, "of every tensor, once"),
         ("page_out_time_s", "page-out time", format_seconds, "of every tensor, once"),
@@ -213,28 +216,28 @@ def trace(
     check_outputs(("--out", out), ("--profile-out", profile_out), inputs=inputs)
     if profile_out is not None:
         costing.check_folder()
-    with live_line(enabled=not output.json, doing="capturing"):
-        traced = costing.trace(request.target, onnx.step(), request.optimizer)
+    with live_line(enabled=not output.json, activity="capturing"):
+        step_trace = costing.capture(request.target, onnx.onnx_step(), request.optimizer)
     if out is not None:
-        traced.graph.save(out)
+        step_trace.graph.save(out)
     costs: Costs | None = None
     notes: tuple[str, ...] = ()
     if costing.device is not None or profile_out is not None:
-        with live_line(enabled=not output.json, doing="measuring"):
-            costs, notes = costing.costs(traced)
+        with live_line(enabled=not output.json, activity="measuring"):
+            costs, notes = costing.find_costs(step_trace)
     if profile_out is not None and costs is not None:
         costs.save(profile_out)
-    _print_trace(traced, costs, notes, json=output.json)
-    written = [path for path in (out, profile_out) if path is not None]
-    for path in written:
+    _print_trace(step_trace, costs, notes, json=output.json)
+    written_paths = [path for path in (out, profile_out) if path is not None]
+    for path in written_paths:
         print_written(path)
-    if not written:
+    if not written_paths:
         print_warnings(["nothing written; pass --out FILE to save the graph"])
 
 
 KERNELS_NOTE: Final = (
     "graph of PyTorch's kernels; exported C has other kernels: 'poetmodel export --target step' "
-    "writes a file with their graph, which 'inspect', 'limits', 'solve' and others accept"
+    "writes a file with their graph, for 'inspect', 'limits', 'solve' and other commands"
 )
 """Note on the kernels of a traced graph."""
 
@@ -245,22 +248,24 @@ def _profile_path(graph: Path) -> Path:
     return graph.with_name(f"{stem}.profile.csv")
 
 
-def _print_trace(traced: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: bool) -> None:
-    """Print the tables or JSON of a captured graph, with its costs if known."""
-    graph = traced.graph
+def _print_trace(
+    step_trace: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: bool
+) -> None:
+    """Print the tables or JSON of a captured graph, and its costs unless None."""
+    graph = step_trace.graph
     facts = [] if costs is None else list(_cost_facts(graph, costs))
     if json:
         values: dict[str, Any] = inspect.graph_values(graph)
-        values |= {"held_bytes": traced.held_bytes, "notes": list(notes)}
+        values |= {"held_bytes": step_trace.held_bytes, "notes": list(notes)}
         print_json(values | ({"costs": to_json_object(facts)} if facts else {}))
         return
-    show(*inspect.tables(graph))
+    show(*inspect.graph_tables(graph))
     print_text(KERNELS_NOTE)
-    if traced.held_bytes:
+    if step_trace.held_bytes:
         print_text(
-            f"a step holds {format_bytes(traced.held_bytes)} of results until its end (the loss, "
-            "new buffer values); 'solve' does not count them: reduce --ram by "
-            f"{traced.held_bytes:,} B"
+            f"results of a step take {format_bytes(step_trace.held_bytes)} until its end (the "
+            "loss, new buffer values); 'solve' does not count these: reduce --ram by "
+            f"{step_trace.held_bytes:,} B"
         )
     if facts:
         show(fact_table("Costs", facts))
@@ -306,7 +311,7 @@ class EmulationOptions:
         "--instructions-per-cycle NUMBER",
         "Average without waits for memory; default: 0.79 for Cortex-M4, 1.05 for Cortex-M7, 1 "
         "for other cores.",
-        parser=options.number("a number above 0, such as 0.8", positive=True),
+        parser=options.number_parser("a number above 0, such as 0.8", positive=True),
     )
     optimizer: options.OptimizerName | None = _emulating_option(
         None, "--optimizer", "As for 'poetmodel export'."
@@ -320,24 +325,24 @@ class EmulationOptions:
     def measure(
         self, step_source: str, onnx: OnnxStep, costing: CostingOptions, tile: str | None
     ) -> tuple[Graph, Costs, tuple[str, ...]]:
-        """Export a step, run it on the emulated board, and return graph, costs and notes."""
+        """Export a step, execute it on the emulated board, and return graph, costs and notes."""
         from poetmodel.export.exporting import DEVICE
         from poetmodel.export.measuring import emulated_board, emulated_profile
         from poetmodel.tiling.choice import divide_step, parse_tile
 
         device = costing.device or DEVICE
-        rate = self.instructions_per_cycle
-        choice = parse_tile(tile)
-        choice.require_size()
-        emulated_board(device, instructions_per_cycle=rate, core=self.core)
+        instructions_per_cycle = self.instructions_per_cycle
+        tile_choice = parse_tile(tile)
+        tile_choice.require_size()
+        emulated_board(device, instructions_per_cycle=instructions_per_cycle, core=self.core)
         step = divide_step(
             read_or_capture_step(step_source, onnx, name=costing.name, optimizer=self.optimizer),
-            choice,
+            tile_choice,
         )
         profile = emulated_profile(
             step,
             device=device,
-            instructions_per_cycle=rate,
+            instructions_per_cycle=instructions_per_cycle,
             core=self.core,
         )
         return step.graph, profile.costs, profile.notes
@@ -359,15 +364,15 @@ class ProfileOptions:
 def _step_properties(
     step_source: str, onnx: options.OnnxOptions, sizes: options.FileGraphOptions
 ) -> tuple[OnnxStep, options.FileGraphOptions]:
-    """Return the properties of the step, and the sizes without the batch of an ONNX file.
+    """Return the properties of the step, which include the batch of an ONNX file, and the sizes.
 
     Raises `InputError` if properties of an ONNX file are given for another source.
     """
     from poetmodel.torch.target import is_onnx, needs_capture
 
     if is_onnx(step_source):
-        return onnx.step(sizes.batch), replace(sizes, batch=None)
-    onnx_step = onnx.step()
+        return onnx.onnx_step(sizes.batch), replace(sizes, batch=None)
+    onnx_step = onnx.onnx_step()
     if onnx_step.given_options and not needs_capture(step_source):
         raise InputError(
             f"{onnx_step.given_options[0]}: only applies to ONNX files; {step_source} is not one"
@@ -379,41 +384,41 @@ def _step_properties(
 def profile(
     sizes: Annotated[options.FileGraphOptions, options.without("graph")],
     costing: CostingOptions,
-    emulating: EmulationOptions,
+    emulation: EmulationOptions,
     request: ProfileOptions,
     onnx: Annotated[options.OnnxOptions, options.without("batch")],
     output: options.OutputOptions,
 ) -> None:
     """Measure times and energies of a training step, on this host or on an emulated board."""
-    emulating.check()
+    emulation.check()
     step_source, out = request.step_source, request.out
     from poetmodel.torch.target import needs_capture
 
     onnx_step, sizes = _step_properties(step_source, onnx, sizes)
-    emulated, tile = emulating.target == ProfileTarget.QEMU, sizes.tile
-    if emulated:
+    is_emulated, tile = emulation.target == ProfileTarget.QEMU, sizes.tile
+    if is_emulated:
         sizes = replace(sizes, tile=None)
-    if (emulated or needs_capture(step_source)) and sizes.shape.overrides:
+    if (is_emulated or needs_capture(step_source)) and sizes.variant.overrides:
         raise InputError(
-            f"{step_source}, {' '.join(sizes.shape.options)}: the function gives the inputs of a "
-            "step; leave the option out"
+            f"{step_source}, {' '.join(sizes.variant.options)}: the function returns the inputs of "
+            "a step; leave the option out"
         )
     read_device(costing.device)
-    costing.check_power(emulated=emulated)
+    costing.check_power(is_emulated=is_emulated)
     check_outputs(("--out", out), inputs=(step_source, costing.device, costing.power_from))
-    if needs_capture(step_source) and not emulated:
+    if needs_capture(step_source) and not is_emulated:
         costing.check_folder()
-    if emulated:
-        with live_line(enabled=not output.json, doing="building and running"):
-            graph, costs, notes = emulating.measure(step_source, onnx_step, costing, tile)
+    if is_emulated:
+        with live_line(enabled=not output.json, activity="building and running"):
+            graph, costs, notes = emulation.measure(step_source, onnx_step, costing, tile)
     elif needs_capture(step_source):
-        with live_line(enabled=not output.json, doing="capturing and measuring"):
-            traced = costing.trace(step_source, onnx_step)
-            graph = traced.graph
-            costs, notes = costing.costs(traced)
+        with live_line(enabled=not output.json, activity="capturing and measuring"):
+            step_trace = costing.capture(step_source, onnx_step)
+            graph = step_trace.graph
+            costs, notes = costing.find_costs(step_trace)
     elif costing.device is not None:
-        graph = read_model_or_file(step_source, sizes.shape)
-        costs, notes = estimate(graph, costing.device)
+        graph = read_model_or_file(step_source, sizes.variant)
+        costs, notes = estimate_costs(graph, costing.device)
     else:
         raise InputError(
             f"{step_source}: a graph cannot be run; give the MODULE:FUNCTION that it was traced "

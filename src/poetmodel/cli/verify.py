@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import ExitStatus, print_room_warnings, print_warnings
+from poetmodel.cli.failures import ExitStatus, print_device_ram_warnings, print_warnings
 from poetmodel.cli.inputs import (
     NO_COSTS,
     check_names,
@@ -32,10 +32,10 @@ from poetmodel.problem.rows import within
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
+    device_ram_facts,
+    format_items,
     format_number,
     metric_facts,
-    plural,
-    room_facts,
     state_facts,
     to_json_object,
     wear_facts,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from poetmodel.report.subject import VerifiedSchedule
 
 MAX_VIOLATIONS: Final = 20
+"""Maximum number of printed violations; JSON contains all."""
 _PLAN_LIMITS: Final = ("--ram", "--aux", "--deadline")
 """Limits that can be verified for a plan alone."""
 
@@ -70,7 +71,7 @@ class FileArgument:
 
 @options.command("poetmodel verify mlp.json --graph mlp")
 def verify(
-    given: FileArgument,
+    file_argument: FileArgument,
     source: options.FileGraphOptions,
     costing: options.CostOptions,
     limits: Annotated[options.LimitOptions, options.without("minimize")],
@@ -80,10 +81,12 @@ def verify(
 
     The limits are those of the file, or the given ones, as for 'poetmodel solve'.
     """
-    content = read_bytes(given.schedule)
+    content = read_bytes(file_argument.schedule)
     verify_file = _verify_plan if is_plan(content) else _verify_schedule
-    with live_line(enabled=not output.json, doing="verifying"):
-        facts, title, room = verify_file(content, given.schedule, source, costing, limits)
+    with live_line(enabled=not output.json, activity="verifying"):
+        facts, title, device_ram = verify_file(
+            content, file_argument.schedule, source, costing, limits
+        )
         values = to_json_object(facts)
     print_warnings(values["notes"])
     if output.json:
@@ -93,31 +96,36 @@ def verify(
             title.partition(" ")[0].lower(), values["violations"], limits.changed_options
         )
         show(fact_table(title, facts))
-    print_room_warnings(room)
+    print_device_ram_warnings(device_ram)
     raise typer.Exit(ExitStatus.SUCCESS if values["valid"] else ExitStatus.INFEASIBLE)
 
 
-def _print_verdict(kind: str, violations: Sequence[str], limits: Sequence[str]) -> None:
-    """Print whether the file is valid, and its first violations."""
+def _print_verdict(
+    document_kind: str, violations: Sequence[str], limit_options: Sequence[str]
+) -> None:
+    """Print whether the file is valid, and its first violations.
+
+    `limit_options` are the limits on the command line.
+    """
     if not violations:
-        print_text(f"valid: the {kind} meets every rule and limit that was checked", "")
-        if limits:
+        print_text(f"valid: the {document_kind} meets every rule and limit that was checked", "")
+        if limit_options:
             print_text(
-                "Where 'poetmodel solve' says infeasible with these limits, it is wrong. Please "
+                "If 'poetmodel solve' reports infeasible with these limits, it has a bug. Please "
                 "report this bug with the graph, this file and both commands.",
                 "",
             )
         return
-    more = len(violations) - MAX_VIOLATIONS
-    rest = (f"and {more:,} more; --json has them all",) if more > 0 else ()
-    count_text = plural(len(violations), "violation")
-    print_text(f"not valid: {count_text}", *violations[:MAX_VIOLATIONS], *rest, "")
+    n_omitted = len(violations) - MAX_VIOLATIONS
+    omitted_lines = (f"and {n_omitted:,} more; --json lists all",) if n_omitted > 0 else ()
+    count_text = format_items(len(violations), "violation")
+    print_text(f"not valid: {count_text}", *violations[:MAX_VIOLATIONS], *omitted_lines, "")
 
 
 def _verdict_facts(
     graph: Graph, costs: Costs | None, violations: Sequence[str], notes: Sequence[str]
 ) -> Iterator[Fact]:
-    """Yield the verdict, notes, graph and source of costs, for JSON."""
+    """Yield the verdict, notes, graph and source of costs; tables omit these."""
     yield Fact("valid", not violations)
     yield Fact("violations", list(violations))
     yield Fact("notes", list(notes))
@@ -135,18 +143,18 @@ def _verify_schedule(
     costing: options.CostOptions,
     limits: options.LimitOptions,
 ) -> tuple[list[Fact], str, DeviceRam | None]:
-    """Verify a schedule; return its facts, the title of their table, and the device RAM."""
+    """Verify a schedule; return its facts, the title of their table, and its use of device RAM."""
     from poetmodel.schedule.document import parse_document
 
     document = parse_document(decode_text(content, source=str(path)), source=str(path))
     graph = resolve_graph(source, document.schedule.identity, source=path).graph
     if source.graph is not None:
-        limits = resolve_ram(limits, source.graph, source.shape)
+        limits = resolve_ram(limits, source.graph, source.variant)
     try:
         verified = verify_document(document, graph, costing, limits)
     except ScheduleError as error:
         raise error.within(str(path)) from None
-    return list(_schedule_facts(verified)), f"Schedule for {graph.name}", verified.room
+    return list(_schedule_facts(verified)), f"Schedule for {graph.name}", verified.device_ram
 
 
 def _schedule_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
@@ -162,12 +170,14 @@ def _schedule_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
         "peak_ram_bytes": f"at stage {peak.stage}, step {peak.node} ({node}), "
         f"with {len(tensors)} tensors",
     }
-    group_facts = partial(metric_facts, Display.VERIFY, simulation, timed=has_costs, notes=notes)
+    group_facts = partial(
+        metric_facts, Display.VERIFY, simulation, has_costs=has_costs, notes=notes
+    )
     yield from group_facts(Group.ENERGY)
     unlisted_keys = () if simulation.planned_s is not None else ("makespan_s",)
-    yield from group_facts(Group.WORK, Group.STEP, unlisted=unlisted_keys)
+    yield from group_facts(Group.WORK, Group.STEP, unlisted_keys=unlisted_keys)
     yield from group_facts(Group.MEMORY)
-    yield from room_facts(verified.room)
+    yield from device_ram_facts(verified.device_ram)
     peak_tensor_names = [graph.tensors[i].name for i in tensors]
     yield Fact("peak", {"stage": peak.stage, "node": node, "tensors": peak_tensor_names})
     yield from state_facts(graph, simulation)
@@ -202,7 +212,7 @@ def _verify_plan(
     costing: options.CostOptions,
     limits: options.LimitOptions,
 ) -> tuple[list[Fact], str, DeviceRam | None]:
-    """Verify a plan; return its facts, the title of their table, and the device RAM."""
+    """Verify a plan; return its facts, the title of their table, and its use of device RAM."""
     from poetmodel.plan import check_arena, check_plan
     from poetmodel.plan.simulation import false_claims
 
@@ -214,7 +224,7 @@ def _verify_plan(
     except InputError as error:
         raise error.within(str(path)) from None
     costs, notes = costs_for_verification(plan.device, graph, costing)
-    budget_bytes, problem = plan.ram_budget_bytes, _limits_of_plan(graph, costs, limits)
+    budget_bytes, problem = plan.ram_budget_bytes, _plan_problem(graph, costs, limits)
     if limits.ram is not None:
         budget_bytes = problem.usable_ram_bytes
     if budget_bytes is None:
@@ -239,12 +249,12 @@ def _verify_plan(
             f"{format_seconds(problem.deadline_s or 0.0)}"
         )
     device = None if costs is None else costs.device
-    room = DeviceRam.compare(device, graph, check.peak_ram_bytes)
+    device_ram = DeviceRam.compare(device, graph, check.peak_ram_bytes)
     facts = [
         *_verdict_facts(graph, costs, violations, notes),
-        *_plan_facts(document, check, room, timed=costs is not None),
+        *_plan_facts(document, check, device_ram, has_costs=costs is not None),
     ]
-    return facts, f"Plan for {graph.name}", room
+    return facts, f"Plan for {graph.name}", device_ram
 
 
 def _read_plan(
@@ -265,14 +275,17 @@ def _read_plan(
         raise error.within(str(path)) from None
 
 
-def _limits_of_plan(graph: Graph, costs: Costs | None, limits: options.LimitOptions) -> Problem:
-    """Return the given RAM, storage and deadline of a plan as a problem.
+def _plan_problem(graph: Graph, costs: Costs | None, limits: options.LimitOptions) -> Problem:
+    """Return the problem of a plan with the RAM, storage limit and deadline of the options.
 
-    Raises `InputError` for other limits, which a plan does not state.
+    Raises `InputError` for other limits, which do not apply to plans, and for a deadline without
+    costs.
     """
-    unknown = [name for name in limits.changed_options if name not in _PLAN_LIMITS]
-    if unknown:
-        raise InputError(f"{', '.join(unknown)}: unknown for a plan; verify its schedule file")
+    unsupported_options = [name for name in limits.changed_options if name not in _PLAN_LIMITS]
+    if unsupported_options:
+        raise InputError(
+            f"{', '.join(unsupported_options)}: does not apply to a plan; verify its schedule file"
+        )
     if costs is None and limits.deadline is not None:
         raise InputError(NO_COSTS)
     return Problem(
@@ -285,15 +298,17 @@ def _limits_of_plan(graph: Graph, costs: Costs | None, limits: options.LimitOpti
 
 
 def _plan_facts(
-    document: PlanDocument, check: PlanCheck, room: DeviceRam | None, *, timed: bool
+    document: PlanDocument, check: PlanCheck, device_ram: DeviceRam | None, *, has_costs: bool
 ) -> Iterator[Fact]:
     """Yield the simulated metrics of a plan; times and energies are None without costs."""
     plan = document.plan
     yield Fact("mode", str(plan.mode))
     yield Fact("ram_budget_bytes", plan.ram_budget_bytes)
-    size = len(plan.program)
-    yield Fact("instructions", size, "instructions", format_number, f"{plan.mode} transfers")
-    shows_stall = plan.mode == StorageMode.DMA and timed
+    n_instructions = len(plan.program)
+    yield Fact(
+        "instructions", n_instructions, "instructions", format_number, f"{plan.mode} transfers"
+    )
+    shows_stall = plan.mode == StorageMode.DMA and has_costs
     peak_note = "" if check.peak_position is None else f"at instruction {check.peak_position}"
     notes = {
         "makespan_s": f"stall {format_seconds(check.stall_s or 0.0)}" if shows_stall else "",
@@ -301,7 +316,7 @@ def _plan_facts(
     }
     group_facts = partial(metric_facts, Display.VERIFY_PLAN, check, notes=notes)
     yield from group_facts(Group.ENERGY, Group.WORK, Group.STEP, Group.MEMORY)
-    yield from room_facts(room)
+    yield from device_ram_facts(device_ram)
     yield Fact("peak_instruction", check.peak_position)
     if document.arena is not None:
         yield from arena_facts(document.arena)

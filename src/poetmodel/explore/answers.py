@@ -1,4 +1,4 @@
-"""Data that the page shows about a point: charts, decisions and texts, made as for a report."""
+"""Data about a point for the page: charts, decisions and texts, as in a report."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from poetmodel.errors import PlanError, VerificationError
 from poetmodel.explore.tasks import (
     Frame,
     JobContext,
-    StatedProblem,
-    read_choice,
-    read_problem,
+    PreparedProblem,
+    load_job_problem,
+    load_prepared_problem,
     to_gzipped_json,
     unpack_schedule,
 )
@@ -22,7 +22,7 @@ from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import infeasibility_reasons
 from poetmodel.problem.objective import transfer_mode
 from poetmodel.report.charts import address_chart, gauge_chart, map_chart
-from poetmodel.report.facts import commands, decision_rows, facts
+from poetmodel.report.facts import decision_rows, reproduction_commands, schedule_facts
 from poetmodel.report.folding import decision_table
 from poetmodel.report.subject import Sources, Subject, document_of
 from poetmodel.report.timeline import timeline_chart
@@ -30,17 +30,17 @@ from poetmodel.report.wording import answers
 from poetmodel.result import SolveResult, Status, Termination
 
 if TYPE_CHECKING:
-    from poetmodel.explore.choice import Catalogue
+    from poetmodel.explore.settings import Catalogue
     from poetmodel.schedule import Verdict
 
 LABEL: Final = "A"
 """Label of the single schedule."""
 
 
-def draw(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: draw the job's schedule; return charts, answers and facts as gzipped JSON."""
+def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
+    """Task: draw the schedule of a point; return charts, answers and facts as gzipped JSON."""
     subject = make_subject(job, context)
-    schedule_facts = facts(subject)
+    report_facts = schedule_facts(subject)
     charts = {
         "timeline": timeline_chart(subject),
         "map": map_chart(subject.graph, subject.schedule),
@@ -51,14 +51,14 @@ def draw(job: dict[str, Any], context: JobContext) -> Frame:
         charts["addresses"] = address_chart(subject)
     values = {
         "charts": {name: chart for name, chart in charts.items() if chart is not None},
-        "answers": [asdict(answer) for answer in answers(schedule_facts)],
-        "facts": schedule_facts,
-        "command": reproduction_commands(job, context, subject),
+        "answers": [asdict(answer) for answer in answers(report_facts)],
+        "facts": report_facts,
+        "command": point_commands(job, context, subject),
     }
     return Frame(body=to_gzipped_json(values))
 
 
-def reproduction_commands(job: dict[str, Any], context: JobContext, subject: Subject) -> list[str]:
+def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -> list[str]:
     """Return the commands that reproduce a point; for a step file those that export its C.
 
     A step file is exported only if the objective is energy and the device is known; otherwise the
@@ -67,35 +67,40 @@ def reproduction_commands(job: dict[str, Any], context: JobContext, subject: Sub
     """
     from poetmodel.export.deployment import reserved_bytes, stack_bytes
 
-    stated_problem, search, deadline_s = read_choice(job, context), job["search"], job["deadline_s"]
-    step, choice = stated_problem.source.step, stated_problem.choice
-    device, profile = context.catalogue.cost_options(choice)
-    if step is None or choice.minimize != "energy" or device is None:
-        return list(commands(subject))
-    stack = stack_bytes(None, commit=choice.commit is not None)
+    prepared, search, deadline_s = (
+        load_prepared_problem(job, context),
+        job["search"],
+        job["deadline_s"],
+    )
+    lowered_step, settings = prepared.source.step, prepared.settings
+    device, profile = context.catalogue.cost_options(settings)
+    if lowered_step is None or settings.minimize != "energy" or device is None:
+        return list(reproduction_commands(subject))
+    reserved_stack_bytes = stack_bytes(None, commit=settings.commit is not None)
     values_by_option = {
         "--device": device,
         "--profile": profile,
-        "--ram": job["ram_bytes"] + reserved_bytes(replace(step, inference=None), stack),
-        "--commit-every": choice.commit,
+        "--ram": job["ram_bytes"]
+        + reserved_bytes(replace(lowered_step, inference=None), reserved_stack_bytes),
+        "--commit-every": settings.commit,
         "--deadline": None if deadline_s is None else f"{deadline_s!r}s",
         "--time-limit": search["time_limit"],
         "--gap": search["gap"],
-        "--out": f"{file_stem(stated_problem.source.graph.name)}-c",
+        "--out": f"{file_stem(prepared.source.graph.name)}-c",
     }
     arguments = [
         f"{word}" for pair in values_by_option.items() if pair[1] is not None for word in pair
     ]
-    switches = [f"--no-{name}" for name in ("paging", "recompute") if not getattr(choice, name)]
-    return [shlex.join(["poetmodel", "export", stated_problem.source.name, *arguments, *switches])]
+    flags = [f"--no-{name}" for name in ("paging", "recompute") if not getattr(settings, name)]
+    return [shlex.join(["poetmodel", "export", prepared.source.name, *arguments, *flags])]
 
 
 def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResult, Verdict]:
-    """Return the result of a point with the job's schedule, and its verdict.
+    """Verify the job's schedule of a point; return the result with it, and the verdict.
 
     Raises `VerificationError` if the schedule is invalid.
     """
-    problem, proof, search = read_problem(job, context), job["proof"], job["search"]
+    problem, proof, search = load_job_problem(job, context), job["proof"], job["search"]
     schedule = unpack_schedule(context.body)
     verdict = verify(problem, schedule)
     if not verdict.valid:  # the page shows only verified schedules
@@ -123,14 +128,18 @@ def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResu
 
 
 def make_subject(job: dict[str, Any], context: JobContext) -> Subject:
-    """Return the subject of a report: schedule, plan if there is one, and addresses once final."""
+    """Return the subject of a report: the schedule, and its plan if there is one.
+
+    Without a plan a note states the reason. The plan has addresses once the solve of the point is
+    final, if it has no violations.
+    """
     from poetmodel.placement import place
     from poetmodel.plan import check_arena, check_plan
 
     result, verdict = verified_result(job, context)
     problem, schedule = result.problem, result.require_schedule()
     graph, costs = problem.graph, problem.costs
-    stated_problem = read_choice(job, context)
+    prepared = load_prepared_problem(job, context)
     notes, plan, check, arena_check = [], None, None, None
     try:
         plan = make_plan(
@@ -153,20 +162,20 @@ def make_subject(job: dict[str, Any], context: JobContext) -> Subject:
         verdict=verdict,
         notes=tuple(notes),
         label=LABEL,
-        sources=command_line_sources(stated_problem, context.catalogue),
+        sources=command_line_sources(prepared, context.catalogue),
         plan=plan,
         check=check,
         arena_check=arena_check,
     )
 
 
-def command_line_sources(stated_problem: StatedProblem, catalogue: Catalogue) -> Sources:
-    """Return the command-line names of the inputs of a choice."""
-    device, profile = catalogue.cost_options(stated_problem.choice)
+def command_line_sources(prepared: PreparedProblem, catalogue: Catalogue) -> Sources:
+    """Return the command-line names of the inputs of a prepared problem."""
+    device, profile = catalogue.cost_options(prepared.settings)
     return Sources(
-        schedule=f"{file_stem(stated_problem.source.graph.name)}.schedule.json",
-        graph=stated_problem.source.name,
-        shape=stated_problem.source.shape,
+        schedule=f"{file_stem(prepared.source.graph.name)}.schedule.json",
+        graph=prepared.source.name,
+        shape=prepared.source.shape,
         device=device,
         profile=profile,
     )
@@ -180,16 +189,16 @@ def file_stem(name: str) -> str:
 # -- reasons for infeasibility -----------------------------------------------------------------
 
 
-def why(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: return the limits that no schedule meets, and the parts of the minimum RAM."""
-    problem = read_problem(job, context)
+def explain_infeasibility(job: dict[str, Any], context: JobContext) -> Frame:
+    """Task: return the limits that no schedule meets, and the tensors of the minimum RAM."""
+    problem = load_job_problem(job, context)
     graph, min_ram = problem.graph, problem.floor
     node = graph.nodes[min_ram.node]
-    excluded = set(graph.state_of)
+    excluded_tensors = set(graph.state_of)
     state_in_ram_bytes = 0 if problem.can_page else graph.state_bytes
     if state_in_ram_bytes or problem.reads_in_place:
-        excluded.update(graph.state_tensors)
-    step_tensors = dict.fromkeys((*graph.inputs_of[min_ram.node], *graph.outputs_of[min_ram.node]))
+        excluded_tensors.update(graph.state_tensors)
+    node_tensors = dict.fromkeys((*graph.inputs_of[min_ram.node], *graph.outputs_of[min_ram.node]))
     tensors_in_ram = [
         {
             "tensor": graph.tensors[i].name,
@@ -197,20 +206,20 @@ def why(job: dict[str, Any], context: JobContext) -> Frame:
             "bytes": graph.tensor_bytes[i],
             "role": "output" if graph.node_of[i] == min_ram.node else "input",
         }
-        for i in step_tensors
-        if i not in excluded
+        for i in node_tensors
+        if i not in excluded_tensors
     ]
     needed_bytes = min_ram.bytes + problem.resident_bytes
     reasons = list(infeasibility_reasons(problem))
     return Frame(
         values={
-            "text": "; ".join(reasons) or _no_obstacle_text(problem, needed_bytes),
+            "text": "; ".join(reasons) or _no_reason_text(problem, needed_bytes),
             "reasons": reasons,
             "node": node.name,
             "phase": str(Phase(node.phase)),
-            "least_bytes": needed_bytes,
+            "min_ram_bytes": needed_bytes,
             "missing_bytes": max(0, needed_bytes - problem.ram_budget_bytes),
-            "held": sorted(tensors_in_ram, key=lambda tensor: -tensor["bytes"]),
+            "tensors_in_ram": sorted(tensors_in_ram, key=lambda tensor: -tensor["bytes"]),
             "workspace_bytes": node.workspace_bytes,
             "state_bytes": state_in_ram_bytes,
             "shared_bytes": graph.shared_bytes(min_ram.node, graph.inputs_of[min_ram.node]),
@@ -220,9 +229,9 @@ def why(job: dict[str, Any], context: JobContext) -> Frame:
     )
 
 
-def _no_obstacle_text(problem: Problem, needs: int) -> str:
+def _no_reason_text(problem: Problem, needed_bytes: int) -> str:
     node = problem.graph.nodes[problem.floor.node].name
     return (
-        f"no limit alone excludes a schedule: step {node!r} needs {needs:,} B, the minimum RAM; "
-        "only a solve can determine whether the limits can be met together"
+        f"no limit alone excludes a schedule: step {node!r} needs {needed_bytes:,} B, the minimum "
+        "RAM; only a solve can determine whether the limits can be met together"
     )

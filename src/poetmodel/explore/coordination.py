@@ -14,18 +14,19 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.explore.points import OpenProblem, Point, point_id
+from poetmodel.explore.points import OpenProblem, Point, make_point_id
 from poetmodel.explore.pool import RefusedError, WorkerPool
-from poetmodel.explore.solving import Solves
+from poetmodel.explore.solving import SolveManager
 
 if TYPE_CHECKING:
-    from poetmodel.explore.choice import ExplorerChoice
+    from poetmodel.explore.settings import ExplorerSettings
     from poetmodel.explore.store import PointStore
     from poetmodel.explore.tasks import Frame
 
-MAX_KEPT_PROBLEMS: Final = 64
+MAX_CACHED_PROBLEMS: Final = 64
 """Maximum number of problems in memory, in addition to those of open sessions."""
-MAX_KEPT_SESSIONS: Final = 500
+MAX_CACHED_SESSIONS: Final = 500
+"""Maximum number of sessions in memory, in addition to those of open pages."""
 REQUEST_LIFETIME_S: Final = 10.0
 """Time for which the request of a session without listeners stays valid, for a reload [s]."""
 
@@ -63,14 +64,16 @@ class PageSession:
 
     name: str
     requested_point: str | None = None
+    """Id of the requested point."""
     problem: str | None = None
+    """Id of its problem."""
     listeners: list[Listener] = field(default_factory=list)
     last_seen_s: float = field(default_factory=time.monotonic)
     """Time of the last contact, if there is no listener, on the monotonic clock [s]."""
 
 
 class GoneError(Exception):
-    """Error for a request about an unknown or discarded problem, point or revision."""
+    """Error for a request about a problem, point or revision that is unknown or was discarded."""
 
 
 class Coordinator:
@@ -80,231 +83,260 @@ class Coordinator:
         self,
         store: PointStore,
         *,
-        solvers: WorkerPool,
-        drawers: WorkerPool,
+        solve_workers: WorkerPool,
+        quick_workers: WorkerPool,
         search: dict[str, Any],
-        drawn_by: str,
+        drawing_version: str,
     ) -> None:
         """Create the coordinator without sessions; `start` starts its workers.
 
-        `solvers` are the processes of solves, `drawers` those of short tasks. `drawn_by` is the
-        version of the code that draws answers.
+        `solve_workers` are the processes of solves, `quick_workers` those of short tasks.
+        `drawing_version` is the version of the code that makes drawings.
         """
         self.store = store
-        self.solvers = solvers
-        self.drawers = drawers
-        self.drawn_by = drawn_by
-        self.solves = Solves(
-            store, solvers=solvers, drawers=drawers, search=search, notify=self._notify_listeners
+        self.solve_workers = solve_workers
+        self.quick_workers = quick_workers
+        self.drawing_version = drawing_version
+        self.solves = SolveManager(
+            store,
+            solve_workers=solve_workers,
+            quick_workers=quick_workers,
+            search=search,
+            notify=self._notify_listeners,
         )
-        self.opened: OrderedDict[str, OpenProblem] = OrderedDict()
+        self.open_problems: OrderedDict[str, OpenProblem] = OrderedDict()
         self.sessions: OrderedDict[str, PageSession] = OrderedDict()
-        self._reads: dict[ExplorerChoice, asyncio.Task[OpenProblem]] = {}
-        self._choices: OrderedDict[ExplorerChoice, str] = OrderedDict()
-        self._drawings: dict[str, asyncio.Task[bytes | None]] = {}
-        self._unrequested_drawings: set[str] = set()
+        self._problem_tasks: dict[ExplorerSettings, asyncio.Task[OpenProblem]] = {}
+        self._problem_ids: OrderedDict[ExplorerSettings, str] = OrderedDict()
+        self._drawing_tasks: dict[str, asyncio.Task[bytes | None]] = {}
+        self._unrequested_digests: set[str] = set()
         self._cleanup_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the workers and the periodic clean-up."""
-        await asyncio.gather(self.solvers.start(), self.drawers.start())
+        await asyncio.gather(self.solve_workers.start(), self.quick_workers.start())
         self._cleanup_task = asyncio.create_task(self._clean_up())
 
     async def stop(self) -> None:
         """Cancel all tasks and stop the workers; the store has all schedules and bounds."""
-        tasks = [*self._drawings.values(), *filter(None, [self._cleanup_task])]
+        tasks = [*self._drawing_tasks.values(), *filter(None, [self._cleanup_task])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(self.solves.stop(), *tasks, return_exceptions=True)
-        await asyncio.gather(self.solvers.stop(), self.drawers.stop())
+        await asyncio.gather(self.solve_workers.stop(), self.quick_workers.stop())
 
     # -- problems --------------------------------------------------------------------------------
 
-    async def open(self, choice: ExplorerChoice) -> OpenProblem:
-        """Return the open problem of a choice with its points; the first call reads the graph."""
-        name = self._choices.get(choice)
-        opened = None if name is None else self.opened.get(name)
-        if opened is None:
-            task = self._reads.get(choice)
-            if task is None:
-                task = self._reads[choice] = asyncio.create_task(self._read_problem(choice))
-                task.add_done_callback(lambda _: self._reads.pop(choice, None))
-            opened = await asyncio.shield(task)
-        self.opened.move_to_end(opened.name)
-        return opened
+    async def open(self, settings: ExplorerSettings) -> OpenProblem:
+        """Return the open problem of some settings; the first call reads its graph and points."""
+        problem_id = self._problem_ids.get(settings)
+        open_problem = None if problem_id is None else self.open_problems.get(problem_id)
+        if open_problem is None:
+            read_task = self._problem_tasks.get(settings)
+            if read_task is None:
+                read_task = self._problem_tasks[settings] = asyncio.create_task(
+                    self._read_problem(settings)
+                )
+                read_task.add_done_callback(lambda _: self._problem_tasks.pop(settings, None))
+            open_problem = await asyncio.shield(read_task)
+        self.open_problems.move_to_end(open_problem.name)
+        return open_problem
 
-    async def _read_problem(self, choice: ExplorerChoice) -> OpenProblem:
-        """Prepare the problem of a choice in a worker, and load its stored points."""
-        reply = await self.drawers.run_job({"task": "prepare", "choice": choice.model_dump()})
-        name = reply.values["problem"]
-        opened = self.opened.get(name)
-        if opened is None:
-            points = await self.store.call(self.store.points, name)
-            opened = OpenProblem(name, reply.values, reply.body.decode().removesuffix("}"))
-            opened.points = {point.id: _without_running_solve(point) for point in points}
-            self.opened[name] = opened
-        self._choices[choice] = name
-        return opened
+    async def _read_problem(self, settings: ExplorerSettings) -> OpenProblem:
+        """Prepare the problem of some settings in a worker, and load its stored points."""
+        reply = await self.quick_workers.run_job(
+            {"task": "prepare_problem", "settings": settings.model_dump()}
+        )
+        problem_id = reply.values["problem"]
+        open_problem = self.open_problems.get(problem_id)
+        if open_problem is None:
+            points = await self.store.call(self.store.load_points, problem_id)
+            open_problem = OpenProblem(
+                problem_id, reply.values, reply.body.decode().removesuffix("}")
+            )
+            open_problem.points = {point.id: _without_running_solve(point) for point in points}
+            self.open_problems[problem_id] = open_problem
+        self._problem_ids[settings] = problem_id
+        return open_problem
 
-    def problem(self, name: str) -> OpenProblem:
+    def find_problem(self, problem_id: str) -> OpenProblem:
         """Return an open problem; raise `GoneError` if it is not open."""
-        opened = self.opened.get(name)
-        if opened is None:
+        open_problem = self.open_problems.get(problem_id)
+        if open_problem is None:
             msg = "this problem is not open here: choose model and device again"
             raise GoneError(msg)
-        return opened
+        return open_problem
 
-    def find(self, name: str) -> tuple[OpenProblem, Point]:
+    def find_point(self, point_id: str) -> tuple[OpenProblem, Point]:
         """Return a point by its id, with its problem; raise `GoneError` for an unknown point."""
-        for opened in reversed(self.opened.values()):
-            if name in opened.points:
-                return opened, opened.points[name]
+        for open_problem in reversed(self.open_problems.values()):
+            if point_id in open_problem.points:
+                return open_problem, open_problem.points[point_id]
         msg = "this point is not known here: choose model and device again"
         raise GoneError(msg)
 
     # -- requests --------------------------------------------------------------------------------
 
-    def session(self, name: str) -> PageSession:
-        """Return the session of a name; create it if it is unknown."""
-        session = self.sessions.setdefault(name, PageSession(name))
-        self.sessions.move_to_end(name)
+    def find_or_add_session(self, session_id: str) -> PageSession:
+        """Return the session of an id; create it if it is unknown."""
+        session = self.sessions.setdefault(session_id, PageSession(session_id))
+        self.sessions.move_to_end(session_id)
         return session
 
     async def request_point(
         self,
-        session: str,
-        problem: str,
+        session_id: str,
+        problem_id: str,
         ram_bytes: int,
         deadline_s: float | None,
         *,
-        more: bool = False,
+        solve_again: bool = False,
     ) -> dict[str, Any]:
-        """Set the requested point of a session, start its solve if necessary, and return the point.
+        """Set the requested point of a session, start its solve if needed, and return its values.
 
-        The point replaces the session's previous one. With `more`, a point that ended with a gap is
-        solved again.
+        The point replaces the session's previous one. With `solve_again`, a point that ended with a
+        gap is solved again.
         """
-        opened, name = self.problem(problem), point_id(problem, ram_bytes, deadline_s)
-        point = opened.points.get(name)
-        if point is None or not point.is_over:
-            stored = await self.store.call(self.store.point, name)
-            point = opened.points.get(name)  # another request may have added the point
-            if stored is not None and (point is None or _is_newer(stored, point)):
-                point = opened.points[name] = _without_running_solve(stored)
-            elif stored is not None and point is not None:
-                max_bound = stored.bound if point.value is None else min(stored.bound, point.value)
+        open_problem, point_id = (
+            self.find_problem(problem_id),
+            make_point_id(problem_id, ram_bytes, deadline_s),
+        )
+        point = open_problem.points.get(point_id)
+        if point is None or not point.is_finished:
+            stored_point = await self.store.call(self.store.load_point, point_id)
+            point = open_problem.points.get(point_id)  # another request may have added the point
+            if stored_point is not None and (point is None or _is_newer(stored_point, point)):
+                point = open_problem.points[point_id] = _without_running_solve(stored_point)
+            elif stored_point is not None and point is not None:
+                max_bound = (
+                    stored_point.bound
+                    if point.value is None
+                    else min(stored_point.bound, point.value)
+                )
                 point.bound = max(point.bound, max_bound)
         if point is None:
-            point = Point(id=name, problem=problem, ram_bytes=ram_bytes, deadline_s=deadline_s)
-            opened.points[name] = point
-        page_session = self.session(session)
+            point = Point(
+                id=point_id, problem=problem_id, ram_bytes=ram_bytes, deadline_s=deadline_s
+            )
+            open_problem.points[point_id] = point
+        page_session = self.find_or_add_session(session_id)
         previous, page_session.requested_point, page_session.problem = (
             page_session.requested_point,
-            name,
-            problem,
+            point_id,
+            problem_id,
         )
         page_session.last_seen_s = time.monotonic()
-        if previous is not None and previous != name:
+        if previous is not None and previous != point_id:
             self._cancel_unrequested(previous)
-        solves_again = more and not point.is_proved
-        if name not in self.solves.running and (solves_again or not point.is_over):
-            if not point.is_over:
-                await self.solves.use_neighbour(opened, point)
-            is_still_requested = page_session.requested_point == name and (
-                solves_again or not point.is_over
+        must_solve_again = solve_again and not point.is_proved
+        if point_id not in self.solves.running and (must_solve_again or not point.is_finished):
+            if not point.is_finished:
+                await self.solves.use_neighbour(open_problem, point)
+            is_still_requested = page_session.requested_point == point_id and (
+                must_solve_again or not point.is_finished
             )
             if (
-                is_still_requested and name not in self.solves.running
-            ):  # the state has not changed during the wait
-                self.solves.start_solve(opened, point)
-        return opened.describe(point)
+                is_still_requested and point_id not in self.solves.running
+            ):  # no other call has started it during the wait
+                self.solves.start_solve(open_problem, point)
+        return open_problem.describe(point)
 
-    def _cancel_unrequested(self, name: str) -> None:
+    def _cancel_unrequested(self, point_id: str) -> None:
         """Cancel the solve and the drawing of a point unless another session requests it."""
-        if any(session.requested_point == name for session in self.sessions.values()):
+        if any(session.requested_point == point_id for session in self.sessions.values()):
             return
-        self.solves.cancel(name)
-        for opened in self.opened.values():
-            point = opened.points.get(name)
+        self.solves.cancel(point_id)
+        for open_problem in self.open_problems.values():
+            point = open_problem.points.get(point_id)
             if point is None:
                 continue
-            if not point.is_over:
+            if not point.is_finished:
                 point.state = "cancelled"
-            if point.digest in self._drawings:
-                self._unrequested_drawings.add(point.digest)
+            if point.digest in self._drawing_tasks:
+                self._unrequested_digests.add(point.digest)
 
     # -- drawings --------------------------------------------------------------------------------
 
-    async def answer(self, name: str, revision: int | None) -> bytes | None:
+    async def load_drawing(self, point_id: str, revision: int | None) -> bytes | None:
         """Return the drawing of a point as gzipped JSON.
 
         Return None if the point has no schedule, or if no session requests the point any more when
         a worker is free. Raise `GoneError` for an old revision.
         """
-        opened, point = self.find(name)
+        open_problem, point = self.find_point(point_id)
         if point.value is None:
             return None
         if revision is not None and revision != point.revision:
             msg = f"revision {revision} is over: the newest one is {point.revision}"
             raise GoneError(msg)
         digest = point.digest
-        self._unrequested_drawings.discard(digest)
-        task = self._drawings.get(digest)
+        self._unrequested_digests.discard(digest)
+        task = self._drawing_tasks.get(digest)
         if task is None:
-            task = self._drawings[digest] = asyncio.create_task(self._draw(opened, point))
+            task = self._drawing_tasks[digest] = asyncio.create_task(
+                self._load_or_draw(open_problem, point)
+            )
             task.add_done_callback(lambda _: self._discard_drawing(digest))
         return await asyncio.shield(task)
 
     def _discard_drawing(self, digest: str) -> None:
-        self._drawings.pop(digest, None)
-        self._unrequested_drawings.discard(digest)
+        self._drawing_tasks.pop(digest, None)
+        self._unrequested_digests.discard(digest)
 
-    async def _draw(self, opened: OpenProblem, point: Point) -> bytes | None:
+    async def _load_or_draw(self, open_problem: OpenProblem, point: Point) -> bytes | None:
         """Return the stored drawing of a point, or draw it in a worker and store it.
 
         Return None if no session requests the point any more when a worker is free.
         """
         digest = point.digest
-        name, answer_digest = point.id, digest
+        stored_id, stored_digest = point.id, digest
         if point.provisional and point.lender is not None:
-            name, answer_digest = point.lender
-        stored = await self.store.call(self.store.answer, name, answer_digest, self.drawn_by)
-        if stored is not None:
-            return stored
-        job, schedule = (
-            self.solves.make_job_with_proof(opened, point),
-            await self.solves.schedule(point),
+            stored_id, stored_digest = point.lender
+        stored_drawing = await self.store.call(
+            self.store.load_drawing, stored_id, stored_digest, self.drawing_version
         )
-        worker = await self.drawers.acquire()
-        if digest in self._unrequested_drawings:  # the slider has moved during the wait
-            self.drawers.release(worker)
+        if stored_drawing is not None:
+            return stored_drawing
+        job, schedule = (
+            self.solves.make_job_with_proof(open_problem, point),
+            await self.solves.load_schedule(point),
+        )
+        worker = await self.quick_workers.acquire()
+        if digest in self._unrequested_digests:  # the slider has moved during the wait
+            self.quick_workers.release(worker)
             return None
-        reply = await self.drawers.run_job_on(worker, {**job, "task": "draw"}, schedule)
-        await self.store.call(self.store.save_answer, point.id, digest, self.drawn_by, reply.body)
+        reply = await self.quick_workers.run_job_on(worker, {**job, "task": "draw_point"}, schedule)
+        await self.store.call(
+            self.store.save_drawing, point.id, digest, self.drawing_version, reply.body
+        )
         return reply.body
 
-    async def export(self, name: str, kind: str) -> Frame:
-        """Return a file about a point; raise `RefusedError` if it has no schedule."""
-        opened, point = self.find(name)
+    async def export(self, point_id: str, file_kind: str) -> Frame:
+        """Return a file about a point; raise `RefusedError` if the point has no schedule."""
+        open_problem, point = self.find_point(point_id)
         if point.value is None:
             msg = "there is no schedule yet to export"
             raise RefusedError(msg)
-        job = self.solves.make_job_with_proof(opened, point)
-        job |= {"task": "export", "kind": kind}
-        return await self.drawers.run_job(job, await self.solves.schedule(point))
+        job = self.solves.make_job_with_proof(open_problem, point)
+        job |= {"task": "export_point", "kind": file_kind}
+        return await self.quick_workers.run_job(job, await self.solves.load_schedule(point))
 
-    async def why(self, problem: str, ram_bytes: int, deadline_s: float | None) -> dict[str, Any]:
-        """Return the reasons why a RAM and a deadline may be infeasible."""
-        opened = self.problem(problem)
-        point = Point(id="", problem=problem, ram_bytes=ram_bytes, deadline_s=deadline_s)
-        reply = await self.drawers.run_job(self.solves.make_job("why", opened, point))
+    async def explain_infeasibility(
+        self, problem_id: str, ram_bytes: int, deadline_s: float | None
+    ) -> dict[str, Any]:
+        """Return the reasons why a RAM budget and a deadline may be infeasible."""
+        open_problem = self.find_problem(problem_id)
+        point = Point(id="", problem=problem_id, ram_bytes=ram_bytes, deadline_s=deadline_s)
+        reply = await self.quick_workers.run_job(
+            self.solves.make_job("explain_infeasibility", open_problem, point)
+        )
         return reply.values
 
     # -- events ----------------------------------------------------------------------------------
 
-    def add_listener(self, name: str) -> Listener:
+    def add_listener(self, session_id: str) -> Listener:
         """Add an event stream to a session; its first event is the requested point."""
-        session, listener = self.session(name), Listener()
+        session, listener = self.find_or_add_session(session_id), Listener()
         session.listeners.append(listener)
         if session.requested_point is not None:
             listener.notify("point", session.requested_point)
@@ -316,19 +348,21 @@ class Coordinator:
             for listener in session.listeners:
                 listener.close()
 
-    def remove_listener(self, name: str, listener: Listener) -> None:
+    def remove_listener(self, session_id: str, listener: Listener) -> None:
         """Remove an event stream from a session."""
-        session = self.sessions.get(name)
+        session = self.sessions.get(session_id)
         if session is not None and listener in session.listeners:
             session.listeners.remove(listener)
             session.last_seen_s = time.monotonic()
 
-    def _notify_listeners(self, opened: OpenProblem, point: Point, *, front: bool = False) -> None:
+    def _notify_listeners(
+        self, open_problem: OpenProblem, point: Point, *, has_new_schedule: bool = False
+    ) -> None:
         for session in self.sessions.values():
             for listener in session.listeners:
                 if session.requested_point == point.id:
                     listener.notify("point", point.id)
-                if front and session.problem == opened.name:
+                if has_new_schedule and session.problem == open_problem.name:
                     listener.notify("front", point.id)
 
     async def _clean_up(self) -> None:
@@ -340,31 +374,35 @@ class Coordinator:
             for session in sessions:
                 if session.listeners or now_s - session.last_seen_s < REQUEST_LIFETIME_S:
                     continue
-                requested, session.requested_point = session.requested_point, None
-                if requested is not None:
-                    self._cancel_unrequested(requested)
-                if len(self.sessions) > MAX_KEPT_SESSIONS:
+                requested_id, session.requested_point = session.requested_point, None
+                if requested_id is not None:
+                    self._cancel_unrequested(requested_id)
+                if len(self.sessions) > MAX_CACHED_SESSIONS:
                     del self.sessions[session.name]
-            for opened in self.opened.values():
-                opened.discard_idle(
+            for open_problem in self.open_problems.values():
+                open_problem.discard_idle(
                     self.solves.running.keys() | {session.requested_point for session in sessions}
                 )
             used_problems = {session.problem for session in self.sessions.values()}
-            for name in [name for name in self.opened if name not in used_problems]:
-                is_solving = any(point in self.solves.running for point in self.opened[name].points)
-                if len(self.opened) > MAX_KEPT_PROBLEMS and not is_solving:
-                    del self.opened[name]
+            for problem_id in [
+                problem_id for problem_id in self.open_problems if problem_id not in used_problems
+            ]:
+                is_solving = any(
+                    point in self.solves.running for point in self.open_problems[problem_id].points
+                )
+                if len(self.open_problems) > MAX_CACHED_PROBLEMS and not is_solving:
+                    del self.open_problems[problem_id]
 
 
 def _without_running_solve(point: Point) -> Point:
     """Mark the unfinished solve of a stored point, begun by another server, as cancelled."""
-    if not point.is_over:
+    if not point.is_finished:
         point.state = "cancelled"
     return point
 
 
 def _is_newer(stored: Point, point: Point) -> bool:
     """Return whether the stored point is finished or has a better schedule than `point`."""
-    if stored.is_over:
+    if stored.is_finished:
         return True
     return stored.value is not None and (point.value is None or stored.value < point.value)

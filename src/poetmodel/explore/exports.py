@@ -10,37 +10,37 @@ from poetmodel.errors import PlanError
 from poetmodel.explore.answers import (
     file_stem,
     make_subject,
-    reproduction_commands,
+    point_commands,
     verified_result,
 )
 from poetmodel.explore.tasks import Frame, JobContext
 from poetmodel.schedule.relations import dump
 
 
-def export(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: return a file in the format `kind` of the job, with its name and media type."""
-    return _KINDS[job["kind"]](job, context)
+def export_point(job: dict[str, Any], context: JobContext) -> Frame:
+    """Task: return the file about a point that the job names, with its file name and media type."""
+    return _EXPORTERS[job["kind"]](job, context)
 
 
-def _file(name: str, media: str, body: bytes) -> Frame:
+def _file_frame(name: str, media: str, body: bytes) -> Frame:
     return Frame(values={"name": name, "media": media}, body=body)
 
 
 def _schedule_file(job: dict[str, Any], context: JobContext) -> Frame:
     result, _ = verified_result(job, context)
     name = f"{file_stem(result.problem.graph.name)}.schedule.json"
-    return _file(name, "application/json", dump(result.to_dict()).encode())
+    return _file_frame(name, "application/json", dump(result.to_dict()).encode())
 
 
 def _plan_file(job: dict[str, Any], context: JobContext) -> Frame:
-    """Return the plan file of a point; raise `PlanError` if it has no plan."""
+    """Return the plan file of a point; raise `PlanError` if its schedule has no plan."""
     subject = make_subject(job, context)
     if subject.plan is None or subject.check is None:
         raise PlanError("; ".join(subject.notes) or "this schedule has no plan")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{file_stem(subject.graph.name)}.plan.json"
         subject.plan.save(path, subject.check, None)
-        return _file(path.name, "application/json", path.read_bytes())
+        return _file_frame(path.name, "application/json", path.read_bytes())
 
 
 def _report_file(job: dict[str, Any], context: JobContext) -> Frame:
@@ -48,17 +48,18 @@ def _report_file(job: dict[str, Any], context: JobContext) -> Frame:
 
     subject = make_subject(job, context)
     page = report_page([subject]).encode("utf-8", "replace")
-    return _file(f"{file_stem(subject.graph.name)}.html", "text/html; charset=utf-8", page)
+    return _file_frame(f"{file_stem(subject.graph.name)}.html", "text/html; charset=utf-8", page)
 
 
 def _command_file(job: dict[str, Any], context: JobContext) -> Frame:
-    lines = "\n".join(reproduction_commands(job, context, make_subject(job, context)))
-    return _file("command.sh", "text/x-shellscript; charset=utf-8", f"{lines}\n".encode())
+    lines = "\n".join(point_commands(job, context, make_subject(job, context)))
+    return _file_frame("command.sh", "text/x-shellscript; charset=utf-8", f"{lines}\n".encode())
 
 
-_KINDS = {
+_EXPORTERS = {
     "schedule": _schedule_file,
     "plan": _plan_file,
     "report": _report_file,
     "command": _command_file,
 }
+"""Functions that make files, by the job's ``kind``."""

@@ -75,11 +75,11 @@ class Guard:
             return
         if refusal is None and not self._is_token(request.cookies.get(self._cookie, "")):
             refusal = 403, "open the address that 'poetmodel explore' printed, with its token"
-        if refusal is None and _length(request.headers) > MAX_BODY_BYTES:
-            refusal = 413, f"a request may have {MAX_BODY_BYTES:,} bytes"
+        if refusal is None and _stated_body_bytes(request.headers) > MAX_BODY_BYTES:
+            refusal = 413, f"a request may have at most {MAX_BODY_BYTES:,} bytes"
         if refusal is not None:
-            status, text = refusal
-            await JSONResponse({"detail": text}, status)(scope, receive, _with_headers(send))
+            status, reason = refusal
+            await JSONResponse({"detail": reason}, status)(scope, receive, _with_headers(send))
             return
         await self._app(scope, _limit_body(receive), _with_headers(send))
 
@@ -100,32 +100,32 @@ class Guard:
         return hmac.compare_digest(text.encode(), self._token.encode())
 
 
-def _length(headers: Mapping[str, str]) -> int:
+def _stated_body_bytes(headers: Mapping[str, str]) -> int:
     text = headers.get("content-length", "0")
     return int(text) if text.isdecimal() else MAX_BODY_BYTES + 1
 
 
 def _limit_body(receive: Receive) -> Receive:
     """Limit the size of a request body, including chunked bodies without a stated length."""
-    left_bytes = MAX_BODY_BYTES
+    remaining_bytes = MAX_BODY_BYTES
 
-    async def receiving() -> Message:
-        nonlocal left_bytes
+    async def receive_limited() -> Message:
+        nonlocal remaining_bytes
         message = await receive()
-        left_bytes -= len(message.get("body", b""))
-        return message if left_bytes >= 0 else {"type": "http.disconnect"}
+        remaining_bytes -= len(message.get("body", b""))
+        return message if remaining_bytes >= 0 else {"type": "http.disconnect"}
 
-    return receiving
+    return receive_limited
 
 
 def _with_headers(send: Send) -> Send:
     """Wrap `send` so that each response has the security headers."""
 
-    async def sending(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers.update(_HEADERS)
             headers.setdefault("Cache-Control", "no-store")
         await send(message)
 
-    return sending
+    return send_with_headers

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 MAX_IDLE_POINTS: Final = 500
-"""Maximum number of points of a problem in memory that have no schedule of their own."""
+"""Maximum number of points of a problem in memory whose solves have found no schedule."""
 METRICS: Final = (
     "value",
     "energy_j",
@@ -65,11 +65,11 @@ class Point:
     seconds: float = 0.0
     """Time of all solves so far [s]."""
     revision: int = 0
-    """Number that increases with each new schedule, and when the solve ends."""
+    """Number that increases with each new schedule, and at the end of the solve."""
     digest: str = ""
     """Hash that identifies the drawing of this revision."""
     proof: dict[str, Any] = field(default_factory=dict)
-    """Further facts for the certificate of the schedule."""
+    """Termination, times [s] and versions of the solve, for the certificate of the schedule."""
 
     @property
     def gap(self) -> float | None:
@@ -77,56 +77,58 @@ class Point:
         return None if self.value is None else relative_gap(self.value, self.bound)
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the solve has finished."""
         return self.state == "done"
 
     @property
     def is_proved(self) -> bool:
         """Whether a further solve cannot improve the result."""
-        return self.is_over and self.status in ("optimal", "infeasible")
+        return self.is_finished and self.status in ("optimal", "infeasible")
 
     @property
     def proof_rank(self) -> int:
-        """0 for an unfinished solve, 1 after the solve, 2 with a proof."""
-        return self.is_over + self.is_proved
+        """0 for an unfinished solve, 1 after its end, 2 if it also proved its result."""
+        return self.is_finished + self.is_proved
 
     def set_schedule(self, metrics: dict[str, Any], schedule: bytes) -> None:
-        """Store a new schedule's metrics, and begin a new revision."""
+        """Store the metrics of a new schedule, and begin a new revision."""
         self.set_metrics(metrics)
         if self.status is None or self.status in ("unknown", "infeasible"):
             self.status = "feasible"
         self.begin_revision(schedule)
 
-    def set_metrics(self, set_metrics: dict[str, Any]) -> None:
+    def set_metrics(self, metrics: dict[str, Any]) -> None:
         """Store the metrics of a schedule."""
         for name in METRICS:
-            setattr(self, name, set_metrics[name])
+            setattr(self, name, metrics[name])
 
-    def finish(self, result: dict[str, Any], schedule: bytes, *, before_s: float) -> None:
+    def finish(self, result: dict[str, Any], schedule: bytes, *, earlier_s: float) -> None:
         """Store the result of a solve; its metrics only if they are at least as good as before.
 
-        `schedule` is the best schedule of the point, for its digest. `before_s` is the time of
+        `schedule` is the best schedule of the point, for its digest. `earlier_s` is the time of
         earlier solves [s].
         """
-        metrics = result.get("found")
-        is_better = metrics is not None and (self.value is None or metrics["value"] <= self.value)
-        self.seconds = before_s + result["build_s"] + result["solve_s"]
+        new_metrics = result.get("metrics")
+        is_better = new_metrics is not None and (
+            self.value is None or new_metrics["value"] <= self.value
+        )
+        self.seconds = earlier_s + result["build_s"] + result["solve_s"]
         self.proof = {key: result[key] for key in ("termination", "build_s", "versions")}
-        self.proof["solve_s"] = before_s + result["solve_s"]
+        self.proof["solve_s"] = earlier_s + result["solve_s"]
         self.bound = max(self.bound, result["bound"])
         self.state, self.provisional = "done", False
         if is_better or not schedule or result["status"] == "optimal":
             self.status = result["status"]
         self.reason = "" if schedule else result["reason"]
-        if metrics is not None and is_better:
-            self.set_metrics(metrics)
+        if new_metrics is not None and is_better:
+            self.set_metrics(new_metrics)
         if self.value is not None:
             self.bound = min(self.bound, self.value)
         self.begin_revision(schedule)
 
     def begin_revision(self, schedule: bytes) -> None:
-        """Increase the revision and its digest, because the drawing of the point changes."""
+        """Increase the revision and update the digest, because the drawing of the point changes."""
         self.revision += 1
         content = f"{self.id} {self.revision} {self.status} {self.bound!r} {self.state}"
         self.digest = hashlib.sha256(content.encode() + schedule).hexdigest()[:16]
@@ -148,8 +150,8 @@ class OpenProblem:
     name: str
     facts: dict[str, Any]
     """Facts about the problem from the worker."""
-    drawn: str
-    """Facts and graph for the page as JSON, without the closing brace."""
+    page_data: str
+    """Facts and graph for the page as JSON, without the closing brace: points are appended."""
     points: dict[str, Point] = field(default_factory=dict)
 
     def describe(self, point: Point) -> dict[str, Any]:
@@ -157,43 +159,47 @@ class OpenProblem:
         objective = self.facts["objective"]
         return point.to_dict(objective["baseline"], minimize=objective["minimize"])
 
-    def discard_idle(self, used: AbstractSet[str | None]) -> None:
-        """Discard the oldest points without a schedule of their own, except those of `used`."""
-        idle = [
-            name
-            for name, point in self.points.items()
-            if not point.is_over and (point.value is None or point.provisional) and name not in used
+    def discard_idle(self, used_ids: AbstractSet[str | None]) -> None:
+        """Discard the oldest points whose solves found no schedule, except those of `used_ids`."""
+        idle_ids = [
+            point_id
+            for point_id, point in self.points.items()
+            if not point.is_finished
+            and (point.value is None or point.provisional)
+            and point_id not in used_ids
         ]
-        for name in idle[:-MAX_IDLE_POINTS]:
-            del self.points[name]
+        for point_id in idle_ids[:-MAX_IDLE_POINTS]:
+            del self.points[point_id]
 
     def points_with_schedule(self) -> list[Point]:
-        """Return the points that have a schedule of their own."""
+        """Return the points whose own solves have found a schedule."""
         points = self.points.values()
         return [point for point in points if point.value is not None and not point.provisional]
 
 
-def point_id(problem: str, ram_bytes: int, deadline_s: float | None) -> str:
+def make_point_id(problem: str, ram_bytes: int, deadline_s: float | None) -> str:
     """Return the id of a point: a hash of its problem, RAM and deadline."""
     text = f"{problem} {ram_bytes} {deadline_s!r}"
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def merge_records(old: Point, new: Point, *, carried: bool) -> tuple[Point, bool]:
-    """Merge two records of a point; also return whether the schedule is that of `new`.
+def merge_records(first: Point, second: Point, *, has_second_schedule: bool) -> tuple[Point, bool]:
+    """Merge two records of a point; also return whether the schedule is that of `second`.
 
     The better schedule is retained; of equal schedules, that of the record with the higher
-    `proof_rank`. The higher bound is retained, too. A better value of `new` is used only if its
-    schedule is available (`carried`).
+    `proof_rank`. The higher bound is retained, too. A better value of `second` is used only if
+    its schedule is available (`has_second_schedule`).
     """
-    if old.value == new.value:
-        is_available = carried or all(getattr(old, name) == getattr(new, name) for name in METRICS)
-        is_new = is_available and new.proof_rank >= old.proof_rank
+    if first.value == second.value:
+        is_available = has_second_schedule or all(
+            getattr(first, name) == getattr(second, name) for name in METRICS
+        )
+        is_new = is_available and second.proof_rank >= first.proof_rank
     else:
-        is_better = old.value is None or (new.value is not None and new.value < old.value)
-        is_new = carried and is_better
-    best = new if is_new else old
-    bound = max(old.bound, new.bound, 0.0)
+        is_better = first.value is None or (second.value is not None and second.value < first.value)
+        is_new = has_second_schedule and is_better
+    best = second if is_new else first
+    bound = max(first.bound, second.bound, 0.0)
     bound = bound if best.value is None else min(bound, best.value)
     if bound <= best.bound:
         return best, is_new
@@ -201,7 +207,7 @@ def merge_records(old: Point, new: Point, *, carried: bool) -> tuple[Point, bool
 
 
 def best_neighbour(
-    point: Point, others: Iterable[Point], *, overlaps: bool = False
+    point: Point, other_points: Iterable[Point], *, overlaps: bool = False
 ) -> Point | None:
     """Return the other point with the best schedule that meets the limits of `point`, or None.
 
@@ -209,18 +215,20 @@ def best_neighbour(
     RAM may be faster: only schedules of points with at most as much RAM are considered.
     """
     limit_s = math.inf if point.deadline_s is None else point.deadline_s
-    candidates = [
-        other
-        for other in others
-        if other.value is not None
-        and (other.needs_bytes or 0) <= point.ram_bytes
-        and (other.time_s or 0.0) <= limit_s
-        and (not overlaps or other.ram_bytes <= point.ram_bytes)
+    fitting_points = [
+        neighbour
+        for neighbour in other_points
+        if neighbour.value is not None
+        and (neighbour.needs_bytes or 0) <= point.ram_bytes
+        and (neighbour.time_s or 0.0) <= limit_s
+        and (not overlaps or neighbour.ram_bytes <= point.ram_bytes)
     ]
-    return min(candidates, key=lambda other: (other.value, -other.ram_bytes), default=None)
+    return min(
+        fitting_points, key=lambda neighbour: (neighbour.value, -neighbour.ram_bytes), default=None
+    )
 
 
-def inherited_bound(point: Point, others: Iterable[Point]) -> float:
+def inherited_bound(point: Point, other_points: Iterable[Point]) -> float:
     """Return the best bound of other points with at least as much RAM and time.
 
     Such a bound is also valid for `point`, whose limits are tighter. Return 0 if there is none.
@@ -229,7 +237,7 @@ def inherited_bound(point: Point, others: Iterable[Point]) -> float:
     return max(
         (
             other.bound
-            for other in others
+            for other in other_points
             if other.ram_bytes >= point.ram_bytes
             and (math.inf if other.deadline_s is None else other.deadline_s) >= limit_s
         ),

@@ -1,4 +1,4 @@
-"""Worker processes of the explorer: warm, one job at a time, replaced when they die."""
+"""Worker processes of the explorer: modules imported, one job at a time, replaced if they die."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ MAX_STARTS: Final = 5
 
 
 class WorkerError(Exception):
-    """Error for an unfinished job: the process died, or had an internal error."""
+    """Error for an unfinished job: its process died, or raised an unexpected error."""
 
 
 class RefusedError(PoetModelError):
-    """Error for a job that cannot be done, for a reason that the user can change."""
+    """Error for a job that cannot be done for a reason that the user can change."""
 
 
 @dataclass(slots=True)
@@ -43,14 +43,17 @@ class WorkerPool:
     """Processes with a common queue of jobs."""
 
     size: int
+    """Number of processes."""
     niceness: int
+    """Priority of the processes, as for `os.nice`."""
     catalogue: str
+    """The catalogue as JSON."""
     newest_first: bool = False
     """Whether the latest request gets the next free process; used for solves, which take long."""
-    free: list[WorkerProcess] = field(default_factory=list)
+    free_workers: list[WorkerProcess] = field(default_factory=list)
     workers: set[WorkerProcess] = field(default_factory=set)
-    waiting: list[asyncio.Future[WorkerProcess]] = field(default_factory=list)
-    recoveries: set[asyncio.Task[None]] = field(default_factory=set)
+    waiting_requests: list[asyncio.Future[WorkerProcess]] = field(default_factory=list)
+    recovery_tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
         """Start all processes."""
@@ -58,9 +61,9 @@ class WorkerPool:
 
     async def stop(self) -> None:
         """End all processes."""
-        for task in self.recoveries:
+        for task in self.recovery_tasks:
             task.cancel()
-        for future in self.waiting:
+        for future in self.waiting_requests:
             future.cancel()
         await asyncio.gather(*(asyncio.to_thread(worker.close) for worker in self.workers))
 
@@ -107,7 +110,7 @@ class WorkerPool:
         except PoetModelError as error:
             raise RefusedError("; ".join(str(error).splitlines())) from error
         except MemoryError as error:
-            msg = "there is not enough memory for it"
+            msg = "there is not enough memory for this job"
             raise WorkerError(msg) from error
         except ProcessEndedError:
             raise
@@ -123,30 +126,30 @@ class WorkerPool:
 
     async def acquire(self) -> WorkerProcess:
         """Wait for a free process and return it."""
-        while self.free:
-            worker = self.free.pop()
+        while self.free_workers:
+            worker = self.free_workers.pop()
             if worker.is_alive:
                 return worker
             self._recover_in_background(worker)
         future: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
-        self.waiting.append(future)
+        self.waiting_requests.append(future)
         try:
             return await future
         except asyncio.CancelledError:
-            if future in self.waiting:
-                self.waiting.remove(future)
+            if future in self.waiting_requests:
+                self.waiting_requests.remove(future)
             elif future.done() and not future.cancelled():
                 self.release(future.result())
             raise
 
     def release(self, worker: WorkerProcess) -> None:
         """Pass a process to the next waiting request, or mark it as free."""
-        while self.waiting:
-            future = self.waiting.pop(-1 if self.newest_first else 0)
+        while self.waiting_requests:
+            future = self.waiting_requests.pop(-1 if self.newest_first else 0)
             if not future.done():
                 future.set_result(worker)
                 return
-        self.free.append(worker)
+        self.free_workers.append(worker)
 
     async def _start_process(self) -> None:
         """Start a process, wait until it has imported its modules, and release it."""
@@ -171,8 +174,8 @@ class WorkerPool:
         self, worker: WorkerProcess, reply: Future[Frame] | None = None
     ) -> None:
         task = asyncio.create_task(self._recover(worker, reply))
-        self.recoveries.add(task)
-        task.add_done_callback(self.recoveries.discard)
+        self.recovery_tasks.add(task)
+        task.add_done_callback(self.recovery_tasks.discard)
 
     async def _recover(self, worker: WorkerProcess, reply: Future[Frame] | None) -> None:
         """Wait for a cancelled job to end; otherwise replace the process."""
@@ -207,17 +210,17 @@ def prepare_process(_: WorkerJob, niceness: int) -> None:
 
 
 def run_task(job: WorkerJob, catalogue: str, values: dict[str, Any], body: bytes) -> Frame:
-    """Run the task that a job names, and return its reply."""
+    """Run the task that `values` name, and return its reply."""
     from poetmodel.explore import answers, exports, tasks
-    from poetmodel.explore.choice import Catalogue
+    from poetmodel.explore.settings import Catalogue
 
     functions = {
-        "prepare": tasks.prepare,
-        "begin": tasks.begin,
-        "solve": tasks.solve,
-        "draw": answers.draw,
-        "why": answers.why,
-        "export": exports.export,
+        "prepare_problem": tasks.prepare_problem,
+        "find_first_schedule": tasks.find_first_schedule,
+        "solve_point": tasks.solve_point,
+        "draw_point": answers.draw_point,
+        "explain_infeasibility": answers.explain_infeasibility,
+        "export_point": exports.export_point,
     }
     context = tasks.JobContext(
         catalogue=Catalogue.from_json(catalogue),

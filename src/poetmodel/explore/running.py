@@ -14,12 +14,12 @@ import uvicorn
 
 from poetmodel.explore.coordination import Coordinator
 from poetmodel.explore.pool import WorkerPool
-from poetmodel.explore.server import application
+from poetmodel.explore.server import make_application
 from poetmodel.explore.store import PointStore
 from poetmodel.files import installed_version
 from poetmodel.graph.zoo.state import STATES
 from poetmodel.problem import Quantity
-from poetmodel.report.facts import CHOICE_NAMES
+from poetmodel.report.facts import TREATMENT_NAMES
 from poetmodel.report.folding import HEADS
 from poetmodel.report.template import render
 from poetmodel.units import ESTIMATES
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from poetmodel.explore.choice import Catalogue
     from poetmodel.explore.guard import Guard
+    from poetmodel.explore.settings import Catalogue
 
 SOLVING_NICENESS: Final = 15
 DRAWING_NICENESS: Final = 5
-"""Niceness of the processes that solve and that draw: the server has the highest priority, then
-drawing."""
+"""Niceness of the processes that solve, and of those that draw. The server has the highest
+priority, then drawing."""
 CHARTS: Final = ("timeline", "gauge", "decisions", "map")
-"""Types of charts, in drawing order."""
+"""Types of charts, in the order in which the page draws them."""
 STOP_S: Final = 1
 """Maximum time for open streams to end [s]."""
 
 
 def serve(
-    listening: socket.socket,
+    listener: socket.socket,
     *,
     store: Path,
     catalogue: Catalogue,
     initial: Mapping[str, Any],
     search: dict[str, Any],
     workers: int | None = None,
-    ready: Callable[[str], None] = lambda _: None,
+    on_ready: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM; call `ready` with the address once the server is up.
+    """Serve until Ctrl-C or SIGTERM; call `on_ready` with the address after the server has started.
 
     In the main thread these signals raise no exceptions from then on, until the end of the process.
     """
@@ -60,8 +60,8 @@ def serve(
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop_signals.request)
-    port = listening.getsockname()[1]
-    app = explorer(
+    port = listener.getsockname()[1]
+    explorer = open_explorer(
         port=port,
         store=store,
         catalogue=catalogue,
@@ -70,20 +70,20 @@ def serve(
         workers=workers,
     )
     config = uvicorn.Config(
-        app.app,
+        explorer.app,
         log_level="warning",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=STOP_S,
         lifespan="on",
     )
-    address = f"http://127.0.0.1:{port}/?token={app.token}"
-    server = _Server(config, app.coordinator, lambda: ready(address))
+    address = f"http://127.0.0.1:{port}/?token={explorer.token}"
+    server = _Server(config, explorer.coordinator, lambda: on_ready(address))
     try:
         stop_signals.stop_on_request(server)
-        server.run([listening])
+        server.run([listener])
     finally:
-        app.store.close()
+        explorer.store.close()
 
 
 class _StopSignals:
@@ -116,7 +116,7 @@ class Explorer:
     token: str
 
 
-def explorer(
+def open_explorer(
     *,
     port: int,
     store: Path,
@@ -125,29 +125,29 @@ def explorer(
     search: dict[str, Any],
     workers: int | None = None,
 ) -> Explorer:
-    """Open a store and return its explorer; the workers start with the server."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    """Open a store and return an explorer with it; its workers start with the server."""
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     point_store, catalogue_text = PointStore(store), catalogue.to_json()
     coordinator = Coordinator(
         point_store,
-        solvers=WorkerPool(
-            workers or cores or 1, SOLVING_NICENESS, catalogue_text, newest_first=True
+        solve_workers=WorkerPool(
+            workers or n_cores or 1, SOLVING_NICENESS, catalogue_text, newest_first=True
         ),
-        drawers=WorkerPool(
-            max(min(cores or 1, 2), (cores or 1) // 2), DRAWING_NICENESS, catalogue_text
+        quick_workers=WorkerPool(
+            max(min(n_cores or 1, 2), (n_cores or 1) // 2), DRAWING_NICENESS, catalogue_text
         ),
         search=search,
-        drawn_by=_drawing_version(),
+        drawing_version=_drawing_version(),
     )
-    token = point_store.call_and_wait(point_store.token)
-    app = application(
-        coordinator, catalogue, page=explorer_page, initial=initial, token=token, port=port
+    token = point_store.call_and_wait(point_store.load_token)
+    app = make_application(
+        coordinator, catalogue, render_page=render_page, initial=initial, token=token, port=port
     )
     return Explorer(app=app, coordinator=coordinator, store=point_store, token=token)
 
 
-def explorer_page() -> str:
-    """Return the HTML page of the explorer; its data are loaded from the API."""
+def render_page() -> str:
+    """Return the HTML page of the explorer, which loads its data from the API."""
     return render(
         "explore.html.jinja",
         package="poetmodel.explore",
@@ -157,7 +157,7 @@ def explorer_page() -> str:
         states=STATES,
         decision_heads=HEADS,
         estimates=ESTIMATES,
-        choices=list(CHOICE_NAMES.values()),
+        choices=list(TREATMENT_NAMES.values()),
         version=installed_version("poetmodel") or "",
     )
 
@@ -187,7 +187,7 @@ class _Server(uvicorn.Server):
 
 
 def _drawing_version() -> str:
-    """Return a hash of the code that draws answers, with which the store labels them."""
+    """Return a hash of the code that makes drawings, with which the store labels them."""
     digest = hashlib.sha256((installed_version("poetmodel") or "").encode())
     for package in ("poetmodel.explore", "poetmodel.plan", "poetmodel.report"):
         for path in sorted(files(package).iterdir(), key=lambda path: path.name):

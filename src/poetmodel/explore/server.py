@@ -8,14 +8,14 @@ in SI units; bodies of requests are JSON.
     The page.
 ``GET /api/choices``
     ``{models: [{name, group}], devices: [{name, ram_bytes}], initial, version}``: the available
-    choices, and the initial CHOICE of the command line, with ``ram_bytes`` and ``deadline_s`` if
+    choices, and the initial SETTINGS of the command line, with ``ram_bytes`` and ``deadline_s`` if
     given.
-``POST /api/problems`` CHOICE
-    Opens a problem: ``{problem, title, choice, graph, floor_bytes, keep_all_bytes, resident_bytes,
-    device_ram_bytes, baseline_energy_j, objective: {minimize, baseline}, deadline: {least_s,
-    default, single_pass_s, most_s, counts}, points}``. ``graph`` has the data of the graph for
-    charts, ``points`` all points with a schedule of their own. CHOICE has the fields of
-    `poetmodel.explore.choice.ExplorerChoice`.
+``POST /api/problems`` SETTINGS
+    Opens a problem: ``{problem, title, settings, graph, floor_bytes, keep_all_bytes,
+    resident_bytes, device_ram_bytes, baseline_energy_j, objective: {minimize, baseline}, deadline:
+    {min_s, default, single_pass_s, max_s, counts}, points}``. ``graph`` has the data of the graph
+    for charts, ``points`` all points with a schedule of their own. SETTINGS has the fields of
+    `poetmodel.explore.settings.ExplorerSettings`.
 ``POST /api/points`` ``{problem, ram_bytes, deadline_s, session, more}``
     Sets the requested point of a session and returns the POINT at once. An unfinished point is
     solved; with ``more`` also a point that ended with a gap.
@@ -33,8 +33,8 @@ in SI units; bodies of requests are JSON.
     or if no session requests the point any more.
 ``GET /api/problems/ID/why?ram_bytes=N&deadline_s=S``
     The limits that no schedule can meet, and the parts of the minimum RAM: ``{text, reasons, node,
-    phase, least_bytes, missing_bytes, held: [{tensor, index, bytes, role}], workspace_bytes,
-    state_bytes, shared_bytes, resident_bytes, single_pass_s}``.
+    phase, min_ram_bytes, missing_bytes, tensors_in_ram: [{tensor, index, bytes, role}],
+    workspace_bytes, state_bytes, shared_bytes, resident_bytes, single_pass_s}``.
 ``GET /api/points/ID/export/KIND``
     A file: ``schedule``, ``plan``, ``report`` or ``command``.
 
@@ -58,27 +58,27 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from poetmodel.errors import PoetModelError
-from poetmodel.explore.choice import ExplorerChoice  # noqa: TC001 - FastAPI reads it
 from poetmodel.explore.coordination import Coordinator, GoneError
 from poetmodel.explore.guard import Guard
 from poetmodel.explore.pool import WorkerError
+from poetmodel.explore.settings import ExplorerSettings  # noqa: TC001 - FastAPI reads it
 from poetmodel.files import installed_version
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from poetmodel.explore.choice import Catalogue
+    from poetmodel.explore.settings import Catalogue
 
 KEEP_ALIVE_S: Final = 10.0
 """Interval of keep-alive comments in a silent event stream [s]."""
 MIN_PAUSE_S: Final = 0.05
 """Minimum time between two batches of events of a session [s]."""
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-Session = Annotated[str, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-Ram = Annotated[int, Field(ge=1, le=MAX_BYTES, strict=True)]
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+SessionId = Annotated[str, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+RamBytes = Annotated[int, Field(ge=1, le=MAX_BYTES, strict=True)]
 Seconds = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
-Kind = Literal["schedule", "plan", "report", "command"]
+ExportKind = Literal["schedule", "plan", "report", "command"]
 
 
 class PointRequest(BaseModel):
@@ -86,18 +86,18 @@ class PointRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    problem: Name
-    ram_bytes: Ram
+    problem: Identifier
+    ram_bytes: RamBytes
     deadline_s: Seconds | None = None
-    session: Name
+    session: Identifier
     more: bool = False
 
 
-def application(  # noqa: C901 - the routes, each a few lines
+def make_application(  # noqa: C901 - the routes, each a few lines
     coordinator: Coordinator,
     catalogue: Catalogue,
     *,
-    page: Callable[[], str],
+    render_page: Callable[[], str],
     initial: Mapping[str, Any],
     token: str,
     port: int,
@@ -115,24 +115,26 @@ def application(  # noqa: C901 - the routes, each a few lines
 
     @app.get("/", response_class=HTMLResponse)
     def home() -> HTMLResponse:
-        return HTMLResponse(page())
+        return HTMLResponse(render_page())
 
     @app.get("/api/choices")
     def choices() -> dict[str, Any]:
         return {
-            "models": catalogue.models(),
-            "devices": catalogue.device_list(),
+            "models": catalogue.list_graphs(),
+            "devices": catalogue.list_devices(),
             "initial": dict(initial),
             "version": installed_version("poetmodel") or "",
         }
 
     @app.post("/api/problems")
-    async def open_problem(choice: ExplorerChoice) -> Response:
-        opened = await coordinator.open(choice)
-        points = [opened.describe(point) for point in opened.points_with_schedule()]
+    async def open_problem(settings: ExplorerSettings) -> Response:
+        loaded_problem = await coordinator.open(settings)
+        points = [loaded_problem.describe(point) for point in loaded_problem.points_with_schedule()]
         points_json = json.dumps({"points": points}, allow_nan=False)
-        # `drawn` is a JSON object without its closing brace.
-        return Response(f"{opened.drawn}, {points_json[1:]}", media_type="application/json")
+        # `page_data` is a JSON object without its closing brace.
+        return Response(
+            f"{loaded_problem.page_data}, {points_json[1:]}", media_type="application/json"
+        )
 
     @app.post("/api/points")
     async def request_point(point_request: PointRequest) -> dict[str, Any]:
@@ -141,46 +143,50 @@ def application(  # noqa: C901 - the routes, each a few lines
             point_request.problem,
             point_request.ram_bytes,
             point_request.deadline_s,
-            more=point_request.more,
+            solve_again=point_request.more,
         )
 
     @app.get("/api/points/{point}")
-    async def read_point(point: Name) -> dict[str, Any]:
-        opened, known = coordinator.find(point)
-        return opened.describe(known)
+    async def read_point(point: Identifier) -> dict[str, Any]:
+        loaded_problem, found_point = coordinator.find_point(point)
+        return loaded_problem.describe(found_point)
 
     @app.get("/api/points/{point}/answer")
-    async def answer(request: Request, point: Name, revision: int | None = None) -> Response:
+    async def answer(request: Request, point: Identifier, revision: int | None = None) -> Response:
         """Return the drawing of a point, or redirect to its newest revision."""
-        _, known = coordinator.find(point)
-        if revision is not None and known.value is not None and revision != known.revision:
-            return RedirectResponse(f"/api/points/{point}/answer?revision={known.revision}")
-        tag = f'"{known.digest}-{coordinator.drawn_by}"'
+        _, found_point = coordinator.find_point(point)
+        if (
+            revision is not None
+            and found_point.value is not None
+            and revision != found_point.revision
+        ):
+            return RedirectResponse(f"/api/points/{point}/answer?revision={found_point.revision}")
+        tag = f'"{found_point.digest}-{coordinator.drawing_version}"'
         headers = {"Cache-Control": "private, no-cache", "ETag": tag}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
-        body = await coordinator.answer(point, revision)
+        body = await coordinator.load_drawing(point, revision)
         if body is None:
             return Response(status_code=204)
         headers["Content-Encoding"] = "gzip"
         return Response(body, media_type="application/json", headers=headers)
 
     @app.get("/api/points/{point}/export/{kind}")
-    async def export(point: Name, kind: Kind) -> Response:
+    async def export(point: Identifier, kind: ExportKind) -> Response:
         reply = await coordinator.export(point, kind)
         headers = {"Content-Disposition": f'attachment; filename="{reply.values["name"]}"'}
         return Response(reply.body, media_type=reply.values["media"], headers=headers)
 
     @app.get("/api/problems/{problem}/why")
     async def why(
-        problem: Name,
+        problem: Identifier,
         ram_bytes: Annotated[int, Query(ge=1, le=MAX_BYTES)],
         deadline_s: Annotated[float | None, Query(gt=0, le=1e12)] = None,
     ) -> dict[str, Any]:
-        return await coordinator.why(problem, ram_bytes, deadline_s)
+        return await coordinator.explain_infeasibility(problem, ram_bytes, deadline_s)
 
     @app.get("/api/events", response_class=EventSourceResponse)
-    async def events(session: Session) -> AsyncIterator[ServerSentEvent]:
+    async def events(session: SessionId) -> AsyncIterator[ServerSentEvent]:
         async for event in _stream_events(coordinator, session):
             yield event
 
@@ -200,12 +206,12 @@ async def _stream_events(coordinator: Coordinator, session: str) -> AsyncIterato
                 return
             if not events:
                 yield ServerSentEvent(comment="alive")
-            for kind, name in events:
+            for kind, point_id in events:
                 try:
-                    opened, point = coordinator.find(name)
+                    loaded_problem, point = coordinator.find_point(point_id)
                 except GoneError:
                     continue
-                values = opened.describe(point)
+                values = loaded_problem.describe(point)
                 yield ServerSentEvent(event=kind, data=values)
             await asyncio.sleep(MIN_PAUSE_S)
     finally:

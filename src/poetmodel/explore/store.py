@@ -1,4 +1,4 @@
-"""Store of the explorer: solved points and drawn answers in an SQLite file.
+"""Store of the explorer: solved points and their drawings in an SQLite file.
 
 Several servers may share a file. A server makes all calls in one thread, in order. Committed points
 survive a crash of the server, because SQLite uses a write-ahead log.
@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS answers (
 
 
 class PointStore:
-    """Points and answers in one file, and the token of its servers.
+    """Points and drawings in one file, and the token of its servers.
 
     Raises
     ------
@@ -65,15 +65,15 @@ class PointStore:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # it contains the token
-            with ExitStack() as opened:
-                connection = opened.enter_context(
+            with ExitStack() as exit_stack:
+                connection = exit_stack.enter_context(
                     closing(sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None))
                 )
                 self._check_format(connection)
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
                 connection.executescript(_TABLES)
-                opened.pop_all()
+                exit_stack.pop_all()
         except (OSError, sqlite3.Error) as error:
             raise InputError(
                 f"--store {self.path}: expected a store of the explorer, to be written ({error})"
@@ -97,11 +97,11 @@ class PointStore:
             )
 
     async def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call one of the methods below in the thread of the store; the event loop goes on."""
+        """Call a method below in the thread of the store, without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     def call_and_wait(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call one of the methods below in the thread of the store, and wait for its result."""
+        """Call a method below in the thread of the store, and wait for its result."""
         return self._thread.submit(function, *arguments).result()
 
     def close(self) -> None:
@@ -111,8 +111,8 @@ class PointStore:
 
     # -- methods in the store's thread -----------------------------------------------------------
 
-    def token(self) -> str:
-        """Return the token of this file; the first call creates it."""
+    def load_token(self) -> str:
+        """Return the access token of this file; the first call creates it."""
         with self._connection as connection:
             connection.execute(
                 "INSERT OR IGNORE INTO meta VALUES ('token', ?), ('format', ?)",
@@ -121,42 +121,50 @@ class PointStore:
         meta = dict(connection.execute("SELECT key, value FROM meta"))
         return str(meta["token"])
 
-    def points(self, problem: str) -> list[Point]:
+    def load_points(self, problem: str) -> list[Point]:
         """Return all points of a problem."""
         query = "SELECT facts FROM points WHERE problem = ?"
-        return [_point(row) for row in self._connection.execute(query, (problem,))]
+        return [_parse_point(row) for row in self._connection.execute(query, (problem,))]
 
-    def point(self, name: str) -> Point | None:
-        """Return a point by its id."""
+    def load_point(self, point_id: str) -> Point | None:
+        """Return a point by its id; None if it is unknown."""
         query = "SELECT facts FROM points WHERE id = ?"
-        row = self._connection.execute(query, (name,)).fetchone()
-        return None if row is None else _point(row)
+        row = self._connection.execute(query, (point_id,)).fetchone()
+        return None if row is None else _parse_point(row)
 
-    def schedule(self, name: str) -> bytes:
+    def load_schedule(self, point_id: str) -> bytes:
         """Return the packed schedule of a point; empty without one."""
         query = "SELECT schedule FROM points WHERE id = ?"
-        row = self._connection.execute(query, (name,)).fetchone()
+        row = self._connection.execute(query, (point_id,)).fetchone()
         return b"" if row is None or row[0] is None else row[0]
 
     def save(self, point: Point, schedule: bytes | None) -> None:
-        """Merge a point into the file; without a schedule the stored one is retained."""
+        """Merge a point with the stored one, and store the result.
+
+        Without `schedule` the stored schedule is retained. Drawings of earlier revisions are
+        deleted.
+        """
         with self._transaction() as connection:
-            stored = self.point(point.id)
-            merged, is_new = point, True
+            stored = self.load_point(point.id)
+            merged, is_new_schedule = point, True
             if stored is not None:
-                merged, is_new = merge_records(stored, point, carried=schedule is not None)
+                merged, is_new_schedule = merge_records(
+                    stored, point, has_second_schedule=schedule is not None
+                )
             if merged == stored:
                 return
-            packed = (schedule if is_new else None) or self.schedule(point.id)
-            if merged not in (stored, point):  # the bound is that of the other record
-                merged.begin_revision(packed)
+            packed_schedule = (schedule if is_new_schedule else None) or self.load_schedule(
+                point.id
+            )
+            if merged not in (stored, point):  # schedule and bound come from different records
+                merged.begin_revision(packed_schedule)
             facts = json.dumps(asdict(merged), allow_nan=False)
             connection.execute(
                 "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     *(merged.id, merged.problem, merged.ram_bytes, merged.deadline_s, merged.state),
                     *(merged.proof_rank, merged.value, merged.bound, merged.digest, facts),
-                    *(packed or None, time.time()),
+                    *(packed_schedule or None, time.time()),
                 ),
             )
             connection.execute(
@@ -170,26 +178,27 @@ class PointStore:
         with self._connection as connection:
             yield connection
 
-    def answer(self, name: str, digest: str, drawn_by: str) -> bytes | None:
-        """Return the answer drawn by a version of the code for a revision of a point, or None."""
+    def load_drawing(self, point_id: str, digest: str, drawing_version: str) -> bytes | None:
+        """Return the drawing of a revision of a point by a version of the code, or None."""
         query = "SELECT body FROM answers WHERE point = ? AND digest = ? AND drawn_by = ?"
-        row = self._connection.execute(query, (name, digest, drawn_by)).fetchone()
+        row = self._connection.execute(query, (point_id, digest, drawing_version)).fetchone()
         return None if row is None else row[0]
 
-    def save_answer(self, name: str, digest: str, drawn_by: str, body: bytes) -> None:
-        """Store the answer drawn for a revision of a point."""
+    def save_drawing(self, point_id: str, digest: str, drawing_version: str, body: bytes) -> None:
+        """Store the drawing of a revision of a point."""
         with self._connection as connection:
             connection.execute(
-                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", (name, digest, drawn_by, body)
+                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)",
+                (point_id, digest, drawing_version, body),
             )
 
-    def check(self) -> str:
+    def check_integrity(self) -> str:
         """Return ``ok``, or the first corruption that SQLite finds in the file."""
         with closing(self._connection.execute("PRAGMA integrity_check")) as rows:
             return str(rows.fetchone()[0])
 
 
-def _point(row: tuple[str]) -> Point:
+def _parse_point(row: tuple[str]) -> Point:
     values = json.loads(row[0])
     values["lender"] = values["lender"] and tuple(values["lender"])
     return Point(**values)

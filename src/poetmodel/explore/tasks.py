@@ -1,7 +1,7 @@
-"""Tasks of a worker: read a graph, find a first schedule, solve, draw, explain, export.
+"""Tasks of a worker: read a graph, find a first schedule, solve.
 
-Each task is a function of a job, plain values from the server, and a `JobContext`. A worker
-verifies every schedule that it returns, with the metrics of the simulator.
+Each task is a function of a job (a dict from the server) and a `JobContext`. A worker verifies
+every schedule that it returns; the metrics are those of the simulator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import time_limit
 from poetmodel.device.ram import find_whole_step
-from poetmodel.explore.choice import Catalogue, ExplorerChoice, Source, fingerprint
+from poetmodel.explore.settings import Catalogue, ExplorerSettings, GraphSource, problem_fingerprint
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.heuristics.greedy import construct, keep_all_if_valid, page_everything
 from poetmodel.planner import verify
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 MAX_CACHED_GRAPHS: Final = 12
 """Maximum number of graphs with costs in a worker's cache."""
-READ_S: Final = 20.0
+READ_LIMIT_S: Final = 20.0
 """Time limit to read or build a graph [s]."""
-FIRST_S: Final = 0.25
+FIRST_SCHEDULE_S: Final = 0.25
 """Time limit to find a first schedule that is better than one that pages everything [s]."""
 BOUND_EVERY_S: Final = 0.2
 """Minimum interval between reports of bounds without a new schedule [s]."""
@@ -44,18 +44,18 @@ BOUND_EVERY_S: Final = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A message between server and worker: plain values, and bytes."""
+    """A message between server and worker: JSON values, and bytes."""
 
     values: dict[str, Any] = field(default_factory=dict)
     body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
-class StatedProblem:
-    """A choice, the source of its graph, and its problem; RAM and deadline are set by each job."""
+class PreparedProblem:
+    """Settings, the source of their graph, and their problem; each job sets RAM and deadline."""
 
-    choice: ExplorerChoice
-    source: Source
+    settings: ExplorerSettings
+    source: GraphSource
     problem: Problem
 
 
@@ -69,31 +69,31 @@ class JobContext:
     cancelled: Callable[[], bool]
     """Return whether the server has cancelled the job."""
     body: bytes = b""
-    """Binary data of the job."""
+    """Packed schedule of the job; empty without one."""
 
 
-def read_problem(job: dict[str, Any], context: JobContext) -> Problem:
-    """Return the problem of a job: that of its choice, with the job's RAM and deadline."""
-    chosen = read_choice(job, context)
+def load_job_problem(job: dict[str, Any], context: JobContext) -> Problem:
+    """Return the problem of a job: that of its settings, with its RAM and deadline."""
+    prepared = load_prepared_problem(job, context)
     limits = {"ram": job["ram_bytes"], "deadline": job["deadline_s"]}
-    return replace(chosen.problem, **limits)
+    return replace(prepared.problem, **limits)
 
 
 @lru_cache(maxsize=MAX_CACHED_GRAPHS)
-def _read_stated_problem(catalogue: str, choice: str) -> StatedProblem:
-    """Return the problem of `choice` in `catalogue` (both JSON); cached."""
+def _load_prepared_problem(catalogue: str, settings: str) -> PreparedProblem:
+    """Return the graph source and problem of `settings` in `catalogue` (both JSON); cached."""
     parsed_catalogue = Catalogue.from_json(catalogue)
-    parsed_choice = ExplorerChoice.model_validate_json(choice)
-    with time_limit(READ_S):
-        source = parsed_catalogue.source(parsed_choice)
-        costs = parsed_catalogue.costs(source.graph, parsed_choice)
-        problem = parsed_catalogue.problem(parsed_choice, source.graph, costs)
-    return StatedProblem(parsed_choice, source, problem)
+    parsed_settings = ExplorerSettings.model_validate_json(settings)
+    with time_limit(READ_LIMIT_S):
+        source = parsed_catalogue.load_source(parsed_settings)
+        costs = parsed_catalogue.load_costs(source.graph, parsed_settings)
+        problem = parsed_catalogue.build_problem(parsed_settings, source.graph, costs)
+    return PreparedProblem(parsed_settings, source, problem)
 
 
-def read_choice(job: dict[str, Any], context: JobContext) -> StatedProblem:
-    """Return the choice of a job with its graph source and problem; cached."""
-    return _read_stated_problem(context.catalogue.to_json(), json.dumps(job["choice"]))
+def load_prepared_problem(job: dict[str, Any], context: JobContext) -> PreparedProblem:
+    """Return the settings of a job with their graph source and problem; cached."""
+    return _load_prepared_problem(context.catalogue.to_json(), json.dumps(job["settings"]))
 
 
 def pack_schedule(graph: Graph, schedule: Schedule) -> bytes:
@@ -110,38 +110,40 @@ def unpack_schedule(body: bytes) -> Schedule:
 # -- problems ----------------------------------------------------------------------------------
 
 
-def prepare(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: read the graph of a choice; return facts about its problem, and page data as JSON."""
-    chosen = read_choice(job, context)
-    problem, graph = chosen.problem, chosen.source.graph
-    device, resident = problem.costs.device, problem.resident_bytes
-    paging_schedule = page_everything(problem)
-    paged_s = (
-        None if paging_schedule is None else verify(problem, paging_schedule).simulation.time_s
+def prepare_problem(job: dict[str, Any], context: JobContext) -> Frame:
+    """Task: read the graph of settings; return facts about their problem, and page data as JSON."""
+    prepared = load_prepared_problem(job, context)
+    problem, graph = prepared.problem, prepared.source.graph
+    device, resident_bytes = problem.costs.device, problem.resident_bytes
+    page_all_schedule = page_everything(problem)
+    page_all_s = (
+        None if page_all_schedule is None else verify(problem, page_all_schedule).simulation.time_s
     )
     pass_s = problem.pass_time_s
-    max_s = max(2 * pass_s, paged_s or 0.0)
-    name = chosen.choice.shape.label(chosen.choice.model)
-    choice, keep_all = chosen.choice, checkpoint_all_peak_bytes(graph)
+    max_deadline_s = max(2 * pass_s, page_all_s or 0.0)
+    model_name = prepared.settings.variant.label(prepared.settings.model)
+    settings, keep_all_bytes = prepared.settings, checkpoint_all_peak_bytes(graph)
     whole_step = None
-    if device is not None and keep_all + graph.total_resident_bytes > device.ram_bytes:
-        whole_step = find_whole_step(choice.model, choice.shape, device, paging=choice.paging)
+    if device is not None and keep_all_bytes + graph.total_resident_bytes > device.ram_bytes:
+        whole_step = find_whole_step(
+            settings.model, settings.variant, device, paging=settings.paging
+        )
     facts = {
-        "problem": fingerprint(problem),
-        "title": f"{name} on {chosen.choice.device}",
-        "choice": chosen.choice.model_dump(),
-        "floor_bytes": problem.floor.bytes + resident,
-        "keep_all_bytes": keep_all + resident,
+        "problem": problem_fingerprint(problem),
+        "title": f"{model_name} on {prepared.settings.device}",
+        "settings": prepared.settings.model_dump(),
+        "floor_bytes": problem.floor.bytes + resident_bytes,
+        "keep_all_bytes": keep_all_bytes + resident_bytes,
         "device_ram_bytes": None if device is None else device.ram_bytes,
         "resident_bytes": graph.total_resident_bytes,
         "whole_step": None if whole_step is None else asdict(whole_step),
         "baseline_energy_j": problem.baseline_energy_j,
         "objective": {"minimize": str(problem.minimize), "baseline": problem.objective.baseline},
         "deadline": {
-            "least_s": pass_s,
+            "min_s": pass_s,
             "default": None,
             "single_pass_s": pass_s,
-            "most_s": max_s,
+            "max_s": max_deadline_s,
             "counts": str(problem.deadline_counts),
         },
     }
@@ -150,7 +152,7 @@ def prepare(job: dict[str, Any], context: JobContext) -> Frame:
 
 
 def to_gzipped_json(values: Any) -> bytes:
-    """Return plain values as gzipped JSON; equal values give equal bytes."""
+    """Return values as gzipped JSON; equal values give equal bytes."""
     return gzip.compress(json.dumps(values, allow_nan=False).encode(), compresslevel=5, mtime=0)
 
 
@@ -158,7 +160,7 @@ def to_gzipped_json(values: Any) -> bytes:
 
 
 def schedule_metrics(problem: Problem, simulation: Simulation) -> dict[str, Any]:
-    """Return the metrics of a verified schedule that a point shows."""
+    """Return the metrics of a verified schedule that the page displays for a point."""
     return {
         "value": problem.objective.overhead_of(simulation),
         "energy_j": simulation.energy_j,
@@ -170,18 +172,20 @@ def schedule_metrics(problem: Problem, simulation: Simulation) -> dict[str, Any]
     }
 
 
-def begin(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: find a first schedule quickly with heuristics, and return it with its metrics.
+def find_first_schedule(job: dict[str, Any], context: JobContext) -> Frame:
+    """Task: find a first schedule of a point with heuristics, and return it with its metrics.
 
-    If a limit alone excludes all schedules, return the reason as ``obstacle``; if no heuristic
+    A point is a RAM budget with a deadline.
+
+    If a limit alone excludes all schedules, return this as ``infeasible_limit``; if no heuristic
     finds a valid schedule, return an empty frame.
     """
-    problem = read_problem(job, context)
+    problem = load_job_problem(job, context)
     reason = infeasibility_reason(problem)
     if reason is not None:
-        return Frame(values={"obstacle": reason})
+        return Frame(values={"infeasible_limit": reason})
     best: tuple[Schedule, Simulation] | None = None
-    for heuristic in (keep_all_if_valid, _greedy, page_everything):
+    for heuristic in (keep_all_if_valid, _construct_greedily, page_everything):
         candidate = heuristic(problem)
         verdict = None if candidate is None else verify(problem, candidate)
         if candidate is not None and verdict is not None and verdict.valid:
@@ -191,13 +195,13 @@ def begin(job: dict[str, Any], context: JobContext) -> Frame:
         return Frame()
     schedule, simulation = best
     return Frame(
-        values={"found": schedule_metrics(problem, simulation)},
+        values={"metrics": schedule_metrics(problem, simulation)},
         body=pack_schedule(problem.graph, schedule),
     )
 
 
-def _greedy(problem: Problem) -> Schedule | None:
-    return construct(problem, max_s=FIRST_S)
+def _construct_greedily(problem: Problem) -> Schedule | None:
+    return construct(problem, max_s=FIRST_SCHEDULE_S)
 
 
 @dataclass(slots=True)
@@ -207,8 +211,8 @@ class _Progress:
     problem: Problem
     context: JobContext
     gap: float
-    known_bound: float
-    """Bound that is already proven."""
+    start_bound: float
+    """Bound that was proven before the solve."""
     value: float | None = None
     bound: float = 0.0
     last_sent_s: float = 0.0
@@ -217,12 +221,12 @@ class _Progress:
         """Send a better schedule, or the bound if it is due; return False to stop."""
         if self.context.cancelled():
             return False
-        self.bound = max(self.bound, self.known_bound, progress.overhead_bound or 0.0)
+        self.bound = max(self.bound, self.start_bound, progress.overhead_bound or 0.0)
         schedule = progress.schedule
-        better = progress.overhead is not None and (
+        is_better = progress.overhead is not None and (
             self.value is None or progress.overhead < self.value
         )
-        if schedule is not None and better:
+        if schedule is not None and is_better:
             self._send_schedule(schedule, progress.seconds)
         elif time.monotonic() - self.last_sent_s > BOUND_EVERY_S:
             self._send({}, b"", progress.seconds)
@@ -241,7 +245,7 @@ class _Progress:
             return
         metrics = schedule_metrics(self.problem, verdict.simulation)
         self.value = metrics["value"]
-        self._send({"found": metrics}, pack_schedule(self.problem.graph, schedule), seconds)
+        self._send({"metrics": metrics}, pack_schedule(self.problem.graph, schedule), seconds)
 
     def _send(self, values: dict[str, Any], body: bytes, seconds: float) -> None:
         self.last_sent_s = time.monotonic()
@@ -249,9 +253,9 @@ class _Progress:
         self.context.send(Frame(values=sent_values, body=body))
 
 
-def solve(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: solve a point, from the job's schedule if there is a valid one; return the result."""
-    problem = read_problem(job, context)
+def solve_point(job: dict[str, Any], context: JobContext) -> Frame:
+    """Task: solve a point, from the job's schedule if this is valid; return the result."""
+    problem = load_job_problem(job, context)
     search = job["search"]
     start = unpack_schedule(context.body) if context.body else None
     if start is not None and not verify(problem, start).valid:
@@ -259,7 +263,7 @@ def solve(job: dict[str, Any], context: JobContext) -> Frame:
     progress = _Progress(problem, context, search["gap"], job["bound"])
     result = solve_problem(problem, start=start, on_progress=progress, **search)
     status = result.status
-    bound = progress.known_bound
+    bound = progress.start_bound
     if result.simulation is not None:
         overhead = problem.objective.overhead_of(result.simulation)
         bound = max(bound, result.proven_bound - problem.objective.baseline)
@@ -279,4 +283,4 @@ def solve(job: dict[str, Any], context: JobContext) -> Frame:
         return Frame(values=reply)
     metrics = schedule_metrics(problem, result.simulation)
     body = pack_schedule(problem.graph, result.schedule)
-    return Frame(values=reply | {"found": metrics}, body=body)
+    return Frame(values=reply | {"metrics": metrics}, body=body)

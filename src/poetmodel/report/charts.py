@@ -1,4 +1,4 @@
-"""Charts of a report as compact JSON values, which the page draws."""
+"""Charts of a report as compact JSON values, which the scripts of the page draw."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from poetmodel.plan import Op
 from poetmodel.report.pictures import (
     COLOURS,
     DARK_COLOURS,
-    PART_COLOURS,
+    RAM_KIND_COLOURS,
     Kind,
     dominant_kind,
     rounded,
@@ -40,10 +40,15 @@ if TYPE_CHECKING:
 
 
 KINDS: Final = tuple(Kind)
+"""Kinds of actions, in the order of the colours of a chart."""
 
 
-def kinds() -> list[dict[str, str]]:
-    """Return the kinds of cells and bars with their colours."""
+def list_action_kinds() -> list[dict[str, str]]:
+    """List the kinds of actions with their colours, in the order of `KINDS`.
+
+    The keys are ``name``, ``light`` and ``dark`` (colours on such backgrounds), and ``key``, the
+    name for scripts and styles.
+    """
     return [
         {
             "name": str(kind),
@@ -55,11 +60,11 @@ def kinds() -> list[dict[str, str]]:
     ]
 
 
-def parts() -> list[dict[str, str]]:
-    """Return the kinds of RAM use with their colours, from the bottom of a stack."""
+def list_ram_kinds() -> list[dict[str, str]]:
+    """List the kinds of RAM use, reserved bytes last, with the keys of `list_action_kinds`."""
     return [
         {"name": name, "key": name, "light": light, "dark": dark}
-        for name, (light, dark) in zip((*KIND_NAMES, "reserved"), PART_COLOURS, strict=True)
+        for name, (light, dark) in zip((*KIND_NAMES, "reserved"), RAM_KIND_COLOURS, strict=True)
     ]
 
 
@@ -86,12 +91,13 @@ def graph_chart(graph: Graph) -> dict[str, Any]:
 def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
     """Return the map of a schedule, stages by nodes (POET, ICML 2022, figure 2).
 
-    ``columns``: node names. ``labels``: the different contents of cells: kind as an index of
-    `KINDS`, whether the cell is marked as paged out, and a description with bytes. ``runs``:
-    column, first row, last row and label of each vertical sequence of equal cells.
+    ``columns``: node names. ``labels``: the different contents of cells: kind as an index into
+    `KINDS`, whether the cell is marked as paged out, and a description with bytes. ``runs``: the
+    vertical sequences of equal cells, each as column, first row, last row and index into
+    ``labels``.
     """
     labels: dict[tuple[int, bool, str], int] = {}
-    cells: dict[int, list[tuple[int, int]]] = {}
+    labels_by_column: dict[int, list[tuple[int, int]]] = {}
     for (t, k), actions in sorted(stage_actions(graph, schedule).items()):
         description = "; ".join(
             f"{kind} {format_bytes(sum(graph.tensor_bytes[i] for i in actions[kind]))}"
@@ -99,19 +105,23 @@ def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
             if kind in actions
         )
         key = (KINDS.index(dominant_kind(actions)), Kind.PAGED_OUT in actions, description)
-        cells.setdefault(k, []).append((t, labels.setdefault(key, len(labels))))
-    runs: list[list[int]] = []
-    for column, column_cells in sorted(cells.items()):
-        for t, label in column_cells:
-            last = runs[-1] if runs else None
-            if last is not None and last[0] == column and last[2:] == [t - 1, label]:
-                last[2] = t
+        labels_by_column.setdefault(k, []).append((t, labels.setdefault(key, len(labels))))
+    sequences: list[list[int]] = []
+    for column, stage_labels in sorted(labels_by_column.items()):
+        for t, label in stage_labels:
+            last_sequence = sequences[-1] if sequences else None
+            if (
+                last_sequence is not None
+                and last_sequence[0] == column
+                and last_sequence[2:] == [t - 1, label]
+            ):
+                last_sequence[2] = t
             else:
-                runs.append([column, t, t, label])
+                sequences.append([column, t, t, label])
     return {
         "columns": [escape_controls(node.name) for node in graph.nodes],
         "labels": [list(label) for label in labels],
-        "runs": runs,
+        "runs": sequences,
     }
 
 
@@ -119,18 +129,25 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
     """Return the chart of addresses over time of a plan; None if the plan has no addresses.
 
     ``boxes``: copies of tensors, from the instruction that creates each to the one that frees it,
-    and workspaces: kind as an index of `KINDS`, start, length, lowest address, height, description,
-    and the index of the tensor, None for a workspace.
+    and workspaces: kind as an index into `KINDS`, start, length, lowest address, height,
+    description, and the index of the tensor, None for a workspace. ``end``: the end of the time
+    axis. ``limit``, ``limit_name``: size of the arena, and its label. ``x_name``, ``y_name``:
+    labels of the axes with units.
     """
-    graph, plan, check, places = subject.graph, subject.plan, subject.check, subject.arena_check
-    if plan is None or check is None or places is None:
+    graph, plan, check, arena_check = (
+        subject.graph,
+        subject.plan,
+        subject.check,
+        subject.arena_check,
+    )
+    if plan is None or check is None or arena_check is None:
         return None
     factor, time_unit_name = time_unit(check.makespan_s or 0.0)
-    scale, unit_name = size_unit(places.bytes)
+    scale, unit_name = size_unit(arena_check.bytes)
     times = [moment.issued_s / factor for moment in check.moments]
     times.append((check.makespan_s or 0.0) / factor)
     boxes = []
-    for kind, rectangle in _rectangles_with_kinds(graph, plan, places):
+    for kind, rectangle in _rectangles_with_kinds(graph, plan, arena_check):
         low, size = rectangle.offset, rectangle.bytes
         if low is None or not size:
             continue
@@ -138,8 +155,10 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
         name = (graph.tensors if is_output else graph.nodes)[rectangle.index].name
         is_first = rectangle.begin == BEFORE
         start = 0.0 if is_first else times[rectangle.begin]
-        begins = "from the start" if is_first else f"from {rectangle.begin}"
-        position_text = f"at {low:,} to {low + size:,}, instructions {begins} to {rectangle.end}"
+        begin_text = "from the start" if is_first else f"from {rectangle.begin}"
+        position_text = (
+            f"at {low:,} to {low + size:,}, instructions {begin_text} to {rectangle.end}"
+        )
         boxes.append(
             [
                 KINDS.index(kind),
@@ -151,58 +170,66 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
     return {
         "boxes": boxes,
         "end": rounded(times[-1]) or 1,
-        "limit": rounded(places.bytes / scale),
+        "limit": rounded(arena_check.bytes / scale),
         "x_name": f"time [{time_unit_name}]",
         "y_name": f"address [{unit_name}]",
-        "limit_name": f"arena {format_bytes(places.bytes)}",
+        "limit_name": f"arena {format_bytes(arena_check.bytes)}",
     }
 
 
 def _rectangles_with_kinds(
-    graph: Graph, plan: Plan, places: ArenaCheck
+    graph: Graph, plan: Plan, arena_check: ArenaCheck
 ) -> Iterator[tuple[Kind, Rectangle]]:
-    """Yield (kind, rectangle) for all contents with addresses; the kind is the origin of a copy."""
-    computed: set[int] = set()
-    read = set(graph.state_tensors)
-    for rectangle in places.rectangles:
+    """Yield (kind, rectangle) for all contents with addresses.
+
+    The kind of a tensor is the origin of its copy.
+    """
+    computed_tensors: set[int] = set()
+    state_tensors = set(graph.state_tensors)
+    for rectangle in arena_check.rectangles:
         if rectangle.content == Content.WORKSPACE:
             yield Kind.WORKSPACE, rectangle
         elif rectangle.begin == BEFORE:
             yield Kind.KEPT, rectangle
-        elif plan.program[rectangle.begin].op == Op.PAGE_IN or rectangle.index in read:
+        elif plan.program[rectangle.begin].op == Op.PAGE_IN or rectangle.index in state_tensors:
             yield Kind.PAGED_IN, rectangle
         else:
-            yield Kind.RECOMPUTED if rectangle.index in computed else Kind.COMPUTED, rectangle
-            computed.add(rectangle.index)
+            yield (
+                Kind.RECOMPUTED if rectangle.index in computed_tensors else Kind.COMPUTED,
+                rectangle,
+            )
+            computed_tensors.add(rectangle.index)
 
 
 def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
     """Return the device RAM used by schedules and by keep-all; None if no device is known.
 
-    ``rows``: label, RAM, parts, free and missing bytes [B] of each valid schedule; ``keep_all``:
-    the same values of keep-all on each device of the schedules.
+    ``rows``: label, device, RAM, use by kind (``parts``), free and missing bytes [B] of each valid
+    schedule; ``keep_all``: the same values of keep-all on each device of the schedules.
     """
-    gauged = [subject for subject in subjects if subject.room is not None and subject.verdict.valid]
-    if not gauged:
+    gauged_subjects = [
+        subject for subject in subjects if subject.device_ram is not None and subject.verdict.valid
+    ]
+    if not gauged_subjects:
         return None
-    rows = [_gauge_row(subject.label, subject.room) for subject in gauged]
-    rooms: dict[str, dict[str, Any]] = {}
-    for subject in gauged:
+    rows = [_gauge_row(subject.label, subject.device_ram) for subject in gauged_subjects]
+    keep_all_rows: dict[str, dict[str, Any]] = {}
+    for subject in gauged_subjects:
         device, graph = subject.problem.costs.device, subject.graph
-        room = DeviceRam.compare(device, graph, keep_all_ram_use(graph))
-        if room is not None:
-            rooms[room.device] = _gauge_row("keep-all", room)
-    return {"rows": rows, "keep_all": list(rooms.values())}
+        device_ram = DeviceRam.compare(device, graph, keep_all_ram_use(graph))
+        if device_ram is not None:
+            keep_all_rows[device_ram.device] = _gauge_row("keep-all", device_ram)
+    return {"rows": rows, "keep_all": list(keep_all_rows.values())}
 
 
-def _gauge_row(label: str, room: DeviceRam | None) -> dict[str, Any]:
-    """Return the device RAM that a schedule uses, as a row of the chart."""
-    sizes: Mapping[str, Any] = make_gauge(room) or {}
+def _gauge_row(label: str, device_ram: DeviceRam | None) -> dict[str, Any]:
+    """Return the device RAM that a schedule uses, as a row of the chart; not for None."""
+    sizes: Mapping[str, Any] = make_gauge(device_ram) or {}
     return {
         "label": label,
-        "device": "" if room is None else room.device,
+        "device": "" if device_ram is None else device_ram.device,
         "ram": sizes["ram_bytes"],
-        "parts": [sizes[part.name] for part in fields(RamUse)],
+        "parts": [sizes[kind_field.name] for kind_field in fields(RamUse)],
         "free": sizes["free_bytes"],
         "missing": sizes["missing_bytes"],
     }

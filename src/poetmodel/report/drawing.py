@@ -32,9 +32,10 @@ PICTURE_LIBRARIES: Final[Mapping[str, Sequence[str]]] = {
 def check_picture(
     path: str | Path, libraries: Mapping[str, Sequence[str]] = PICTURE_LIBRARIES
 ) -> None:
-    """Raise unless a picture with this file name can be drawn. Writes no file.
+    """Raise an error unless a picture with this file name can be drawn. Writes no file.
 
     Raises `InputError` for an unknown suffix, and `MissingExtraError` if a library is missing.
+    `libraries` are those of each suffix.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in libraries:
@@ -57,7 +58,7 @@ def check_installed(path: str | Path, purpose: str, *libraries: str) -> None:
 def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> None:
     """Draw the RAM of a plan over time, with the activity of core and bus.
 
-    The suffix of the path selects a page that needs no network (.html), or a still image.
+    The suffix of the path selects a self-contained page (.html) or a still image.
     """
     check_picture(path)
     title, chart = plan_title(graph, plan, check), plan_chart(graph, plan, check)
@@ -69,7 +70,7 @@ def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> N
 
 
 def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
-    """Draw the map of a schedule, stages by nodes, as a page or a still image."""
+    """Draw the map of a schedule, stages by nodes, as a page or a still image, by the suffix."""
     check_picture(path)
     title, chart = f"{graph.name}: {format_move_counts(schedule)}", map_chart(graph, schedule)
     suffix = Path(path).suffix.lower()
@@ -80,17 +81,17 @@ def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
 
 
 def _draw_page(
-    title: str, graph: Graph, kind: str, chart: Mapping[str, Any], path: str | Path
+    title: str, graph: Graph, chart_type: str, chart: Mapping[str, Any], path: str | Path
 ) -> None:
-    """Write a page with one chart of type `kind`."""
-    text = render(
+    """Write a page with one chart of type `chart_type`, which is also the name of its script."""
+    page_text = render(
         "picture.html.jinja",
-        chart_scripts=(kind,),
+        chart_scripts=(chart_type,),
         charts={
             "graph": graph_chart(graph),
-            "charts": [{"type": kind, **chart, "id": "picture"}],
+            "charts": [{"type": chart_type, **chart, "id": "picture"}],
         },
-        kind=kind,
+        kind=chart_type,
         title=escape_controls(title),
     )
-    write_bytes(path, text.encode("utf-8", "replace"))
+    write_bytes(path, page_text.encode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""Facts of a report as plain values, for ``--json`` and for the page."""
+"""Facts of a report as JSON values, for ``--json`` and for the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from poetmodel.device.ram import device_ram_metrics
 from poetmodel.files import installed_version
 from poetmodel.problem import USER_OBJECTIVE, Problem
 from poetmodel.problem.parse import COMMIT_CONSTRAINT
-from poetmodel.report.presenter import metric_facts, state_figures, to_json_object
+from poetmodel.report.presenter import metric_facts, state_metrics, to_json_object
 from poetmodel.result import gap_over_time, relative_gap
 from poetmodel.schedule.decisions import (
     Treatment,
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
     from poetmodel.schedule.io import ConstraintEntry, ProblemEntry
 
-CHOICE_NAMES: Final = {
-    **{choice: str(choice) for choice in Treatment},
+TREATMENT_NAMES: Final = {
+    **{treatment: str(treatment) for treatment in Treatment},
     Treatment.BOTH: "recomputed and paged",
     Treatment.UNUSED: "never read",
 }
-"""Names of the decisions on tensors in a report."""
+"""Names of the treatments of tensors in a report."""
 
 
-def facts(subject: Subject) -> dict[str, Any]:
-    """Return all facts of a report about one schedule as plain values in SI units.
+def schedule_facts(subject: Subject) -> dict[str, Any]:
+    """Return all facts of a report about one schedule as JSON values in SI units.
 
     Energies and times are None without costs. Metrics are those of the simulator; bounds are those
     stated in the file.
@@ -49,7 +49,9 @@ def facts(subject: Subject) -> dict[str, Any]:
     stated_problem = subject.document.problem
 
     def metrics(*groups: Group) -> dict[str, Any]:
-        return to_json_object(metric_facts(Display.REPORT, simulation, *groups, timed=has_costs))
+        return to_json_object(
+            metric_facts(Display.REPORT, simulation, *groups, has_costs=has_costs)
+        )
 
     return {
         "label": subject.label,
@@ -64,7 +66,7 @@ def facts(subject: Subject) -> dict[str, Any]:
         **metrics(Group.MEMORY),
         "peak_ram_bytes": subject.peak_ram_bytes,
         "budget_bytes": subject.budget_bytes,
-        **device_ram_metrics(subject.room),
+        **device_ram_metrics(subject.device_ram),
         **metrics(Group.WORK, Group.STEP),
         "pass_s": subject.problem.pass_time_s if has_costs else None,
         "deadline_time_s": simulation.time_s if has_costs else None,
@@ -82,28 +84,27 @@ def facts(subject: Subject) -> dict[str, Any]:
         "problem": None if stated_problem is None else _problem_facts(stated_problem, subject),
         "device": _device_facts(subject),
         "versions": _versions(subject),
-        "commands": list(commands(subject)),
+        "commands": list(reproduction_commands(subject)),
         "step": None if subject.step is None else dict(subject.step),
     }
 
 
-def choice_names(graph: Graph) -> list[str]:
-    """Return the names of the decisions that tensors of a graph can have."""
-    state_choices = (Treatment.RESIDENT, Treatment.ON_STORAGE, Treatment.REPLACEMENT)
-    choices = [
+def treatment_names(graph: Graph) -> list[str]:
+    """Return the names of the treatments that tensors of a graph can have."""
+    state_treatments = (Treatment.RESIDENT, Treatment.ON_STORAGE, Treatment.REPLACEMENT)
+    treatments = [
         treatment
-        for treatment in CHOICE_NAMES
-        if graph.state_tensors or treatment not in state_choices
+        for treatment in TREATMENT_NAMES
+        if graph.state_tensors or treatment not in state_treatments
     ]
-    return [CHOICE_NAMES[treatment] for treatment in choices]
+    return [TREATMENT_NAMES[treatment] for treatment in treatments]
 
 
 def graph_facts(subject: Subject) -> dict[str, Any]:
-    """Return the facts about the graph, which all schedules share.
+    """Return the facts about the graph of all schedules of a report.
 
-    For a compiled step the RAM values are those of the step, including reserved bytes. For a graph
-    with state the minimum RAM is that of the problem, because storage may be memory-mapped or
-    disabled.
+    For a compiled step the RAM values include reserved bytes. The minimum RAM is that of the
+    problem, because for a graph with state it depends on the storage.
     """
     graph, min_ram = subject.graph, subject.problem.floor
     state = {"tensors": len(graph.state_tensors), "bytes": graph.state_bytes}
@@ -131,20 +132,22 @@ def _bound_facts(subject: Subject) -> dict[str, Any]:
     quantity was minimized, a stated energy bound of 0 overhead is trivial and is omitted.
     """
     stated_metrics, simulation = subject.document.stated, subject.simulation
-    overhead_j, bound_j = simulation.overhead_j, stated_metrics.get("overhead_bound_j")
-    problem, objective = subject.document.problem, subject.document.objective
-    minimizes_energy = objective is None or objective.minimize == "energy"
-    gap = None if objective is None or minimizes_energy else objective.gap
-    if minimizes_energy and None not in (subject.costs, overhead_j, bound_j):
-        gap = relative_gap(overhead_j or 0.0, bound_j or 0.0)
-    is_known = minimizes_energy or bool(bound_j)
+    overhead_j, overhead_bound_j = simulation.overhead_j, stated_metrics.get("overhead_bound_j")
+    problem, objective_entry = subject.document.problem, subject.document.objective
+    minimizes_energy = objective_entry is None or objective_entry.minimize == "energy"
+    gap = None if objective_entry is None or minimizes_energy else objective_entry.gap
+    if minimizes_energy and None not in (subject.costs, overhead_j, overhead_bound_j):
+        gap = relative_gap(overhead_j or 0.0, overhead_bound_j or 0.0)
+    is_bound_known = minimizes_energy or bool(overhead_bound_j)
     return {
-        "bound_j": stated_metrics.get("bound_j") if is_known else None,
-        "overhead_bound_j": bound_j if is_known else None,
+        "bound_j": stated_metrics.get("bound_j") if is_bound_known else None,
+        "overhead_bound_j": overhead_bound_j if is_bound_known else None,
         "gap": gap,
         "requested_gap": None if problem is None else problem.gap,
         "gap_over_time": [list(pair) for pair in gap_over_time(subject.document.history)] or None,
-        "objective": None if objective is None else objective.model_dump(exclude_unset=True),
+        "objective": None
+        if objective_entry is None
+        else objective_entry.model_dump(exclude_unset=True),
     }
 
 
@@ -181,15 +184,15 @@ def _peak_facts(subject: Subject) -> dict[str, Any]:
 
 
 def _state_facts(subject: Subject) -> dict[str, Any]:
-    """Return the facts about state and about operators in place, if the graph has any."""
-    state, sizes = state_figures(subject.graph, subject.simulation), {}
-    if state is not None:
-        sizes["state"] = state
+    """Return the facts about state, and about in-place operators, if the graph has any."""
+    state_values, values = state_metrics(subject.graph, subject.simulation), {}
+    if state_values is not None:
+        values["state"] = state_values
     if any(subject.graph.in_place_of):
-        saved = saved_in_place_bytes(subject.problem, subject.schedule, subject.simulation)
-        uses = len(in_place_uses(subject.graph, subject.schedule))
-        sizes["in_place"] = {"uses": uses, "saved_at_peak_bytes": saved}
-    return sizes
+        saved_bytes = saved_in_place_bytes(subject.problem, subject.schedule, subject.simulation)
+        n_uses = len(in_place_uses(subject.graph, subject.schedule))
+        values["in_place"] = {"uses": n_uses, "saved_at_peak_bytes": saved_bytes}
+    return values
 
 
 def _plan_facts(subject: Subject) -> dict[str, Any] | None:
@@ -209,11 +212,11 @@ def _plan_facts(subject: Subject) -> dict[str, Any] | None:
 
 
 def _decision_counts(subject: Subject) -> dict[str, Any]:
-    """Return the number of tensors by decision, and of recomputations and transfers."""
+    """Return the numbers of tensors by treatment, of recomputations and of transfers."""
     counts = Counter(row["choice"] for row in decision_rows(subject.problem, subject.schedule))
     schedule = subject.schedule
     return {
-        "tensors": {choice: counts[choice] for choice in choice_names(subject.graph)},
+        "tensors": {choice: counts[choice] for choice in treatment_names(subject.graph)},
         "recomputations": sum(k < t for t, k in schedule.R),
         "page_outs": sum(subject.simulation.page_outs.values()),
         "page_ins": sum(subject.simulation.page_ins.values()),
@@ -244,38 +247,38 @@ def _versions(subject: Subject) -> dict[str, str]:
     return {name: version for name in names if (version := installed_version(name))}
 
 
-def commands(subject: Subject) -> Iterator[str]:
+def reproduction_commands(subject: Subject) -> Iterator[str]:
     """Yield the commands that solve the problem of a schedule again and verify the schedule.
 
-    They are lines for a POSIX shell with all digits of limits; for a compiled PyTorch step they are
-    lines of Python. Without a stated problem or without costs there is only the command to verify.
+    They are commands of a POSIX shell, with all digits of limits; for a compiled PyTorch step,
+    lines of Python. Without a stated problem or without costs, only the schedule is verified.
     """
     if subject.step is not None:
         yield f"step = {subject.step['call']}\nprint(step.verify().summary())"
         return
     sources, stated_problem = subject.sources, subject.document.problem
     device = sources.device if sources.device is not None else subject.document.device
-    costs = [*_option("--device", device), *_option("--profile", sources.profile)]
+    cost_arguments = [*_option("--device", device), *_option("--profile", sources.profile)]
     if stated_problem is not None and subject.costs is not None:
         if _has_user_sums(stated_problem):
             lines = "\n".join(_constraint_lines(stated_problem))
             yield f"cat > {shlex.quote(_constraints_file(sources))} <<'TOML'\n{lines}\nTOML"
-        yield shlex.join(_solve_command(sources, stated_problem, costs))
-    verify = ["poetmodel", "verify", sources.schedule, "--graph", sources.graph]
-    yield shlex.join([*verify, *sources.shape.options, *costs])
+        yield shlex.join(_solve_command(sources, stated_problem, cost_arguments))
+    verify_arguments = ["poetmodel", "verify", sources.schedule, "--graph", sources.graph]
+    yield shlex.join([*verify_arguments, *sources.shape.options, *cost_arguments])
 
 
-def _solve_command(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str]:
+def _solve_command(sources: Sources, stated: ProblemEntry, cost_arguments: list[str]) -> list[str]:
     """Return the arguments of the command that solves the stated problem again."""
     deadline = None if stated.deadline_s is None else f"{stated.deadline_s!r}s"
-    energy = None if stated.energy_budget_j is None else f"{stated.energy_budget_j!r}J"
-    switches = {
+    energy_budget = None if stated.energy_budget_j is None else f"{stated.energy_budget_j!r}J"
+    flags = {
         "--no-recompute": not stated.recompute,
         "--no-paging": not stated.paging,
         "--count-parameters": stated.count_parameters,
     }
     return [
-        *("poetmodel", "solve", sources.graph, *sources.shape.options, *costs),
+        *("poetmodel", "solve", sources.graph, *sources.shape.options, *cost_arguments),
         *_option("--ram", stated.ram_budget_bytes),
         *_option("--aux", stated.aux_bytes),
         *_option("--deadline", deadline),
@@ -285,24 +288,24 @@ def _solve_command(sources: Sources, stated: ProblemEntry, costs: list[str]) -> 
         ),
         *_option("--commit-every", stated.commit),
         *_option("--constraints", _constraints_file(sources) if _has_user_sums(stated) else None),
-        *_option("--energy-budget", energy),
-        *(switch for switch, is_set in switches.items() if is_set),
+        *_option("--energy-budget", energy_budget),
+        *(flag for flag, is_set in flags.items() if is_set),
         *_option("--method", None if stated.method == "optimal" else stated.method),
         *_option("--formulation", stated.formulation or None),
         *_option("--backend", stated.backend or None),
         *_option("--time-limit", stated.time_limit_s),
         *_option("--gap", stated.gap),
         *(
-            word
+            argument
             for name, value in stated.solver_options.items()
-            for word in ("--solver-option", f"{name}={value}")
+            for argument in ("--solver-option", f"{name}={value}")
         ),
         *("--out", sources.schedule),
     ]
 
 
 def _constraints_file(sources: Sources) -> str:
-    """Return the path of the constraints file of a schedule, in the same folder."""
+    """Return the path of a constraints file next to the schedule file."""
     return f"{sources.schedule.removesuffix('.json').removesuffix('.schedule')}.constraints.toml"
 
 
@@ -320,13 +323,15 @@ def _has_user_sums(stated: ProblemEntry) -> bool:
 def _constraint_lines(stated: ProblemEntry) -> Iterator[str]:
     """Yield the lines of a TOML file with user-defined constraints and objective."""
     for row in _user_constraints(stated):
-        limits = {"at_least": row.lower, "at_most": row.upper}
+        limits_by_key = {"at_least": row.lower, "at_most": row.upper}
         if row.lower == row.upper:
-            limits = {"equals": row.upper}
+            limits_by_key = {"equals": row.upper}
         yield "[[constraint]]"
         yield f"name = {_toml(row.name)}"
         yield f"sum = {_toml(row.terms)}"
-        yield from (f"{key} = {limit!r}" for key, limit in limits.items() if limit is not None)
+        yield from (
+            f"{key} = {limit!r}" for key, limit in limits_by_key.items() if limit is not None
+        )
     if stated.minimize == USER_OBJECTIVE:
         yield "[objective]"
         yield f"sum = {_toml(stated.weights)}"
@@ -340,7 +345,7 @@ def _toml(value: str | Mapping[str, float]) -> str:
 
 
 def _option(option: str, value: object) -> tuple[str, ...]:
-    """Return an option and its value as arguments; empty if the value is None."""
+    """Return an option and its value as arguments; () if the value is None."""
     return () if value is None else (option, f"{value}")
 
 
@@ -348,28 +353,28 @@ def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, An
     """Yield one row of decisions for each tensor, in the order of the graph.
 
     If a node has several tensors, only the first one has the cost of recomputing the node, so that
-    energies add up to the overhead (without idle power during overlapping transfers).
+    the energies sum to the overhead (without idle power during overlapping transfers).
     """
     graph = problem.graph
     resident = set(schedule.resident)
-    starts_in_ram: Counter[int] = Counter()
+    n_ram_stages: Counter[int] = Counter()
     for i, first, last in schedule.kept:
-        starts_in_ram[i] += last - first + 1
+        n_ram_stages[i] += last - first + 1
     for decision in find_decisions(problem, schedule):
         i = decision.tensor
         k = graph.node_of[i]
-        n_excluded = 0 if graph.outputs_of[k][0] == i else len(decision.recomputed)
+        n_uncounted = 0 if graph.outputs_of[k][0] == i else len(decision.recomputed)
         yield {
             "tensor": graph.tensors[i].name,
             "node": graph.nodes[k].name,
             "size_bytes": graph.tensor_bytes[i],
-            "choice": CHOICE_NAMES[decision.choice],
+            "choice": TREATMENT_NAMES[decision.choice],
             "first_stage": k,
             "last_stage": decision.in_ram[-1][1] if decision.in_ram else k,
-            "ram_stages": len(graph.nodes) if i in resident else starts_in_ram[i],
+            "ram_stages": len(graph.nodes) if i in resident else n_ram_stages[i],
             "recomputed": len(decision.recomputed),
             "paged_out": len(decision.paged_out),
             "paged_in": len(decision.paged_in),
-            "energy_j": decision.energy_j - n_excluded * problem.energy.coefficients.compute[k],
-            "time_s": decision.time_s - n_excluded * problem.table.compute_time_s[k],
+            "energy_j": decision.energy_j - n_uncounted * problem.energy.coefficients.compute[k],
+            "time_s": decision.time_s - n_uncounted * problem.table.compute_time_s[k],
         }

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     )
 
 Item = TypeVar("Item")
-Numbers = tuple[str, ...]
-"""Numbers in a name, from left to right."""
+NameParts = tuple[str, ...]
+"""Texts or numbers of a name, from left to right."""
 
 HEADS: Final = (
     *("size", "energy", "time", "recomputed", "paged out", "paged in", "stages", "in RAM"),
 )
-"""Columns of the table of decisions after tensor and decision."""
+"""Columns of the table of decisions that follow the tensor and its decision."""
 COSTS: Final = ("energy", "time")
-"""Columns of costs."""
+"""Columns of the table that contain costs."""
 MAX_TAIL: Final = 14
 """Maximum number of characters at the end of a long name that are always shown."""
 DIGITS: Final = 9
@@ -61,47 +61,51 @@ def fold(
     >>> [each.name for each in fold(names, name=str, key=lambda _: None)]
     ['in', 'block0-1,3.norm']
     """
-    items_by_key: dict[Hashable, dict[Numbers, tuple[int, Item]]] = {}
+    items_by_key: dict[Hashable, dict[NameParts, tuple[int, Item]]] = {}
     for index, item in enumerate(items):
-        words, numbers = _split_name(name(item))
-        items_by_key.setdefault((words, key(item)), {})[numbers] = (index, item)
+        texts, numbers = _split_name(name(item))
+        items_by_key.setdefault((texts, key(item)), {})[numbers] = (index, item)
     folds: list[tuple[int, Fold[Item]]] = []
-    for group in items_by_key.values():
-        for box in _boxes(tuple(group)):
-            members = sorted((group[point] for point in product(*box)), key=itemgetter(0))
-            first, item = members[0]
-            words, _ = _split_name(name(item))
-            title = words[0] + "".join(
-                f"{_format_ranges(numbers)}{word}"
-                for numbers, word in zip(box, words[1:], strict=True)
+    for items_by_numbers in items_by_key.values():
+        for product_numbers in _cartesian_products(tuple(items_by_numbers)):
+            members = sorted(
+                (items_by_numbers[point] for point in product(*product_numbers)), key=itemgetter(0)
             )
-            folds.append((first, Fold(name=title, members=tuple(item for _, item in members))))
+            first, item = members[0]
+            texts, _ = _split_name(name(item))
+            folded_name = texts[0] + "".join(
+                f"{_format_ranges(numbers)}{text}"
+                for numbers, text in zip(product_numbers, texts[1:], strict=True)
+            )
+            folds.append(
+                (first, Fold(name=folded_name, members=tuple(item for _, item in members)))
+            )
     return [folded for _, folded in sorted(folds, key=itemgetter(0))]
 
 
-def _split_name(name: str) -> tuple[Numbers, Numbers]:
+def _split_name(name: str) -> tuple[NameParts, NameParts]:
     """Split a name into the texts around its numbers, and the numbers."""
-    parts = re.split(r"([0-9]+)", name)
-    return tuple(parts[::2]), tuple(parts[1::2])
+    fragments = re.split(r"([0-9]+)", name)
+    return tuple(fragments[::2]), tuple(fragments[1::2])
 
 
-def _boxes(points: Sequence[Numbers]) -> Iterator[tuple[Numbers, ...]]:
+def _cartesian_products(points: Sequence[NameParts]) -> Iterator[tuple[NameParts, ...]]:
     """Yield Cartesian products of numbers that together contain each point exactly once.
 
-    Each product is a tuple with the numbers of each position.
+    A point has the numbers of one name; a product is a tuple with the numbers at each position.
     """
     if not points[0]:
         yield ()
         return
-    rests_by_first: dict[str, list[Numbers]] = {}
+    rests_by_first: dict[str, list[NameParts]] = {}
     for first, *rest in points:
         rests_by_first.setdefault(first, []).append(tuple(rest))
-    firsts_by_rests: dict[frozenset[Numbers], list[str]] = {}
+    firsts_by_rests: dict[frozenset[NameParts], list[str]] = {}
     for first, rests in rests_by_first.items():
         firsts_by_rests.setdefault(frozenset(rests), []).append(first)
-    for group in firsts_by_rests.values():
-        for box in _boxes(rests_by_first[group[0]]):
-            yield tuple(group), *box
+    for firsts in firsts_by_rests.values():
+        for factors in _cartesian_products(rests_by_first[firsts[0]]):
+            yield tuple(firsts), *factors
 
 
 def _format_ranges(numbers: Sequence[str]) -> str:
@@ -109,11 +113,15 @@ def _format_ranges(numbers: Sequence[str]) -> str:
     unpadded = sorted({int(number) for number in numbers if str(int(number)) == number})
     zero_padded = sorted(number for number in numbers if str(int(number)) != number)
     sequences = [
-        [value for _, value in run]
-        for _, run in groupby(enumerate(unpadded), key=lambda at: at[1] - at[0])
+        [value for _, value in pairs]
+        for _, pairs in groupby(enumerate(unpadded), key=lambda pair: pair[1] - pair[0])
     ]
     return ",".join(
-        [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in sequences] + zero_padded
+        [
+            f"{sequence[0]}" if len(sequence) == 1 else f"{sequence[0]}-{sequence[-1]}"
+            for sequence in sequences
+        ]
+        + zero_padded
     )
 
 
@@ -145,10 +153,10 @@ def decision_table(
     return {
         "heads": [head for head in HEADS if head in costs or head not in COSTS],
         "rows": [
-            _row(folded.name, folded.members, costs)
+            _table_row(folded.name, folded.members, costs)
             | {
                 "members": [
-                    _row(row["tensor"], (row,), costs)
+                    _table_row(row["tensor"], (row,), costs)
                     for row in folded.members
                     if len(folded.members) > 1
                 ]
@@ -159,20 +167,22 @@ def decision_table(
 
 
 def _fold_key(row: Mapping[str, Any]) -> Hashable:
-    """Return the properties that folded tensors share: decision, size, counts and costs."""
-    counts = (row["choice"], row["size_bytes"])
-    transfers = (row["recomputed"], row["paged_out"], row["paged_in"])
-    return (*counts, *transfers, *(f"{row[key]:.{DIGITS}g}" for key in ("energy_j", "time_s")))
+    """Return the properties in which folded tensors are equal: decision, size, counts and costs."""
+    properties = (row["choice"], row["size_bytes"])
+    counts = (row["recomputed"], row["paged_out"], row["paged_in"])
+    return (*properties, *counts, *(f"{row[key]:.{DIGITS}g}" for key in ("energy_j", "time_s")))
 
 
-def _row(name: str, members: Sequence[Mapping[str, Any]], costs: Collection[str]) -> dict[str, Any]:
+def _table_row(
+    name: str, members: Sequence[Mapping[str, Any]], costs: Collection[str]
+) -> dict[str, Any]:
     """Return a table row for one tensor or a fold of equal tensors."""
     first, count = members[0], len(members)
     nodes = dict.fromkeys(row["node"] for row in members)
-    title = escape_controls(name)
+    display_name = escape_controls(name)
     return {
-        "name": title,
-        "tail": tail_start(title),
+        "name": display_name,
+        "tail": tail_start(display_name),
         "choice": first["choice"],
         "tensor": first["index"] if count == 1 else None,
         "node": escape_controls(first["node"]) if len(nodes) == 1 else None,
@@ -185,10 +195,11 @@ def _row(name: str, members: Sequence[Mapping[str, Any]], costs: Collection[str]
                 for key in ("recomputed", "paged_out", "paged_in")
             ),
             _range_cell(
-                min(r["first_stage"] for r in members), max(r["last_stage"] for r in members)
+                min(row["first_stage"] for row in members),
+                max(row["last_stage"] for row in members),
             ),
             _range_cell(
-                min(r["ram_stages"] for r in members), max(r["ram_stages"] for r in members)
+                min(row["ram_stages"] for row in members), max(row["ram_stages"] for row in members)
             ),
         ],
     }
@@ -197,7 +208,7 @@ def _row(name: str, members: Sequence[Mapping[str, Any]], costs: Collection[str]
 def _total_cell(
     count: int, value: float, format_value: Callable[[float], str]
 ) -> tuple[float, str]:
-    """Return sort key and text of a sum of equal values: ``10 x 14.82 mJ``."""
+    """Return sort key and text of the sum of `count` equal values: ``10 x 14.82 mJ``."""
     if not value:
         return 0, "0"
     return count * value, format_value(value) if count == 1 else f"{count} x {format_value(value)}"
@@ -208,7 +219,7 @@ def _range_cell(lower: int, upper: int) -> tuple[int, str]:
 
 
 def tail_start(name: str) -> int:
-    """Return the start of the part of a long name that is always shown."""
+    """Return the index in a name from which it is always displayed, even if it is long."""
     min_start = max(0, len(name) - MAX_TAIL)
-    cuts = (separator.end() for separator in re.finditer("[./]", name))
-    return next((cut for cut in (0, *cuts) if cut >= min_start), min_start)
+    separator_ends = (separator.end() for separator in re.finditer("[./]", name))
+    return next((start for start in (0, *separator_ends) if start >= min_start), min_start)

@@ -13,15 +13,20 @@ from poetmodel.report.charts import (
     map_chart,
 )
 from poetmodel.report.drawing import check_installed
-from poetmodel.report.facts import choice_names, decision_rows, facts, graph_facts
+from poetmodel.report.facts import (
+    decision_rows,
+    graph_facts,
+    schedule_facts,
+    treatment_names,
+)
 from poetmodel.report.figures import (
     COLUMNS,
-    FIRST_PARTS,
-    constraint_part,
-    figures,
+    MAIN_SECTIONS,
+    constraint_section,
     graph_rows,
     measured_rows,
-    step_figures,
+    metric_sections,
+    step_sections,
 )
 from poetmodel.report.folding import COSTS, decision_table
 from poetmodel.report.template import LIBRARIES, render
@@ -49,48 +54,53 @@ def report_facts(subjects: Sequence[Subject]) -> dict[str, Any]:
     """Return all facts of a report on schedules of one graph as plain values."""
     return {
         "graph": graph_facts(subjects[0]),
-        "schedules": [facts(subject) for subject in subjects],
+        "schedules": [schedule_facts(subject) for subject in subjects],
     }
 
 
 def report_page(subjects: Sequence[Subject]) -> str:
     """Return a report as the text of an HTML file; equal input gives equal text.
 
-    The page loads nothing else, which its content security policy enforces. The schedules are shown
-    side by side in the given order.
+    The page loads no other file, which its content security policy enforces. The schedules are
+    shown side by side in the given order.
     """
     facts = report_facts(subjects)
-    several = len(subjects) > 1
-    parts = figures(facts["schedules"])
+    has_several_schedules = len(subjects) > 1
+    sections = metric_sections(facts["schedules"])
     charts = _charts(subjects)
     return render(
         "report.html.jinja",
         chart_scripts=SCRIPTS,
         charts={"graph": graph_chart(subjects[0].graph), "charts": charts},
-        drawn={chart["id"] for chart in charts},
+        chart_ids={chart["id"] for chart in charts},
         title=_title(subjects),
-        several=several,
+        several=has_several_schedules,
         estimates=_estimates_note(subjects),
         graph=facts["graph"],
         schedules=facts["schedules"],
         answers=[answers(entry) for entry in facts["schedules"]],
-        parts=[part for part in parts if part[0] in FIRST_PARTS]
-        + constraint_part([subject.constraints for subject in subjects]),
-        fact_parts=[part for part in parts if part[0] not in FIRST_PARTS],
-        graph_rows=list(graph_rows(facts["graph"], reserved=bool(subjects[0].reserved_bytes))),
+        sections=[section for section in sections if section[0] in MAIN_SECTIONS]
+        + constraint_section([subject.constraints for subject in subjects]),
+        fact_sections=[section for section in sections if section[0] not in MAIN_SECTIONS],
+        graph_rows=list(
+            graph_rows(facts["graph"], includes_reserved=bool(subjects[0].reserved_bytes))
+        ),
         steps=[_step_section(entry) for entry in facts["schedules"] if entry["step"] is not None],
-        step_parts=step_figures(facts["schedules"]),
+        step_sections=step_sections(facts["schedules"]),
         step_columns=COLUMNS,
         decisions=_decisions(subjects),
-        choices=choice_names(subjects[0].graph),
+        choices=treatment_names(subjects[0].graph),
         gauges=list(_gauge_texts(subjects)),
         has_plan=[subject.plan is not None for subject in subjects],
-        places=[subject.arena_check for subject in subjects],
+        arena_checks=[subject.arena_check for subject in subjects],
     )
 
 
 def write_report(path: str | Path, subjects: Sequence[Subject]) -> int:
-    """Write a report atomically; return its size [B]."""
+    """Write a report atomically; return its size [B].
+
+    Raises `MissingExtraError` if a library is missing.
+    """
     check_report(path)
     content = report_page(subjects).encode("utf-8", "replace")
     write_bytes(path, content)
@@ -99,7 +109,9 @@ def write_report(path: str | Path, subjects: Sequence[Subject]) -> int:
 
 def _estimates_note(subjects: Sequence[Subject]) -> str:
     """Return the note that energies are estimates; empty without energies."""
-    has_energies = any(s.costs is not None and s.problem.uses_energy for s in subjects)
+    has_energies = any(
+        subject.costs is not None and subject.problem.uses_energy for subject in subjects
+    )
     return f"{ESTIMATES.capitalize()}." if has_energies else ""
 
 
@@ -109,7 +121,8 @@ def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
     shows_energy = any(subject.problem.uses_energy for subject in subjects)
     costs = [name for name in COSTS if has_costs and (shows_energy or name != "energy")]
     tables = {
-        s.label: decision_table(decision_rows(s.problem, s.schedule), costs=costs) for s in subjects
+        subject.label: decision_table(decision_rows(subject.problem, subject.schedule), costs=costs)
+        for subject in subjects
     }
     return {
         "heads": tables[subjects[0].label]["heads"],
@@ -131,15 +144,15 @@ def _step_section(entry: Mapping[str, Any]) -> dict[str, Any]:
 def _gauge_texts(subjects: Sequence[Subject]) -> Iterator[str]:
     """Yield the RAM gauge of each schedule as text, for readers without scripts."""
     for subject in subjects:
-        sizes = make_gauge(subject.room)
+        sizes = make_gauge(subject.device_ram)
         if sizes is not None:
-            rest, parts = format_gauge(sizes)
+            free_text, use_text = format_gauge(sizes)
             verdict = "it trains there" if sizes["trains"] else "it does not train there"
-            yield f"{subject.label}: {rest}: {verdict}; {parts}"
+            yield f"{subject.label}: {free_text}: {verdict}; {use_text}"
 
 
 def _title(subjects: Sequence[Subject]) -> str:
-    """Return the title of the page: the graph, and the devices of the schedules."""
+    """Return the title of the page: the graph, and the devices of the schedules, if known."""
     device_names = dict.fromkeys(
         device.name for subject in subjects if (device := subject.problem.costs.device) is not None
     )
@@ -151,21 +164,25 @@ def _title(subjects: Sequence[Subject]) -> str:
 
 def _charts(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
     """Return the data of all charts, each with its id on the page."""
-    gauge = gauge_chart(subjects)
+    gauge_data = gauge_chart(subjects)
     return [
-        *([] if gauge is None else [{"type": "gauge", "id": "gauge", **gauge}]),
+        *([] if gauge_data is None else [{"type": "gauge", "id": "gauge", **gauge_data}]),
         *(
-            {"type": "timeline", "id": f"time-{s.label}", **chart}
-            for s in subjects
-            if (chart := timeline_chart(s)) is not None
+            {"type": "timeline", "id": f"time-{subject.label}", **chart}
+            for subject in subjects
+            if (chart := timeline_chart(subject)) is not None
         ),
         *(
-            {"type": "addresses", "id": f"addresses-{s.label}", **chart}
-            for s in subjects
-            if (chart := address_chart(s)) is not None
+            {"type": "addresses", "id": f"addresses-{subject.label}", **chart}
+            for subject in subjects
+            if (chart := address_chart(subject)) is not None
         ),
         *(
-            {"type": "map", "id": f"map-{s.label}", **map_chart(s.graph, s.schedule)}
-            for s in subjects
+            {
+                "type": "map",
+                "id": f"map-{subject.label}",
+                **map_chart(subject.graph, subject.schedule),
+            }
+            for subject in subjects
         ),
     ]

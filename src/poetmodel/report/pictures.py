@@ -1,4 +1,4 @@
-"""Actions on tensors in the stages of a schedule, with colours and units for pictures."""
+"""Kinds of actions with their colours, units of axes, and the actions in stages of a schedule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.report.presenter import plural
+from poetmodel.report.presenter import format_items
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """Kind of a bar or a cell; the value is its name in the legend."""
+    """Kind of action that a bar or a cell shows; the value is its name in the legend."""
 
     COMPUTED = "computed"
     """First computation of a node."""
@@ -55,7 +55,7 @@ DARK_COLOURS: Final[Mapping[Kind, str]] = {
     Kind.WORKSPACE: "#8A949C",
 }
 """The same hues for a dark background."""
-PART_COLOURS: Final = (
+RAM_KIND_COLOURS: Final = (
     ("#3F5B7C", "#5B7C9E"),
     ("#86BDE3", "#3C7FB1"),
     ("#B79BD6", "#8A6DB5"),
@@ -75,23 +75,23 @@ def rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-_TIMES: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_SIZES: Final = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
+_TIME_UNITS: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_SIZE_UNITS: Final = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 
 
-def time_unit(longest_s: float) -> tuple[float, str]:
-    """Return the unit for times up to `longest_s`: its seconds and its name."""
-    return _unit(longest_s, _TIMES)
+def time_unit(max_s: float) -> tuple[float, str]:
+    """Return the unit for times up to `max_s`: its length [s] and its name."""
+    return _largest_unit(max_s, _TIME_UNITS)
 
 
-def size_unit(largest_bytes: float) -> tuple[float, str]:
-    """Return the unit for sizes up to `largest_bytes`: its bytes and its name."""
-    return _unit(largest_bytes, _SIZES)
+def size_unit(max_bytes: float) -> tuple[float, str]:
+    """Return the unit for sizes up to `max_bytes`: its size [B] and its name."""
+    return _largest_unit(max_bytes, _SIZE_UNITS)
 
 
-def _unit(largest: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
-    """Return the largest unit that is at most `largest`, else the smallest unit."""
-    return next((unit for unit in units if largest >= unit[0]), units[-1])
+def _largest_unit(max_value: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    """Return the largest unit that is at most `max_value`, else the smallest unit."""
+    return next((unit for unit in units if max_value >= unit[0]), units[-1])
 
 
 # -- stages of a schedule ----------------------------------------------------------------------
@@ -104,7 +104,7 @@ def format_move_counts(schedule: Schedule) -> str:
         (len(schedule.M_out), "page-out"),
         (len(schedule.M_in), "page-in"),
     )
-    return ", ".join(plural(number, noun) for number, noun in counts)
+    return ", ".join(format_items(count, noun) for count, noun in counts)
 
 
 def stage_actions(
@@ -115,7 +115,7 @@ def stage_actions(
     resident = set(schedule.resident)
     for t, k in schedule.R:
         kind = Kind.RECOMPUTED if k < t else Kind.COMPUTED
-        if graph.nodes[k].is_state:  # a state node is a first read unless its tensor is resident
+        if graph.nodes[k].is_state:  # a state node is a first read, unless its tensor is resident
             kind = Kind.KEPT if resident.issuperset(graph.outputs_of[k]) else Kind.PAGED_IN
         actions[t, k][kind] = graph.outputs_of[k]
     for kind, pairs in (
@@ -124,15 +124,15 @@ def stage_actions(
         (Kind.PAGED_OUT, schedule.M_out),
     ):
         for t, i in pairs:
-            cell = actions[t, graph.node_of[i]]
-            cell[kind] = (*cell.get(kind, ()), i)
+            tensors_by_kind = actions[t, graph.node_of[i]]
+            tensors_by_kind[kind] = (*tensors_by_kind.get(kind, ()), i)
     return dict(actions)
 
 
 def dominant_kind(kinds: Container[Kind]) -> Kind:
-    """Return the kind that colours a cell with several kinds."""
-    order = (Kind.COMPUTED, Kind.RECOMPUTED, Kind.PAGED_IN, Kind.KEPT)
-    return next((kind for kind in order if kind in kinds), Kind.PAGED_OUT)
+    """Return the kind that colours a cell with several kinds: computations before transfers."""
+    priority = (Kind.COMPUTED, Kind.RECOMPUTED, Kind.PAGED_IN, Kind.KEPT)
+    return next((kind for kind in priority if kind in kinds), Kind.PAGED_OUT)
 
 
 # -- line charts, and maps side by side --------------------------------------------------------
@@ -146,7 +146,7 @@ class Panel:
     x_name: str
     y_name: str
     lines: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
-    """Name and points of each line."""
+    """Name and points (x, y) of each line."""
     in_percent: bool = True
     """Whether the y axis is logarithmic, in percent."""
 

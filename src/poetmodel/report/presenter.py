@@ -1,4 +1,4 @@
-"""Facts with name, value and unit, as JSON objects and as rows of tables and pages."""
+"""Facts: named values with formats, which JSON, tables and pages contain."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from poetmodel.problem import Constraint
     from poetmodel.schedule import ConstraintValue, Simulation
 
-Unit = Callable[[Any], str]
-"""Function that formats a value for display."""
+ValueFormatter = Callable[[Any], str]
+"""Function that formats a value as text for tables and pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,17 @@ class Fact:
     """Value in SI units; None if unknown."""
     name: str | None = None
     """Name in tables and pages; None if only JSON contains it."""
-    unit: Unit = str
+    format_value: ValueFormatter = str
+    """Formats the value for tables and pages."""
     note: str = ""
     """Note for the reader."""
     alarm: bool = False
-    """Whether the value indicates a problem."""
+    """Whether the value exceeds a limit; tables show such facts in red."""
 
     @property
     def text(self) -> str:
         """Formatted value; empty if unknown."""
-        return "" if self.value is None else self.unit(self.value)
+        return "" if self.value is None else self.format_value(self.value)
 
 
 def text_fact(name: str, text: str, note: str = "") -> Fact:
@@ -58,56 +59,78 @@ def listed_facts(facts: Iterable[Fact]) -> Iterator[Fact]:
     return (fact for fact in facts if fact.name is not None and fact.value is not None)
 
 
-def room_facts(room: DeviceRam | None) -> Iterator[Fact]:
-    """Yield device RAM and its use by a step; the values are None without a device."""
-    for key, value in device_ram_metrics(room).items():
-        if key == "device_ram_bytes" and room is not None:
+def device_ram_facts(device_ram: DeviceRam | None) -> Iterator[Fact]:
+    """Yield the RAM of a device and its use by a step; the values are None without a device."""
+    for key, value in device_ram_metrics(device_ram).items():
+        if key == "device_ram_bytes" and device_ram is not None:
             yield Fact(
-                key, value, "device RAM", format_bytes, room.format_remark(), alarm=not room.fits
+                key,
+                value,
+                "device RAM",
+                format_bytes,
+                device_ram.format_remark(),
+                alarm=not device_ram.fits,
             )
         else:
-            yield gauge_fact(key, "of it", room) if key == GAUGE_KEY else Fact(key, value)
+            yield (
+                gauge_fact(key, "device RAM use", device_ram)
+                if key == GAUGE_KEY
+                else Fact(key, value)
+            )
 
 
-def gauge_fact(key: str, name: str, room: DeviceRam | None) -> Fact:
-    """Return used and free RAM of a device as one fact, with the parts as note."""
-    sizes = make_gauge(room)
+def gauge_fact(key: str, name: str, device_ram: DeviceRam | None) -> Fact:
+    """Return free or missing RAM of a device as a fact; its note lists the RAM in use by kind.
+
+    The value is None without a device, and if the kinds are unknown.
+    """
+    sizes = make_gauge(device_ram)
     note = "" if sizes is None else format_gauge(sizes)[1]
-    if room is not None and room.resident_bytes:
+    if device_ram is not None and device_ram.resident_bytes:
         note += "; resident bytes included"
     return Fact(key, sizes, name, lambda value: format_gauge(value)[0], note)
 
 
-def state_figures(graph: Graph, simulation: Simulation) -> dict[str, int] | None:
-    """Return counts and bytes of state by home, and of its transfers; None without state."""
+def state_metrics(graph: Graph, simulation: Simulation) -> dict[str, int] | None:
+    """Return counts and bytes of state by home, and bytes of its transfers; None without state."""
     if not graph.state_tensors:
         return None
     sizes, on_storage = graph.tensor_bytes, set(graph.state_tensors) - simulation.resident
     page_in_counts = {i: simulation.page_ins.get(i, 0) for i in on_storage}
-    replacements = [new for old, new in graph.replacement_of.items() if old in on_storage]
+    replacements = [
+        replacement
+        for state_tensor, replacement in graph.replacement_of.items()
+        if state_tensor in on_storage
+    ]
     return {
         "tensors": len(graph.state_tensors),
         "resident": len(simulation.resident),
         "resident_bytes": sum(sizes[i] for i in simulation.resident),
         "on_storage_bytes": sum(sizes[i] for i in on_storage),
-        "read_bytes": sum(sizes[i] * times for i, times in page_in_counts.items()),
+        "read_bytes": sum(sizes[i] * count for i, count in page_in_counts.items()),
         "written_back_bytes": sum(sizes[i] * simulation.page_outs.get(i, 0) for i in replacements),
     }
 
 
 def state_facts(graph: Graph, simulation: Simulation) -> Iterator[Fact]:
-    """Yield the state in RAM, the state on storage and its transfers; nothing without state."""
-    sizes = state_figures(graph, simulation)
+    """Yield facts about state in RAM, and state on storage with its transfers.
+
+    Yield nothing without state.
+    """
+    sizes = state_metrics(graph, simulation)
     if sizes is None:
         return
     yield Fact("state", sizes)
-    resident, tensors = sizes["resident"], sizes["tensors"]
-    note = f"{resident} of {plural(tensors, 'tensor')} in RAM throughout"
+    n_resident, n_tensors = sizes["resident"], sizes["tensors"]
+    note = f"{n_resident} of {format_items(n_tensors, 'tensor')} in RAM throughout"
     yield text_fact("resident state", format_bytes(sizes["resident_bytes"]), note)
-    if resident < tensors:
-        read, back = (format_bytes(sizes[f"{key}_bytes"]) for key in ("read", "written_back"))
-        access = f"{read} read" if sizes["read_bytes"] else "read in place"
-        note = f"{plural(tensors - resident, 'tensor')}: {access}, {back} written back a step"
+    if n_resident < n_tensors:
+        read_text, written_text = (
+            format_bytes(sizes[f"{key}_bytes"]) for key in ("read", "written_back")
+        )
+        access_text = f"{read_text} read" if sizes["read_bytes"] else "read in place"
+        tensors_text = format_items(n_tensors - n_resident, "tensor")
+        note = f"{tensors_text}: {access_text}, {written_text} written back a step"
         yield text_fact("state on storage", format_bytes(sizes["on_storage_bytes"]), note)
 
 
@@ -115,63 +138,72 @@ def metric_facts(
     display: Display,
     simulation: Simulation | PlanCheck,
     *groups: Group,
-    timed: bool = True,
+    has_costs: bool = True,
     notes: Mapping[str, str] | None = None,
-    unlisted: Collection[str] = (),
+    unlisted_keys: Collection[str] = (),
 ) -> Iterator[Fact]:
-    """Yield the metrics of a display as facts, in its order.
+    """Yield the metrics of a display as facts, in the order of the display.
 
     Parameters
     ----------
     display : Display
-        The document or table.
+        The table, file or page that contains the metrics.
     simulation : Simulation or PlanCheck
         Source of the values.
     *groups : Group
         The groups of metrics.
-    timed : bool
-        Whether costs are known; otherwise energies and times are None.
+    has_costs : bool
+        Whether the costs are known; otherwise energies and times are None.
     notes : mapping of str to str, optional
         Notes for the reader, by key.
-    unlisted : collection of str
+    unlisted_keys : collection of str
         Keys of metrics that the table omits.
     """
     notes = notes or {}
     for metric in metrics_at(display, *groups):
         if metric.read is None:
             continue
-        is_known = timed or not metric.needs_costs
+        is_known = has_costs or not metric.needs_costs
         value = metric.read(simulation) if is_known else None
-        is_listed = display in metric.tables and metric.key not in unlisted
-        name, format_value = metric.name if is_listed else None, METRIC_UNITS[metric.unit]
+        is_listed = display in metric.tables and metric.key not in unlisted_keys
+        name, format_value = metric.name if is_listed else None, METRIC_FORMATTERS[metric.unit]
         yield Fact(metric.key, value, name, format_value, notes.get(metric.key, ""))
 
 
-def page_rows(*groups: Group) -> tuple[Row, ...]:
-    """Return the rows of a report page for groups of metrics."""
+def report_page_rows(*groups: Group) -> tuple[RowSpec, ...]:
+    """Return the row of each metric of some groups on a report page."""
     return tuple(
-        (metric.key, metric.page_name or metric.name, PAGE_UNITS[metric.unit])
+        (metric.key, metric.page_name or metric.name, REPORT_FORMATTERS[metric.unit])
         for metric in metrics_at(Display.PAGE, *groups)
     )
 
 
 def wear_facts(display: Display, simulation: Simulation) -> Iterator[Fact]:
-    """Yield the number of steps until storage is worn; tables omit it if unknown."""
+    """Yield the number of steps until storage is worn out; tables omit it if unknown."""
     note = _wear_note(simulation.written_bytes)
     yield from metric_facts(display, simulation, Group.WEAR, notes={"steps_until_worn": note})
 
 
 def wear_fact(steps: float | None, written_bytes: int) -> Fact:
-    """Return the number of steps until storage is worn, given the bytes written per step."""
-    return Fact("steps_until_worn", steps, "storage worn", _steps, _wear_note(written_bytes))
+    """Return a fact about the number of steps until storage is worn out.
+
+    `steps` is None if unknown; `written_bytes` are written in each step [B].
+    """
+    return Fact(
+        "steps_until_worn",
+        steps,
+        "storage worn",
+        _format_steps_until_worn,
+        _wear_note(written_bytes),
+    )
 
 
 def _wear_note(written_bytes: int) -> str:
     return f"at {format_bytes(written_bytes)} written a step"
 
 
-def _steps(number: float) -> str:
-    return f"after {format_count(number)}steps"
+def _format_steps_until_worn(steps: float) -> str:
+    return f"after {format_count(steps)}steps"
 
 
 MAX_CONSTRAINTS: Final = 20
@@ -179,54 +211,73 @@ MAX_CONSTRAINTS: Final = 20
 
 
 def constraint_facts(values: Sequence[ConstraintValue]) -> Iterator[Fact]:
-    """Yield the sums of user-defined constraints, with their limits as notes."""
+    """Yield the sums of user-defined constraints, with their limits as notes.
+
+    Yield nothing without constraints.
+    """
     if not values:
         return
     yield Fact("constraints", [value.to_dict() for value in values])
-    selected = _select_constraints(values)
-    for value in selected:
+    shown_values = _select_constraints(values)
+    for value in shown_values:
         yield Fact(
             "",
             value.value,
             value.row.name,
-            unit_of_constraint(value.row),
+            constraint_formatter(value.row),
             _limit_note(value),
             bool(value.violated_side),
         )
-    if len(selected) < len(values):
-        more = plural(len(values) - len(selected), "constraint")
-        at_limit = sum(value.at_limit for value in values)
-        yield text_fact("", f"and {more} more", f"{at_limit} of all are at a limit")
+    if len(shown_values) < len(values):
+        omitted_text = format_items(len(values) - len(shown_values), "constraint")
+        n_at_limit = sum(value.at_limit for value in values)
+        yield text_fact("", f"and {omitted_text} more", f"{n_at_limit} of all are at a limit")
 
 
-def constraint_rows(several: Sequence[Sequence[ConstraintValue]]) -> Iterator[tuple[Fact, ...]]:
-    """Yield one row per user-defined constraint with the facts about it of several schedules."""
-    places = [{value.row.name: index for index, value in enumerate(values)} for values in several]
-    foremost = [value.row.name for values in several for value in _select_constraints(values)]
-    for name in dict.fromkeys(foremost):
+def constraint_rows(
+    values_by_schedule: Sequence[Sequence[ConstraintValue]],
+) -> Iterator[tuple[Fact, ...]]:
+    """Yield one row per user-defined constraint, with one fact for each of several schedules.
+
+    `values_by_schedule` has the values of the constraints of each schedule.
+    """
+    indices_by_name = [
+        {value.row.name: index for index, value in enumerate(values)}
+        for values in values_by_schedule
+    ]
+    displayed_names = [
+        value.row.name for values in values_by_schedule for value in _select_constraints(values)
+    ]
+    for name in dict.fromkeys(displayed_names):
         yield tuple(
             _constraint_cell(name, indices.get(name), values)
-            for indices, values in zip(places, several, strict=True)
+            for indices, values in zip(indices_by_name, values_by_schedule, strict=True)
         )
 
 
 def _constraint_cell(name: str, index: int | None, values: Sequence[ConstraintValue]) -> Fact:
-    """Return the value of a schedule's constraint with its limit; empty without one."""
+    """Return the value of a schedule's constraint with its limit.
+
+    Return a fact without a value if `index` is None, because the schedule lacks the constraint.
+    """
     if index is None:
         return Fact("", None, name)
     constraint = values[index]
-    amount = unit_of_constraint(constraint.row)
+    format_value = constraint_formatter(constraint.row)
     return Fact(
         f"constraints.{index}.value",
         constraint.value,
         name,
-        lambda value: f"{amount(value)}; {_limit_note(constraint)}",
+        lambda value: f"{format_value(value)}; {_limit_note(constraint)}",
         alarm=bool(constraint.violated_side),
     )
 
 
 def _select_constraints(values: Sequence[ConstraintValue]) -> Sequence[ConstraintValue]:
-    """Return the constraints to display: at most `MAX_CONSTRAINTS`, those at a limit first."""
+    """Return the constraints to display: at most `MAX_CONSTRAINTS`.
+
+    If there are more, those at or beyond a limit come first.
+    """
     if len(values) <= MAX_CONSTRAINTS:
         return values
     return sorted(values, key=lambda value: not (value.at_limit or value.violated_side))[
@@ -235,48 +286,54 @@ def _select_constraints(values: Sequence[ConstraintValue]) -> Sequence[Constrain
 
 
 def _limit_note(value: ConstraintValue) -> str:
-    limits = value.row.describe_limits(unit_of_constraint(value.row))
+    limits_text = value.row.describe_limits(constraint_formatter(value.row))
     if value.violated_side:
-        return f"{value.violated_side} its limit: {limits}"
-    free = value.row.lower != value.row.upper
-    return f"at its limit: {limits}" if value.at_limit and free else limits
+        return f"{value.violated_side} its limit: {limits_text}"
+    is_range = value.row.lower != value.row.upper
+    return f"at its limit: {limits_text}" if value.at_limit and is_range else limits_text
 
 
-def unit_of_constraint(row: Constraint) -> Unit:
+def constraint_formatter(row: Constraint) -> ValueFormatter:
     """Return the format function for the sum of a user-defined constraint."""
-    units = {"bytes": whole_bytes, "s": format_seconds, "J": fine_joules}
-    return units.get(unit_of_terms(row.terms.items()), format_number)
+    formatters = {"bytes": format_exact_bytes, "s": format_seconds, "J": format_precise_joules}
+    return formatters.get(unit_of_terms(row.terms.items()), format_number)
 
 
-Row = tuple[str, str, Unit]
-"""Path of a value in JSON, its name and its format function."""
-Parts = list[tuple[str, list[tuple[Fact, ...]]]]
-"""Named parts of rows; a row has one fact for each of several JSON objects."""
+RowSpec = tuple[str, str, ValueFormatter]
+"""Path of a value in JSON, its name on a page, and its format function."""
+Sections = list[tuple[str, list[tuple[Fact, ...]]]]
+"""Titles of sections with their rows; a row has one fact for each of several JSON objects."""
 
 
 def compare_objects(
-    parts: Mapping[str, Sequence[Row]], objects: Sequence[Mapping[str, Any]]
-) -> Parts:
-    """Return the facts of several JSON objects in rows, without empty rows and parts."""
-    sections: Parts = []
-    for part, specified in parts.items():
-        lines = [
+    row_specs: Mapping[str, Sequence[RowSpec]], objects: Sequence[Mapping[str, Any]]
+) -> Sections:
+    """Return the facts of several JSON objects in rows, without rows and sections that lack values.
+
+    `row_specs` are the rows of each section, by its title.
+    """
+    known_sections: Sections = []
+    for title, specs in row_specs.items():
+        rows = [
             tuple(Fact(key, value_at_path(entry, key), name, format_value) for entry in objects)
-            for key, name, format_value in specified
+            for key, name, format_value in specs
         ]
-        known_lines = [line for line in lines if any(fact.value is not None for fact in line)]
-        if known_lines:
-            sections.append((part, known_lines))
-    return sections
+        known_rows = [row for row in rows if any(fact.value is not None for fact in row)]
+        if known_rows:
+            known_sections.append((title, known_rows))
+    return known_sections
 
 
-def value_at_path(values: Mapping[str, Any], key: str) -> Any:
-    """Return the value at a path of keys and list indices; None if the path does not exist."""
+def value_at_path(values: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path of keys and list indices; None if a key is missing.
+
+    `path` has keys and indices separated by dots.
+    """
     value: Any = values
-    for name in key.split("."):
+    for key in path.split("."):
         if value is None:
             return None
-        value = value[int(name)] if isinstance(value, list) else value.get(name)
+        value = value[int(key)] if isinstance(value, list) else value.get(key)
     return value
 
 
@@ -289,7 +346,10 @@ def escape_controls(text: str) -> str:
 
 
 def format_count(value: float | None) -> str:
-    """Format a count with a metric prefix, ready for a unit: ``11.69 M``, ``512``."""
+    """Format a count with a metric prefix, to which a unit can be appended: ``11.69 M``, ``512 ``.
+
+    None gives ``unknown``.
+    """
     if value is None:
         return "unknown"
     for letter, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -301,22 +361,22 @@ def format_count(value: float | None) -> str:
 def format_device_quantity(value: float, *, unit: str) -> str:
     """Format a device quantity with its unit for display."""
     if unit == "B":
-        return whole_bytes(value)
+        return format_exact_bytes(value)
     if unit == "s":
         return format_seconds(value)
-    plain = {"W": f"{value:.4g} W", "writes": f"{format_number(value)} writes"}
-    plain["times"] = f"{value:.4g} times"
-    return plain.get(unit) or f"{format_count(value)}{unit}"
+    text_by_unit = {"W": f"{value:.4g} W", "writes": f"{format_number(value)} writes"}
+    text_by_unit["times"] = f"{value:.4g} times"
+    return text_by_unit.get(unit) or f"{format_count(value)}{unit}"
 
 
-def format_percent(ratio: float, *, digits: int = 5, places: int = 5) -> str:
+def format_percent(ratio: float, *, digits: int = 5, decimals: int = 5) -> str:
     """Format a ratio as a percentage: ``12.5 %``."""
-    return f"{round(100 * ratio, places):.{digits}g} %"
+    return f"{round(100 * ratio, decimals):.{digits}g} %"
 
 
 def format_ratio(ratio: float) -> str:
     """Format a ratio as a percentage of four digits: ``0.3329 %``."""
-    return format_percent(ratio, digits=4, places=6)
+    return format_percent(ratio, digits=4, decimals=6)
 
 
 def format_number(value: float) -> str:
@@ -324,24 +384,24 @@ def format_number(value: float) -> str:
     return f"{value:,.12g}"
 
 
-def yes_or_no(value: object) -> str:
-    """Return ``yes`` for a true value, else ``no``."""
+def format_yes_no(value: object) -> str:
+    """Format a truth value: ``yes`` or ``no``."""
     return "yes" if value else "no"
 
 
-def plural(number: int, noun: str) -> str:
+def format_items(count: int, noun: str) -> str:
     """Format a number of items: ``12 tensors``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def whole_bytes(size: float) -> str:
-    """Format a size in bytes, and in a larger unit if it has one: ``1,536 B (1.50 KiB)``."""
-    rounded = format_bytes(size)
-    exact = f"{size:,.0f} B"
-    return exact if rounded == exact else f"{exact} ({rounded})"
+def format_exact_bytes(size: float) -> str:
+    """Format a size in bytes, and above 1 KiB also rounded: ``1,536 B (1.50 KiB)``."""
+    rounded_text = format_bytes(size)
+    exact_text = f"{size:,.0f} B"
+    return exact_text if rounded_text == exact_text else f"{exact_text} ({rounded_text})"
 
 
-def fine_joules(energy_j: float) -> str:
+def format_precise_joules(energy_j: float) -> str:
     """Format an energy with seven digits, so that close bounds are distinguishable."""
     for prefix, factor in (("", 1.0), ("m", 1e-3), ("u", 1e-6)):
         if abs(energy_j) >= factor:
@@ -349,19 +409,19 @@ def fine_joules(energy_j: float) -> str:
     return f"{energy_j:.7g} J"
 
 
-METRIC_UNITS: Final[Mapping[MetricUnit, Unit]] = {
+METRIC_FORMATTERS: Final[Mapping[MetricUnit, ValueFormatter]] = {
     MetricUnit.BYTES: format_bytes,
     MetricUnit.SECONDS: format_seconds,
     MetricUnit.JOULES: format_joules,
     MetricUnit.FRACTION: format_percent,
-    MetricUnit.STEPS: _steps,
+    MetricUnit.STEPS: _format_steps_until_worn,
     MetricUnit.COUNT: format_number,
 }
-"""Formats of metrics in tables."""
-PAGE_UNITS: Final[Mapping[MetricUnit, Unit]] = {
-    **METRIC_UNITS,
-    MetricUnit.BYTES: whole_bytes,
-    MetricUnit.JOULES: fine_joules,
+"""Format functions of metrics in tables, by unit."""
+REPORT_FORMATTERS: Final[Mapping[MetricUnit, ValueFormatter]] = {
+    **METRIC_FORMATTERS,
+    MetricUnit.BYTES: format_exact_bytes,
+    MetricUnit.JOULES: format_precise_joules,
     MetricUnit.STEPS: format_number,
 }
-"""Formats of metrics on report pages, which have more digits."""
+"""Format functions of metrics on report pages, with more digits than in tables."""

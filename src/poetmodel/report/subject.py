@@ -48,16 +48,16 @@ def document_of(result: SolveResult) -> ScheduleDocument:
 
 
 def pairs_in_graph(graph: Graph, schedule: Schedule) -> Schedule:
-    """Return a schedule without the pairs that refer to missing stages, nodes or tensors.
+    """Return a schedule without the pairs of stages, nodes or tensors that the graph lacks.
 
     The verifier reports these pairs; the remaining schedule can be drawn.
     """
-    n, node_of = len(graph.nodes), graph.node_of
+    n_nodes, node_of = len(graph.nodes), graph.node_of
     relations = {
         name: tuple(
-            (t, k)
-            for t, k in getattr(schedule, name)
-            if 0 <= k < (n if name == "R" else len(node_of)) and 0 <= t < n
+            (t, index)
+            for t, index in getattr(schedule, name)
+            if 0 <= index < (n_nodes if name == "R" else len(node_of)) and 0 <= t < n_nodes
         )
         for name in RELATIONS
     }
@@ -66,9 +66,13 @@ def pairs_in_graph(graph: Graph, schedule: Schedule) -> Schedule:
 
 def free_costs(graph: Graph) -> Costs:
     """Return costs with zero time and energy for all computations and transfers."""
-    zeros, pages = [0.0] * len(graph.nodes), [(0.0, 0.0)] * len(graph.tensors)
+    zero_per_node, zero_per_transfer = [0.0] * len(graph.nodes), [(0.0, 0.0)] * len(graph.tensors)
     return Costs.from_arrays(
-        graph, compute_time_s=zeros, compute_energy_j=zeros, page_in=pages, page_out=pages
+        graph,
+        compute_time_s=zero_per_node,
+        compute_energy_j=zero_per_node,
+        page_in=zero_per_transfer,
+        page_out=zero_per_transfer,
     )
 
 
@@ -82,31 +86,33 @@ class VerifiedSchedule:
     problem: Problem
     """Problem stated in the file; without costs, all times and energies are 0."""
     costs: Costs | None
-    """Costs of times and energies; None if these were not verified."""
+    """Costs of the problem; None if they are unknown, and times and energies were not verified."""
     verdict: Verdict
     notes: tuple[str, ...] = ()
-    """Assumptions, and parts that were not verified."""
+    """Assumptions, and properties that were not verified."""
 
     @property
     def graph(self) -> Graph:
-        """The graph."""
+        """Graph of the problem."""
         return self.problem.graph
 
     @property
     def simulation(self) -> Simulation:
-        """Simulation of the schedule."""
+        """Simulation of the schedule, from the verdict."""
         return self.verdict.simulation
 
     @property
-    def room(self) -> DeviceRam | None:
+    def device_ram(self) -> DeviceRam | None:
         """Device RAM that the schedule uses; None without a device."""
-        use = self.simulation.peak_use
-        use = replace(use, activation_bytes=use.activation_bytes + self.reserved_bytes)
-        return DeviceRam.compare(self.problem.costs.device, self.problem.graph, use)
+        peak_use = self.simulation.peak_use
+        peak_use = replace(
+            peak_use, activation_bytes=peak_use.activation_bytes + self.reserved_bytes
+        )
+        return DeviceRam.compare(self.problem.costs.device, self.problem.graph, peak_use)
 
     @property
     def constraints(self) -> tuple[ConstraintValue, ...]:
-        """Values of the user-defined constraints."""
+        """Simulated values of the user-defined constraints."""
         return constraint_values(self.problem, self.simulation)
 
     @property
@@ -165,15 +171,15 @@ class Subject(VerifiedSchedule):
     def peak_ram_bytes(self) -> int:
         """Peak RAM plus reserved bytes [B]: simulated, or that of the plan for a compiled step.
 
-        Overlapping transfers may hold more RAM at once than the schedule.
+        A plan whose transfers overlap computation may use more RAM than the schedule.
         """
-        planned = self.check if self.step is not None else None
-        source = self.simulation if planned is None else planned
-        return source.peak_ram_bytes + self.reserved_bytes
+        checked_plan = self.check if self.step is not None else None
+        peak_source = self.simulation if checked_plan is None else checked_plan
+        return peak_source.peak_ram_bytes + self.reserved_bytes
 
     @property
     def keep_all_bytes(self) -> int:
-        """Keep-all peak [B]; for a compiled step 100 % of its budget."""
+        """Keep-all peak [B], to which percentages of the budget refer."""
         if self.step is not None:
             return int(self.step["keep_all_bytes"])
         return checkpoint_all_peak_bytes(self.graph)
@@ -194,12 +200,12 @@ def solved_subject(
     problem, document = result.problem, document_of(result)
     notes = []
     if step is not None and step["reserved_bytes"]:
-        reserve_text = ", ".join(
+        reserves_text = ", ".join(
             f"{kind} {format_bytes(size)}" for kind, size in step["reserves"].items()
         )
         notes.append(
             f"{format_bytes(step['reserved_bytes'])} of the step's RAM are reserved"
-            f"{f': {reserve_text}' if reserve_text else ''}; all RAM on this page includes them"
+            f"{f': {reserves_text}' if reserves_text else ''}; all RAM on this page includes them"
         )
     return Subject(
         label="A",

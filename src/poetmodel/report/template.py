@@ -1,4 +1,4 @@
-"""Rendering of all pages: jinja2 templates, and plotly's script, packed into the page."""
+"""Rendering of all pages from jinja2 templates; the page contains plotly's script, compressed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.report.charts import kinds, parts
+from poetmodel.report.charts import list_action_kinds, list_ram_kinds
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LIBRARIES: Final = ("jinja2", "plotly")
 """Packages that pages need."""
 REQUIRED_SCRIPTS: Final = {"timeline": ("bands",)}
-"""Scripts that the scripts of charts need before them."""
+"""Scripts that must precede the script of a chart, by its type."""
 SHARED_PACKAGE: Final = "poetmodel.report"
 """Package whose assets all pages share."""
 
@@ -37,45 +37,45 @@ def render(
     template : str
         A template that extends ``base.html.jinja``.
     chart_scripts : sequence of str
-        Types of its charts; each is a file in ``assets/scripts``.
+        Types of the charts of the page; each has a script in ``assets/scripts``.
     charts : mapping
         Data of the scripts: ``graph`` (see `poetmodel.report.charts.graph_chart`) and ``charts``,
         each with ``type`` and ``id``.
     package : str
         Package whose ``assets`` contain the template.
     **values
-        Values of the template.
+        Further values of the template.
     """
-    text: str = (
+    page_text: str = (
         _environment(package)
         .get_template(template)
         .render(
             chart_scripts=chart_scripts,
             scripts=[
                 name
-                for chart in chart_scripts
-                for name in (*REQUIRED_SCRIPTS.get(chart, ()), chart)
+                for chart_script in chart_scripts
+                for name in (*REQUIRED_SCRIPTS.get(chart_script, ()), chart_script)
             ],
-            kinds=kinds(),
-            parts_of_ram=parts(),
+            kinds=list_action_kinds(),
+            ram_kinds=list_ram_kinds(),
             charts={
-                "kinds": kinds(),
-                "parts": parts(),
+                "kinds": list_action_kinds(),
+                "parts": list_ram_kinds(),
                 **charts,
             },
             plotly=packed_plotly(),
             **values,
         )
     )
-    return text
+    return page_text
 
 
 @cache
 def packed_plotly() -> str:
     """Return plotly's script, compressed and encoded in base 85.
 
-    The digits are those of `base64.b85encode`, except for a comma in place of ``<``, which could
-    end the enclosing HTML element.
+    The digits are those of `base64.b85encode`, with a comma in place of ``<``, which could end the
+    enclosing HTML element.
     """
     from plotly.offline import get_plotlyjs
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-AGAIN: Final = "a"
+RECOMPUTATION: Final = "a"
 """Letter of a recomputation in a timeline."""
 FIRST_READ: Final = "r"
 """Letter of a first read of state from storage in a timeline."""
@@ -31,15 +31,16 @@ LETTERS: Final = {
 }
 """Letters of instructions; recomputations and first reads have their own."""
 ORIGINS: Final = tuple(Origin)
-IN_PARTS: Final = "keep-all in parts"
-"""Name of keep-all if operations of a compiled step run in parts; its peak is below that of the
-step as captured."""
+"""Origins of copies; a timeline contains their indices."""
+DIVIDED_KEEP_ALL: Final = "keep-all in pieces"
+"""Name of the keep-all curve if operations of a compiled step are divided into pieces. Its peak is
+below that of the captured step."""
 
 
 def timeline_chart(subject: Subject) -> dict[str, Any] | None:
     """Return the timeline of a schedule in the format of `plan_chart`.
 
-    If only costs are missing, its x axis is the instruction index. None for an invalid schedule.
+    Without costs, the x axis is the instruction index. Return None for an invalid schedule.
     """
     if subject.plan is not None and subject.check is not None:
         chart = plan_chart(subject.graph, subject.plan, subject.check)
@@ -51,25 +52,34 @@ def timeline_chart(subject: Subject) -> dict[str, Any] | None:
 
 
 def _add_reserved_bytes(subject: Subject, chart: dict[str, Any]) -> dict[str, Any]:
-    """Shift all RAM curves of a compiled step's timeline up by its reserved bytes.
+    """Return the timeline of a compiled step with all RAM curves raised by its reserved bytes.
 
     The reserved bytes are the lowest band; its index is below those of all workspaces. The keep-all
-    curve is capped at the step's keep-all peak, and is lower if operations run in parts.
+    curve is capped at the step's keep-all peak. It is lower if operations are divided into pieces.
     """
-    base, n = subject.reserved_bytes, len(chart["ops"])
-    places, kept = chart["ghost"]
-    peaks = [min(base + ram, subject.keep_all_bytes) for ram in kept]
-    runs_in_parts = max(peaks, default=0) < subject.keep_all_bytes
-    band = [-1 - len(subject.graph.nodes), base, -1, n, ORIGINS.index(Origin.RESIDENT)]
+    reserved_bytes, n_instructions = subject.reserved_bytes, len(chart["ops"])
+    positions, keep_all_ram = chart["ghost"]
+    peaks = [min(reserved_bytes + ram_bytes, subject.keep_all_bytes) for ram_bytes in keep_all_ram]
+    is_divided = max(peaks, default=0) < subject.keep_all_bytes
+    reserved_band = [
+        -1 - len(subject.graph.nodes),
+        reserved_bytes,
+        -1,
+        n_instructions,
+        ORIGINS.index(Origin.RESIDENT),
+    ]
     return {
         **chart,
-        **{key: [base + ram for ram in chart[key]] for key in ("during", "after")},
+        **{
+            key: [reserved_bytes + ram_bytes for ram_bytes in chart[key]]
+            for key in ("during", "after")
+        },
         "stays": [
             *chart["stays"],
-            *([[*band, 0, -1, 0, -1]] if base and chart["stays"] else []),
+            *([[*reserved_band, 0, -1, 0, -1]] if reserved_bytes and chart["stays"] else []),
         ],
-        "ghost": [places, peaks],
-        "ghost_name": IN_PARTS if runs_in_parts else "keep-all",
+        "ghost": [positions, peaks],
+        "ghost_name": DIVIDED_KEEP_ALL if is_divided else "keep-all",
         **_budget_values(subject.budget_bytes, subject.peak_ram_bytes),
     }
 
@@ -86,25 +96,27 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     replacement, and the computations that read it; -1 for none. ``ghost``: the instructions that
     first compute each node, and the RAM of keep-all there.
     """
-    factor, unit = time_unit(check.makespan_s or 0.0)
+    unit_s, unit_name = time_unit(check.makespan_s or 0.0)
     moments = check.moments
-    issued = [moment.issued_s for moment in moments] + [check.makespan_s or 0.0]
-    ops = "".join(_letters(graph, plan))
-    read = plan.first_reads(graph)
+    issue_times = [moment.issued_s for moment in moments] + [check.makespan_s or 0.0]
+    ops = "".join(_instruction_letters(graph, plan))
+    first_reads = plan.first_reads(graph)
     item_indices = [
-        read[index] if letter == FIRST_READ else index
+        first_reads[index] if letter == FIRST_READ else index
         for letter, (_, index) in zip(ops, plan.program, strict=True)
     ]
     return {
         "ops": ops,
         "of": item_indices,
-        "issued": [rounded(time / factor) for time in issued] if check.makespan_s else None,
+        "issued": [rounded(time_s / unit_s) for time_s in issue_times]
+        if check.makespan_s
+        else None,
         "work": [
-            [position, rounded(moment.start_s / factor), rounded(moment.end_s / factor)]
+            [position, rounded(moment.start_s / unit_s), rounded(moment.end_s / unit_s)]
             for position, moment in enumerate(moments)
             if moment.end_s > moment.start_s
         ],
-        "unit": unit,
+        "unit": unit_name,
         "during": [moment.high_bytes for moment in moments],
         "after": [moment.ram_bytes for moment in moments],
         "stays": [_stay_values(stay) for stay in list_stays(graph, plan)],
@@ -125,9 +137,9 @@ def plan_title(graph: Graph, plan: Plan, check: PlanCheck) -> str:
     )
 
 
-def _letters(graph: Graph, plan: Plan) -> Iterator[str]:
+def _instruction_letters(graph: Graph, plan: Plan) -> Iterator[str]:
     """Yield the letter of each instruction."""
-    computed: set[int] = set()
+    computed_nodes: set[int] = set()
     first_reads = plan.first_reads(graph)
     for op, index in plan.program:
         if op != Op.COMPUTE:
@@ -135,8 +147,8 @@ def _letters(graph: Graph, plan: Plan) -> Iterator[str]:
         elif index in first_reads:
             yield FIRST_READ
         else:
-            yield AGAIN if index in computed else LETTERS[op]
-            computed.add(index)
+            yield RECOMPUTATION if index in computed_nodes else LETTERS[op]
+            computed_nodes.add(index)
 
 
 def _stay_values(stay: Stay) -> list[int]:
@@ -155,35 +167,44 @@ def _stay_values(stay: Stay) -> list[int]:
     ]
 
 
-def _keep_all_profile(graph: Graph, ops: str, of: list[int]) -> dict[str, Any]:
-    """Return the RAM of keep-all at the instructions that first compute each node."""
+def _keep_all_profile(graph: Graph, ops: str, item_indices: list[int]) -> dict[str, Any]:
+    """Return the entry ``ghost`` of `plan_chart`: the RAM of keep-all."""
     profile = checkpoint_all_profile(graph)
-    first = [position for position, letter in enumerate(ops) if letter == LETTERS[Op.COMPUTE]]
-    kept = [position for position in first if not graph.nodes[of[position]].is_state]
-    return {"ghost": [kept, [profile[of[position]] for position in kept]]}
-
-
-def _budget_values(budget: int | None, peak_bytes: int) -> dict[str, Any]:
-    """Return the budget of a chart, its name, and the unit of the RAM axis."""
-    scale, unit = size_unit(max(peak_bytes, budget or 0))
+    first_positions = [
+        position for position, letter in enumerate(ops) if letter == LETTERS[Op.COMPUTE]
+    ]
+    operator_positions = [
+        position for position in first_positions if not graph.nodes[item_indices[position]].is_state
+    ]
     return {
-        "budget": budget,
-        "budget_name": "" if budget is None else f"budget {format_bytes(budget)}",
-        "size": unit,
+        "ghost": [
+            operator_positions,
+            [profile[item_indices[position]] for position in operator_positions],
+        ]
+    }
+
+
+def _budget_values(budget_bytes: int | None, peak_bytes: int) -> dict[str, Any]:
+    """Return the budget of a chart, its name, and the unit of the RAM axis; no budget for None."""
+    scale, unit_name = size_unit(max(peak_bytes, budget_bytes or 0))
+    return {
+        "budget": budget_bytes,
+        "budget_name": "" if budget_bytes is None else f"budget {format_bytes(budget_bytes)}",
+        "size": unit_name,
         "scale": scale,
     }
 
 
 def _without_times(subject: Subject) -> dict[str, Any]:
-    """Return the timeline of a schedule without costs."""
+    """Return the timeline of a schedule without costs, over instructions instead of time."""
     from poetmodel.planner import make_plan
 
-    graph, budget = subject.graph, subject.budget_bytes
+    graph, budget_bytes = subject.graph, subject.budget_bytes
     plan = make_plan(
         graph,
         free_costs(graph),
         subject.schedule,
         mode=StorageMode.BLOCKING,
-        ram_budget_bytes=budget if budget is None or budget > 0 else None,
+        ram_budget_bytes=budget_bytes if budget_bytes is None or budget_bytes > 0 else None,
     )
     return plan_chart(graph, plan, check_plan(graph, None, plan))

@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.ram import DeviceRam
 from poetmodel.problem.totals import format_terms
-from poetmodel.report.presenter import fine_joules, format_ratio, plural, value_at_path
+from poetmodel.report.presenter import (
+    format_items,
+    format_precise_joules,
+    format_ratio,
+    value_at_path,
+)
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     Facts = Mapping[str, Any]
-    Words = tuple[str, str, str]
+    AnswerTexts = tuple[str, str, str]
+    """Word, text and mood of an answer."""
 
 REMEDY: Final = "call step.verify(x, y), then write this page again"
 """Instruction for the user if a step was not compared with eager PyTorch."""
@@ -22,17 +28,17 @@ REMEDY: Final = "call step.verify(x, y), then write this page again"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to a question: a word or two, and a sentence with the metrics behind it."""
+    """Answer to a question: a word or two, and a sentence with the metrics that support it."""
 
     question: str
     word: str
     text: str
     mood: str
-    """``good``, ``warn``, ``bad``, or empty."""
+    """``good``, ``warn``, ``bad``, or empty: the style of the answer on a page."""
 
 
 def answers(schedule: Facts) -> tuple[Answer, Answer, Answer]:
-    """Answer whether a schedule fits, whether it is proven optimal, and its cost."""
+    """Answer whether a schedule fits and is proven optimal, and how much it costs."""
     return (
         Answer("Does it fit?", *_fit_answer(schedule)),
         Answer("Is it proven?", *_proof_answer(schedule)),
@@ -41,10 +47,10 @@ def answers(schedule: Facts) -> tuple[Answer, Answer, Answer]:
 
 
 def step_answers(step: Facts) -> tuple[Answer, Answer, Answer]:
-    """Answer whether a step equals eager PyTorch, whether it meets its budget, and its speed."""
+    """Answer whether a step equals eager PyTorch and meets its budget, and how long it takes."""
     return (
         Answer("Are the results those of eager PyTorch?", *_equality_answer(step)),
-        Answer("Is the budget kept?", *_budget_answer(step)),
+        Answer("Is the budget met?", *_budget_answer(step)),
         Answer("How long does a step take?", *_speed_answer(step)),
     )
 
@@ -52,33 +58,33 @@ def step_answers(step: Facts) -> tuple[Answer, Answer, Answer]:
 # -- a schedule -------------------------------------------------------------------------------
 
 
-def _fit_answer(schedule: Facts) -> Words:
+def _fit_answer(schedule: Facts) -> AnswerTexts:
     """Answer whether the schedule is valid and fits budget and device."""
     peak, budget = schedule["peak_ram_bytes"], schedule["budget_bytes"]
     if not schedule["valid"]:
-        count_text = plural(len(schedule["violations"]), "violation")
+        count_text = format_items(len(schedule["violations"]), "violation")
         return "Rejected", f"the verifier found {count_text}, listed below", "bad"
-    binding = schedule["binding"]
-    moment = f"at {binding['node']} (stage {binding['stage']})"
-    if binding["ram_bytes"] != peak:
-        moment = f"most of it {moment}"
+    peak_step = schedule["binding"]
+    peak_text = f"at {peak_step['node']} (stage {peak_step['stage']})"
+    if peak_step["ram_bytes"] != peak:
+        peak_text = f"most of it {peak_text}"
     exceeds_device = schedule["fits_device"] is False
     if budget is None:
         text = (
-            f"peak RAM {format_bytes(peak)} {moment}; the file states no budget"
+            f"peak RAM {format_bytes(peak)} {peak_text}; the file states no budget"
             f"{_device_remark(schedule)}"
         )
         return ("Does not fit", text, "bad") if exceeds_device else ("Runs", text, "good")
     text = (
         f"peak RAM {format_bytes(peak)} of {format_bytes(budget)}, "
-        f"{format_ratio(peak / budget)}, {moment}"
+        f"{format_ratio(peak / budget)}, {peak_text}"
     )
     limit_s = value_at_path(schedule, "problem.deadline_s")
     if limit_s is not None and schedule["deadline_time_s"] is not None:
         used_text = format_seconds(schedule["deadline_time_s"])
         text += f"; deadline {format_seconds(limit_s)} met with {used_text}"
     if schedule["constraints"]:
-        text += f"; {plural(len(schedule['constraints']), 'user-defined constraint')} met"
+        text += f"; {format_items(len(schedule['constraints']), 'user-defined constraint')} met"
     text += _device_remark(schedule)
     return ("Does not fit", text, "bad") if exceeds_device else ("Fits", text, "good")
 
@@ -87,7 +93,7 @@ def _device_remark(schedule: Facts) -> str:
     """Return a remark if the step does not fit the RAM of the device, else ""."""
     if schedule["device_ram_bytes"] is None:
         return ""
-    room = DeviceRam(
+    device_ram = DeviceRam(
         device=value_at_path(schedule, "device.key")
         or value_at_path(schedule, "device.name")
         or "the device",
@@ -95,11 +101,11 @@ def _device_remark(schedule: Facts) -> str:
         peak_bytes=schedule["peak_ram_bytes"],
         resident_bytes=schedule["resident_bytes"],
     )
-    warning = room.format_warning()
+    warning = device_ram.format_warning()
     return "" if warning is None else f"; but {warning}"
 
 
-def _proof_answer(schedule: Facts) -> Words:
+def _proof_answer(schedule: Facts) -> AnswerTexts:
     """Answer whether the schedule is proven optimal, with its gap."""
     if not schedule["valid"]:
         return "No", "the verifier rejects the schedule, so its bound has no meaning", "bad"
@@ -107,8 +113,8 @@ def _proof_answer(schedule: Facts) -> Words:
     minimized = "energy" if objective is None else objective["minimize"]
     gap = schedule["gap"]
     if gap is None:
-        compared = "without costs the bound was not compared"
-        return "Unknown", compared if schedule["bound_j"] else "no bound is stated", "warn"
+        gap_text = "without costs the bound was not compared"
+        return "Unknown", gap_text if schedule["bound_j"] else "no bound is stated", "warn"
     if minimized == "own":
         name = objective.get("name")
         terms = tuple((value_at_path(schedule, "problem.weights") or {}).items())
@@ -117,22 +123,25 @@ def _proof_answer(schedule: Facts) -> Words:
         quantity = "the user-defined objective" if name is None else "the objective of the model"
     elif minimized == "energy":
         bound_text = (
-            f"no schedule of this problem needs less than {fine_joules(schedule['bound_j'])}"
+            "no schedule of this problem needs less than "
+            f"{format_precise_joules(schedule['bound_j'])}"
         )
         quantity = "the energy overhead"
     else:
-        form = format_seconds if minimized == "time" else format_bytes
-        bound_text = f"the least {minimized} of this problem is {form(objective['bound'])} or more"
+        format_value = format_seconds if minimized == "time" else format_bytes
+        bound_text = (
+            f"the minimum {minimized} of this problem is {format_value(objective['bound'])} or more"
+        )
         quantity = f"the minimized quantity, {minimized},"
     if schedule["status"] == "optimal":
         return "Proven optimal", f"{bound_text}; gap {format_ratio(gap)}", "good"
     if gap >= 1:
-        return "Not proven", "the stated bound is only what every schedule pays", "warn"
+        return "Not proven", "the stated bound is only the baseline", "warn"
     text = f"at most {format_ratio(gap)} of {quantity} could be saved; {bound_text}"
     return f"Within {format_ratio(gap)}", text, "warn"
 
 
-def _cost_answer(schedule: Facts) -> Words:
+def _cost_answer(schedule: Facts) -> AnswerTexts:
     """Answer how much energy and time the schedule needs beyond a single pass."""
     energy_j, baseline_j = schedule["energy_j"], schedule["baseline_energy_j"]
     if energy_j is None or schedule["makespan_s"] is None:
@@ -140,14 +149,15 @@ def _cost_answer(schedule: Facts) -> Words:
     energy_ratio = format_ratio(schedule["overhead_j"] / baseline_j) if baseline_j else "0 %"
     time_s, pass_s = schedule["makespan_s"], schedule["pass_s"]
     time_ratio = format_ratio(time_s / pass_s - 1) if pass_s else "0 %"
-    single = "a single pass, every node computed once, needs"
+    baseline_intro = "a single pass, every node computed once, needs"
     if value_at_path(schedule, "objective.minimize") == "time" or not schedule["asks_energy"]:
-        text = f"{format_seconds(time_s)} a step; {single} {format_seconds(pass_s or 0.0)}"
+        text = f"{format_seconds(time_s)} a step; {baseline_intro} {format_seconds(pass_s or 0.0)}"
         if schedule["asks_energy"]:
-            text += f"; {fine_joules(energy_j)}, {energy_ratio} more than a single pass"
+            text += f"; {format_precise_joules(energy_j)}, {energy_ratio} more than a single pass"
         return f"+{time_ratio} time", text, ""
     text = (
-        f"{fine_joules(energy_j)} a step; {single} {fine_joules(baseline_j)}; "
+        f"{format_precise_joules(energy_j)} a step; {baseline_intro} "
+        f"{format_precise_joules(baseline_j)}; "
         f"{format_seconds(time_s)}{f', {time_ratio} more than a single pass' if pass_s else ''}"
     )
     return f"+{energy_ratio} energy", text, ""
@@ -156,13 +166,15 @@ def _cost_answer(schedule: Facts) -> Words:
 # -- a compiled step --------------------------------------------------------------------------
 
 
-def _equality_answer(step: Facts) -> Words:
+def _equality_answer(step: Facts) -> AnswerTexts:
     """Answer whether the results equal those of eager PyTorch."""
     certificate = step["certificate"]
     if certificate is None:
         return "Not verified", REMEDY, "warn"
     n_compared, n_different = certificate["compared"], len(certificate["differences"])
-    random = "" if certificate["random_equal"] else "; the random generator ends in another state"
+    random_text = (
+        "" if certificate["random_equal"] else "; the random generator ends in another state"
+    )
     if certificate["equal"]:
         results_text = "parameters, optimizer state" if certificate.get("updates") else "gradients"
         text = (
@@ -172,38 +184,40 @@ def _equality_answer(step: Facts) -> Words:
         return "Equal", text, "good"
     text = (
         f"{n_different} of {n_compared} results differ"
-        f"{', listed below' if n_different else ''}{random}"
+        f"{', listed below' if n_different else ''}{random_text}"
     )
     return "Different", text, "bad"
 
 
-def _budget_answer(step: Facts) -> Words:
+def _budget_answer(step: Facts) -> AnswerTexts:
     """Answer whether the measured heap peak meets the budget."""
     certificate, budget = step["certificate"], step["budget_bytes"]
-    planned = step["plan"]["peak_bytes"]
+    planned_bytes = step["plan"]["peak_bytes"]
     if certificate is None:
-        text = f"the plan needs {format_bytes(planned)} of {format_bytes(budget)}"
+        text = f"the plan needs {format_bytes(planned_bytes)} of {format_bytes(budget)}"
         return "Not measured", text, "warn"
-    peak, eager = certificate["heap_peak_bytes"], certificate["eager_heap_peak_bytes"]
-    text = f"heap peak {format_bytes(peak)} of {format_bytes(budget)}"
-    if eager:
-        text += f"; that is {format_ratio(peak / eager)} of eager PyTorch's {format_bytes(eager)}"
-    return ("Kept", text, "good") if certificate["within_budget"] else ("Exceeded", text, "bad")
+    peak_bytes, eager_bytes = certificate["heap_peak_bytes"], certificate["eager_heap_peak_bytes"]
+    text = f"heap peak {format_bytes(peak_bytes)} of {format_bytes(budget)}"
+    if eager_bytes:
+        ratio_text = format_ratio(peak_bytes / eager_bytes)
+        text += f"; that is {ratio_text} of eager PyTorch's {format_bytes(eager_bytes)}"
+    return ("Met", text, "good") if certificate["within_budget"] else ("Exceeded", text, "bad")
 
 
-def _speed_answer(step: Facts) -> Words:
+def _speed_answer(step: Facts) -> AnswerTexts:
     """Answer how long a step takes, compared with eager PyTorch and the plan."""
-    certificate, planned = step["certificate"], step["plan"]["makespan_s"]
+    certificate, planned_s = step["certificate"], step["plan"]["makespan_s"]
     device = step["plan"].get("device")
-    plan = "" if planned is None else f"planned {format_seconds(planned)}"
-    if plan and device:
-        plan += f" on {device}, not on the host where the step ran"
+    plan_text = "" if planned_s is None else f"planned {format_seconds(planned_s)}"
+    if plan_text and device:
+        plan_text += f" on {device}, not on the host where the step ran"
     if certificate is None:
-        return "Not measured", plan, "warn"
-    eager = format_seconds(certificate["eager_time_s"])
-    count = certificate.get("threads")
-    threads = f", {plural(count, 'thread')}" if count else ""
+        return "Not measured", plan_text, "warn"
+    eager_text = format_seconds(certificate["eager_time_s"])
+    n_threads = certificate.get("threads")
+    threads_text = f", {format_items(n_threads, 'thread')}" if n_threads else ""
     text = (
-        f"eager PyTorch {eager}; least of several steps each{threads}{'; ' if plan else ''}{plan}"
+        f"eager PyTorch {eager_text}; minimum of several steps each{threads_text}"
+        f"{'; ' if plan_text else ''}{plan_text}"
     )
     return format_seconds(certificate["time_s"]), text, ""

@@ -18,16 +18,18 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 CONNECT_S: Final = 4
-"""Time within which scheduler and workers must answer [s]."""
+"""Maximum time for a reply of scheduler or workers [s]."""
 _LENGTH_BYTES: Final = 8
 """Size of the prefix of a Dask message, which is the length of the message [B]."""
 _MAX_GREETING_BYTES: Final = 2**20
+"""Maximum size of the first message of a scheduler [B]."""
 _ADDRESS: Final = re.compile(
     r"(?:(?:tcp|tls)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})"
 )
 """An address of a scheduler: ``tcp://10.0.0.1:8786``."""
 _VERSION: Final = "__import__('poetmodel').__version__"
-"""Expression for each worker; it works where poetmodel is missing, unlike a pickled function."""
+"""Expression that each worker evaluates. Unlike a pickled function, it also reaches workers without
+poetmodel, which report an error."""
 
 
 @contextmanager
@@ -36,14 +38,13 @@ def connect(
 ) -> Iterator[tuple[Executor, Callable[[], int]]]:
     """Connect to a Dask scheduler; yield a pool, and a function that counts its threads.
 
-    Runs execute in processes that the workers start. If a worker dies, another one repeats its
-    run.
+    Workers start processes for the runs. If a worker dies, another one repeats its run.
 
     Raises
     ------
     InputError
-        If no scheduler listens at the address, it has no workers, or a worker has no poetmodel or
-        another version of it.
+        If no scheduler listens at the address, the scheduler has no workers, or a worker lacks this
+        version of poetmodel.
     MissingExtraError
         If the extra ``cluster`` is not installed.
     """
@@ -54,12 +55,12 @@ def connect(
         raise MissingExtraError(
             "scheduler: a Dask cluster needs the extra: pip install 'poetmodel[cluster]'"
         ) from None
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised as sentences
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised, not logged
     try:
         client = distributed.Client(scheduler, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"scheduler {scheduler!r}: a server answers there, but no Dask scheduler ({error})"
+            f"scheduler {scheduler!r}: the server at this address is no Dask scheduler ({error})"
         ) from error
     try:
         _check_workers(scheduler, client)
@@ -113,7 +114,9 @@ def _check_address(scheduler: str) -> None:
             f"scheduler {scheduler!r}: cannot be reached ({error}); is 'dask scheduler' running?"
         ) from error
     if not is_dask:
-        raise InputError(f"scheduler {scheduler!r}: the server there is no Dask scheduler")
+        raise InputError(
+            f"scheduler {scheduler!r}: the server at this address is no Dask scheduler"
+        )
 
 
 def _greets_like_dask(connection: socket.socket) -> bool:

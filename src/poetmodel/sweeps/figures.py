@@ -19,14 +19,14 @@ COMPUTE: Final = "compute"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A product of models, devices, limits and methods: one of the grids of a figure."""
+class FigureGrid:
+    """A grid of runs of a figure: all combinations of models, devices, limits and methods."""
 
     models: tuple[str, ...]
     devices: tuple[str, ...]
     ram: tuple[str, ...]
     quick_ram: tuple[str, ...]
-    """The budgets of a quick figure; empty to leave out this grid."""
+    """The budgets of a quick figure; () to omit this grid."""
     methods: tuple[str, ...]
     deadlines: tuple[str | None, ...] = (None,)
     deadline_counts: str | None = None
@@ -42,8 +42,8 @@ class Figure:
     title: str
     """Description, in one line."""
     paper: str
-    """Statement of the paper."""
-    parts: tuple[Part, ...]
+    """Result that the paper states."""
+    grids: tuple[FigureGrid, ...]
     limit_s: float
     """Limit of each solve, building included [s]."""
     quick_limit_s: float
@@ -57,31 +57,31 @@ class Figure:
         """
         limit_s = time_limit_s or (self.quick_limit_s if quick else self.limit_s)
         unique_runs: dict[Run, None] = {}
-        for part in self.parts:
-            counts = part.deadline_counts
+        for figure_grid in self.grids:
+            deadline_counts = figure_grid.deadline_counts
             runs = grid(
-                part.models,
-                part.devices,
-                ram=part.quick_ram if quick else part.ram,
-                deadlines=part.deadlines,
-                methods=part.methods,
-                settings=Settings(deadline_counts=counts, time_limit_s=limit_s),
+                figure_grid.models,
+                figure_grid.devices,
+                ram=figure_grid.quick_ram if quick else figure_grid.ram,
+                deadlines=figure_grid.deadlines,
+                methods=figure_grid.methods,
+                settings=Settings(deadline_counts=deadline_counts, time_limit_s=limit_s),
             )
             unique_runs.update(dict.fromkeys(runs))
         return tuple(unique_runs)
 
 
-_BUDGETS: Final = tuple(f"{share}%" for share in range(20, 100, 10))
+_BUDGETS: Final = tuple(f"{percent}%" for percent in range(20, 100, 10))
 _QUICK_BUDGETS: Final = ("30%", "50%", "70%")
 _PAPER_DEVICES: Final = ("paper-m0", "paper-m4", "paper-a72", "jetson-tx2")
 
 _FIGURE2 = Figure(
     name="figure2",
     title="Maps of the best schedules of a small linear network: recomputed, kept, paged",
-    paper="Of eight layers in a row, 2 and 3 are cheap to compute and are recomputed; 5 and 6 are "
-    "dear, are paged out behind their computation and in before their use.",
-    parts=tuple(
-        Part(
+    paper="Of eight layers in a row, 2 and 3 are cheap and are recomputed; 5 and 6 are expensive, "
+    "and are paged out after their computation and paged in before their use.",
+    grids=tuple(
+        FigureGrid(
             models=(model,),
             devices=devices,
             ram=ram,
@@ -101,10 +101,10 @@ _FIGURE2 = Figure(
 _FIGURE3 = Figure(
     name="figure3",
     title="Energy overhead against RAM: three networks on four devices, every method",
-    paper="POET needs the least energy in most configurations; on the TX2 up to 35 % less than DTR "
-    "for ResNet-18.",
-    parts=tuple(
-        Part(
+    paper="POET needs the lowest energy in most configurations; on the TX2 up to 35 % less than "
+    "DTR for ResNet-18.",
+    grids=tuple(
+        FigureGrid(
             models=models,
             devices=_PAPER_DEVICES,
             ram=_BUDGETS,
@@ -128,8 +128,8 @@ _FIGURE4 = Figure(
     title="Paging alone, recomputation alone, and both, on VGG-16 under deadlines",
     paper="Both together need up to 40 % less energy than either alone; recomputation alone is "
     "infeasible under the tightest deadline.",
-    parts=tuple(
-        Part(
+    grids=tuple(
+        FigureGrid(
             models=models,
             devices=(device,),
             ram=("45%", "50%", "60%", "70%", "80%", "90%"),
@@ -163,8 +163,8 @@ _FIGURE5 = Figure(
     name="figure5",
     title="Capuchin against the optimum, ResNet-18",
     paper="Capuchin takes 73 to 141 % more energy than with full memory, POET less than 1 % more.",
-    parts=tuple(
-        Part(
+    grids=tuple(
+        FigureGrid(
             models=models,
             devices=(device,),
             ram=("15%", *_BUDGETS),
@@ -187,8 +187,8 @@ _TABLE3 = Figure(
     title="POFO against the optimum on the TX2: peak RAM and time, ResNet-18",
     paper="POFO takes 311,808 kB and 94.79 ms, POET 285,873 kB and 82.36 ms: 8.3 % less memory, "
     "13 % less time.",
-    parts=tuple(
-        Part(
+    grids=tuple(
+        FigureGrid(
             models=(model,),
             devices=("jetson-tx2",),
             ram=ram,
@@ -202,7 +202,7 @@ _TABLE3 = Figure(
             ("paper/resnet18", ("40%", "50%", "60%", "70%", "80%", "90%"), ("50%", "70%")),
             ("resnet18", ("50%", "60%", "70%", "80%", "90%"), ("50%", "70%")),
         )
-        # POFO minimizes time, the optimum energy; a deadline makes the latter quick too
+        # POFO minimizes time, `optimal` energy; with the deadline its schedules are as quick
         for methods, deadlines in ((("pofo", "optimal"), (None,)), (("optimal",), ("100.05%",)))
     ),
     limit_s=60.0,
@@ -214,7 +214,7 @@ FIGURES: Final[Mapping[str, Figure]] = MappingProxyType(
 )
 
 
-def figure(name: str) -> Figure:
+def find_figure(name: str) -> Figure:
     """Return a figure by its name."""
     if name not in FIGURES:
         raise InputError(f"bench {name!r}: expected one of {', '.join(FIGURES)}, instances, check")

@@ -1,8 +1,8 @@
 """The instance library: problems as files with the best known results, and checks of solutions.
 
 A library is a folder. `INDEX` has one JSON line for each problem: the files of its graph, costs and
-device, its limits as in the ``problem`` of a schedule file, and the best known results. `check`
-verifies schedule files that other solvers found.
+device, its limits as in the ``problem`` of a schedule file, and the best known results.
+`check_solutions` verifies schedule files that other solvers found.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from poetmodel.problem import Quantity
 from poetmodel.schedule import Schedule
 from poetmodel.schedule.document import load_document
 from poetmodel.schedule.io import ProblemEntry, validate_model
-from poetmodel.sweeps.measurement import commit
+from poetmodel.sweeps.measurement import git_commit
 from poetmodel.version import __version__
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def file_name(*words: object) -> str:
     return re.sub(r"[^a-z0-9.+]+", "-", text).strip("-")
 
 
-def _unknown_problem(origin: str, name: str, known_names: Iterable[str]) -> str:
-    """Return the error message for an unknown problem, with the most similar name."""
+def _unknown_problem_text(origin: str, name: str, known_names: Iterable[str]) -> str:
+    """Return the error message for an unknown problem, with the most similar name as a hint."""
     hint = did_you_mean(name, known_names)
     return f"{origin}: no problem is called {name!r}" + (f"; {hint}" if hint else "")
 
@@ -116,7 +116,7 @@ def _unknown_problem(origin: str, name: str, known_names: Iterable[str]) -> str:
 def write_library(
     instances: Iterable[Instance], folder: Path, *, mps: Collection[str] = (), remark: str = ""
 ) -> list[dict[str, Any]]:
-    """Write an instance library; return the lines of its index.
+    """Write an instance library; return the lines of its index as JSON values.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def write_library(
         Names of problems that get an MPS file of `compact` although their graphs have
         `MAX_MPS_NODES` nodes or more.
     remark : str, optional
-        Sentence of the README on graphs under another licence.
+        Sentence for the README, such as one about graphs under another licence.
 
     Raises
     ------
@@ -137,23 +137,23 @@ def write_library(
     """
     instance_list = list(instances)
     names = [instance.name for instance in instance_list]
-    if unknown := [name for name in mps if name not in names]:
-        raise InputError(_unknown_problem("--mps", name, names) for name in unknown)
+    if unknown_names := [name for name in mps if name not in names]:
+        raise InputError(_unknown_problem_text("--mps", name, names) for name in unknown_names)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder}: expected an empty folder, or one that does not exist")
     for name in ("graphs", "costs", "devices", "mps"):
         with raise_write_errors(folder, "the folder cannot be made"):
             (folder / name).mkdir(parents=True, exist_ok=True)
-    writer = _Writer(folder, frozenset(mps))
-    lines = [writer.line(instance) for instance in instance_list]
-    text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
-    write_text(folder / INDEX, text)
-    write_text(folder / "README.md", _readme(lines, remark))
+    writer = _LibraryWriter(folder, frozenset(mps))
+    index_lines = [writer.write_problem(instance) for instance in instance_list]
+    index_text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in index_lines)
+    write_text(folder / INDEX, index_text)
+    write_text(folder / "README.md", _readme_text(index_lines, remark))
     write_text(folder / CHECKSUMS, "".join(_checksums(folder)))
-    return lines
+    return index_lines
 
 
-class _Writer:
+class _LibraryWriter:
     """Writer of a library, which writes each graph, cost table and device once."""
 
     def __init__(self, folder: Path, mps: frozenset[str]) -> None:
@@ -162,7 +162,7 @@ class _Writer:
         self._graph_files: dict[str, str] = {}
         self._cost_files: dict[tuple[str, str], str] = {}
 
-    def line(self, instance: Instance) -> dict[str, Any]:
+    def write_problem(self, instance: Instance) -> dict[str, Any]:
         """Write the files of a problem and return its line of the index."""
         problem = instance.problem
         costs, graph, device = problem.costs, problem.graph, problem.costs.device
@@ -170,21 +170,21 @@ class _Writer:
         return {
             "name": instance.name,
             "kind": instance.kind,
-            "graph": self._graph_file(graph),
+            "graph": self._write_graph(graph),
             "nodes": len(graph.nodes),
             "tensors": len(graph.tensors),
-            "costs": self._cost_file(graph, costs),
-            "device": None if device is None else self._device_file(device),
+            "costs": self._write_costs(graph, costs),
+            "device": None if device is None else self._write_device(device),
             "problem": problem.to_dict(),
             "min_ram_bytes": problem.floor.bytes,
             "keep_all_bytes": checkpoint_all_peak_bytes(graph),
             "unit": "s" if problem.minimize == Quantity.TIME else "J",
             "baseline": objective.baseline,
             "best": asdict(instance.best),
-            "mps": self._mps_file(instance),
+            "mps": self._write_mps(instance),
         }
 
-    def _graph_file(self, graph: Graph) -> str:
+    def _write_graph(self, graph: Graph) -> str:
         """Write a graph once, and return the name of its file."""
         digest = graph.sha256
         if digest not in self._graph_files:
@@ -193,7 +193,7 @@ class _Writer:
             self._graph_files[digest] = name
         return self._graph_files[digest]
 
-    def _cost_file(self, graph: Graph, costs: Costs) -> str:
+    def _write_costs(self, graph: Graph, costs: Costs) -> str:
         """Write the costs of a graph once, and return the name of their file."""
         source = "measured" if costs.device is None else costs.device.short_name
         key = graph.sha256, source
@@ -203,14 +203,14 @@ class _Writer:
             self._cost_files[key] = name
         return self._cost_files[key]
 
-    def _device_file(self, device: Device) -> str:
+    def _write_device(self, device: Device) -> str:
         """Write a device once, and return the name of its file."""
         name = f"{device.short_name}.toml"
         if not (self._folder / "devices" / name).exists():
             write_text(self._folder / "devices" / name, read_text(shipped_folder("devices") / name))
         return f"devices/{name}"
 
-    def _mps_file(self, instance: Instance) -> dict[str, Any] | None:
+    def _write_mps(self, instance: Instance) -> dict[str, Any] | None:
         """Write the MPS file of a small or requested problem; return None for other problems."""
         name = instance.name
         is_small = len(instance.problem.graph.nodes) < MAX_MPS_NODES
@@ -225,24 +225,24 @@ class _Writer:
 
 
 def _checksums(folder: Path) -> Iterator[str]:
-    """Yield a line of ``sha256sum`` for each file of a folder."""
+    """Yield a line in the format of ``sha256sum`` for each file of a folder, except `CHECKSUMS`."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != CHECKSUMS:
             digest = hashlib.sha256(read_bytes(path)).hexdigest()
             yield f"{digest}  {path.relative_to(folder).as_posix()}\n"
 
 
-def _readme(lines: Sequence[Mapping[str, Any]], remark: str) -> str:
+def _readme_text(lines: Sequence[Mapping[str, Any]], remark: str) -> str:
     """Return the README of a library."""
     kinds = Counter(line["kind"] for line in lines)
-    best = [line["best"] for line in lines]
-    proved = sum(_is_proved(entry) for entry in best)
-    of_kinds = "".join(f"| {kind} | {count:,} |\n" for kind, count in kinds.items())
+    best_results = [line["best"] for line in lines]
+    n_proved = sum(_is_proved(entry) for entry in best_results)
+    kind_rows = "".join(f"| {kind} | {count:,} |\n" for kind, count in kinds.items())
     return README.read_text(encoding="utf-8").format(
         problems=len(lines),
-        proved=proved,
-        of_kinds=of_kinds,
-        made_from=commit() or "an installed package",
+        proved=n_proved,
+        kind_rows=kind_rows,
+        commit=git_commit() or "an installed package",
         remark=remark,
         version=__version__,
         index=INDEX,
@@ -254,7 +254,7 @@ def _readme(lines: Sequence[Mapping[str, Any]], remark: str) -> str:
 
 
 def _is_proved(best: Mapping[str, Any]) -> bool:
-    """Return whether the best known schedule is proved optimal to 1 %, or infeasibility is."""
+    """Return whether a schedule is proved optimal to 1 %, or the problem is proved infeasible."""
     overhead: float | None = best["overhead"]
     is_closed = overhead is not None and overhead - best["bound"] <= 0.01 * overhead
     return bool(best["infeasible"] or is_closed)
@@ -264,22 +264,22 @@ def _is_proved(best: Mapping[str, Any]) -> bool:
 
 
 class Finding(StrEnum):
-    """Comparison of a solution with the best known one."""
+    """Result of the comparison of a solution with the best known solution."""
 
     INVALID = "not valid"
-    """The schedule breaks a rule or a limit, or its file cannot be read."""
+    """The schedule violates a rule or a limit, or its file cannot be read."""
     WORSE = "worse"
-    """The overhead is above the smallest known one."""
-    EQUALITY_TOLERANCE = "equal"
-    """The overhead is the smallest known one, within `TOLERANCE`."""
+    """The overhead is above the smallest known overhead."""
+    EQUAL = "equal"
+    """The overhead equals the smallest known overhead, within `TOLERANCE`."""
     BETTER = "better"
-    """The overhead is below the smallest known one, or no other is known."""
+    """The overhead is below the smallest known overhead, or none is known."""
     BELOW_BOUND = "below the bound"
-    """The schedule is valid, and contradicts a proof of the library: please report it."""
+    """The schedule is valid, but contradicts a proven bound or infeasibility of the library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class CheckedSolution:
     """The verifier's finding on a solution."""
 
     name: str
@@ -310,16 +310,16 @@ def read_library(folder: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         raise InputError(f"{folder}: expected an instance library, with {INDEX}")
     lines: dict[str, dict[str, Any]] = {}
-    for number, text in enumerate(read_text(path).splitlines(), start=1):
-        with raised_as(InputError, f"{path}, line {number}"):
-            line = parse_json(text, expected="library index")
+    for line_number, line_text in enumerate(read_text(path).splitlines(), start=1):
+        with raised_as(InputError, f"{path}, line {line_number}"):
+            line = parse_json(line_text, expected="library index")
             if not isinstance(line, dict) or not line.keys() >= _KEYS:
                 raise InputError(f"expected an object with the keys {', '.join(sorted(_KEYS))}")
         lines[str(line["name"])] = line
     return lines
 
 
-def check(folder: Path, solutions: Path) -> list[Checked]:
+def check_solutions(folder: Path, solutions: Path) -> list[CheckedSolution]:
     """Verify the solutions of a folder against an instance library.
 
     Parameters
@@ -332,44 +332,47 @@ def check(folder: Path, solutions: Path) -> list[Checked]:
     Returns
     -------
     list of Checked
-        In the order of the index; problems without a file are left out.
+        The findings in the order of the index; problems without a solution are omitted.
 
     Raises
     ------
     InputError
-        If `folder` is not a library, `solutions` has no solution or two of one problem, or a file
-        has the name of no problem.
+        If `folder` is not a library, `solutions` has no solution or two solutions of one problem,
+        or the name of a solution is not that of a problem.
     """
-    lines = read_library(folder)
-    by_name: dict[str, Path] = {}
+    index_lines = read_library(folder)
+    path_by_name: dict[str, Path] = {}
     for path in sorted(solutions.glob("*.json")):
         name = path.name.removesuffix(SCHEDULE).removesuffix(ORDER)
         if name == path.name:
             continue
-        if name in by_name:
-            raise InputError(f"{path}: {by_name[name].name} solves the same problem; keep one")
-        by_name[name] = path
-    if not by_name:
+        if name in path_by_name:
+            raise InputError(f"{path}: {path_by_name[name].name} solves the same problem; keep one")
+        path_by_name[name] = path
+    if not path_by_name:
         raise InputError(f"{solutions}: expected solutions, NAME{SCHEDULE} or NAME{ORDER}")
-    if unknown := [name for name in by_name if name not in lines]:
-        raise InputError(_unknown_problem(str(by_name[name]), name, lines) for name in unknown)
-    problems = _ProblemReader(folder)
+    if unknown_names := [name for name in path_by_name if name not in index_lines]:
+        raise InputError(
+            _unknown_problem_text(str(path_by_name[name]), name, index_lines)
+            for name in unknown_names
+        )
+    problem_reader = _ProblemReader(folder)
     return [
-        _check_solution(line, by_name[name], problems)
-        for name, line in lines.items()
-        if name in by_name
+        _check_solution(line, path_by_name[name], problem_reader)
+        for name, line in index_lines.items()
+        if name in path_by_name
     ]
 
 
 class _ProblemReader:
-    """Reader of the problems of a library, which caches the last graph and costs."""
+    """Reader of the problems of a library, which caches the latest graph and costs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._graphs: dict[str, Graph] = {}
         self._costs: dict[tuple[str, str | None], Costs] = {}
 
-    def problem(self, line: Mapping[str, Any]) -> Problem:
+    def read_problem(self, line: Mapping[str, Any]) -> Problem:
         """Return the problem of a line of the index."""
         entry = validate_model(ProblemEntry, line["problem"], kind="library")
         graph_file, costs_key = line["graph"], (line["costs"], line["device"])
@@ -399,31 +402,33 @@ def _read_solution(path: Path, graph: Graph) -> Schedule:
     return Schedule.from_order(graph, order)
 
 
-def _check_solution(line: Mapping[str, Any], path: Path, problems: _ProblemReader) -> Checked:
+def _check_solution(
+    line: Mapping[str, Any], path: Path, problem_reader: _ProblemReader
+) -> CheckedSolution:
     """Verify a solution file and compare its overhead with the best known results."""
     name, best = str(line["name"]), line["best"]
-    known_overhead = {
+    known_values = {
         "name": name,
         "best": best["overhead"],
         "bound": best["bound"],
         "unit": line["unit"],
     }
-    problem = problems.problem(line)
+    problem = problem_reader.read_problem(line)
     try:
         schedule = _read_solution(path, problem.graph)
         verdict = verify(problem, schedule)
     except PoetModelError as error:
-        return Checked(**known_overhead, finding=Finding.INVALID, reason=str(error))
+        return CheckedSolution(**known_values, finding=Finding.INVALID, reason=str(error))
     if verdict.violations:
-        return Checked(**known_overhead, finding=Finding.INVALID, reason=listed(verdict.violations))
+        return CheckedSolution(
+            **known_values, finding=Finding.INVALID, reason=listed(verdict.violations)
+        )
     overhead = problem.objective.overhead_of(verdict.simulation)
-    slack = TOLERANCE * max(overhead, best["overhead"] or 0.0, 1e-6 * line["baseline"])
-    if best["infeasible"] or overhead < best["bound"] - slack:
+    tolerance = TOLERANCE * max(overhead, best["overhead"] or 0.0, 1e-6 * line["baseline"])
+    if best["infeasible"] or overhead < best["bound"] - tolerance:
         finding = Finding.BELOW_BOUND
-    elif best["overhead"] is None or overhead < best["overhead"] - slack:
+    elif best["overhead"] is None or overhead < best["overhead"] - tolerance:
         finding = Finding.BETTER
     else:
-        finding = (
-            Finding.EQUALITY_TOLERANCE if overhead <= best["overhead"] + slack else Finding.WORSE
-        )
-    return Checked(**known_overhead, finding=finding, overhead=overhead)
+        finding = Finding.EQUAL if overhead <= best["overhead"] + tolerance else Finding.WORSE
+    return CheckedSolution(**known_values, finding=finding, overhead=overhead)

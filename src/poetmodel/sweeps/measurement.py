@@ -26,15 +26,16 @@ from poetmodel.errors import (
 from poetmodel.files import installed_version, processor_line
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
-from poetmodel.report.presenter import state_figures
+from poetmodel.report.presenter import state_metrics
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
 from poetmodel.schedule.identity import HISTORY, RESIDENT
-from poetmodel.sweeps.runs import Run, device_of, graph_of
+from poetmodel.sweeps.runs import Run, load_device, load_graph
 
 if TYPE_CHECKING:
     from poetmodel.result import SolveResult
 
 SCHEMA: Final = 1
+"""Version of the format of records."""
 NOT_APPLICABLE: Final = "not-applicable"
 """Status of a method that does not support the graph or a limit."""
 NOT_INSTALLED: Final = "not-installed"
@@ -50,24 +51,24 @@ WARM_UP_S: Final = 10.0
 Record = dict[str, Any]
 
 
-def circumstances(kind: str, name: str) -> Record:
-    """Return the common fields of records: kind, name, time, commit and machine.
+def common_fields(kind: str, name: str) -> Record:
+    """Return the fields that all records have: kind, name, time, Git commit and machine.
 
-    Records of runs have the kind ``cell``.
+    Records of runs have the kind ``cell``, so that older files stay readable.
     """
     return {
         "schema": SCHEMA,
         "kind": kind,
         "name": name,
         "recorded": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "machine": machine(),
+        "commit": git_commit(),
+        "machine": describe_machine(),
     }
 
 
 @cache
-def commit() -> str | None:
-    """Return the short hash of the checked-out commit; None for an installed package."""
+def git_commit() -> str | None:
+    """Return the short hash of the checked-out Git commit; None for an installed package."""
     root = Path(__file__).parents[3]
     git = shutil.which("git")
     if git is None or not (root / ".git").exists():
@@ -78,7 +79,7 @@ def commit() -> str | None:
 
 
 @cache
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Return processor, cores, operating system, and versions of Python, solvers and libraries."""
     return {
         "cpu": processor_line("model name").partition(": ")[2] or platform.processor(),
@@ -93,50 +94,57 @@ def machine() -> dict[str, Any]:
     }
 
 
-def blank(run: Run) -> Record:
+def fields_before_result(run: Run) -> Record:
     """Return the fields of a run's record that do not depend on its result."""
-    return {**circumstances("cell", run.name), "key": run.key, "cell": run.to_dict()}
+    return {**common_fields("cell", run.name), "key": run.key, "cell": run.to_dict()}
 
 
-def failure(run: Run, reason: str) -> Record:
+def failure_record(run: Run, reason: str) -> Record:
     """Return the record of a run whose worker died or raised."""
-    return {**blank(run), "status": FAILED, "reason": reason, "result": None, "schedule": None}
-
-
-def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Record:
-    """Solve a run and return its record.
-
-    Arguments and record are plain values, so that they can be sent to other machines. `start`, for
-    methods that use one, has the relations of a schedule of the same problem with less RAM. The
-    ``schedule`` of the record is the content of a schedule file, or None.
-    """
-    run = Run.from_dict(fields)
-    prepare(run)
-    begun_s, begun_cpu_s = time.monotonic(), time.process_time()
-    facts: Record = {"status": FAILED, "reason": "", "result": None, "schedule": None}
-    try:
-        facts |= solve_facts(_solve(run, start))
-    except MethodNotApplicableError as error:
-        facts |= {"status": NOT_APPLICABLE, "reason": str(error)}
-    except LicenceError as error:
-        facts |= {"status": REFUSED, "reason": str(error)}
-    except BackendUnavailableError as error:
-        facts |= {"status": NOT_INSTALLED, "reason": str(error)}
-    except PoetModelError as error:
-        facts |= {"reason": f"{type(error).__name__}: {error}"}
     return {
-        **blank(run),
-        "seconds": time.monotonic() - begun_s,
-        "cpu_s": time.process_time() - begun_cpu_s,
-        "warm_start": start is not None,
-        **facts,
+        **fields_before_result(run),
+        "status": FAILED,
+        "reason": reason,
+        "result": None,
+        "schedule": None,
     }
 
 
-def solve_facts(result: SolveResult) -> Record:
+def measure_run(run_fields: dict[str, Any], start: dict[str, Any] | None = None) -> Record:
+    """Solve a run and return its record.
+
+    Arguments and record are JSON values, so that they can be sent to other machines. `run_fields`
+    are those of `Run.to_dict`. `start` has the relations of a schedule of the same problem with
+    less RAM; methods without a solver ignore it. The ``schedule`` of the record is the content of a
+    schedule file, or None. An error of poetmodel is recorded, not raised.
+    """
+    run = Run.from_dict(run_fields)
+    load_inputs(run)
+    start_s, start_cpu_s = time.monotonic(), time.process_time()
+    outcome: Record = {"status": FAILED, "reason": "", "result": None, "schedule": None}
+    try:
+        outcome |= result_fields(_solve(run, start))
+    except MethodNotApplicableError as error:
+        outcome |= {"status": NOT_APPLICABLE, "reason": str(error)}
+    except LicenceError as error:
+        outcome |= {"status": REFUSED, "reason": str(error)}
+    except BackendUnavailableError as error:
+        outcome |= {"status": NOT_INSTALLED, "reason": str(error)}
+    except PoetModelError as error:
+        outcome |= {"reason": f"{type(error).__name__}: {error}"}
+    return {
+        **fields_before_result(run),
+        "seconds": time.monotonic() - start_s,
+        "cpu_s": time.process_time() - start_cpu_s,
+        "warm_start": start is not None,
+        **outcome,
+    }
+
+
+def result_fields(result: SolveResult) -> Record:
     """Return the record fields of a solve, with the content of a schedule file or None."""
     document = result.to_dict()
-    separate_keys = ("nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)
+    schedule_keys = ("nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)
     schedule, simulation = result.schedule, result.simulation
     counts = simulation and {
         "recomputed": sum(simulation.recomputations.values()),
@@ -147,39 +155,48 @@ def solve_facts(result: SolveResult) -> Record:
         "status": str(result.status),
         "reason": result.reason,
         "termination": str(result.termination),
-        "result": {key: value for key, value in document.items() if key not in separate_keys},
+        "result": {key: value for key, value in document.items() if key not in schedule_keys},
         "counts": counts,
-        **_state(result),
+        **_state_field(result),
         "statistics": dict(result.statistics),
         "versions": dict(result.versions),
         "schedule": None if schedule is None else document,
     }
 
 
-def _state(result: SolveResult) -> Record:
+def _state_field(result: SolveResult) -> Record:
     """Return the field ``state`` of a record; empty without state or without a schedule."""
     if result.simulation is None:
         return {}
-    sizes = state_figures(result.problem.graph, result.simulation)
-    return {} if sizes is None else {"state": sizes}
+    metrics = state_metrics(result.problem.graph, result.simulation)
+    return {} if metrics is None else {"state": metrics}
 
 
-def prepare(run: Run) -> None:
-    """Load graph, device, method and solver of a run, so that its measured time excludes this."""
+def load_inputs(run: Run) -> None:
+    """Load graph, device, method and solver of a run before its time is measured."""
     _warm_up(run.method, run.backend, run.formulation)
     with suppress(PoetModelError):  # the measurement raises the error again
-        graph_of(run.model, run.shape)
-        device_of(run.device)
+        load_graph(run.model, run.shape)
+        load_device(run.device)
 
 
 @cache
-def _warm_up(name: str, backend: str | None, formulation: str | None) -> None:
-    """Solve a step of six nodes below its keep-all peak, once in each process.
+def _warm_up(method_name: str, backend: str | None, formulation: str | None) -> None:
+    """Load a method and its solver: solve a step of six nodes below its keep-all peak.
 
-    This loads the method and its solver.
+    This happens once in each process.
     """
-    reads = {"x": [], "a": ["x"], "b": ["a"], "loss": ["b"], "g": ["loss", "a"], "h": ["g", "x"]}
-    nodes = tuple(operation(node, output_bytes=4, inputs=reads[node]) for node in reads)
+    inputs_by_node = {
+        "x": [],
+        "a": ["x"],
+        "b": ["a"],
+        "loss": ["b"],
+        "g": ["loss", "a"],
+        "h": ["g", "x"],
+    }
+    nodes = tuple(
+        operation(node, output_bytes=4, inputs=inputs_by_node[node]) for node in inputs_by_node
+    )
     graph = Graph(name="warm-up", nodes=nodes)
     transfer_costs = [(1.0, 1.0)] * len(nodes)
     unit_costs = [1.0] * len(nodes)
@@ -191,20 +208,20 @@ def _warm_up(name: str, backend: str | None, formulation: str | None) -> None:
         page_out=transfer_costs,
     )
     with suppress(PoetModelError):
-        options: dict[str, Any] = {"time_limit": WARM_UP_S}
-        if method(name).by_solver:
-            options |= {"backend": backend, "formulation": formulation}
-        run_method(Problem(graph, costs, ram=12), name, **options)
+        method_options: dict[str, Any] = {"time_limit": WARM_UP_S}
+        if method(method_name).by_solver:
+            method_options |= {"backend": backend, "formulation": formulation}
+        run_method(Problem(graph, costs, ram=12), method_name, **method_options)
 
 
 def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:
     """Solve the problem of a run by its method, from the schedule `start` if one is given."""
-    problem, settings = run.problem(), run.settings
-    options: dict[str, Any] = {}
+    problem, settings = run.build_problem(), run.settings
+    method_options: dict[str, Any] = {}
     if method(run.method).by_solver:
-        options |= {"backend": run.backend, "formulation": run.formulation}
+        method_options |= {"backend": run.backend, "formulation": run.formulation}
         if start is not None:
-            options["start"] = Schedule.from_entries(start, GraphIdentity.of(problem.graph))
+            method_options["start"] = Schedule.from_entries(start, GraphIdentity.of(problem.graph))
     return run_method(
         problem,
         run.method,
@@ -212,5 +229,5 @@ def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:
         gap=settings.gap,
         threads=settings.threads,
         seed=settings.seed,
-        **options,
+        **method_options,
     )

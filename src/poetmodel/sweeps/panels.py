@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from poetmodel.report.charts import map_chart
 from poetmodel.report.pictures import Map, Panel, format_move_counts
 from poetmodel.schedule import GraphIdentity, Schedule
-from poetmodel.sweeps.runs import graph_of
-from poetmodel.sweeps.summaries import grouped, overhead_ratio
+from poetmodel.sweeps.runs import load_graph
+from poetmodel.sweeps.summaries import group_rows, overhead_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from poetmodel.sweeps.tables import Row
 
 
-def panels(
+def figure_panels(
     name: str,
     rows: Sequence[Row],
     schedule_of: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
@@ -31,13 +31,13 @@ def panels(
     """
     if name == "figure2":
         return tuple(_maps(rows, schedule_of))
-    return tuple((_peaks_and_times if name == "table3" else overheads)(rows))
+    return tuple((_time_panels if name == "table3" else overhead_panels)(rows))
 
 
-def digest(panels: Sequence[Panel] | Sequence[Map]) -> str:
+def data_digest(panels: Sequence[Panel] | Sequence[Map]) -> str:
     """Return a hash of the data of a picture, which its file contains."""
-    text = json.dumps([asdict(panel) for panel in panels])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    data_text = json.dumps([asdict(panel) for panel in panels])
+    return hashlib.sha256(data_text.encode()).hexdigest()[:16]
 
 
 def _maps(
@@ -48,34 +48,36 @@ def _maps(
         document = schedule_of(row["key"])
         if document is None:
             continue
-        graph = graph_of(row["model"])
+        graph = load_graph(row["model"])
         schedule = Schedule.from_entries(document, GraphIdentity.of(graph))
-        name = f"{row['model']}, {row['device']}, {row['ram']}"
-        title = f"{name}\n{format_move_counts(schedule)}"
+        run_name = f"{row['model']}, {row['device']}, {row['ram']}"
+        title = f"{run_name}\n{format_move_counts(schedule)}"
         yield Map(title=title, chart=map_chart(graph, schedule))
 
 
-def overheads(table: Sequence[Row]) -> tuple[Panel, ...]:
+def overhead_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
     """Return the energy overhead against the RAM budget: a panel per model, device and deadline.
 
     Each method is a line; with several solvers, each pair of method and solver.
     """
     panels = []
-    has_several_solvers = len({row["backend"] for row in table} - {None}) > 1
-    for (model, device, deadline), rows in grouped(table, "model", "device", "deadline").items():
+    has_several_solvers = len({row["backend"] for row in rows} - {None}) > 1
+    for (model, device, deadline), panel_rows in group_rows(
+        rows, "model", "device", "deadline"
+    ).items():
         lines = []
-        for (method, backend), line in grouped(rows, "method", "backend").items():
+        for (method, backend), line_rows in group_rows(panel_rows, "method", "backend").items():
             points = [
                 (row["ram_budget_bytes"] / 1024, 100 * ratio)
-                for row in line
+                for row in line_rows
                 if (ratio := overhead_ratio(row)) is not None
             ]
             name = f"{method}, {backend}" if has_several_solvers and backend else method
             lines.append((name, tuple(sorted(points))))
-        limit = "" if deadline is None else f"\ndeadline {deadline}"
+        deadline_text = "" if deadline is None else f"\ndeadline {deadline}"
         panels.append(
             Panel(
-                title=f"{model}, {device}{limit}",
+                title=f"{model}, {device}{deadline_text}",
                 x_name="RAM budget [KiB]",
                 y_name="energy overhead",
                 lines=tuple(lines),
@@ -84,16 +86,16 @@ def overheads(table: Sequence[Row]) -> tuple[Panel, ...]:
     return tuple(panels)
 
 
-def frontier(front: Sequence[Row]) -> tuple[Panel, ...]:
+def pareto_panels(front: Sequence[Row]) -> tuple[Panel, ...]:
     """Return the Pareto front of RAM against overhead: a panel per model and device.
 
     `front` has rows of `poetmodel.sweeps.tables.pareto`. Rows that differ only in time are left
     out.
     """
     panels = []
-    for (model, device), rows in grouped(front, "model", "device").items():
+    for (model, device), panel_rows in group_rows(front, "model", "device").items():
         points: list[tuple[float, float]] = []
-        for row in rows:  # by RAM
+        for row in panel_rows:  # by RAM
             ratio = overhead_ratio(row)
             if ratio is not None and (not points or 100 * ratio < points[-1][1]):
                 points.append((row["peak_ram_bytes"] / 1024, 100 * ratio))
@@ -108,18 +110,18 @@ def frontier(front: Sequence[Row]) -> tuple[Panel, ...]:
     return tuple(panels)
 
 
-def _peaks_and_times(table: Sequence[Row]) -> Iterable[Panel]:
+def _time_panels(rows: Sequence[Row]) -> Iterable[Panel]:
     """Yield a panel of time against peak RAM for each model and device."""
-    for (model, device), rows in grouped(table, "model", "device").items():
+    for (model, device), panel_rows in group_rows(rows, "model", "device").items():
         lines = []
-        for (method, deadline), line in grouped(rows, "method", "deadline").items():
+        for (method, deadline), line_rows in group_rows(panel_rows, "method", "deadline").items():
             points = [
                 (row["peak_ram_bytes"] / 1024, 1000 * row["makespan_s"])
-                for row in line
+                for row in line_rows
                 if row["energy_j"] is not None
             ]
-            limit = "" if deadline is None else f", deadline {deadline}"
-            lines.append((method + limit, tuple(sorted(points))))
+            deadline_text = "" if deadline is None else f", deadline {deadline}"
+            lines.append((method + deadline_text, tuple(sorted(points))))
         yield Panel(
             title=f"{model}, {device}",
             x_name="peak RAM [KiB]",

@@ -8,7 +8,7 @@ from poetmodel.files import write_bytes
 from poetmodel.report.drawing import check_picture
 from poetmodel.report.pictures import Kind, Map, Panel
 from poetmodel.report.still import PICTURE_LIBRARIES, SETTINGS, draw_map, encode_figure
-from poetmodel.sweeps.panels import digest
+from poetmodel.sweeps.panels import data_digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,32 +18,32 @@ PANEL_INCHES: Final = (2.5, 2.3)
 """Width and height of a panel [in]."""
 MAP_INCHES: Final = (3.75, 4.0)
 """Width and height of a map [in]."""
-TICKS: Final = 6
+MAX_TICKS: Final = 6
 """Maximum number of labelled powers of ten on a logarithmic axis."""
 FEW_DECADES: Final = 100
 """Ratio of an axis's ends below which ticks between powers of ten are labelled, too."""
-LEGEND: Final = 4
-"""Columns of the legend."""
-MARKS: Final = "osv^D<>PX*"
-"""Markers of lines, in turn."""
+LEGEND_COLUMNS: Final = 4
+"""Number of columns of the legend."""
+MARKERS: Final = "osv^D<>PX*"
+"""Markers of lines; they repeat if there are more lines."""
 
 
 def check_suffix(path: Path) -> None:
-    """Raise if a picture with this name cannot be drawn. Writes no file."""
+    """Raise an error if a picture with this name cannot be drawn; see `check_picture`."""
     check_picture(path, PICTURE_LIBRARIES)
 
 
-def draw(path: Path, shown: Sequence[Panel] | Sequence[Map]) -> None:
+def draw(path: Path, panels: Sequence[Panel] | Sequence[Map]) -> None:
     """Draw panels or maps into a file, with at most three panels or two maps in a row.
 
     Equal data give equal bytes.
     """
     check_suffix(path)
     file_format = path.suffix[1:].lower()
-    write_bytes(path, sheet(shown, file_format, note=f"data {digest(shown)}"))
+    write_bytes(path, render_sheet(panels, file_format, note=f"data {data_digest(panels)}"))
 
 
-def sheet(shown: Sequence[Panel] | Sequence[Map], file_format: str, *, note: str) -> bytes:
+def render_sheet(panels: Sequence[Panel] | Sequence[Map], file_format: str, *, note: str) -> bytes:
     """Return the content of a picture file with panels or maps and a note in its metadata.
 
     Formats are png, svg and pdf. Equal data give equal bytes.
@@ -51,79 +51,91 @@ def sheet(shown: Sequence[Panel] | Sequence[Map], file_format: str, *, note: str
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    maps = [panel for panel in shown if isinstance(panel, Map)]
-    lines = [panel for panel in shown if isinstance(panel, Panel)]
-    n_columns = max(1, min(2 if maps else 3, len(shown)))
-    n_rows = max(1, -(-len(shown) // n_columns))
+    maps = [panel for panel in panels if isinstance(panel, Map)]
+    line_panels = [panel for panel in panels if isinstance(panel, Panel)]
+    n_columns = max(1, min(2 if maps else 3, len(panels)))
+    n_rows = max(1, -(-len(panels) // n_columns))
     width, height = MAP_INCHES if maps else PANEL_INCHES
-    names = list(dict.fromkeys(name for panel in lines for name, _ in panel.lines))
+    line_names = list(dict.fromkeys(name for panel in line_panels for name, _ in panel.lines))
     with mpl.rc_context(SETTINGS | {"font.size": 8, "axes.titlesize": 8}):
-        size = (width * n_columns, height * n_rows + 0.2 * -(-len(names or Kind) // LEGEND) + 0.1)
+        size = (
+            width * n_columns,
+            height * n_rows + 0.2 * -(-len(line_names or Kind) // LEGEND_COLUMNS) + 0.1,
+        )
         figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
+        all_axes = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
         handles: dict[str, Any] = {}
-        for axis, panel in zip(axes, lines, strict=False):
-            handles = _draw_panel(axis, panel, names) | handles
-        for axis, schedule_map in zip(axes, maps, strict=False):
-            handles |= draw_map(axis, schedule_map)
-        names += [str(kind) for kind in Kind]
-        for axis in axes[len(shown) :]:
-            axis.set_axis_off()
+        for axes, panel in zip(all_axes, line_panels, strict=False):
+            handles = _draw_panel(axes, panel, line_names) | handles
+        for axes, schedule_map in zip(all_axes, maps, strict=False):
+            handles |= draw_map(axes, schedule_map)
+        line_names += [str(kind) for kind in Kind]
+        for axes in all_axes[len(panels) :]:
+            axes.set_axis_off()
         if handles:
-            legend_names = [name for name in names if name in handles]
+            legend_names = [name for name in line_names if name in handles]
             legend_shapes = [handles[name] for name in legend_names]
             figure.legend(
-                legend_shapes, legend_names, loc="outside lower center", ncols=LEGEND, frameon=False
+                legend_shapes,
+                legend_names,
+                loc="outside lower center",
+                ncols=LEGEND_COLUMNS,
+                frameon=False,
             )
         return encode_figure(figure, file_format, note=note)
 
 
-def _draw_panel(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
-    """Draw one panel; return the drawn lines by name."""
+def _draw_panel(axes: Any, panel: Panel, line_names: Sequence[str]) -> dict[str, Any]:
+    """Draw one panel; return the drawn lines by name.
+
+    `line_names` are those of all panels: each line has the same style in all of them.
+    """
     handles = {}
     for name, points in panel.lines:
         if not points:
             continue
-        slot = names.index(name)
-        main = name == "optimal"
-        (handles[name],) = axis.plot(
+        style_index = line_names.index(name)
+        is_optimal = name == "optimal"
+        (handles[name],) = axes.plot(
             *zip(*points, strict=True),
-            color="black" if main else f"C{slot % 10}",
-            linestyle="-" if main else ("--", ":", "-.")[slot // 10 % 3],
-            linewidth=1.8 if main else 0.9,
-            marker=MARKS[slot % len(MARKS)],
+            color="black" if is_optimal else f"C{style_index % 10}",
+            linestyle="-" if is_optimal else ("--", ":", "-.")[style_index // 10 % 3],
+            linewidth=1.8 if is_optimal else 0.9,
+            marker=MARKERS[style_index % len(MARKERS)],
             markersize=3,
-            zorder=2 if main else 3,  # methods that reach the optimum stay visible
+            zorder=2
+            if is_optimal
+            else 3,  # lines that coincide with the optimum are in front of it
         )
-    axis.set(title=panel.title, xlabel=panel.x_name, ylabel=panel.y_name)
-    axis.locator_params(axis="x", nbins=4)
+    axes.set(title=panel.title, xlabel=panel.x_name, ylabel=panel.y_name)
+    axes.locator_params(axis="x", nbins=4)
     if panel.in_percent:
-        _set_overheads(axis, [y for _, points in panel.lines for _, y in points])
-    axis.grid(visible=True, linewidth=0.2)
+        _set_overhead_scale(axes, [y for _, points in panel.lines for _, y in points])
+    axes.grid(visible=True, linewidth=0.2)
     if not handles:
-        axis.annotate("no schedule", (0.5, 0.5), xycoords="axes fraction", ha="center")
-        axis.set(xticks=(), yticks=())
+        axes.annotate("no schedule", (0.5, 0.5), xycoords="axes fraction", ha="center")
+        axes.set(xticks=(), yticks=())
     return handles
 
 
-def _set_overheads(axis: Any, overheads: Sequence[float]) -> None:
+def _set_overhead_scale(axes: Any, overheads: Sequence[float]) -> None:
     """Scale the axis logarithmically; linearly below the smallest positive overhead if one is 0."""
     from matplotlib.ticker import LogLocator, NullLocator, SymmetricalLogLocator
 
     positive_overheads = [overhead for overhead in overheads if overhead > 0]
     if not positive_overheads:
-        axis.yaxis.set_major_formatter("{x:g} %")
+        axes.yaxis.set_major_formatter("{x:g} %")
         return
     smallest, largest = min(positive_overheads), max(positive_overheads)
     tick_factors = (1, 2, 5) if largest < FEW_DECADES * smallest else (1,)
     if len(positive_overheads) == len(overheads):
-        axis.set_yscale("log")
-        ticks: Any = LogLocator(subs=tick_factors, numticks=TICKS)
+        axes.set_yscale("log")
+        ticks: Any = LogLocator(subs=tick_factors, numticks=MAX_TICKS)
     else:
-        axis.set_yscale("symlog", linthresh=smallest)
-        axis.set_ylim(bottom=0)
+        axes.set_yscale("symlog", linthresh=smallest)
+        axes.set_ylim(bottom=0)
         ticks = SymmetricalLogLocator(base=10, linthresh=smallest, subs=tick_factors)
-        ticks.set_params(numticks=TICKS)
-    axis.yaxis.set_major_locator(ticks)
-    axis.yaxis.set_major_formatter("{x:g} %")
-    axis.yaxis.set_minor_locator(NullLocator())
+        ticks.set_params(numticks=MAX_TICKS)
+    axes.yaxis.set_major_locator(ticks)
+    axes.yaxis.set_major_formatter("{x:g} %")
+    axes.yaxis.set_minor_locator(NullLocator())

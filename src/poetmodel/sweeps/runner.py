@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 from poetmodel.baselines.lookup import method
 from poetmodel.errors import InputError, WorkersLostError
 from poetmodel.process import ProcessEndedError
-from poetmodel.sweeps.measurement import FAILED, Record, failure, measure
+from poetmodel.sweeps.measurement import FAILED, Record, failure_record, measure_run
 from poetmodel.sweeps.store import Claim, RecordFile, Store
-from poetmodel.sweeps.workers import LocalProcesses, ShippingPool, pool_kind
+from poetmodel.sweeps.workers import LocalProcesses, ShippingPool, pool_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.2
 """Interval between checks of runs that another command has claimed [s]."""
-TRIES: Final = 2
-"""Maximum number of attempts at a run whose process dies."""
+MAX_ATTEMPTS: Final = 2
+"""Maximum number of attempts to execute a run whose process dies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +56,9 @@ def shard(text: str) -> slice:
     >>> list(range(8))[shard("2/3")]
     [1, 4, 7]
     """
-    index, _, count = text.partition("/")
+    index_text, _, count_text = text.partition("/")
     try:
-        first, step = int(index), int(count)
+        first, step = int(index_text), int(count_text)
     except ValueError:
         first, step = 0, 0
     if not 1 <= first <= step:
@@ -116,33 +116,33 @@ def sweep(
     Notes
     -----
     Ctrl-C, or killing the sweep, loses the runs in progress. If a process dies, its run is started
-    again in a new process, and recorded as failed if that dies too. Concurrent sweeps in one folder
-    share its runs: the sweep that claims a run first solves it.
+    again in a new process, and recorded as failed if this process dies, too. Concurrent sweeps in
+    one folder share its runs: the sweep that claims a run first executes it.
     """
     if scheduler is not None:
         from poetmodel.sweeps.cluster import connect
 
         with connect(scheduler) as (cluster, count_threads):
-            return _sweep(runs, folder, cluster, count_threads, warm, on_progress)
+            return _execute_runs(runs, folder, cluster, count_threads, warm, on_progress)
     if pool is not None:
-        return _sweep(runs, folder, ShippingPool(pool), lambda: workers, warm, on_progress)
+        return _execute_runs(runs, folder, ShippingPool(pool), lambda: workers, warm, on_progress)
     with LocalProcesses() as processes:
-        return _sweep(runs, folder, processes, lambda: workers, warm, on_progress)
+        return _execute_runs(runs, folder, processes, lambda: workers, warm, on_progress)
 
 
-def _sweep(
+def _execute_runs(
     runs: Sequence[Run],
     folder: Path,
     pool: Executor,
-    width: Callable[[], int],
+    count_slots: Callable[[], int],
     warm: bool,  # noqa: FBT001
     on_progress: Callable[[Progress], None] | None,
 ) -> list[Record]:
     """Execute the runs without a record in a pool, and return the records of all runs."""
     store = Store(folder)
     queue = sweep_queue(runs, store, warm=warm, on_progress=on_progress)
-    if queue.todo:
-        queue.run(pool, width)
+    if queue.remaining_chains:
+        queue.execute(pool, count_slots)
     records = {record["key"]: record for record in store.records()}
     return [records[run.key] for run in runs if run.key in records]
 
@@ -154,42 +154,42 @@ def sweep_queue(
     warm: bool,
     on_progress: Callable[[Progress], None] | None,
 ) -> RunQueue[Run]:
-    """Return the queue of the runs of a sweep that have no record yet; see `sweep`."""
+    """Return the queue of the runs of a sweep that have no record; parameters as in `sweep`."""
     runs_of_axis: dict[Run, list[Run]] = {}
     for run in runs:
         runs_of_axis.setdefault(run.chain, []).append(run)
 
-    def is_linked(run: Run) -> bool:
+    def uses_start(run: Run) -> bool:
         return warm and method(run.method).by_solver
 
-    def start(run: Run) -> dict[str, Any] | None:
+    def find_start(run: Run) -> dict[str, Any] | None:
         """Return the schedule of the largest smaller budget that has one, or None."""
         axis = runs_of_axis[run.chain]
-        smaller_runs = axis[: axis.index(run)] if is_linked(run) else []
-        schedules = (store.schedule(other.key) for other in reversed(smaller_runs))
+        smaller_runs = axis[: axis.index(run)] if uses_start(run) else []
+        schedules = (store.load_schedule(other.key) for other in reversed(smaller_runs))
         return next((schedule for schedule in schedules if schedule is not None), None)
 
     return RunQueue(
         store=store,
         runs=runs,
-        measure=measure,
-        failure=lambda run, error: failure(run, _describe(error)),
+        measure=measure_run,
+        failure=lambda run, error: failure_record(run, _describe(error)),
         identity_of=lambda run: {"key": run.key, "name": run.name, "cell": run.to_dict()},
-        chain_of=lambda run: run.chain if is_linked(run) else run,
-        start_of=start,
+        chain_of=lambda run: run.chain if uses_start(run) else run,
+        start_of=find_start,
         on_progress=on_progress,
     )
 
 
 class Recordable(Protocol):
-    """A run with a key and fields that a record can hold."""
+    """A run with a key and fields, which a record contains."""
 
     @property
     def key(self) -> Hashable:
         """Key in the records."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its fields as plain values."""
+        """Return the fields as JSON values."""
 
 
 AnyRun = TypeVar("AnyRun", bound=Recordable)
@@ -202,7 +202,7 @@ class RunQueue(Generic[AnyRun]):
     store: RecordFile
     runs: Sequence[AnyRun]
     measure: Callable[[dict[str, Any], Any], Record]
-    """Solves a run in a process of the pool, from its fields and start; returns the record."""
+    """Executes a run in a process of the pool, from its fields and start; returns the record."""
     failure: Callable[[AnyRun, BaseException], Record]
     """Returns the record of a run that raised an exception."""
     identity_of: Callable[[AnyRun], Record] = lambda _: {}
@@ -211,17 +211,18 @@ class RunQueue(Generic[AnyRun]):
     chain_of: Callable[[AnyRun], Hashable] = lambda run: run.key
     """Returns the chain of a run; runs of one chain execute one after the other."""
     start_of: Callable[[AnyRun], Any] = lambda _: None
-    """Returns the start of a run, from the records so far."""
+    """Returns the start schedule of a run from the records so far, or None."""
     on_progress: Callable[[Progress], None] | None = None
     """Callback at the beginning and after each run."""
-    todo: list[list[AnyRun]] = field(default_factory=list)
+    remaining_chains: list[list[AnyRun]] = field(default_factory=list)
     """Runs without a record, grouped by chain."""
-    skipped: int = 0
-    done: int = 0
-    failed: int = 0
-    started_s: float = field(default_factory=time.monotonic)
-    deaths: Counter[Hashable] = field(default_factory=Counter)
-    """Number of processes that died at a run, by key."""
+    n_skipped: int = 0
+    """Number of runs with a record of an earlier sweep."""
+    n_done: int = 0
+    n_failed: int = 0
+    start_s: float = field(default_factory=time.monotonic)
+    death_counts: Counter[Hashable] = field(default_factory=Counter)
+    """Number of processes that died during a run, by key."""
     earlier_failures: dict[Hashable, Record] = field(default_factory=dict)
     """Records of failed runs, which are repeated, by key."""
     claims: dict[Hashable, Claim] = field(default_factory=dict)
@@ -229,19 +230,19 @@ class RunQueue(Generic[AnyRun]):
 
     def __post_init__(self) -> None:
         """Group the runs without a record by chain."""
-        finished = self.store.finished()
+        finished = self.store.finished_records()
         chains: dict[Hashable, list[AnyRun]] = {}
         for run in self.runs:
             if run.key in finished:
-                self.skipped += 1
+                self.n_skipped += 1
                 continue
             chains.setdefault(self.chain_of(run), []).append(run)
             if record := self.store.record(run.key):
                 self.earlier_failures[run.key] = record
-        self.todo = list(chains.values())
+        self.remaining_chains = list(chains.values())
 
-    def run(self, pool: Executor, width: int | Callable[[], int]) -> None:
-        """Execute all runs that no other process claims, `width` at a time.
+    def execute(self, pool: Executor, max_runs: int | Callable[[], int]) -> None:
+        """Execute all runs that no other process claims, `max_runs` at a time.
 
         Returns when all runs are recorded, including those of other processes.
 
@@ -250,27 +251,28 @@ class RunQueue(Generic[AnyRun]):
         WorkersLostError
             If the pool breaks.
         """
-        kind = pool_kind(pool)
-        count_slots = width if callable(width) else lambda: width
+        name_of_pool = pool_name(pool)
+        count_slots = max_runs if callable(max_runs) else lambda: max_runs
         self._report_progress()
         running: dict[Future[Record], list[AnyRun]] = {}
         try:
-            while self.todo or running:
-                slots = count_slots() if self.todo else 0
-                for chain in self._claim_chains(slots - len(running)):
+            while self.remaining_chains or running:
+                n_slots = count_slots() if self.remaining_chains else 0
+                for chain in self._claim_chains(n_slots - len(running)):
                     run = chain[0]
                     running[self._submit(pool, run)] = chain
                 if not running:
                     time.sleep(POLL_S)
                     continue
-                timeout = POLL_S if self.todo and len(running) < slots else None
-                finished, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
-                # Records are stored before `_settle` raises.
-                lost_last = sorted(finished, key=_is_lost)
-                remaining_chains = [
-                    self._settle(future, running.pop(future), kind) for future in lost_last
+                timeout = POLL_S if self.remaining_chains and len(running) < n_slots else None
+                finished_futures, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
+                # Records are stored before `_record_result` raises.
+                ordered_futures = sorted(finished_futures, key=_is_lost)
+                chains_to_repeat = [
+                    self._record_result(future, running.pop(future), name_of_pool)
+                    for future in ordered_futures
                 ]
-                self.todo[:0] = [chain for chain in remaining_chains if chain]
+                self.remaining_chains[:0] = [chain for chain in chains_to_repeat if chain]
         finally:
             for claim in self.claims.values():
                 claim.release()
@@ -283,32 +285,37 @@ class RunQueue(Generic[AnyRun]):
             raise self._lost_error(error) from error
 
     def _lost_error(self, error: BaseException | None) -> WorkersLostError:
-        reason = "the runs under way were cancelled" if error is None else _describe(error)
-        recorded = self.skipped + self.done
+        reason = "the runs in progress were cancelled" if error is None else _describe(error)
+        recorded = self.n_skipped + self.n_done
         return WorkersLostError(
             f"the workers were lost ({reason}): {recorded} of {len(self.runs)} runs are recorded; "
-            "the same sweep with new workers does the others"
+            "repeat the sweep with new workers for the remaining runs"
         )
 
     def _claim_chains(self, max_chains: int) -> list[list[AnyRun]]:
         """Claim the first runs of at most `max_chains` chains, and return these chains.
 
-        Runs that another process has recorded are removed from `todo`.
+        Runs that another process has recorded are removed from `remaining_chains`.
         """
-        claimed: list[list[AnyRun]] = []
-        remaining: list[list[AnyRun]] = []
-        for chain in self.todo:
-            is_ours = False
-            while len(claimed) < max_chains and chain and not is_ours and self._claim(chain[0]):
-                is_ours = not self._count_if_recorded(chain[0])
-                if not is_ours:
+        claimed_chains: list[list[AnyRun]] = []
+        other_chains: list[list[AnyRun]] = []
+        for chain in self.remaining_chains:
+            is_claimed = False
+            while (
+                len(claimed_chains) < max_chains
+                and chain
+                and not is_claimed
+                and self._claim(chain[0])
+            ):
+                is_claimed = not self._count_if_recorded(chain[0])
+                if not is_claimed:
                     del chain[0]
-            if is_ours:
-                claimed.append(chain)
+            if is_claimed:
+                claimed_chains.append(chain)
             elif chain:
-                remaining.append(chain)
-        self.todo = remaining
-        return claimed
+                other_chains.append(chain)
+        self.remaining_chains = other_chains
+        return claimed_chains
 
     def _claim(self, run: AnyRun) -> bool:
         """Claim a run; return False while another process holds its claim."""
@@ -329,25 +336,27 @@ class RunQueue(Generic[AnyRun]):
 
     def _count(self, run: AnyRun, record: Record) -> None:
         self.claims.pop(run.key).release()
-        self.done += 1
-        self.failed += record["status"] == FAILED
+        self.n_done += 1
+        self.n_failed += record["status"] == FAILED
         self._report_progress(record)
 
-    def _settle(self, future: Future[Record], chain: list[AnyRun], kind: str) -> list[AnyRun]:
+    def _record_result(
+        self, future: Future[Record], chain: list[AnyRun], name_of_pool: str
+    ) -> list[AnyRun]:
         """Store the record of the first run of a chain; return the remaining runs.
 
-        If the process of the run died fewer than `TRIES` times, return the whole chain without a
-        record. Raise `WorkersLostError` if the pool broke.
+        If the process of the run died fewer than `MAX_ATTEMPTS` times, return the whole chain
+        without a record. Raise `WorkersLostError` if the pool broke.
         """
         if _is_lost(future):
             raise self._lost_error(None if future.cancelled() else future.exception())
         run, error = chain[0], future.exception()
         if isinstance(error, ProcessEndedError):
-            self.deaths[run.key] += 1
-            if self.deaths[run.key] < TRIES:
+            self.death_counts[run.key] += 1
+            if self.death_counts[run.key] < MAX_ATTEMPTS:
                 return chain
         record = future.result() if error is None else self.failure(run, error)
-        record = {**record, **self.identity_of(run), "pool": kind}
+        record = {**record, **self.identity_of(run), "pool": name_of_pool}
         self.store.add(record)
         self._count(run, record)
         return chain[1:]
@@ -356,14 +365,14 @@ class RunQueue(Generic[AnyRun]):
         """Call `on_progress` with the progress; `last` is the newest record."""
         if self.on_progress is None:
             return
-        elapsed_s = time.monotonic() - self.started_s
-        n_remaining = len(self.runs) - self.skipped - self.done
+        elapsed_s = time.monotonic() - self.start_s
+        n_remaining = len(self.runs) - self.n_skipped - self.n_done
         self.on_progress(
             Progress(
                 total=len(self.runs),
-                done=self.skipped + self.done,
-                failed=self.failed,
-                remaining_s=elapsed_s / self.done * n_remaining if self.done else None,
+                done=self.n_skipped + self.n_done,
+                failed=self.n_failed,
+                remaining_s=elapsed_s / self.n_done * n_remaining if self.n_done else None,
                 last=last,
             )
         )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
 
-IN_CONSTRAINTS: Final = "user-defined constraints: "
+CONSTRAINTS_PREFIX: Final = "user-defined constraints: "
 """Prefix of errors in user-defined constraints."""
 
 
@@ -38,7 +38,7 @@ class Settings:
     time_limit_s: float = 60.0
     """Wall time of a solve, building included [s]."""
     gap: float = 1e-4
-    """Gap at which a solve is done."""
+    """Gap tolerance of a solve."""
     threads: int = 1
     """Threads of a solve."""
     seed: int = 0
@@ -84,7 +84,7 @@ class Run:
     settings: Settings = Settings()
     """Settings that all runs of the sweep share."""
     inputs: str = ""
-    """Fingerprint of graph, device and the file of a user's method; part of the run's identity."""
+    """Hash of graph, device and the file of a user-defined method, on which the key depends."""
 
     @property
     def key(self) -> str:
@@ -94,7 +94,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name for users."""
+        """Name in tables and messages: network, device, limits, method and solver."""
         parts = (self.network, self.device, self.ram, self.deadline, self.method, self.backend)
         return " | ".join(part for part in (*parts, self.formulation) if part)
 
@@ -113,15 +113,15 @@ class Run:
         """The run without its budget, equal for all runs along one RAM axis."""
         return replace(self, ram="")
 
-    def problem(self) -> Problem:
-        """Return the problem.
+    def build_problem(self) -> Problem:
+        """Return the problem of the run.
 
         Raises
         ------
         InputError
             If the model or device is unknown, or a limit cannot be used.
         """
-        graph, device = graph_of(self.model, self.shape), device_of(self.device)
+        graph, device = load_graph(self.model, self.shape), load_device(self.device)
         costs = Costs.estimate(graph, device)
         problem = Problem(
             graph,
@@ -135,7 +135,7 @@ class Run:
             return problem
         from poetmodel.problem.io import parse_constraints
 
-        source = IN_CONSTRAINTS.removesuffix(": ")
+        source = CONSTRAINTS_PREFIX.removesuffix(": ")
         constraints = parse_constraints(self.settings.constraints, problem, source=source)
         if constraints.minimize == USER_OBJECTIVE:
             raise InputError(f"{source}: objective: a sweep minimizes energy; leave it out")
@@ -146,13 +146,16 @@ class Run:
         budget = Budget.parse(self.ram)
         if self.tile is None or budget.share is None:
             return budget
-        whole_step = checkpoint_all_peak_bytes(graph_of(self.model, replace(self.shape, tile=None)))
-        return budget.in_bytes(whole_step)
+        keep_all_bytes = checkpoint_all_peak_bytes(
+            load_graph(self.model, replace(self.shape, tile=None))
+        )
+        return budget.in_bytes(keep_all_bytes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, without sizes and state that have their defaults.
 
-        Leaves out absent user-defined constraints and commits, so that keys of older records hold.
+        Omits user-defined constraints and commits that are None, so that keys of older records stay
+        valid.
         """
         default_fields = {field.name for field in fields(Variant)} - self.shape.overrides.keys()
         values = {name: value for name, value in asdict(self).items() if name not in default_fields}
@@ -191,15 +194,15 @@ def grid(
         If a model, device, method or limit is invalid; lists all of them.
     """
     faults: dict[str, None] = {}
-    entries: dict[str, Method] = {}
+    methods_by_name: dict[str, Method] = {}
     for name in methods:
         try:
-            entries[name] = _method_of(name)
+            methods_by_name[name] = _find_shareable_method(name)
         except (InputError, OwnMethodError) as error:
             faults.update(dict.fromkeys(getattr(error, "faults", (str(error),))))
-    problems = []
+    runs_by_problem = []
     for model, shape, device, deadline in product(models, shapes, devices, deadlines):
-        sized = []
+        budgets_and_runs = []
         for budget in ram:
             try:
                 run = Run(
@@ -211,10 +214,12 @@ def grid(
                     settings=settings or Settings(),
                     inputs=_fingerprint(model, shape, device),
                 )
-                sized.append((run.problem().ram_budget_bytes, run))
+                budgets_and_runs.append((run.build_problem().ram_budget_bytes, run))
             except InputError as error:
                 faults.update(dict.fromkeys(error.faults))
-        problems.append([run for _, run in sorted(sized, key=lambda pair: pair[0])])
+        runs_by_problem.append(
+            [run for _, run in sorted(budgets_and_runs, key=lambda pair: pair[0])]
+        )
     if faults:
         raise InputError(faults)
     combinations = (
@@ -223,30 +228,32 @@ def grid(
             method=name,
             backend=backend,
             formulation=formulation,
-            inputs=run.inputs + fingerprint(entry),
+            inputs=run.inputs + fingerprint(found_method),
         )
-        for formulation, runs, (name, entry) in product(formulations, problems, entries.items())
-        if entry.by_solver or formulation is None
-        for backend in (backends if entry.by_solver else (None,))
+        for formulation, runs, (name, found_method) in product(
+            formulations, runs_by_problem, methods_by_name.items()
+        )
+        if found_method.by_solver or formulation is None
+        for backend in (backends if found_method.by_solver else (None,))
         for run in runs
     )
     return tuple(dict.fromkeys(combinations))
 
 
-def _method_of(name: str) -> Method:
-    """Return a method by its name; raise `InputError` if only this process has it."""
+def _find_shareable_method(name: str) -> Method:
+    """Return a method by its name; raise `InputError` if it is registered in this process only."""
     entry = find_method(name)
     if entry.user_function is not None and not known_elsewhere(name):
         raise InputError(
-            f"method {name!r}: it is registered in this process only, and a sweep uses others; "
-            "name it FILE.py:FUNCTION"
+            f"method {name!r}: it is registered in this process only, and a sweep uses other "
+            "processes; name it FILE.py:FUNCTION"
         )
     return entry
 
 
 @cache
-def graph_of(model: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
-    """Return the graph of a model or file, cached; a step file is cut into tiles if asked."""
+def load_graph(model: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
+    """Return the graph of a model or file, cached; a tile size in `shape` divides a step file."""
     if model.endswith(".step.json") and shape.overrides.keys() == {"tile"}:
         from poetmodel.lowered.io import load_step
         from poetmodel.tiling.choice import divide_step
@@ -256,15 +263,17 @@ def graph_of(model: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
 
 @cache
-def device_of(device: str) -> Device:
+def load_device(device: str) -> Device:
     """Return the device of a run; cached in the process."""
     return Device.load(device)
 
 
 @cache
 def _fingerprint(model: str, shape: InputShape, device: str) -> str:
-    # Every field in this text, so that keys of older records hold; a repr may be abbreviated.
-    board = device_of(device)
-    figures = ", ".join(f"{field.name}={getattr(board, field.name)!r}" for field in fields(board))
-    text = f"{graph_of(model, shape).sha256} Device({figures})"
+    # The text lists all fields, as older records did: the repr of a device may change.
+    loaded_device = load_device(device)
+    device_fields = ", ".join(
+        f"{field.name}={getattr(loaded_device, field.name)!r}" for field in fields(loaded_device)
+    )
+    text = f"{load_graph(model, shape).sha256} Device({device_fields})"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 RECORDS: Final = "cells.jsonl"
+"""File of the records of runs."""
 SCHEDULES: Final = "schedules"
 """Folder of the schedule files, each by the key of its run."""
 CLAIMS: Final = "claims"
@@ -34,14 +35,15 @@ _FIELDS: Final = frozenset({"key", "status", "cell", "result"})
 class RecordFile:
     """Records in a file, one JSON line each; the last record of each key counts.
 
-    A `KeyError` of `key_of` means that a line is no record. The first record creates the file.
+    `key_of` returns the key of a record, and raises `KeyError` for a line that is no record. The
+    first record creates the file.
 
     Notes
     -----
     Each record is flushed to disk before the next one is written; an incomplete write is undone.
     The next write removes an incomplete last line of a killed process, and adds a missing end of
-    line to a complete one. Lines without a record are skipped. Several processes may write at the
-    same time, each the runs that it claims.
+    line to a complete line. Lines without a record are skipped. Several processes may write at the
+    same time, each the records of the runs that it claims.
     """
 
     def __init__(self, path: Path, key_of: Callable[[Record], Hashable]) -> None:
@@ -53,11 +55,11 @@ class RecordFile:
         self._parsed_bytes = 0
 
     def records(self) -> list[Record]:
-        """Return all records, the last one of each key, in the order of the file."""
+        """Return the last record of each key, in the order of the file."""
         self._parse_new_lines()
         return list(self._records.values())
 
-    def finished(self) -> dict[Hashable, Record]:
+    def finished_records(self) -> dict[Hashable, Record]:
         """Return the records of all runs that have not failed, by key."""
         self._parse_new_lines()
         return {key: record for key, record in self._records.items() if record["status"] != FAILED}
@@ -94,17 +96,17 @@ class RecordFile:
         """Parse the lines that were written since the last call."""
         if not self.path.exists():
             return
-        if self.path.stat().st_size < self._parsed_bytes:  # the file was made shorter
+        if self.path.stat().st_size < self._parsed_bytes:  # the file was truncated
             self._records.clear()
             self._parsed_bytes = 0
         content = read_bytes(self.path, begin=self._parsed_bytes)
         for line in content.split(b"\n"):
-            if (parsed := self._parse(line)) is not None:
+            if (parsed := self._parse_line(line)) is not None:
                 key, record = parsed
                 self._records[key] = record
         self._parsed_bytes += content.rfind(b"\n") + 1
 
-    def _parse(self, line: bytes) -> tuple[Hashable, Record] | None:
+    def _parse_line(self, line: bytes) -> tuple[Hashable, Record] | None:
         """Return key and record of a line; None if the line holds no record."""
         try:
             record = json.loads(line)
@@ -121,7 +123,7 @@ class RecordFile:
         stream.seek(0)
         content = stream.read()
         last_line = content[content.rfind(b"\n") + 1 :]
-        if self._parse(last_line) is not None:
+        if self._parse_line(last_line) is not None:
             stream.write(b"\n")
         else:
             stream.truncate(size - len(last_line))
@@ -142,7 +144,7 @@ class Store(RecordFile):
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder / RECORDS, _key)
+        super().__init__(folder / RECORDS, _record_key)
         self.folder = folder
         self.claims_folder = folder / CLAIMS
         with raise_write_errors(folder, "the folder cannot be made"):
@@ -155,7 +157,7 @@ class Store(RecordFile):
             write_text(self._schedule_path(record["key"]), text + "\n")
         super().add({key: value for key, value in record.items() if key != "schedule"})
 
-    def schedule(self, key: str) -> dict[str, Any] | None:
+    def load_schedule(self, key: str) -> dict[str, Any] | None:
         """Return the content of the schedule file of a run.
 
         Return None if the file is missing or incomplete.
@@ -172,21 +174,23 @@ class Store(RecordFile):
         A record of a failed run is replaced by one of a finished run. Return the number of copied
         records.
         """
-        finished = self.finished()
-        copied = 0
+        finished_by_key = self.finished_records()
+        n_copied = 0
         for record in other.records():
             key = record["key"]
-            if key in finished or (record["status"] == FAILED and self.record(key) is not None):
+            if key in finished_by_key or (
+                record["status"] == FAILED and self.record(key) is not None
+            ):
                 continue
-            self.add({**record, "schedule": other.schedule(key)})
-            copied += 1
-        return copied
+            self.add({**record, "schedule": other.load_schedule(key)})
+            n_copied += 1
+        return n_copied
 
     def _schedule_path(self, key: str) -> Path:
         return self.folder / SCHEDULES / f"{key}.schedule.json"
 
 
-def _key(record: Record) -> str:
+def _record_key(record: Record) -> str:
     if missing := _FIELDS - set(record):
         raise KeyError(*missing)
     return str(record["key"])
@@ -194,15 +198,16 @@ def _key(record: Record) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to solve a run: a file that is locked until `release`, or the process ends."""
+    """The right to solve a run: a file that is locked until `release` or the end of the process."""
 
     path: Path
     """The locked file, which is empty."""
     descriptor: int
+    """File descriptor of the open file."""
 
     @classmethod
     def acquire(cls, path: Path) -> Claim | None:
-        """Create and lock a file; return None where another process holds the lock."""
+        """Create and lock a file; return None if another process holds the lock."""
         while True:
             with raise_write_errors(path):
                 path.parent.mkdir(exist_ok=True)
@@ -219,7 +224,7 @@ class Claim:
             os.close(descriptor)  # the file was removed between opening and locking
 
     def release(self) -> None:
-        """Remove the file, and the folder if it is empty, and unlock the run."""
+        """Remove the file, its folder if empty, and with the file the lock."""
         with suppress(OSError):
             self.path.unlink()
         os.close(self.descriptor)
@@ -228,7 +233,10 @@ class Claim:
 
 
 def _lock(descriptor: int, *, wait: bool = False) -> bool:
-    """Lock a file; return False where another process holds it, True on systems without locks."""
+    """Lock a file; return False if another process holds the lock.
+
+    With `wait`, wait for the lock. Return True on systems without locks.
+    """
     if sys.platform == "win32":
         return True
     try:

@@ -14,42 +14,42 @@ if TYPE_CHECKING:
 
     from poetmodel.sweeps.tables import Row
 
-PROVEN: Final = 1e-4
-"""Largest gap that counts as closed: the gap tolerance of the solves."""
-_WORDS: Final[Mapping[str, str]] = {
+CLOSED_GAP: Final = 1e-4
+"""Maximum gap of a proven optimum: the gap tolerance of the solves."""
+_STATUS_TEXTS: Final[Mapping[str, str]] = {
     NOT_APPLICABLE: "-",
     Status.INFEASIBLE: "impossible",
     Status.UNKNOWN: "none in time",
     REFUSED: "refused by the licence",
     NOT_INSTALLED: "not installed",
 }
-"""Text in place of a number if there is no schedule, by status."""
+"""Text that a table shows if there is no schedule, by status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A table of words and numbers."""
+    """A table of texts and numbers."""
 
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    words: int
-    """Number of leading columns with words; the rest hold numbers."""
+    n_text_columns: int
+    """Number of leading columns that contain texts; the rest contain numbers."""
 
 
-def summary(name: str, rows: Sequence[Row]) -> tuple[Summary, ...]:
+def figure_summaries(name: str, rows: Sequence[Row]) -> tuple[Summary, ...]:
     """Return the tables of a figure of the paper from rows of `poetmodel.sweeps.tables`."""
-    makers = {"figure2": _map_summary, "table3": _pofo_summaries}
-    return tuple(makers.get(name, _method_summaries)(rows))
+    summary_functions = {"figure2": _map_summary, "table3": _pofo_summaries}
+    return tuple(summary_functions.get(name, _method_summaries)(rows))
 
 
-def without(row: Row) -> str:
-    """Return the text in place of a number for a row without a schedule."""
+def status_text(row: Row) -> str:
+    """Return the text that a table shows for a row without a schedule: its status."""
     status = str(row["status"])
-    return _WORDS.get(status, status)
+    return _STATUS_TEXTS.get(status, status)
 
 
-def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+def group_rows(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
     """Group rows by their values in some columns, in the order of first occurrence."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -64,41 +64,41 @@ def overhead_ratio(row: Row) -> float | None:
     return float(row["overhead_j"] / row["baseline_energy_j"])
 
 
-def percent(ratio: float | None) -> str:
-    """Return a fraction as a percentage with three digits, or a dash."""
+def format_fraction(ratio: float | None) -> str:
+    """Format a fraction as a percentage with three digits; None as a dash."""
     return "-" if ratio is None else f"{100 * ratio:.3g} %"
 
 
 # -- overheads ---------------------------------------------------------------------------------
 
 
-def _method_summaries(table: Sequence[Row]) -> Iterable[Summary]:
-    """Yield the overheads on each model and device: methods down, budgets across."""
-    for (model, device), rows in grouped(table, "model", "device").items():
-        budgets = tuple(dict.fromkeys(row["ram"] for row in rows))
-        with_deadlines = any(row["deadline"] for row in rows)
+def _method_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
+    """Yield a table of overheads for each model and device: methods in rows, budgets in columns."""
+    for (model, device), panel_rows in group_rows(rows, "model", "device").items():
+        budgets = tuple(dict.fromkeys(row["ram"] for row in panel_rows))
+        has_deadlines = any(row["deadline"] for row in panel_rows)
         lines = []
-        for (deadline, method), line in grouped(rows, "deadline", "method").items():
-            text_by_ram = {row["ram"]: _overhead(row) for row in line}
-            limits = (deadline or "none",) if with_deadlines else ()
-            lines.append((*limits, method, *(text_by_ram.get(ram, "") for ram in budgets)))
-        heads = ("deadline", "method") if with_deadlines else ("method",)
+        for (deadline, method), line_rows in group_rows(panel_rows, "deadline", "method").items():
+            text_by_ram = {row["ram"]: _overhead_text(row) for row in line_rows}
+            deadline_cells = (deadline or "none",) if has_deadlines else ()
+            lines.append((*deadline_cells, method, *(text_by_ram.get(ram, "") for ram in budgets)))
+        heads = ("deadline", "method") if has_deadlines else ("method",)
         yield Summary(
             title=f"Energy overhead: {model}, {device}",
             heads=(*heads, *budgets),
             rows=tuple(lines),
-            words=len(heads),
+            n_text_columns=len(heads),
         )
 
 
-def _overhead(row: Row) -> str:
-    """Return the overhead as text, with the gap if the optimum is not proved."""
+def _overhead_text(row: Row) -> str:
+    """Return the overhead as text, for `optimal` with the gap if it is not closed."""
     ratio = overhead_ratio(row)
     if ratio is None:
-        return without(row)
-    text = percent(ratio)
-    if row["method"] == "optimal" and row["axis_gap"] is not None and row["axis_gap"] > PROVEN:
-        text += f" (gap {percent(row['axis_gap'])})"
+        return status_text(row)
+    text = format_fraction(ratio)
+    if row["method"] == "optimal" and row["axis_gap"] is not None and row["axis_gap"] > CLOSED_GAP:
+        text += f" (gap {format_fraction(row['axis_gap'])})"
     return text
 
 
@@ -109,72 +109,95 @@ def _map_summary(rows: Sequence[Row]) -> Iterable[Summary]:
     """Yield one table of the recomputations and transfers of each schedule of the maps."""
     lines = []
     for row in rows:
-        counts = (_count(row[name]) for name in ("recomputed", "paged_out", "paged_in"))
-        lines.append((*(row[name] for name in ("model", "device", "ram")), *counts, _overhead(row)))
-    words = ("model", "device", "RAM")
+        counts = (_format_count(row[name]) for name in ("recomputed", "paged_out", "paged_in"))
+        lines.append(
+            (*(row[name] for name in ("model", "device", "ram")), *counts, _overhead_text(row))
+        )
+    text_heads = ("model", "device", "RAM")
     yield Summary(
         title="Schedules of the maps",
-        heads=(*words, "recomputed", "paged out", "paged in", "overhead"),
+        heads=(*text_heads, "recomputed", "paged out", "paged in", "overhead"),
         rows=tuple(lines),
-        words=len(words),
+        n_text_columns=len(text_heads),
     )
 
 
-def _count(count: int | None) -> str:
+def _format_count(count: int | None) -> str:
     return "-" if count is None else f"{count:,}"
 
 
 # -- POFO --------------------------------------------------------------------------------------
 
 
-def _pofo_summaries(table: Sequence[Row]) -> Iterable[Summary]:
-    """Yield tables of POFO beside the optimum: at equal RAM, and at the smallest peak as quick."""
-    for (model, device), rows in grouped(table, "model", "device").items():
-        best = [row for row in rows if row["method"] == "optimal" and row["energy_j"] is not None]
+def _pofo_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
+    """Yield tables of POFO and the optimum: at equal RAM, and the optimum that needs least RAM.
+
+    The latter is the schedule with the smallest peak among those that take no more time than POFO.
+    """
+    for (model, device), device_rows in group_rows(rows, "model", "device").items():
+        optimal_rows = [
+            row for row in device_rows if row["method"] == "optimal" and row["energy_j"] is not None
+        ]
         lines = []
-        for row in rows:
+        for row in device_rows:
             if row["method"] != "pofo":
                 continue
-            same = [other for other in best if other["ram"] == row["ram"] and not other["deadline"]]
-            if row["energy_j"] is None or not same:
-                lines.append((row["ram"], without(row), *[""] * 7))
+            same_budget_rows = [
+                other
+                for other in optimal_rows
+                if other["ram"] == row["ram"] and not other["deadline"]
+            ]
+            if row["energy_j"] is None or not same_budget_rows:
+                lines.append((row["ram"], status_text(row), *[""] * 7))
                 continue
-            quick = [other for other in best if other["makespan_s"] <= row["makespan_s"]]
-            smallest = min(quick, key=lambda other: other["peak_ram_bytes"], default=None)
+            no_slower_rows = [
+                other for other in optimal_rows if other["makespan_s"] <= row["makespan_s"]
+            ]
+            smallest_row = min(
+                no_slower_rows, key=lambda other: other["peak_ram_bytes"], default=None
+            )
             lines.append(
                 (
                     row["ram"],
                     *_peak_time_overhead(row),
-                    *_peak_time_overhead(same[0]),
-                    *_peak_and_savings(row, smallest),
+                    *_peak_time_overhead(same_budget_rows[0]),
+                    *_peak_and_savings(row, smallest_row),
                 )
             )
         yield Summary(
             title=f"POFO and the optimum: {model}, {device}",
             heads=(
                 "RAM",
-                *(f"{who} {what}" for who in ("pofo", "optimal") for what in _POFO_FIGURES),
-                "least peak as quick",
+                *(
+                    f"{method} {metric}"
+                    for method in ("pofo", "optimal")
+                    for metric in _POFO_METRICS
+                ),
+                "minimum peak, no slower",
                 "saves",
             ),
             rows=tuple(lines),
-            words=1,
+            n_text_columns=1,
         )
 
 
-_POFO_FIGURES: Final = ("peak", "time", "overhead")
+_POFO_METRICS: Final = ("peak", "time", "overhead")
 
 
 def _peak_time_overhead(row: Row) -> tuple[str, str, str]:
     return (
         format_bytes(row["peak_ram_bytes"]),
         format_seconds(row["makespan_s"]),
-        percent(overhead_ratio(row)),
+        format_fraction(overhead_ratio(row)),
     )
 
 
-def _peak_and_savings(row: Row, smallest: Row | None) -> tuple[str, str]:
-    if smallest is None:
+def _peak_and_savings(row: Row, smallest_row: Row | None) -> tuple[str, str]:
+    if smallest_row is None:
         return "none", ""
-    ram, time = (1 - smallest[name] / row[name] for name in ("peak_ram_bytes", "makespan_s"))
-    return format_bytes(smallest["peak_ram_bytes"]), f"{percent(ram)} RAM, {percent(time)} time"
+    ram_saving, time_saving = (
+        1 - smallest_row[name] / row[name] for name in ("peak_ram_bytes", "makespan_s")
+    )
+    return format_bytes(
+        smallest_row["peak_ram_bytes"]
+    ), f"{format_fraction(ram_saving)} RAM, {format_fraction(time_saving)} time"

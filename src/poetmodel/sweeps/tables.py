@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-_COUNTS: Final = ("recomputed", "paged_out", "paged_in")
-_STATE: Final = ("resident_bytes", "on_storage_bytes", "read_bytes", "written_back_bytes")
-_SIZES: Final = ("columns", "rows", "nodes", "root_bound")
-_MODEL: Final = ("model_value", "model_bound")
+_COUNT_KEYS: Final = ("recomputed", "paged_out", "paged_in")
+"""Columns from the field ``counts`` of a record."""
+_STATE_KEYS: Final = ("resident_bytes", "on_storage_bytes", "read_bytes", "written_back_bytes")
+"""Columns from the field ``state`` of a record, with the prefix ``state_``."""
+_SIZE_KEYS: Final = ("columns", "rows", "nodes", "root_bound")
+_MODEL_KEYS: Final = ("model_value", "model_bound")
+"""Columns from the field ``statistics`` of a record: sizes, value and bound of the solved model."""
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
@@ -34,15 +37,15 @@ def rows(records: Iterable[Record]) -> list[Row]:
     list of dict
         Metrics are None without a schedule. ``axis_bound_j`` is the best bound on the overhead that
         was proven for this or a larger budget of the same problem by the same method and back end:
-        a bound with more RAM holds with less RAM too. ``axis_gap`` is the gap to it.
+        a bound with more RAM is also valid with less RAM. ``axis_gap`` is the gap to this bound.
     """
-    table = [_row(record) for record in records]
-    axes: dict[Run, list[Row]] = {}
+    table = [_make_row(record) for record in records]
+    rows_by_axis: dict[Run, list[Row]] = {}
     for row, record in zip(table, records, strict=True):
-        axes.setdefault(Run.from_dict(record["cell"]).chain, []).append(row)
-    for axis in axes.values():
+        rows_by_axis.setdefault(Run.from_dict(record["cell"]).chain, []).append(row)
+    for axis_rows in rows_by_axis.values():
         bound_j = 0.0
-        for row in sorted(axis, key=lambda row: -(row["ram_budget_bytes"] or 0)):
+        for row in sorted(axis_rows, key=lambda row: -(row["ram_budget_bytes"] or 0)):
             bound_j = max(bound_j, row["overhead_bound_j"] or 0.0)
             if row["overhead_j"] is not None:
                 row["axis_bound_j"] = min(bound_j, row["overhead_j"])
@@ -50,26 +53,26 @@ def rows(records: Iterable[Record]) -> list[Row]:
     return table
 
 
-def _row(record: Record) -> Row:
+def _make_row(record: Record) -> Row:
     """Return the flat row of a record, without the bound along the RAM axis."""
-    cell, result = record["cell"], record["result"] or {}
+    run_fields, result = record["cell"], record["result"] or {}
     row: Row = {
-        name: cell.get(name)
+        name: run_fields.get(name)
         for name in ("model", "device", "ram", "deadline", "method", "backend", "formulation")
     }
-    row["model"] = Run.from_dict(cell).network
-    row |= {name: cell["settings"][name] for name in ("seed", "time_limit_s")}
+    row["model"] = Run.from_dict(run_fields).network
+    row |= {name: run_fields["settings"][name] for name in ("seed", "time_limit_s")}
     row["status"] = _status(record)
     row["ram_budget_bytes"] = result.get("problem", {}).get("ram_budget_bytes")
     row["termination"] = record.get("termination")
     row["violations"] = len(result.get("violations", ()))
     row |= {name: result.get(name) for name in _metric_columns()}
     row |= {"axis_bound_j": None, "axis_gap": None}
-    row |= {name: (record.get("counts") or {}).get(name) for name in _COUNTS}
+    row |= {name: (record.get("counts") or {}).get(name) for name in _COUNT_KEYS}
     state = record.get("state") or {}
-    row |= {f"state_{name}": state.get(name) for name in _STATE}
+    row |= {f"state_{name}": state.get(name) for name in _STATE_KEYS}
     statistics = record.get("statistics") or {}
-    row |= {name: statistics.get(name) for name in (*_SIZES, *_MODEL)}
+    row |= {name: statistics.get(name) for name in (*_SIZE_KEYS, *_MODEL_KEYS)}
     row["model_gap"] = model_gap(statistics)
     row |= {name: record.get(name) for name in ("seconds", "cpu_s", "warm_start", "reason", "key")}
     return row
@@ -77,13 +80,13 @@ def _row(record: Record) -> Row:
 
 def _metric_columns() -> tuple[str, ...]:
     """Return the result keys that become columns: metrics and the RAM of the device."""
-    first = (Group.ENERGY, Group.PROOF, Group.MEMORY)
-    other_groups = [group for group in Group if group not in first]
-    groups_before, groups_after = (
+    first_groups = (Group.ENERGY, Group.PROOF, Group.MEMORY)
+    other_groups = [group for group in Group if group not in first_groups]
+    first_keys, other_keys = (
         [metric.key for metric in metrics_at(Display.SWEEP, *groups)]
-        for groups in (first, other_groups)
+        for groups in (first_groups, other_groups)
     )
-    return (*groups_before, *DEVICE_RAM_KEYS, *groups_after)
+    return (*first_keys, *DEVICE_RAM_KEYS, *other_keys)
 
 
 def _status(record: Record) -> str:
@@ -94,11 +97,11 @@ def _status(record: Record) -> str:
 
 
 def model_gap(statistics: Mapping[str, Any]) -> float | None:
-    """Return the gap of the model that was solved.
+    """Return the gap of the model that was solved; None if its value or bound is unknown.
 
-    A restricted model (events) or a looser one (``paper``) has no gap of the problem itself.
+    For a restriction of the problem, and for ``paper``, it is not the gap of the problem.
     """
-    value, bound = (statistics.get(name) for name in _MODEL)
+    value, bound = (statistics.get(name) for name in _MODEL_KEYS)
     return None if value is None or bound is None else relative_gap(value, bound)
 
 
@@ -114,7 +117,8 @@ def pareto(rows: Sequence[Row]) -> list[Row]:
     -------
     list of dict
         Copies with ``proven``: whether no schedule within the row's limits takes less energy, up to
-        the gap tolerance. Of equal rows the first stays. In the order of model, device and RAM.
+        the gap tolerance. Of equal rows only the first is returned. Sorted by model, device and
+        RAM.
     """
     solved_rows = [row for row in rows if row["energy_j"] is not None]
     front: list[Row] = []
@@ -142,8 +146,8 @@ def _dominates(row: Row, other: Row, *, is_earlier: bool) -> bool:
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Write rows as a CSV file with a header; missing values are empty."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+    buffer = io.StringIO(newline="")
+    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_text(path, text.getvalue())
+    write_text(path, buffer.getvalue())

@@ -41,24 +41,28 @@ class LocalProcesses(Executor):
     """
 
     def __init__(self) -> None:
-        self._processes: list[WorkerProcess] = []
+        self._worker_processes: list[WorkerProcess] = []
         self._lock = threading.Lock()
 
     def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
         """Call a function in an idle process, or in a new one."""
         with self._lock:
-            self._processes = [process for process in self._processes if process.is_alive]
-            idle = next((process for process in self._processes if not process.is_busy), None)
-            if idle is None:
-                idle = WorkerProcess()
-                self._processes.append(idle)
-            return idle.call(_call_function, function, *arguments)
+            self._worker_processes = [
+                process for process in self._worker_processes if process.is_alive
+            ]
+            idle_process = next(
+                (process for process in self._worker_processes if not process.is_busy), None
+            )
+            if idle_process is None:
+                idle_process = WorkerProcess()
+                self._worker_processes.append(idle_process)
+            return idle_process.call(_call_function, function, *arguments)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as its base class has it
         """Kill all processes."""
-        for process in self._processes:
+        for process in self._worker_processes:
             process.end()
-        for process in self._processes:
+        for process in self._worker_processes:
             process.close()
 
 
@@ -66,8 +70,8 @@ def _call_function(_: WorkerJob, function: Callable[..., Any], *arguments: Any) 
     return function(*arguments)
 
 
-def pool_kind(pool: Executor) -> str:
-    """Return the name of a pool in records: package and class."""
+def pool_name(pool: Executor) -> str:
+    """Return the name of a pool for records: its package and class."""
     pool = getattr(pool, "pool", pool)
     return f"{type(pool).__module__.partition('.')[0]}.{type(pool).__qualname__}"
 
@@ -93,15 +97,15 @@ class ModuleFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """Setting of workers that start processes of their own for their runs."""
+    """Settings of the processes that workers start for their runs."""
 
     grace_s: float | None = None
-    """Time of a run beyond the `limit_s` of its fields before it is killed [s]; each run then has a
-    new process. None for reused processes without a limit."""
+    """Time after which a run is killed, in addition to the `limit_s` of its fields [s]. Each run
+    then has a new process. None for processes that are reused, without a time limit."""
 
 
 class ShippingPool(Executor):
-    """An executor that sends runs, with the files that they name, to a pool of the caller.
+    """An executor that sends runs with the files that they name to a pool of the caller.
 
     Parameters
     ----------
@@ -117,46 +121,48 @@ class ShippingPool(Executor):
 
     def submit(self, measure: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
         """Call a function with the fields of a run and its start, in a worker."""
-        fields, start = arguments
-        shipped = files_of_run(fields)
+        run_fields, start = arguments
+        files = read_run_files(run_fields)
         return self.pool.submit(
-            run_shipped, __version__, measure, fields, start, shipped, self._isolation
+            execute_shipped_run, __version__, measure, run_fields, start, files, self._isolation
         )
 
 
-def files_of_run(fields: dict[str, Any]) -> dict[str, Files]:
-    """Return the files that a run names, by field.
+def read_run_files(run_fields: dict[str, Any]) -> dict[str, Files]:
+    """Read the files that a run names; return them by field.
 
     The files of a method include the modules that it imports from its folder.
     """
     files_by_field: dict[str, Files] = {}
     for field, names in ((_MODEL, model_names()), (_DEVICE, device_names())):
-        name = fields.get(field)
+        name = run_fields.get(field)
         if name is not None and name not in names and Path(name).is_file():
             files_by_field[field] = {Path(name).name: read_bytes(name)}
     try:
-        entry = method(fields[_METHOD])
-    except (KeyError, InputError):  # a study has names of its own for some methods
+        found_method = method(run_fields[_METHOD])
+    except (KeyError, InputError):  # studies of bench name methods that poetmodel lacks
         return files_by_field
-    if paths := files_of(entry):
-        contents = {path.name: path.read_bytes() for path in paths}
-        file = Path(fields[_METHOD].rpartition(":")[0])  # a link may have another name
-        files_by_field[_METHOD] = {**contents, file.name: file.read_bytes()}
+    if method_paths := files_of(found_method):
+        content_by_name = {path.name: path.read_bytes() for path in method_paths}
+        method_file = Path(
+            run_fields[_METHOD].rpartition(":")[0]
+        )  # the caller may name a link to the file
+        files_by_field[_METHOD] = {**content_by_name, method_file.name: method_file.read_bytes()}
     return files_by_field
 
 
-def run_shipped(
+def execute_shipped_run(
     version: str,
     measure: Callable[..., Record],
-    fields: dict[str, Any],
+    run_fields: dict[str, Any],
     start: Any,
-    files: dict[str, Files],
+    files_by_field: dict[str, Files],
     isolation: Isolation | None,
 ) -> Record:
     """Execute a run in a worker that may be on another machine; return its record.
 
-    Writes the files to a temporary folder and reads them there; the record has the paths of the
-    caller.
+    Writes the files to a temporary folder, from which the run reads them; the record has the paths
+    of the caller.
 
     Raises
     ------
@@ -167,24 +173,26 @@ def run_shipped(
     """
     if version != __version__:
         raise InputError(f"the worker has poetmodel {__version__}, expected {version}")
-    folders = {field: _write_files(contents) for field, contents in files.items()}
-    # The name of a method keeps its :FUNCTION.
-    local = {field: f"{folders[field]}/{Path(fields[field]).name}" for field in files}
-    arguments = (measure, {**fields, **local}, start)
+    folders = {field: _write_files(contents) for field, contents in files_by_field.items()}
+    # The name of a method ends with :FUNCTION, as before.
+    local_paths = {
+        field: f"{folders[field]}/{Path(run_fields[field]).name}" for field in files_by_field
+    }
+    arguments = (measure, {**run_fields, **local_paths}, start)
     if isolation is None:
         record = measure(*arguments[1:])
     elif isolation.grace_s is None:
-        record = _processes(folders.get(_METHOD)).submit(*arguments).result()
+        record = _reused_processes(folders.get(_METHOD)).submit(*arguments).result()
     else:
-        limit_s = fields["limit_s"] + isolation.grace_s
-        with LocalProcesses() as fresh:
+        limit_s = run_fields["limit_s"] + isolation.grace_s
+        with LocalProcesses() as new_processes:
             try:
-                record = fresh.submit(*arguments).result(timeout=limit_s)
+                record = new_processes.submit(*arguments).result(timeout=limit_s)
             except TimeoutError:
                 raise TimeLimitError(f"the run did not end within {limit_s:.0f} s") from None
     text = json.dumps(record)
-    for field, path in local.items():
-        text = text.replace(json.dumps(path)[1:-1], json.dumps(fields[field])[1:-1])
+    for field, path in local_paths.items():
+        text = text.replace(json.dumps(path)[1:-1], json.dumps(run_fields[field])[1:-1])
     return dict(json.loads(text))
 
 
@@ -204,15 +212,15 @@ def _write_files(files: Files) -> str:
 @cache
 def _temporary_folder() -> Path:
     """Return a temporary folder that is removed when the process ends."""
-    holder = tempfile.TemporaryDirectory(prefix="poetmodel-", ignore_cleanup_errors=True)
-    _HOLDERS.append(holder)
-    return Path(holder.name)
+    temporary_folder = tempfile.TemporaryDirectory(prefix="poetmodel-", ignore_cleanup_errors=True)
+    _TEMPORARY_FOLDERS.append(temporary_folder)
+    return Path(temporary_folder.name)
 
 
-_HOLDERS: Final[list[tempfile.TemporaryDirectory[str]]] = []
+_TEMPORARY_FOLDERS: Final[list[tempfile.TemporaryDirectory[str]]] = []
 
 
 @cache
-def _processes(_method_folder: str | None) -> LocalProcesses:
-    """Return the reused processes of this worker, separate for each user's method."""
+def _reused_processes(_method_folder: str | None) -> LocalProcesses:
+    """Return the processes that this worker reuses, others for each user-defined method."""
     return LocalProcesses()

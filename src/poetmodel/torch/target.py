@@ -81,10 +81,10 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> StepArguments:
     """
     require_torch()
     if is_onnx(target):
-        from poetmodel.torch.onnx.step import onnx_step
+        from poetmodel.torch.onnx.step import make_onnx_step
 
         onnx = onnx or OnnxStep()
-        return onnx_step(
+        return make_onnx_step(
             target, onnx.loss, load_function=_load_loss, batch=onnx.batch, dims=dict(onnx.dims)
         )
     given_options = () if onnx is None else onnx.given_options

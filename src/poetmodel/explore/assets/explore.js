@@ -98,10 +98,10 @@
     }
     wished = { ...wished, ram_bytes: inside(wished.ram_bytes) ? wished.ram_bytes : start };
     ram.set({ marks, low: floor_bytes, high, log: high > 5 * floor_bytes }, wished.ram_bytes);
-    const { least_s, single_pass_s, most_s } = deadline;
-    if (wished.deadline_s !== null && (wished.deadline_s > 2 * most_s || wished.deadline_s < least_s / 2)) wished = { ...wished, deadline_s: null };
-    const times = [...(least_s < 0.999 * single_pass_s ? [{ name: "least", value: least_s }] : []), { name: "single pass", value: single_pass_s }, { name: "none", value: null }];
-    late.set({ marks: times, low: least_s, high: Math.max(most_s, 1.05 * least_s), log: most_s > 5 * least_s, none: true }, wished.deadline_s);
+    const { min_s, single_pass_s, max_s } = deadline;
+    if (wished.deadline_s !== null && (wished.deadline_s > 2 * max_s || wished.deadline_s < min_s / 2)) wished = { ...wished, deadline_s: null };
+    const times = [...(min_s < 0.999 * single_pass_s ? [{ name: "least", value: min_s }] : []), { name: "single pass", value: single_pass_s }, { name: "none", value: null }];
+    late.set({ marks: times, low: min_s, high: Math.max(max_s, 1.05 * min_s), log: max_s > 5 * min_s, none: true }, wished.deadline_s);
   };
 
   // -- requests: the newest replaces older ones ------------------------------------------------
@@ -273,7 +273,7 @@
       return made;
     };
     const apart = [["workspace", why.workspace_bytes], ["state", why.state_bytes], ["resident bytes", why.resident_bytes]];
-    return [...why.held.map((one) => item(button(one), one.bytes, one.role)), ...apart.filter((one) => one[1]).map(([name, bytes]) => item(name, bytes, ""))];
+    return [...why.tensors_in_ram.map((one) => item(button(one), one.bytes, one.role)), ...apart.filter((one) => one[1]).map(([name, bytes]) => item(name, bytes, ""))];
   };
   const explain = async (signal) => {
     const limits = new URLSearchParams({ ram_bytes: wished.ram_bytes });
@@ -286,7 +286,7 @@
     $("more").hidden = true;
     put("solve", null, "–");
     root.dataset.status = root.dataset.point = "";
-    const least = why.least_bytes ?? problem.floor_bytes;
+    const least = why.min_ram_bytes ?? problem.floor_bytes;
     panel("Why not less?", why.text, `Go to ${units.bytes(least)}`, () => ram.choose(least));
     $("why-held").append(...partsOf(why));
     say("below", `No schedule needs less than ${units.bytes(least)}`);

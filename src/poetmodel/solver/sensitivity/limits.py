@@ -92,7 +92,7 @@ class Limit:
             "proven": self.proven,
             "reason": self.result.reason or None,
             **dict.fromkeys(("stage", "node", "peak_ram_bytes", "tensors")),
-            **device_ram_metrics(self.result.room),
+            **device_ram_metrics(self.result.device_ram),
         }
         if simulation is not None:
             document["stage"] = simulation.peak.stage

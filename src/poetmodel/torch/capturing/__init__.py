@@ -1,1 +1,1 @@
-"""Capturing: forward pass, loss and gradients as one graph, and the guards under which it holds."""
+"""Capturing: forward pass, loss and gradients as one graph, and its guards."""

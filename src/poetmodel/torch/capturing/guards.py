@@ -1,4 +1,4 @@
-"""Guards: assumptions of a captured step, differences of a call from them, and refused calls."""
+"""Guards: check the assumptions of a captured step before a call, and refuse unsupported calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from poetmodel.errors import listed
 from poetmodel.torch.capturing.inputs import is_plain
-from poetmodel.torch.capturing.joint_graph import InputKind, Joint, Lookup, OutputKind, shown_path
+from poetmodel.torch.capturing.joint_graph import InputKind, Joint, Lookup, OutputKind, format_path
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.tensors import storage_key
 
@@ -30,80 +30,83 @@ HOOKS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """The facts that a captured step depends on and that may change between steps."""
+    """Properties of inputs and modules on which a captured step depends."""
 
     inputs: tuple[Any, ...]
-    """`_tensor_properties` of each flat input."""
+    """`_guarded_properties` of each flat input, also of numbers."""
     modules: tuple[int, ...]
     """``id`` of each module."""
     training: tuple[bool, ...]
+    """Whether each module is in training mode."""
     hooks: tuple[tuple[int, ...], ...]
     """Keys of each module's hooks, which are part of the graph."""
     tensors: tuple[Any, ...]
-    """`_tensor_properties` of each parameter and buffer; empty if modules changed."""
+    """`_guarded_properties` of each parameter and buffer; empty if modules changed."""
     aliases: tuple[int, ...]
-    """Index of the first identical tensor, for each parameter and buffer, and for each input that
-    the step changes or differentiates."""
+    """For each parameter and buffer, and each input that the step changes or differentiates: the
+    index of the first of them that is the same tensor."""
     overlaps: tuple[int | None, ...]
-    """For each input the index of a changed tensor with common memory, or None; empty if the step
-    changes no tensor."""
+    """For each input the index of a changed tensor that overlaps it in memory, or None; empty if
+    the step changes no tensor, or modules changed."""
     autocast: bool
     """Whether autocast is on around the step; autocast inside the model is part of the graph."""
 
 
 class Guards:
-    """Checks whether a captured step is valid for a call: inputs and state are as at construction.
+    """Checks whether a captured step is valid for a call: state and inputs as at construction.
 
-    Raises `CaptureError` if the step would omit an effect of eager PyTorch, such as a hook.
+    The checks raise `CaptureError` if no compiled step supports the call: in inference mode, for
+    inputs that were computed with a gradient, and for hooks of parameters or inputs.
     """
 
     def __init__(self, joint: Joint) -> None:
-        """Record the current modules, tensors, hooks and modes of a captured step."""
+        """Record the current assumptions of a captured step for the inputs of its capture."""
         self._joint = joint
         named_modules = tuple(joint.module.named_modules())
-        self._names = tuple(shown_path(path) or "the model" for path, _ in named_modules)
+        self._names = tuple(format_path(path) or "the model" for path, _ in named_modules)
         # While these references exist, no new module can have the id of one of them.
         self._modules = tuple(module for _, module in named_modules)
         self._identities = tuple(map(id, self._modules))
-        changed_arguments = {result.target for result in joint.results}
-        changed_inputs = [
+        result_targets = {result.target for result in joint.results}
+        target_inputs = [
             argument
             for argument in joint.arguments_of(InputKind.USER_INPUT)
-            if argument in changed_arguments
+            if argument in result_targets
         ]
-        self._written = tuple(argument.position for argument in changed_inputs)
+        self._target_positions = tuple(argument.position for argument in target_inputs)
         self._alias_names = tuple(
-            argument.name for argument in (*joint.module_arguments, *changed_inputs)
+            argument.name for argument in (*joint.module_arguments, *target_inputs)
         )
-        kinds = {r.target: r.kind for r in joint.results if r.kind is OutputKind.MUTATION}
+        mutated_arguments = {r.target for r in joint.results if r.kind is OutputKind.MUTATION}
         updated_arguments = joint.module_arguments if joint.optimizer is not None else ()
-        changed_tensors = [
-            a for a in joint.module_arguments if a in kinds or a in updated_arguments
+        changed_arguments = [
+            a for a in joint.module_arguments if a in mutated_arguments or a in updated_arguments
         ]
-        self._changed = Lookup([argument.target for argument in changed_tensors])
-        """Parameters and buffers that the step changes."""
-        self._changed_inputs = [a.position for a in changed_inputs if a in kinds]
-        self._changed_names = [argument.name for argument in changed_tensors]
+        self._find_changed_tensors = Lookup([argument.target for argument in changed_arguments])
+        """Finds the parameters and buffers that the step changes."""
+        self._changed_inputs = [a.position for a in target_inputs if a in mutated_arguments]
+        """Positions of the flat inputs that the step changes."""
+        self._changed_names = [argument.name for argument in changed_arguments]
         self._changed_names += [joint.input_names[position] for position in self._changed_inputs]
         self._constants = tuple(_constant_holders(joint, self._names, self._modules))
         self.compiled = self._assumptions(joint.inputs)
+        """Assumptions at the compilation of the step."""
 
     def hold(self, inputs: Sequence[Any]) -> bool:
-        """Return whether the step computes PyTorch's results for flat inputs.
+        """Return whether the step is valid for flat inputs and the current state.
 
-        Raises `CaptureError` if no compiled step would compute them, for example with hooks of
-        parameters.
+        Raises `CaptureError` if no compiled step supports the call.
         """
         joint = self._joint
         return (
             joint.python_guards.hold()
-            and not any(self._replaced_constants())
+            and not any(self._replaced_constant_names())
             and self._assumptions(inputs) == self.compiled
             and joint.value_guards.hold(joint.guarded_tensors(inputs))
         )
 
     def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
-        """Yield a description of each difference from the state at compilation."""
+        """Yield a text for each difference of flat inputs and state from those at compilation."""
         compiled, current = self.compiled, self._assumptions(inputs)
         yield from _property_differences(self._joint.input_names, compiled.inputs, current.inputs)
         if compiled.modules != current.modules:
@@ -127,7 +130,7 @@ class Guards:
                 verb = "shares no memory" if new_index is None else "shares memory"
                 yield f"{name} {verb} with {changed_name}, which the step changes"
         yield from self._module_differences(current)
-        replaced_constants = [*self._replaced_constants()]
+        replaced_constants = [*self._replaced_constant_names()]
         yield from (f"{name} is another tensor, or missing" for name in replaced_constants)
         python_differences = [*self._joint.python_guards.differences()]
         yield from python_differences
@@ -135,12 +138,12 @@ class Guards:
             tensors = self._joint.guarded_tensors(inputs)
             yield from self._joint.value_guards.differences(tensors)
 
-    def _overlaps(self, inputs: Sequence[Any]) -> tuple[int | None, ...]:
-        """Return for each input the index of a changed tensor with common memory, or None."""
+    def _overlapping_indices(self, inputs: Sequence[Any]) -> tuple[int | None, ...]:
+        """Return `Assumptions.overlaps` for the current inputs and changed tensors."""
         if not self._changed_names:
             return ()
         changed_tensors = [
-            *self._changed(self._joint.module),
+            *self._find_changed_tensors(self._joint.module),
             *(inputs[k] for k in self._changed_inputs),
         ]
         by_storage: dict[int, list[int]] = {}
@@ -151,7 +154,7 @@ class Guards:
                 (
                     k
                     for k in by_storage.get(storage_key(value), ())
-                    if _overlap(changed_tensors[k], value)
+                    if _is_overlapping(changed_tensors[k], value)
                 ),
                 None,
             )
@@ -160,14 +163,14 @@ class Guards:
             for value in inputs
         )
 
-    def _replaced_constants(self) -> Iterator[str]:
-        """Yield the name of each constant that was replaced by another object."""
+    def _replaced_constant_names(self) -> Iterator[str]:
+        """Yield the name of each constant tensor that is replaced by another object, or missing."""
         for holder, key, name, constant in self._constants:
             if holder.get(key) is not constant:
                 yield name
 
     def _module_differences(self, current: Assumptions) -> Iterator[str]:
-        """Yield a text for changed training modes, hooks and autocast."""
+        """Yield a text for each changed training mode, hook and autocast mode."""
         compiled = self.compiled
         # The first module wraps the model and its loss, and never changes.
         if compiled.training[1:] != current.training[1:]:
@@ -181,44 +184,52 @@ class Guards:
             yield "autocast is on around the step: use it inside the model and the loss"
 
     def _assumptions(self, inputs: Sequence[Any]) -> Assumptions:
-        """Return the current facts that a step on flat inputs depends on."""
+        """Return the current assumptions of a step on flat inputs.
+
+        Raises `CaptureError` in inference mode, for unsuitable inputs and for hooks of tensors.
+        """
         joint = self._joint
         modules = tuple(joint.module.modules())
-        states = [module.__dict__ for module in modules]
+        module_attributes = [module.__dict__ for module in modules]
         identities = tuple(map(id, modules))
         try:
-            values = joint.module_tensors() if identities == self._identities else []
+            tensors = joint.module_tensors() if identities == self._identities else []
         except AttributeError:
-            values = []
+            tensors = []
         refuse_inference_mode()
         refuse_inputs(inputs)
         hooked_names = [
-            joint.module_arguments[k].name for k, value in enumerate(values) if _is_hooked(value)
+            joint.module_arguments[k].name for k, tensor in enumerate(tensors) if _is_hooked(tensor)
         ]
         if hooked_names:
             raise CaptureError(_hook_error(joint.name, hooked_names))
-        first_index: dict[int, int] = {}
-        tensor_ids = (*map(id, values), *(id(inputs[position]) for position in self._written))
+        first_index_of: dict[int, int] = {}
+        tensor_ids = (
+            *map(id, tensors),
+            *(id(inputs[position]) for position in self._target_positions),
+        )
         return Assumptions(
-            inputs=tuple(map(_tensor_properties, inputs)),
+            inputs=tuple(map(_guarded_properties, inputs)),
             modules=identities,
-            training=tuple([state["training"] for state in states]),
-            hooks=tuple([tuple(chain(*map(state.get, HOOKS))) for state in states]),
-            tensors=tuple(map(_tensor_properties, values)),
-            aliases=tuple(
-                [first_index.setdefault(identity, k) for k, identity in enumerate(tensor_ids)]
+            training=tuple([attributes["training"] for attributes in module_attributes]),
+            hooks=tuple(
+                [tuple(chain(*map(attributes.get, HOOKS))) for attributes in module_attributes]
             ),
-            overlaps=self._overlaps(inputs) if values else (),
+            tensors=tuple(map(_guarded_properties, tensors)),
+            aliases=tuple(
+                [first_index_of.setdefault(identity, k) for k, identity in enumerate(tensor_ids)]
+            ),
+            overlaps=self._overlapping_indices(inputs) if tensors else (),
             autocast=torch.is_autocast_enabled("cpu"),
         )
 
 
-def _overlap(tensor_a: torch.Tensor, tensor_b: torch.Tensor) -> bool:
+def _is_overlapping(tensor_a: torch.Tensor, tensor_b: torch.Tensor) -> bool:
     """Return whether the byte ranges of two tensors in one storage overlap."""
     begins, ends = [], []
     for tensor in (tensor_a, tensor_b):
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        span = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+        dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+        span = 1 + sum((size - 1) * stride for size, stride in dimensions) if tensor.numel() else 0
         begins.append(tensor.storage_offset() * tensor.element_size())
         ends.append(begins[-1] + span * tensor.element_size())
     return bool(max(begins) < min(ends))
@@ -227,7 +238,10 @@ def _overlap(tensor_a: torch.Tensor, tensor_b: torch.Tensor) -> bool:
 def _constant_holders(
     joint: Joint, names: Sequence[str], modules: Sequence[torch.nn.Module]
 ) -> Iterator[tuple[dict[str, Any], str, str, torch.Tensor]]:
-    """Yield (attributes, key, name, constant) per module or Python module with a constant."""
+    """Yield (attributes, key, name, tensor) of each module attribute or global that is a constant.
+
+    `names` are the display names of `modules`.
+    """
     constants = {
         id(value) for value in map(joint.value, joint.arguments_of(InputKind.CONSTANT_TENSOR))
     }
@@ -245,7 +259,7 @@ def _constant_holders(
                 yield holder, key, f"{name}.{key}", value
 
 
-# -- calls that no step supports ---------------------------------------------------------------
+# -- calls that no compiled step supports ------------------------------------------------------
 
 
 def refuse_inference_mode() -> None:
@@ -255,7 +269,7 @@ def refuse_inference_mode() -> None:
 
 
 def refuse_inputs(inputs: Iterable[Any]) -> None:
-    """Raise `CaptureError` if a flat input has a gradient function or a hook for its gradient."""
+    """Raise `CaptureError` if a flat input was computed with a gradient, or has a gradient hook."""
     for position, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             continue
@@ -277,10 +291,10 @@ def _is_hooked(tensor: torch.Tensor | None) -> bool:
     )
 
 
-def _hook_error(name: str, parameters: Sequence[str]) -> str:
-    """Return the message for parameters with hooks, with a remedy."""
+def _hook_error(step_name: str, tensor_names: Sequence[str]) -> str:
+    """Return the message for tensors with hooks, with a remedy."""
     return (
-        f"{name}: {listed(parameters)}: a compiled step does not run hooks of parameters "
+        f"{step_name}: {listed(tensor_names)}: a compiled step does not run hooks of parameters "
         "(register_hook, register_post_accumulate_grad_hook); remove them, and process .grad after "
         "the step"
     )
@@ -289,10 +303,11 @@ def _hook_error(name: str, parameters: Sequence[str]) -> str:
 # -- differences as text -----------------------------------------------------------------------
 
 
-def _tensor_properties(value: Any) -> Any:
-    """Return the properties of a tensor without its values, or type and text of another object.
+def _guarded_properties(value: Any) -> Any:
+    """Return the properties of a tensor that guards compare, or (type, text) of another object.
 
-    By the text NaN is equal to itself, and numbers of different types are unequal.
+    Values of tensors are not compared. By the text NaN equals itself, and by the type 1 differs
+    from 1.0.
     """
     if not isinstance(value, torch.Tensor):
         return (type(value), repr(value))
@@ -302,7 +317,7 @@ def _tensor_properties(value: Any) -> Any:
 
 
 def _format_properties(properties: Any) -> str:
-    """Return the result of `_tensor_properties` as text."""
+    """Return the result of `_guarded_properties` as text."""
     if len(properties) == 2:  # noqa: PLR2004 - no tensor: type and text
         return str(properties[1])
     shape, dtype, stride, device, requires_grad = properties
@@ -313,7 +328,7 @@ def _format_properties(properties: Any) -> str:
 def _property_differences(
     names: Iterable[str], old_properties: Iterable[Any], new_properties: Iterable[Any]
 ) -> Iterator[str]:
-    """Yield a text for each object whose `_tensor_properties` have changed."""
+    """Yield a text for each object whose `_guarded_properties` have changed."""
     for name, old_property, new_property in zip(names, old_properties, new_properties, strict=True):
         if old_property != new_property:
             yield (
@@ -323,7 +338,7 @@ def _property_differences(
 
 
 def _describe_replaced(names: Sequence[str], old_ids: Sequence[int], new_ids: Sequence[int]) -> str:
-    """Return a text that names the modules that were replaced or removed, by their ``id``."""
+    """Return a text that names the replaced or removed modules, given the ``id`` of each module."""
     if len(old_ids) == len(new_ids):
         replaced_names = [
             name
@@ -343,7 +358,7 @@ def _describe_replaced(names: Sequence[str], old_ids: Sequence[int], new_ids: Se
 def _alias_differences(
     names: Sequence[str], old_aliases: Sequence[int], new_aliases: Sequence[int]
 ) -> Iterator[str]:
-    """Yield a text for each tensor that became, or is no longer, the same as another one."""
+    """Yield a text for each tensor that became the same as another one, or ceased to be so."""
     for k, (old_alias, new_alias) in enumerate(zip(old_aliases, new_aliases, strict=True)):
         if old_alias == new_alias:
             continue

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a step: checks, flattening and restoring."""
+"""Inputs and outputs of a step: checks, flattening and rebuilding."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     Leaves = list[tuple[str, torch.Tensor]]
 
 
-def _with_plain_dicts(inputs: Any) -> Any:
+def _convert_mappings(inputs: Any) -> Any:
     """Return inputs with mappings of any type converted to dicts."""
     return _pytree.tree_map(
         lambda value: (
-            {key: _with_plain_dicts(item) for key, item in value.items()}
+            {key: _convert_mappings(item) for key, item in value.items()}
             if isinstance(value, Mapping)
             else value
         ),
@@ -38,7 +38,7 @@ def _with_plain_dicts(inputs: Any) -> Any:
 
 
 def positional_inputs(inputs: Inputs) -> tuple[Any, ...]:
-    """Return inputs as a tuple; named inputs become one dict, sorted by name."""
+    """Return inputs as a tuple; a mapping of named inputs becomes one dict, sorted by name."""
     if isinstance(inputs, Mapping):
         return (dict(sorted(inputs.items(), key=lambda item: str(item[0]))),)
     return tuple(inputs)
@@ -46,12 +46,12 @@ def positional_inputs(inputs: Inputs) -> tuple[Any, ...]:
 
 def flatten(inputs: Inputs) -> tuple[list[Any], Any]:
     """Return the flat list of inputs and its nesting; mappings of any type become dicts."""
-    flat, spec = _pytree.tree_flatten(_with_plain_dicts(positional_inputs(inputs)))
+    flat, spec = _pytree.tree_flatten(_convert_mappings(positional_inputs(inputs)))
     return flat, spec
 
 
 def unflatten(flat: Sequence[Any], spec: Any) -> tuple[Any, ...]:
-    """Return flat inputs nested as before `flatten`."""
+    """Return a flat list in the nesting `spec` that `flatten` returned."""
     inputs: tuple[Any, ...] = _pytree.tree_unflatten(list(flat), spec)
     return inputs
 
@@ -59,8 +59,8 @@ def unflatten(flat: Sequence[Any], spec: Any) -> tuple[Any, ...]:
 def copy_inputs(inputs: Inputs) -> Inputs:
     """Return inputs with each tensor copied to memory of its own, detached.
 
-    A batch is often a slice of a larger tensor, and two inputs may share one storage. Objects of
-    other types than inputs are returned as they are.
+    The reason: a batch is often a view of a larger tensor, and two inputs may share one storage.
+    Anything but a tuple, list or mapping is returned unchanged.
     """
     if not isinstance(inputs, tuple | list | Mapping):
         return inputs
@@ -73,7 +73,7 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def input_names(spec: Any, *, by_name: bool) -> tuple[str, ...]:
-    """Return the name of each flat input for display."""
+    """Return the name of each flat input for display: ``inputs[0]``, or its key if `by_name`."""
     count = spec.num_leaves
     if not by_name:
         return tuple(f"inputs[{position}]" for position in range(count))
@@ -99,10 +99,10 @@ def _signature(model: torch.nn.Module) -> inspect.Signature | None:
 def takes_keywords(model: torch.nn.Module, arguments: Inputs) -> bool:
     """Return whether a model gets the items of its only argument, a mapping, as keywords.
 
-    True if `arguments` is a mapping. True for a tuple of one mapping if all keys are parameters of
-    ``forward``, and there are several keys or parameters, so that no single name matches by
-    chance. If ``forward`` takes any keyword (``**kwargs``) beside
-    named parameters, one key must be such a parameter.
+    True if `arguments` is a mapping. Also true for a tuple of one mapping, if ``forward`` takes
+    keywords only, or if all keys are parameters of ``forward`` and there is more than one key or
+    parameter, so that no single name matches by chance. If ``forward`` takes any keyword
+    (``**kwargs``) besides named parameters, one key must be such a parameter.
     """
     if isinstance(arguments, Mapping):
         return True
@@ -112,13 +112,13 @@ def takes_keywords(model: torch.nn.Module, arguments: Inputs) -> bool:
     if signature is None:
         return False
     parameters = signature.parameters.values()
-    keys, kinds = set(arguments[0]), {parameter.kind for parameter in parameters}
+    keys, parameter_kinds = set(arguments[0]), {parameter.kind for parameter in parameters}
     parameter_names = {
         p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     }
-    if kinds <= {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}:
+    if parameter_kinds <= {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}:
         return True
-    if inspect.Parameter.VAR_KEYWORD in kinds:
+    if inspect.Parameter.VAR_KEYWORD in parameter_kinds:
         keys &= parameter_names
     return (
         bool(keys)
@@ -131,13 +131,13 @@ def takes_keywords(model: torch.nn.Module, arguments: Inputs) -> bool:
 
 
 def refuse(name: str, errors: Iterable[str]) -> None:
-    """Raise `CaptureError` with the first of some errors of a step; return if there is none."""
+    """Raise `CaptureError` with the first error of step `name`; return if there is none."""
     for error in errors:
         raise CaptureError(f"{name}: {error}")
 
 
 def step_errors(model: torch.nn.Module, loss_fn: object, inputs: Inputs) -> Iterator[str]:
-    """Yield each error of a step that is detectable without running it."""
+    """Yield each error of a step that is detectable without executing the step."""
     if not torch.is_grad_enabled():
         yield "gradients are off (torch.no_grad): capture a training step outside of it"
     if not isinstance(model, torch.nn.Module):
@@ -162,7 +162,7 @@ def step_errors(model: torch.nn.Module, loss_fn: object, inputs: Inputs) -> Iter
 
 
 def empty_input_errors(inputs: Inputs) -> Iterator[str]:
-    """Yield an error per input without elements, such as a batch of 0."""
+    """Yield an error for each input without elements, such as a batch of 0."""
     flat, spec = flatten(inputs)
     names = input_names(spec, by_name=isinstance(inputs, Mapping))
     for name, value in zip(names, flat, strict=True):
@@ -198,7 +198,7 @@ def _module_errors(path: str, module: torch.nn.Module) -> Iterator[str]:
             f"forward of {path or 'the model'} is compiled (torch.compile), and its operations "
             "cannot be captured; pass a module whose forward is not compiled"
         )
-    if not _PARALLEL.isdisjoint(kinds):
+    if not _PARALLEL_WRAPPERS.isdisjoint(kinds):
         yield (
             f"{subject} a {kinds[0]}, and a compiled step does not synchronize its replicas; pass "
             "the module inside (model.module), and average gradients after the step"
@@ -207,25 +207,25 @@ def _module_errors(path: str, module: torch.nn.Module) -> Iterator[str]:
         yield f"{subject} scripted (torch.jit); pass the original module"
 
 
-_PARALLEL: Final = frozenset(
+_PARALLEL_WRAPPERS: Final = frozenset(
     ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 )
 
 
 def _is_compiled(function: object) -> bool:
-    """Return whether a function is compiled and not excluded by ``torch.compiler.disable``."""
+    """Return whether a function is compiled, and not excluded by ``torch.compiler.disable``."""
     is_wrapper = hasattr(function, "_torchdynamo_orig_callable")
     return is_wrapper and not getattr(function, "_torchdynamo_disable", False)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is dense memory for PyTorch's own kernels, of no special subclass."""
-    has_own_dispatch = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-    return has_own_dispatch and tensor.layout == torch.strided and not tensor.is_nested
+    """Return whether a tensor is strided, not nested, and of no class with its own operators."""
+    has_standard_dispatch = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return has_standard_dispatch and tensor.layout == torch.strided and not tensor.is_nested
 
 
 def input_errors(inputs: object) -> Iterator[str]:
-    """Yield an error for each input that a step cannot take."""
+    """Yield an error for each input that a step does not support."""
     if not isinstance(inputs, tuple | list | Mapping):
         yield (
             "inputs: expected a tuple such as (x, y), the target last, or a mapping of named "
@@ -233,9 +233,11 @@ def input_errors(inputs: object) -> Iterator[str]:
         )
         return
     named_inputs = inputs if isinstance(inputs, Mapping) else ()
-    no_names = [key for key in named_inputs if not isinstance(key, str)]
-    if no_names:
-        yield f"inputs: expected names of parameters of forward as keys, got {shown(no_names[0])}"
+    invalid_keys = [key for key in named_inputs if not isinstance(key, str)]
+    if invalid_keys:
+        yield (
+            f"inputs: expected names of parameters of forward as keys, got {shown(invalid_keys[0])}"
+        )
         return
     if len(inputs) == 0:
         yield "expected inputs (the target last), got none"
@@ -277,27 +279,27 @@ def _call_errors(model: torch.nn.Module, inputs: Inputs, *, has_no_loss_fn: bool
         if has_no_loss_fn
         else "the last is the target"
     )
-    text = listed(arguments[0]) if by_name else f"{len(arguments)} of them: {role}"
+    inputs_text = listed(arguments[0]) if by_name else f"{len(arguments)} of them: {role}"
     try:
         signature.bind(**arguments[0]) if by_name else signature.bind(*arguments)
     except TypeError as error:
-        yield f"inputs: forward{signature} cannot be called with {text} ({error})"
+        yield f"inputs: forward{signature} cannot be called with {inputs_text} ({error})"
 
 
 # -- outputs: the loss in a model's output, and its other tensors -------------------------------
 
-_PLAIN: Final = (
+_CONSTANT_TYPES: Final = (
     bool, int, float, complex, str, bytes, NoneType, type, FunctionType, BuiltinFunctionType,
     torch.dtype, torch.device,
 )  # fmt: skip
-"""Types of output values that each step returns as they were at the capture."""
+"""Types of output values that each step returns unchanged from the capture."""
 
 
 def find_loss(name: str, output: Any) -> Any:
     """Return the loss of an output: its item or attribute ``loss``, its first item, or itself.
 
-    Raises `CaptureError` if ``loss`` is None, no tensor or missing in a mapping. First items are
-    not checked.
+    Raises `CaptureError` if ``loss`` is None, no tensor, or missing in a mapping. A first item may
+    be any object.
     """
     is_mapping = isinstance(output, Mapping)
     if is_mapping:
@@ -320,7 +322,7 @@ def find_loss(name: str, output: Any) -> Any:
 class OutputStructure:
     """The structure of a model's output around its loss and other tensors.
 
-    Tuples, lists, dataclasses and the attributes of the output itself are restored; mappings
+    Tuples, lists, dataclasses and the attributes of the output itself are rebuilt; mappings
     become dicts. Numbers, strings and functions are those of the capture. Any other object, such
     as the cache of a language model, becomes None.
     """
@@ -330,27 +332,30 @@ class OutputStructure:
     _positions: tuple[int, ...]
     """For each tensor in the output: 0 for the loss, or 1 + its index in `names`."""
     _builder: Builder
+    """Returns an output, given an iterator over its tensors."""
 
     @classmethod
-    def of(cls, output: Any, loss: torch.Tensor) -> tuple[OutputStructure, list[torch.Tensor]]:
+    def from_output(
+        cls, output: Any, loss: torch.Tensor
+    ) -> tuple[OutputStructure, list[torch.Tensor]]:
         """Return the structure of an output, and its tensors besides the loss."""
         leaves: Leaves = []
         builder = _collect_tensors(output, "", leaves)
-        other_leaves: Leaves = []
+        further_leaves: Leaves = []
         positions = []
         for path, tensor in leaves:
             if tensor is not loss:
-                other_leaves.append((path, tensor))
-            positions.append(0 if tensor is loss else len(other_leaves))
+                further_leaves.append((path, tensor))
+            positions.append(0 if tensor is loss else len(further_leaves))
         structure = cls(
-            names=tuple(path for path, _ in other_leaves),
+            names=tuple(path for path, _ in further_leaves),
             _positions=tuple(positions),
             _builder=builder,
         )
-        return structure, [tensor for _, tensor in other_leaves]
+        return structure, [tensor for _, tensor in further_leaves]
 
     def build(self, loss: torch.Tensor, other_tensors: Sequence[torch.Tensor]) -> Any:
-        """Return an output of this structure with new tensors."""
+        """Return an output of this structure with new tensors, in the order of `names`."""
         values = (loss, *other_tensors)
         return self._builder(values[position] for position in self._positions)
 
@@ -366,11 +371,11 @@ class OutputStructure:
 
 
 def _collect_tensors(value: Any, path: str, leaves: Leaves) -> Builder:
-    """Append a value's tensors to `leaves`; return a function that rebuilds it from new tensors."""
+    """Append (path, tensor) of a value's tensors to `leaves`; return the value's builder."""
     if isinstance(value, torch.Tensor):
         leaves.append((path or "tensor", value))
         return next
-    if isinstance(value, _PLAIN):
+    if isinstance(value, _CONSTANT_TYPES):
         return lambda _: value
     kind = type(value)
     items: dict[Any, Any]

@@ -1,7 +1,7 @@
 """Capture: makes one functional graph of forward, loss and backward from a module and inputs.
 
-PyTorch may change the functions used here (``aot_export_joint_with_descriptors``,
-PyTorch 2.9 and newer), in `joint_graph` (its descriptors), `values` and `surroundings`.
+The functions of PyTorch that this module (``aot_export_joint_with_descriptors``), `joint_graph`
+(descriptors), `values` and `surroundings` use may change; PyTorch 2.9 and newer have them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from poetmodel.torch.capturing.joint_graph import (
     InputKind,
     Joint,
     OutputKind,
+    format_path,
     input_specs,
     location_suffix,
     output_specs,
-    shown_path,
 )
 from poetmodel.torch.capturing.modules import (
     AssignedBuffers,
@@ -52,13 +52,13 @@ from poetmodel.torch.capturing.replay import temporary_setting
 from poetmodel.torch.capturing.state_changes import StateChanges, WrittenTensors
 from poetmodel.torch.capturing.surroundings import (
     annotate_nodes,
-    checkpoints_as_eager,
-    fake_mode,
-    known_values,
+    attach_known_values,
+    bypass_checkpoints,
+    make_fake_mode,
     native_operators,
-    onednn,
+    onednn_kernels,
     refuse_seeding,
-    retained_draws,
+    retain_random_operations,
 )
 from poetmodel.torch.capturing.values import (
     FiniteChecks,
@@ -103,80 +103,88 @@ def capture(
     Returns
     -------
     Joint
-        A module that PT2E has quantized is replaced by an int8 front in it. Parameters,
-        gradients, buffers and the state of random generators are left unchanged.
+        The captured step, in which an int8 front replaces each module quantized by PT2E. Capturing
+        changes no parameter, gradient, buffer or random generator.
 
     Raises
     ------
     CaptureError
-        If the step cannot be captured. The message names the operation, its place and a remedy.
+        If the step cannot be captured. The message names the operation, its line and a remedy.
     """
     name = name or type(model).__name__
     refuse(name, step_errors(model, loss_fn, inputs))
     model = with_fronts(model)
-    flat, spec = flatten(inputs)
-    by_name = takes_keywords(
+    flat_inputs, spec = flatten(inputs)
+    uses_keywords = takes_keywords(
         model, inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
     )
-    returned: list[OutputStructure] | None = [] if isinstance(inputs, Mapping) else None
+    output_structures: list[OutputStructure] | None = [] if isinstance(inputs, Mapping) else None
     checks = FiniteChecks()
-    captured_module, assigned = _wrap_with_loss(
-        name, model, loss_fn, spec, by_name=by_name, returned=returned, checks=checks
+    captured_module, assigned_buffers = _wrap_with_loss(
+        name,
+        model,
+        loss_fn,
+        spec,
+        uses_keywords=uses_keywords,
+        output_structures=output_structures,
+        checks=checks,
     )
-    attributes = ModuleSnapshot(captured_module)
+    snapshot = ModuleSnapshot(captured_module)
     python_reads = PythonReads(captured_module, loss_fn)
-    state_changes = StateChanges(name, attributes, python_reads)
-    generator_states = GeneratorStates(name, attributes)
+    state_changes = StateChanges(name, snapshot, python_reads)
+    generator_states = GeneratorStates(name, snapshot)
     leftovers = Leftovers()
 
     def prepare_forward() -> None:
-        # PyTorch calls the model several times; each call must find the state of the first.
-        attributes.restore(within=True)
+        # PyTorch calls the model more than once; each call must start from the same state.
+        snapshot.restore(is_capturing=True)
         leftovers.empty_holders()
 
     module_trail: list[str] = []
-    mkldnn = torch.backends.mkldnn.enabled
+    uses_onednn = torch.backends.mkldnn.enabled
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     has_lstm = any(isinstance(module, torch.nn.LSTM) for module in captured_module.modules())
     try:
         with (
-            # A failure that is raised anyway need not be logged with its traceback.
+            # An error that is raised need not be logged with its traceback too.
             temporary_setting(logger.setLevel, logging.CRITICAL, logger.level),
-            generator_states.restored(),
+            generator_states.restore_at_end(),
             convert_exceptions(name, module_trail),
             refuse_seeding(),
-            # The backward of oneDNN's LSTM cannot be captured.
-            onednn(enabled=mkldnn and not has_lstm),
+            # The backward pass of oneDNN's LSTM cannot be captured.
+            onednn_kernels(enabled=uses_onednn and not has_lstm),
             native_operators(),
             infrequent_gc(),
         ):
-            with generator_states.restored():
-                _observe(captured_module, flat, attributes, python_reads, state_changes)
-            assigned.before_forward = prepare_forward
+            with generator_states.restore_at_end():
+                _record_python_reads(
+                    captured_module, flat_inputs, snapshot, python_reads, state_changes
+                )
+            assigned_buffers.before_forward = prepare_forward
             annotate = partial(
                 annotate_nodes, captured_module, module_trail, generator_states.check
             )
             export = partial(
                 _try_export,
                 captured_module,
-                flat,
+                flat_inputs,
                 annotate,
                 checks,
-                attributes,
+                snapshot,
                 leftovers,
-                mkldnn=mkldnn,
+                uses_onednn=uses_onednn,
             )
             while (
                 (exported := export()) is None
-                or assigned.register_assigned()
-                or checks.watch_operators(*exported)
+                or assigned_buffers.register_assigned()
+                or checks.enable_asserts(*exported)
             ):
-                attributes.restore()
+                snapshot.restore()
             graph_module, values = exported
             generator_states.check()
     finally:
-        assigned.before_forward = None
-        stale_attributes = attributes.restore()
+        assigned_buffers.before_forward = None
+        restored_attributes = snapshot.restore()
         leftovers.remove_tensors()
     if leftovers.holder_names:
         _LOG.warning(
@@ -185,17 +193,17 @@ def capture(
             name,
             listed(sorted(leftovers.holder_names)),
         )
-    if stale_attributes:
+    if restored_attributes:
         _LOG.warning(
             "%s: forward sets %s, which a compiled step does not: the code of the model runs once, "
             "and the attribute was restored; to have it updated, make it a buffer "
             "(register_buffer) and assign it with .detach()",
             name,
-            ", ".join(shown_path(f"{path}.{key}") for path, key in stale_attributes),
+            ", ".join(format_path(f"{path}.{key}") for path, key in restored_attributes),
         )
     for node in graph_module.graph.nodes:
-        values.clear(node.meta.get("val"))
-    output = returned[0] if returned else None
+        values.detach(node.meta.get("val"))
+    output = output_structures[0] if output_structures else None
     names = input_names(spec, by_name=output is not None)
     arguments = tuple(input_specs(name, graph_module, names))
     joint = Joint(
@@ -204,22 +212,22 @@ def capture(
         graph_module=graph_module,
         arguments=arguments,
         results=tuple(
-            output_specs(name, graph_module, arguments, output, checked=bool(checks.lines))
+            output_specs(name, graph_module, arguments, output, has_check=bool(checks.lines))
         ),
         input_spec=spec,
-        inputs=tuple(flat),
+        inputs=tuple(flat_inputs),
         value_guards=ValueGuards(tuple(values.reads.values())),
-        python_guards=python_reads.guards(name, state_changes.alternatives),
+        python_guards=python_reads.make_guards(name, state_changes.alternatives),
         output=output,
         finite_check_lines=tuple(checks.lines),
     )
     constants = joint.arguments_of(InputKind.CONSTANT_TENSOR)
-    joint.python_guards.use_constants([joint.value(a) for a in constants])
+    joint.python_guards.set_constants([joint.value(a) for a in constants])
     refuse(name, _capture_errors(joint))
     changed_paths = {result.target.target for result in joint.results if result.target is not None}
     sources = joint.value_guards.sources
     unstable_names = [
-        shown_path(source.path)
+        format_path(source.path)
         for source in sources
         if source.path and source.path in changed_paths
     ]
@@ -233,34 +241,34 @@ def capture(
     return joint
 
 
-def _observe(
+def _record_python_reads(
     captured_module: torch.nn.Module,
-    inputs: Sequence[Any],
-    attributes: ModuleSnapshot,
+    flat_inputs: Sequence[Any],
+    snapshot: ModuleSnapshot,
     python_reads: PythonReads,
     state_changes: StateChanges,
 ) -> None:
-    """Run an eager forward pass on copies of the inputs; record the Python values that it reads.
+    """Execute an eager forward pass on copies of the inputs; record the Python values it reads.
 
     Restores all tensors, the random state and attributes. An error in the pass is ignored, because
-    the capture that follows raises it.
-    Raises `CaptureError` if each forward pass changes Python state.
+    the capture that follows raises it. Raises `CaptureError` if each forward pass changes Python
+    state.
     """
     written_tensors = WrittenTensors(captured_module.buffers())
 
     def forward() -> None:
-        """Run the captured module once on copies of the inputs."""
-        random = torch.random.fork_rng(devices=[])
-        with random, warnings.catch_warnings(action="ignore"), written_tensors:
-            captured_module(*copy_inputs(tuple(inputs)))
+        """Execute the captured module on copies of the inputs."""
+        random_state = torch.random.fork_rng(devices=[])
+        with random_state, warnings.catch_warnings(action="ignore"), written_tensors:
+            captured_module(*copy_inputs(tuple(flat_inputs)))
 
     def restore() -> None:
-        attributes.restore()
+        snapshot.restore()
         state_changes.restore()
         written_tensors.restore()
 
     try:
-        with python_reads.recording(), suppress(*FOREIGN_ERRORS):
+        with python_reads.record_reads(), suppress(*FOREIGN_ERRORS):
             forward()
         python_reads.places.remove_temporary()
         state_changes.check(forward, restore)
@@ -270,39 +278,39 @@ def _observe(
 
 def _try_export(
     captured_module: torch.nn.Module,
-    inputs: Sequence[Any],
+    flat_inputs: Sequence[Any],
     annotate: Callable[[], AbstractContextManager[None]],
     checks: FiniteChecks,
-    attributes: ModuleSnapshot,
+    snapshot: ModuleSnapshot,
     leftovers: Leftovers,
     *,
-    mkldnn: bool,
+    uses_onednn: bool,
 ) -> tuple[fx.GraphModule, KnownValues] | None:
     """Return the joint graph and the known values; None if the export must be repeated.
 
-    An export is repeated if the code stores tensors of one forward pass for the next, and if it
-    reads an unknown value. After such a read `checks` are turned on, because whether numbers are
-    finite can be tested after the step.
+    An export is repeated if the code stores tensors of one forward pass for the next, or reads an
+    unknown value. After such a read `checks` are turned on: the step then tests whether the numbers
+    are finite.
     """
     values = KnownValues()
-    context = TracingContext(fake_mode(values, mkldnn=mkldnn))
+    context = TracingContext(make_fake_mode(values, uses_onednn=uses_onednn))
     try:
         with (
             annotate(),
-            checkpoints_as_eager(captured_module),
-            known_values(captured_module, inputs, values),
-            retained_draws(),
+            bypass_checkpoints(captured_module),
+            attach_known_values(captured_module, flat_inputs, values),
+            retain_random_operations(),
             ExitStack() as stack,
             tracing(context),
         ):
-            exported = aot_export_joint_with_descriptors(stack, captured_module, tuple(inputs))
+            exported = aot_export_joint_with_descriptors(stack, captured_module, tuple(flat_inputs))
     except FOREIGN_ERRORS as error:
-        attributes.restore()
+        snapshot.restore()
         if leftovers.register_holders(error):
             return None
-        if checks.is_on or not is_unknown_value_error(error):
+        if checks.records_tests or not is_unknown_value_error(error):
             raise
-        checks.is_on = True
+        checks.records_tests = True
         return None
     return exported.graph_module, values
 
@@ -313,15 +321,16 @@ def _wrap_with_loss(
     loss_fn: Callable[..., torch.Tensor] | None,
     spec: Any,
     *,
-    by_name: bool,
-    returned: list[OutputStructure] | None,
+    uses_keywords: bool,
+    output_structures: list[OutputStructure] | None,
     checks: FiniteChecks,
 ) -> tuple[torch.nn.Module, AssignedBuffers]:
     """Return a module that computes the loss from flat inputs; it contains the user's modules.
 
-    If `returned` is a list, the module returns the loss and, detached, the other tensors of the
-    model's output, whose structure replaces the list's content. If `checks` are on, the last output
-    is the result of the checks.
+    If `output_structures` is a list, the module returns the loss and the other tensors of the
+    model's output, detached; each forward pass replaces the list's content by the structure of the
+    output. If forward tests for finite numbers and `checks` record this, the last result is that of
+    the checks. Also returns the buffers that forward assigns.
     """
 
     class FlatModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
@@ -334,19 +343,19 @@ def _wrap_with_loss(
                 self.add_module(LOSS, loss_fn)
             self.training = model.training
 
-        def forward(self, *flat: Any) -> Any:
+        def forward(self, *flat_inputs: Any) -> Any:
             """Return the loss, other outputs of the model, and the result of checks."""
-            with assigned_buffers.tracking(), checks.watching():
-                inputs = unflatten(flat, spec)
+            with assigned_buffers.track_pass(), checks.recording():
+                inputs = unflatten(flat_inputs, spec)
                 arguments = inputs if loss_fn is None else inputs[:-1]
-                output = model(**arguments[0]) if by_name else model(*arguments)
+                output = model(**arguments[0]) if uses_keywords else model(*arguments)
                 loss = find_loss(name, output if loss_fn is None else loss_fn(output, inputs[-1]))
-                results = checks.results()
-                if returned is None:
-                    return (loss, *results) if results else loss
-                structure, other_tensors = OutputStructure.of(output, loss)
-                returned[:] = [structure]
-                return (loss, *(tensor.detach() for tensor in other_tensors), *results)
+                check_result = checks.take_result()
+                if output_structures is None:
+                    return (loss, *check_result) if check_result else loss
+                structure, other_tensors = OutputStructure.from_output(output, loss)
+                output_structures[:] = [structure]
+                return (loss, *(tensor.detach() for tensor in other_tensors), *check_result)
 
     captured_module = FlatModule()
     assigned_buffers = AssignedBuffers(captured_module, name=name)
@@ -354,7 +363,7 @@ def _wrap_with_loss(
 
 
 def _capture_errors(joint: Joint) -> Iterator[str]:
-    """Yield an error if a step lacks one real loss, trains no parameter, or cannot be replayed."""
+    """Yield each reason why a captured step is refused: its loss, no gradient, an operation."""
     losses = [r.node.meta["val"] for r in joint.results if r.kind is OutputKind.LOSS]
     if len(losses) != 1 or losses[0].numel() != 1:
         shapes = [tuple(loss.shape) for loss in losses]

@@ -35,21 +35,21 @@ LOCATION: Final = "poetmodel.place"
 """Key under a node's ``custom`` annotations: the module and the user's line, as text."""
 
 
-def shown_path(path: str) -> str:
-    """Return the path of a captured module relative to the user's module, for display."""
+def format_path(path: str) -> str:
+    """Return a path in the captured module relative to the user's module, for display."""
     return path.removeprefix(BODY).lstrip(".")
 
 
 def location_suffix(node: fx.Node) -> str:
-    """Return " in " with the module and line of a node, for messages; "" if both are unknown."""
+    """Return " in MODULE at LINE" of a node for messages; "" if the module is unknown."""
     notes = node.meta.get("custom") or {}
-    path = shown_path(notes.get(ANNOTATION, ""))
+    path = format_path(notes.get(ANNOTATION, ""))
     location = notes.get(LOCATION) or (f"module {path!r}" if path else "")
     return f" in {location}" if location else ""
 
 
 class InputKind(StrEnum):
-    """Kind of a graph input; like the kinds of `torch.export`, which has no tangents."""
+    """Kind of a graph input; the first three and constants are named as in `torch.export`."""
 
     PARAMETER = "parameter"
     """A parameter of the module or of the loss."""
@@ -71,7 +71,7 @@ class OutputKind(StrEnum):
 
     LOSS = "loss"
     CHECK = "check"
-    """Whether all numbers are finite that the model tested."""
+    """Whether all numbers that the model tests are finite."""
     OUTPUT = "output"
     """A further output of the model; returned at the end of the step, detached."""
     GRADIENT = "gradient"
@@ -97,7 +97,7 @@ class InputSpec:
 
     kind: InputKind
     node: fx.Node
-    """Its placeholder, or the ``get_attr`` node of a constant."""
+    """The placeholder, or the ``get_attr`` node of a constant."""
     target: str
     """Path in the captured module, such as ``model.conv1.weight``; empty for other kinds."""
     name: str
@@ -114,9 +114,9 @@ class OutputSpec:
 
     kind: OutputKind
     node: fx.Node
-    """The node with the value; may be a view, or the node of an input."""
+    """The node that computes the value; may be a view, or the placeholder of an input."""
     target: InputSpec | None
-    """The input that the gradient or new value belongs to; None for the loss and outputs."""
+    """The input that the gradient or new value belongs to; None for other kinds."""
     path: str = ""
     """Path of an output in the model's return value; otherwise empty."""
 
@@ -131,19 +131,20 @@ class OutputSpec:
 class Lookup:
     """Finds the tensors at fixed paths in a module, such as ``layers.0.weight``.
 
-    Each call finds the current objects: modules and tensors may be replaced between calls. Modules
-    on several paths are looked up once, for speed.
+    Each call finds the current objects, because modules and tensors may be replaced between calls.
+    A module on more than one path is read once, for speed.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._tensors = [path.rpartition(".")[::2] for path in paths]
-        owner_names = [owner.split(".") for owner, _ in self._tensors if owner]
-        owners = (".".join(names[: k + 1]) for names in owner_names for k in range(len(names)))
+        """(path of the module, name in it) of each tensor."""
+        split_owners = [owner.split(".") for owner, _ in self._tensors if owner]
+        owners = (".".join(names[: k + 1]) for names in split_owners for k in range(len(names)))
         self._modules = [(path, *path.rpartition(".")[::2]) for path in dict.fromkeys(owners)]
         """(path, path of its parent, name in the parent) of each module on the paths."""
 
     def __call__(self, module: torch.nn.Module) -> list[torch.Tensor]:
-        """Return the current objects, in the order of the paths."""
+        """Return the current tensors, in the order of the paths."""
         modules = {"": module}
         for path, owner, name in self._modules:
             child = modules[owner].__dict__["_modules"].get(name)
@@ -153,10 +154,10 @@ class Lookup:
 
 def _get_tensor(module: torch.nn.Module, name: str) -> Any:
     """Return a module's attribute like `getattr`, ten times faster for parameters and buffers."""
-    state = module.__dict__
-    tensor = state["_parameters"].get(name)
+    attributes = module.__dict__
+    tensor = attributes["_parameters"].get(name)
     if tensor is None:
-        tensor = state["_buffers"].get(name)
+        tensor = attributes["_buffers"].get(name)
     return getattr(module, name) if tensor is None else tensor
 
 
@@ -179,15 +180,15 @@ class Joint:
     inputs: tuple[Any, ...]
     """The flat inputs of the capture."""
     value_guards: ValueGuards
-    """Values of inputs and buffers that the model's Python code read; the graph requires them."""
+    """Guards of values of inputs and buffers that the model's Python code read."""
     python_guards: PythonGuards = field(default_factory=PythonGuards)
-    """Python values that the model's code read; the graph requires them."""
+    """Guards of Python values that the model's code read."""
     output: OutputStructure | None = None
-    """Structure of the model's output if inputs are named; None if the step returns its loss."""
+    """Structure of the model's output if inputs are named; None if the step returns the loss."""
     accumulate: int = 1
     """Divisor of the loss at the start of the backward pass."""
     finite_check_lines: tuple[str, ...] = ()
-    """Lines that test whether numbers are finite; if they are not, the step is undone."""
+    """Lines that test whether numbers are finite; if a test fails, the step is undone."""
     optimizer: torch.optim.Optimizer | None = None
     """Optimizer whose updates are part of the step; None for a step that ends with the
     gradients."""
@@ -234,13 +235,13 @@ class Joint:
         """Return the step's output: its loss, or the model's output structure with its tensors."""
         return loss if self.output is None else self.output.build(loss, other_tensors)
 
-    def results_by_name(self, returned: Any) -> dict[str, torch.Tensor]:
-        """Return the tensors in a step's output, by the names of their results."""
+    def tensors_by_name(self, output: Any) -> dict[str, torch.Tensor]:
+        """Return the tensors in a step's output: loss and outputs, by `OutputSpec.name`."""
         if self.output is None:
-            return {str(OutputKind.LOSS): returned}
+            return {str(OutputKind.LOSS): output}
         return {
             f"{OutputKind.OUTPUT} {name}" if name else str(OutputKind.LOSS): tensor
-            for name, tensor in self.output.tensors_by_name(returned).items()
+            for name, tensor in self.output.tensors_by_name(output).items()
         }
 
     def flat_inputs(self, inputs: Inputs) -> tuple[Any, ...]:
@@ -252,12 +253,18 @@ class Joint:
         if spec == self.input_spec:
             return tuple(flat)
         if isinstance(inputs, Mapping):
-            (named_inputs,) = unflatten([_Star()] * self.input_spec.num_leaves, self.input_spec)
-            sets = {
+            (named_inputs,) = unflatten(
+                [_NestedInput()] * self.input_spec.num_leaves, self.input_spec
+            )
+            keys_by_problem = {
                 "missing": named_inputs.keys() - inputs.keys(),
                 "new": inputs.keys() - named_inputs.keys(),
             }
-            problems = [f"{listed(sorted(keys))} {word}" for word, keys in sets.items() if keys]
+            problems = [
+                f"{listed(sorted(keys))} {problem}"
+                for problem, keys in keys_by_problem.items()
+                if keys
+            ]
             if problems:
                 raise CaptureError(
                     f"{self.name}: expected inputs by the names that the step was compiled with "
@@ -267,20 +274,22 @@ class Joint:
         if expected != count:
             msg = f"{self.name}: expected {expected} inputs (the target last), got {count}"
         else:
-            nestings = [unflatten([_Star()] * s.num_leaves, s) for s in (self.input_spec, spec)]
+            nestings = [
+                unflatten([_NestedInput()] * s.num_leaves, s) for s in (self.input_spec, spec)
+            ]
             msg = f"{self.name}: expected inputs nested as {nestings[0]!r}, got {nestings[1]!r}"
         raise CaptureError(msg)
 
     def value(self, argument: InputSpec, inputs: Sequence[Any] | None = None) -> torch.Tensor:
-        """Return the current value of an argument, given flat inputs or those of the capture.
+        """Return the current value of an argument; `inputs` are by default those of the capture.
 
-        This is the parameter, buffer, input, constant or optimizer value itself, and for a tangent
-        ones divided by `accumulate`. Inputs that are numbers are returned too, although the graph
-        contains the number of the capture.
+        Returns the parameter, buffer, input, constant or optimizer value itself, not a copy. For a
+        tangent returns ones divided by `accumulate`. An input that is a number is returned too,
+        although the graph contains the number of the capture.
         """
         if argument.kind is InputKind.USER_INPUT:
-            chosen = self.inputs if inputs is None else inputs
-            value: torch.Tensor = chosen[argument.position]
+            flat_inputs = self.inputs if inputs is None else inputs
+            value: torch.Tensor = flat_inputs[argument.position]
             return value
         if argument.kind is InputKind.TANGENT:
             example = argument.node.meta["val"]
@@ -295,14 +304,16 @@ class Joint:
         return tensor
 
 
-class _Star:
+class _NestedInput:
+    """Stands for one input where a nesting of inputs is displayed."""
+
     def __repr__(self) -> str:
         return "*"
 
 
 # -- from the descriptors of AOTAutograd -------------------------------------------------------
 
-_KINDS: Final = {
+_KIND_BY_DESCRIPTOR: Final = {
     descriptors.ParamAOTInput: InputKind.PARAMETER,
     descriptors.BufferAOTInput: InputKind.BUFFER,
     descriptors.PlainAOTInput: InputKind.USER_INPUT,
@@ -313,10 +324,14 @@ _KINDS: Final = {
 def input_specs(
     name: str, graph_module: fx.GraphModule, names: Sequence[str]
 ) -> Iterator[InputSpec]:
-    """Yield the inputs of a captured graph: placeholders in order, then constants."""
+    """Yield the inputs of a captured graph: placeholders in order, then constants.
+
+    `name` is that of the step, `names` those of the flat inputs. Raises `CaptureError` for a kind
+    of input that is not supported.
+    """
     for node in graph_module.graph.find_nodes(op="placeholder"):
         descriptor = node.meta["desc"]
-        kind = _KINDS.get(type(descriptor))
+        kind = _KIND_BY_DESCRIPTOR.get(type(descriptor))
         if kind is None:
             raise CaptureError(_unsupported_message(name, "input", descriptor))
         target, position = getattr(descriptor, "target", ""), getattr(descriptor, "idx", 0)
@@ -338,15 +353,18 @@ def output_specs(
     arguments: Sequence[InputSpec],
     structure: OutputStructure | None,
     *,
-    checked: bool,
+    has_check: bool,
 ) -> Iterator[OutputSpec]:
     """Yield the outputs of a captured graph; absent gradients are omitted.
 
-    `checked` states that the module's last output is a check for finite numbers.
+    With `has_check`, the module's last output is a check for finite numbers. Raises `CaptureError`
+    for a loss that is no tensor, and for a kind of output that is not supported.
     """
-    targets = {a.node.meta["desc"]: a for a in arguments if "desc" in a.node.meta}
+    argument_of = {a.node.meta["desc"]: a for a in arguments if "desc" in a.node.meta}
     output = graph_module.graph.output_node()
-    plain = [d.idx for d in output.meta["desc"] if isinstance(d, descriptors.PlainAOTOutput)]
+    output_positions = [
+        d.idx for d in output.meta["desc"] if isinstance(d, descriptors.PlainAOTOutput)
+    ]
     for node, descriptor in zip(output.args[0], output.meta["desc"], strict=True):
         if node is None:
             continue
@@ -355,7 +373,7 @@ def output_specs(
                 raise CaptureError(
                     f"{name}: expected a loss that is a tensor, got a {type(node).__name__}"
                 )
-            if checked and descriptor.idx == max(plain):
+            if has_check and descriptor.idx == max(output_positions):
                 yield OutputSpec(kind=OutputKind.CHECK, node=node, target=None)
                 continue
             if structure is None or descriptor.idx == 0:
@@ -364,17 +382,17 @@ def output_specs(
             path = structure.names[descriptor.idx - 1]
             yield OutputSpec(kind=OutputKind.OUTPUT, node=node, target=None, path=path)
         elif isinstance(descriptor, descriptors.GradAOTOutput):
-            target = targets[descriptor.grad_of]
+            target = argument_of[descriptor.grad_of]
             yield OutputSpec(kind=OutputKind.GRADIENT, node=node, target=target)
         elif isinstance(descriptor, descriptors.InputMutationAOTOutput):
-            target = targets[descriptor.mutated_input]
+            target = argument_of[descriptor.mutated_input]
             yield OutputSpec(kind=OutputKind.MUTATION, node=node, target=target)
         else:
             raise CaptureError(_unsupported_message(name, "output", descriptor))
 
 
 def _unsupported_message(name: str, direction: str, descriptor: object) -> str:
-    """Return the message for an AOTAutograd input or output that is not supported."""
+    """Return the message for a kind of AOTAutograd input or output that is not supported."""
     if "Token" in type(descriptor).__name__:
         return (
             f"{name}: the step has an operation with an effect (it prints, for example), which "

@@ -1,8 +1,7 @@
-"""State that a forward pass changes, random draws and leftover tensors: restored or refused.
+"""State of modules, random generators and stray tensors: restores or refuses changes by forward.
 
-A table outside of modules (``functools.lru_cache``, a dictionary, a name of a Python module) would
-retain a tensor of the capture, which has no numbers. Eager code that later reads the tensor would
-fail.
+A table outside of modules (``functools.lru_cache``, a dictionary, a global) would retain a tensor
+of the capture, which has no numbers. Eager code that later reads the tensor would fail.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import torch
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from poetmodel.torch.capturing.joint_graph import shown_path
+from poetmodel.torch.capturing.joint_graph import format_path
 from poetmodel.torch.errors import FOREIGN_ERRORS, CaptureError, exception_chain
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
@@ -32,12 +31,12 @@ if TYPE_CHECKING:
 
 
 class ModuleSnapshot:
-    """A snapshot of the state of a step's modules, to be restored after they have run.
+    """A snapshot of the state of a step's modules, to be restored after forward passes.
 
     Covers attributes, hooks, submodules, parameters, buffers and modes; the content of containers
     and of objects of a user's classes that a module refers to; flags and hooks of its tensors;
-    hooks of all modules; classes of modules, which parametrizations change. Tensors have no numbers
-    during a capture: code that read one later would get an error of PyTorch.
+    PyTorch's global module hooks; classes of modules, which parametrizations change. Values of
+    tensors are not covered.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -51,14 +50,15 @@ class ModuleSnapshot:
         self._owners: dict[int, Any] = {}
         """The object or module whose attributes a dict has, by the dict's ``id``."""
         self._containers = [_Container("", "", value) for value in hooks if isinstance(value, dict)]
-        self._first_of_modules = len(self._containers)
+        self._n_global_containers = len(self._containers)
+        """Number of containers of global hooks, which precede those of modules."""
         for path, module in self._modules.items():
             self._containers += self._containers_of(path, module)
         self._is_before_first_pass = True
         """Whether no forward pass of the capture has begun yet."""
 
     def _containers_of(self, path: str, module: torch.nn.Module) -> Iterator[_Container]:
-        """Yield the attributes of a module, and the containers and user objects in them."""
+        """Yield the attributes of a module, and containers and user objects reachable from them."""
         visited_ids = self._visited_ids  # containers of several modules are yielded once
         attributes = vars(module)
         self._owners[id(attributes)] = module
@@ -79,23 +79,24 @@ class ModuleSnapshot:
             items = value.values() if isinstance(value, dict) else value
             pending += [(key, item) for item in items if not isinstance(item, _PLAIN)]
 
-    def objects_of(self, kinds: tuple[type, ...]) -> Iterator[Any]:
-        """Yield the objects of some types in the snapshot."""
+    def instances_of(self, types: tuple[type, ...]) -> Iterator[Any]:
+        """Yield the instances of some types in the snapshot."""
         for container in self._containers:
             for value in container.values():
-                if isinstance(value, kinds):
+                if isinstance(value, types):
                     yield value
 
     def contents(self) -> Iterator[tuple[str, str, Any, Any, bool]]:
-        """Yield module path, attribute, holder and snapshot of each container of the modules.
+        """Yield each container of the modules.
 
-        The last item is whether the holder is an object whose attributes are the content. The
-        attribute is empty for a module itself.
+        Yields (module path, attribute, holder, content in the snapshot, `is_owner`). The attribute
+        is empty for the attributes of a module itself. With `is_owner` the content is the
+        attributes of the holder, otherwise its items.
         """
-        for container in self._containers[self._first_of_modules :]:
+        for container in self._containers[self._n_global_containers :]:
             owner = self._owners.get(id(container.value))
             holder = container.value if owner is None else owner
-            yield container.path, container.key, holder, container.before, owner is not None
+            yield container.path, container.key, holder, container.old_content, owner is not None
 
     def modules(self) -> Iterable[torch.nn.Module]:
         """Return the modules of the step."""
@@ -109,15 +110,17 @@ class ModuleSnapshot:
             and all(container.is_unchanged() for container in self._containers)
         )
 
-    def restore(self, *, within: bool = False) -> tuple[tuple[str, str], ...]:
-        """Restore the snapshot; return (path, attribute) of each attribute that held a tensor.
+    def restore(self, *, is_capturing: bool = False) -> tuple[tuple[str, str], ...]:
+        """Restore the snapshot; return (path, attribute) of each attribute that lost a tensor.
 
-        `within` states that a forward pass of a capture begins. PyTorch has then replaced
-        parameters, buffers and hooks by its own, so that parameters, buffers and hooks are restored
-        to their state before the first such pass.
+        With `is_capturing`, a forward pass of a capture begins, for which PyTorch has replaced
+        parameters and buffers and may have set hooks. Parameters and buffers are then left
+        unchanged, and hooks restored to those before the first such pass.
+
+        Attributes that every module has, or that hooks derive from parameters, are not returned.
         """
-        is_first_pass = within and self._is_before_first_pass
-        self._is_before_first_pass = not within
+        is_first_pass = is_capturing and self._is_before_first_pass
+        self._is_before_first_pass = not is_capturing
         for module, kind in self._classes:
             if type(module) is not kind:
                 module.__class__ = kind
@@ -127,50 +130,58 @@ class ModuleSnapshot:
         for container in self._containers:
             if is_first_pass:
                 container.record_first_pass()
-            changes += container.restore(within=within)
-        tensors = {(path, key) for path, key, value in changes if tensors_in(value)}
+            changes += container.restore(is_capturing=is_capturing)
+        tensor_keys = {(path, key) for path, key, value in changes if tensors_in(value)}
         return tuple(
             sorted(
                 (path, key)
-                for path, key in tensors
+                for path, key in tensor_keys
                 if key not in OWN_ATTRIBUTES and not self._is_derived(path, key)
             )
         )
 
     def _is_derived(self, path: str, key: str) -> bool:
-        """Return whether a hook computes an attribute from parameters (``weight_norm``, RNNs)."""
+        """Return whether a module computes an attribute from parameters (``weight_norm``, RNNs)."""
         hooks = self._modules[path]._forward_pre_hooks.values()  # noqa: SLF001 - no other way
         return key == "_flat_weights" or any(getattr(hook, "name", None) == key for hook in hooks)
 
 
 class _Container:
-    """A container or the attributes of an object, with a snapshot of its content."""
+    """A container, or the dict of an object's attributes, with a snapshot of the content."""
 
     def __init__(self, path: str, key: str, value: Any) -> None:
         self.path, self.key, self.value = path, key, value
-        self.before = self._at_first_pass = content_copy(value)
+        """Path of the module, attribute (empty for all of them), and the container itself."""
+        self.old_content = self._first_pass_content = copy_content(value)
+        """Content in the snapshot, and before the first forward pass of the capture."""
 
     def values(self) -> Iterable[Any]:
-        """Return the values in the snapshot."""
-        return self.before.values() if isinstance(self.before, dict) else self.before
+        """Return the items in the snapshot, without keys."""
+        return self.old_content.values() if isinstance(self.old_content, dict) else self.old_content
 
     def is_unchanged(self) -> bool:
         """Return whether the content is that of the snapshot."""
-        return _has_same_objects(content_copy(self.value), self.before)
+        return _has_same_objects(copy_content(self.value), self.old_content)
 
     def record_first_pass(self) -> None:
-        """Record the content, which the capture may have set, of an attribute of every module."""
-        if self.key in OWN_ATTRIBUTES:
-            self._at_first_pass = content_copy(self.value)
+        """Record the current content as that before the first pass, which the capture may have set.
 
-    def restore(self, *, within: bool) -> list[tuple[str, str, Any]]:
-        """Restore the content; return (path, attribute, replaced value) of each change."""
-        if within and self.key in _SWAPPED:
+        Only for attributes that every module has.
+        """
+        if self.key in OWN_ATTRIBUTES:
+            self._first_pass_content = copy_content(self.value)
+
+    def restore(self, *, is_capturing: bool) -> list[tuple[str, str, Any]]:
+        """Restore the content; return (path, attribute, replaced value or content) of each change.
+
+        With `is_capturing` see `ModuleSnapshot.restore`.
+        """
+        if is_capturing and self.key in _REPLACED_ATTRIBUTES:
             return []
-        if not within:
-            self._at_first_pass = self.before
-        content = self._at_first_pass
-        current = content_copy(self.value)
+        if not is_capturing:
+            self._first_pass_content = self.old_content
+        content = self._first_pass_content
+        current = copy_content(self.value)
         if _has_same_objects(current, content):
             return []
         if self.key:
@@ -190,23 +201,23 @@ class _Container:
 
 
 class _TensorState:
-    """A snapshot of the flags, hooks and attributes of a module's tensor, not of its values."""
+    """A snapshot of ``requires_grad``, hooks and attributes of a module's tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
-        self._trained = tensor.requires_grad
+        self._requires_grad = tensor.requires_grad
         self._attributes = dict(vars(tensor))
         self._hooks = {name: dict(getattr(tensor, name) or {}) for name in _TENSOR_HOOKS}
-        self._unhooked = {name for name in _TENSOR_HOOKS if getattr(tensor, name) is None}
+        self._unset_hooks = {name for name in _TENSOR_HOOKS if getattr(tensor, name) is None}
 
     def is_unchanged(self) -> bool:
-        """Return whether flags, hooks and attributes are those of the snapshot."""
+        """Return whether ``requires_grad``, hooks and attributes are those of the snapshot."""
         tensor = self._tensor
         are_hooks_unchanged = all(
             _has_same_objects(dict(getattr(tensor, name) or {}), old_hooks)
             for name, old_hooks in self._hooks.items()
         )
-        is_flag_unchanged = tensor.requires_grad == self._trained
+        is_flag_unchanged = tensor.requires_grad == self._requires_grad
         return (
             is_flag_unchanged
             and are_hooks_unchanged
@@ -214,13 +225,13 @@ class _TensorState:
         )
 
     def restore(self) -> None:
-        """Restore flags, hooks and attributes."""
+        """Restore ``requires_grad`` of a leaf, hooks and attributes."""
         tensor = self._tensor
-        if tensor.requires_grad != self._trained and tensor.is_leaf:
-            tensor.requires_grad_(self._trained)
+        if tensor.requires_grad != self._requires_grad and tensor.is_leaf:
+            tensor.requires_grad_(self._requires_grad)
         for name, hooks in self._hooks.items():
             current = getattr(tensor, name)
-            if current is not None and name in self._unhooked:
+            if current is not None and name in self._unset_hooks:
                 setattr(tensor, name, None)
             elif current is not None and not _has_same_objects(dict(current), hooks):
                 replace_content(current, hooks)
@@ -233,12 +244,15 @@ _PLAIN: Final = (str, bytes, int, float, complex, NoneType)
 _ABSENT: Final = object()
 OWN_ATTRIBUTES: Final = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has: parameters, buffers, hooks, submodules, mode."""
-_SWAPPED: Final = ("_parameters", "_buffers")
-"""Attributes in which a capture replaces tensors by its own."""
+_REPLACED_ATTRIBUTES: Final = ("_parameters", "_buffers")
+"""Attributes whose tensors are replaced during a capture."""
 
 
 def is_user_object(value: Any) -> bool:
-    """Return whether an object has attributes and its class is no library's."""
+    """Return whether an object has attributes, and its class is not of Python, PyTorch or NumPy.
+
+    True for `UserDict` and `UserList`.
+    """
     if isinstance(value, UserDict | UserList):
         return True
     if not hasattr(value, "__dict__") or isinstance(value, type | ModuleType):
@@ -251,29 +265,29 @@ class AssignedBuffers:
     """Finds buffers that the forward pass assigns instead of changing them in place.
 
     A capture records changes of a buffer's tensor, but not the assignment of another tensor.
-    Therefore the new value is copied into the buffer at the end of the forward pass. The pass
-    itself reads a copy of the buffer, because the backward pass needs the old value.
+    Therefore the new value of a registered buffer is copied into its tensor at the end of the
+    forward pass. The pass itself reads a copy, because the backward pass needs the old value.
     """
 
     def __init__(self, model: torch.nn.Module, *, name: str) -> None:
-        """Begin with no assigned buffer. `name` is the name of the step in messages."""
+        """Start without assigned buffers; `name` is that of the step in messages."""
         self._model = model
         self._modules = dict(model.named_modules())
         self._name = name
-        self._assigned: set[tuple[str, str]] = set()
-        self._known: frozenset[tuple[str, str]] = frozenset()
+        self._assigned_buffers: set[tuple[str, str]] = set()
+        self._registered_buffers: frozenset[tuple[str, str]] = frozenset()
         self.before_forward: Callable[[], object] | None = None
         """Called before each forward pass."""
 
     def register_assigned(self) -> bool:
-        """Register the buffers that forward replaced, so that later passes copy new values.
+        """Register the buffers that forward has assigned, so that later passes copy new values.
 
-        Returns whether any is new. Raises `CaptureError` if a registered buffer shares its memory
-        with another buffer.
+        Returns whether one was not registered before. Raises `CaptureError` if an assigned buffer
+        shares its memory with another buffer.
         """
-        has_new = not self._known.issuperset(self._assigned)
+        has_new = not self._registered_buffers.issuperset(self._assigned_buffers)
         buffers = self._buffers()
-        for path, key in sorted(self._assigned):
+        for path, key in sorted(self._assigned_buffers):
             for other_path, buffer in buffers.items():
                 if other_path != (path, key) and storage_key(buffer) == storage_key(
                     buffers[path, key]
@@ -281,24 +295,25 @@ class AssignedBuffers:
                     error = (
                         "is assigned in forward, which would make two buffers of one; use "
                         "copy_(...), or separate tensors: it shares its memory with "
-                        + shown_path(".".join(other_path))
+                        + format_path(".".join(other_path))
                     )
-                    raise CaptureError(self._describe(path, key, error))
-        self._known = self._known.union(self._assigned)
+                    raise CaptureError(self._format_error(path, key, error))
+        self._registered_buffers = self._registered_buffers.union(self._assigned_buffers)
         return has_new
 
     @contextmanager
-    def tracking(self) -> Iterator[None]:
+    def track_pass(self) -> Iterator[None]:
         """Context manager around a forward pass: records assigned buffers, copies registered ones.
 
-        Raises `CaptureError` if an assigned value has another shape or type, or a gradient.
+        Calls `before_forward` first. Raises `CaptureError` if forward assigns a buffer a value of
+        another shape or type, one with a gradient, or None, adds a buffer, or changes parameters.
         """
         if self.before_forward is not None:
             self.before_forward()
         old_buffers = self._buffers()
         parameters = self._parameters()
-        registered = self._known & old_buffers.keys()
-        for path, key in registered:
+        copied_buffers = self._registered_buffers & old_buffers.keys()
+        for path, key in copied_buffers:
             self._set_buffer(path, key, old_buffers[path, key].detach().clone())
         try:
             yield
@@ -306,21 +321,21 @@ class AssignedBuffers:
             new_buffers = self._buffers()
             for path, key in sorted(new_buffers.keys() - old_buffers.keys()):
                 error = "is new after forward; register it, with a tensor, in __init__"
-                raise CaptureError(self._describe(path, key, error))
+                raise CaptureError(self._format_error(path, key, error))
             for (path, key), buffer in old_buffers.items():
                 if new_buffers.get((path, key)) is buffer:
                     continue
-                self._assigned.add((path, key))
-                self._check(path, key, buffer, new_buffers.get((path, key)))
-                if (path, key) in registered:
+                self._assigned_buffers.add((path, key))
+                self._check_new_value(path, key, buffer, new_buffers.get((path, key)))
+                if (path, key) in copied_buffers:
                     with torch.no_grad():
                         buffer.copy_(new_buffers[path, key])
         finally:
-            for path, key in registered:
+            for path, key in copied_buffers:
                 self._set_buffer(path, key, old_buffers[path, key])
 
     def _parameters(self) -> Mapping[tuple[str, str], tuple[torch.Tensor, int]]:
-        """Return all parameters, also of new modules, with the number of hooks of each."""
+        """Return (tensor, number of hooks) of each parameter, also of new modules."""
         return {
             (path, key): (tensor, sum(len(getattr(tensor, name) or ()) for name in _TENSOR_HOOKS))
             for path, module in self._model.named_modules()
@@ -331,7 +346,7 @@ class AssignedBuffers:
     def _check_parameters(
         self, old_parameters: Mapping[tuple[str, str], tuple[torch.Tensor, int]]
     ) -> None:
-        """Raise `CaptureError` if a pass adds, removes, replaces or hooks a parameter."""
+        """Raise `CaptureError` if parameters, or their hooks, differ from `old_parameters`."""
         new_parameters = self._parameters()
         for path, key in sorted(old_parameters.keys() | new_parameters.keys()):
             (old_tensor, n_old_hooks), (new_tensor, n_new_hooks) = (
@@ -342,7 +357,7 @@ class AssignedBuffers:
                     "is created, assigned, removed or given a hook in forward, which a compiled "
                     "step does not do; do so in __init__, or call the model once on inputs before"
                 )
-                raise CaptureError(self._describe(path, key, error, kind="parameter"))
+                raise CaptureError(self._format_error(path, key, error, kind="parameter"))
 
     def _buffers(self) -> Mapping[tuple[str, str], torch.Tensor]:
         return {
@@ -355,28 +370,29 @@ class AssignedBuffers:
     def _set_buffer(self, path: str, key: str, value: torch.Tensor) -> None:
         self._modules[path]._buffers[key] = value  # noqa: SLF001 - bypasses redefined setters
 
-    def _check(
-        self, path: str, key: str, old_tensor: torch.Tensor, tensor: torch.Tensor | None
+    def _check_new_value(
+        self, path: str, key: str, old_tensor: torch.Tensor, new_tensor: torch.Tensor | None
     ) -> None:
-        """Raise `CaptureError` if the new value of an assigned buffer is unsuitable."""
-        if tensor is None:
+        """Raise `CaptureError` if an assigned buffer has another shape or type, or a gradient."""
+        if new_tensor is None:
             error = "is removed in forward; retain it, and change its values"
-        elif tensor.shape != old_tensor.shape or tensor.dtype != old_tensor.dtype:
+        elif new_tensor.shape != old_tensor.shape or new_tensor.dtype != old_tensor.dtype:
             error = (
-                f"was {_type_and_shape(old_tensor)} and is assigned {_type_and_shape(tensor)} in "
-                f"forward; assign the same shape and type, or use self.{key}.copy_(...)"
+                f"was {_type_and_shape(old_tensor)} and is assigned {_type_and_shape(new_tensor)} "
+                f"in forward; assign the same shape and type, or use self.{key}.copy_(...)"
             )
-        elif tensor.requires_grad:
+        elif new_tensor.requires_grad:
             error = (
                 "is assigned a value that depends on parameters, and would retain the graph of the "
                 f"step; assign it with .detach(), or use self.{key}.copy_(...)"
             )
         else:
             return
-        raise CaptureError(self._describe(path, key, error))
+        raise CaptureError(self._format_error(path, key, error))
 
-    def _describe(self, path: str, key: str, error: str, *, kind: str = "buffer") -> str:
-        module_text = f" of module {shown_path(path)!r}" if shown_path(path) else ""
+    def _format_error(self, path: str, key: str, error: str, *, kind: str = "buffer") -> str:
+        """Return an error message of a buffer or parameter; `error` begins with a verb."""
+        module_text = f" of module {format_path(path)!r}" if format_path(path) else ""
         return f"{self._name}: {kind} {key!r}{module_text} {error}"
 
 
@@ -384,20 +400,20 @@ def _type_and_shape(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def content_copy(value: Any) -> Any:
-    """Return a copy of a container's content: a dict, or a list."""
+def copy_content(value: Any) -> Any:
+    """Return a copy of a container: a dict of a dict, a list of any other container."""
     return dict(value) if isinstance(value, dict) else list(value)
 
 
 def _has_same_objects(content_a: Any, content_b: Any) -> bool:
-    """Return whether two contents have identical objects in the same order."""
+    """Return whether two dicts, or two other containers, have identical objects in order."""
     if isinstance(content_a, dict):
         content_a, content_b = (*content_a, *content_a.values()), (*content_b, *content_b.values())
     return list(map(id, content_a)) == list(map(id, content_b))
 
 
 def replace_content(value: Any, content: Any) -> None:
-    """Replace the content of a container."""
+    """Replace the content of a dict, set, list or deque in place."""
     value.clear()
     if isinstance(value, dict | set):
         value.update(content)
@@ -410,33 +426,40 @@ class _Generator:
     """A random generator that is not PyTorch's."""
 
     description: str
-    state: Callable[[], Any]
+    """Name for messages."""
+    get_state: Callable[[], Any]
     set_state: Callable[[Any], object]
 
 
 class GeneratorStates:
-    """States of ``random``, ``numpy.random`` and of generators in modules; detects draws."""
+    """Restores the states of random generators that are not PyTorch's, and detects draws.
+
+    These are ``random``, ``numpy.random`` and generators in modules.
+    """
 
     def __init__(self, name: str, snapshot: ModuleSnapshot) -> None:
         self._name = name
-        self._generators = tuple(filter(_has_state, _generators(snapshot)))
-        self._before = [_comparable(generator.state()) for generator in self._generators]
+        self._generators = tuple(filter(_is_restorable, _generators(snapshot)))
+        self._old_states = [_to_comparable(generator.get_state()) for generator in self._generators]
 
     @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Context manager that restores the states at the end."""
-        states = [generator.state() for generator in self._generators]
+    def restore_at_end(self) -> Iterator[None]:
+        """Context manager that restores, at its end, the states at its beginning."""
+        states = [generator.get_state() for generator in self._generators]
         try:
             yield
         finally:
             for generator, state in zip(self._generators, states, strict=True):
-                if _comparable(generator.state()) != _comparable(state):
+                if _to_comparable(generator.get_state()) != _to_comparable(state):
                     generator.set_state(state)
 
     def check(self, trail: Sequence[str] = ()) -> None:
-        """Raise `CaptureError` if a state has changed; `trail` names the innermost module last."""
-        for generator, old_state in zip(self._generators, self._before, strict=True):
-            if _comparable(generator.state()) != old_state:
+        """Raise `CaptureError` if a state has changed since construction.
+
+        `trail` has the modules that are being executed, the innermost last.
+        """
+        for generator, old_state in zip(self._generators, self._old_states, strict=True):
+            if _to_comparable(generator.get_state()) != old_state:
                 module_text = f" in {trail[-1]}" if trail else ""
                 raise CaptureError(
                     f"{self._name}: forward draws from {generator.description}{module_text}, and a "
@@ -445,10 +468,10 @@ class GeneratorStates:
                 )
 
 
-def _has_state(generator: _Generator) -> bool:
-    """Return whether a generator's state can be restored; the operating system's has none."""
+def _is_restorable(generator: _Generator) -> bool:
+    """Return whether a generator has a state; that of the operating system has none."""
     try:
-        generator.state()
+        generator.get_state()
     except FOREIGN_ERRORS:
         return False
     return True
@@ -459,31 +482,31 @@ def _generators(snapshot: ModuleSnapshot) -> Iterator[_Generator]:
     yield _Generator("Python's random", random.getstate, random.setstate)
     for generator in {
         id(python_generator): python_generator
-        for python_generator in snapshot.objects_of((random.Random,))
+        for python_generator in snapshot.instances_of((random.Random,))
     }.values():
         yield _Generator("a random.Random", generator.getstate, generator.setstate)
     yield _Generator("numpy.random", np.random.get_state, np.random.set_state)
-    for generator in snapshot.objects_of((np.random.RandomState,)):
+    for generator in snapshot.instances_of((np.random.RandomState,)):
         yield _Generator("a numpy.random.RandomState", generator.get_state, generator.set_state)
-    for generator in snapshot.objects_of((np.random.Generator, np.random.BitGenerator)):
-        bits = getattr(generator, "bit_generator", generator)
+    for generator in snapshot.instances_of((np.random.Generator, np.random.BitGenerator)):
+        bit_generator = getattr(generator, "bit_generator", generator)
         yield _Generator(
             "a generator of numpy.random",
-            partial(getattr, bits, "state"),
-            partial(setattr, bits, "state"),
+            partial(getattr, bit_generator, "state"),
+            partial(setattr, bit_generator, "state"),
         )
 
 
-_MAX_NESTED: Final = 16
-"""Longer tuples, which contain only numbers, are compared without conversion."""
+_MAX_CONVERTED_LENGTH: Final = 16
+"""Tuples of at least this length contain only numbers, and are compared without conversion."""
 
 
-def _comparable(state: Any) -> Any:
-    """Return a state in a form that ``==`` compares: arrays become bytes."""
+def _to_comparable(state: Any) -> Any:
+    """Return a state with arrays converted to bytes, which ``==`` compares."""
     if isinstance(state, dict):
-        return {key: _comparable(value) for key, value in state.items()}
-    if isinstance(state, tuple) and len(state) < _MAX_NESTED:
-        return tuple(map(_comparable, state))
+        return {key: _to_comparable(value) for key, value in state.items()}
+    if isinstance(state, tuple) and len(state) < _MAX_CONVERTED_LENGTH:
+        return tuple(map(_to_comparable, state))
     return state.tobytes() if hasattr(state, "tobytes") else state
 
 
@@ -491,28 +514,32 @@ def _comparable(state: Any) -> Any:
 
 _LruCache: Final = type(lru_cache(lambda: None))
 _MAX_DEPTH: Final = 4
-"""Maximum depth of nested tuples in which holders of tensors are searched."""
+"""Maximum nesting of tuples through which holders of tensors are searched."""
 
 
 class Leftovers:
-    """Finds and removes tensors of a capture that objects outside of modules would retain."""
+    """Removes the tensors of a capture from objects outside of modules, which would retain them.
+
+    Such an object is called a holder.
+    """
 
     def __init__(self) -> None:
-        """Record the names of all Python modules before the capture."""
+        """Record the globals of all Python modules before the capture."""
         modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
-        self._names = {id(vars(module)): dict(vars(module)) for module in modules}
-        """Previous names of each Python module, by the ``id`` of its dictionary."""
-        self._collections = _old_collections()
+        self._old_names = {id(vars(module)): dict(vars(module)) for module in modules}
+        """Old globals of each Python module, by the ``id`` of its dictionary."""
+        self._n_old_collections = _count_old_collections()
+        """Number of collections before the capture that made surviving objects old."""
         self._removals: list[Callable[[], object]] = []
         """Functions that empty the registered holders of tensors."""
         self.holder_names: set[str] = set()
-        """Names and keys that held such tensors at the last removal."""
+        """Names, keys and attributes from which the last removal removed tensors."""
 
     def register_holders(self, error: BaseException) -> bool:
-        """Remove the tensors of a failed capture, and register their holders.
+        """Remove the tensors of a capture that failed with `error`, and register their holders.
 
         Returns whether these are the first holders, so that the capture should be tried again.
-        PyTorch calls the model several times, and fails if the code stores tensors of the first
+        PyTorch calls the model more than once, and fails if the code stores tensors of the first
         call. Before later calls `empty_holders` removes such tensors.
         """
         for link in exception_chain(error):
@@ -531,38 +558,43 @@ class Leftovers:
             remove()
 
     def remove_tensors(self) -> list[Callable[[], object]]:
-        """Remove tensors of a capture from all holders; return the functions that did so."""
+        """Remove the tensors of a capture from all holders; return functions that repeat this.
+
+        Replaces `holder_names`.
+        """
         self.holder_names.clear()
         # No name refers to the list of objects, which would be found as a holder itself.
-        level: Sequence[Any] = [
+        referents: Sequence[Any] = [
             value for value in self._recent_objects() if type(value) is FunctionalTensor
         ]
         removals: list[Callable[[], object]] = []
         for _ in range(_MAX_DEPTH):
-            if level:
-                level_removals, level = self._find_holders(level)
-                removals += level_removals
+            if referents:
+                new_removals, referents = self._find_removals(referents)
+                removals += new_removals
         for remove in removals:
             remove()
         return removals
 
-    def _find_holders(
+    def _find_removals(
         self, objects: Sequence[Any]
     ) -> tuple[list[Callable[[], object]], Sequence[Any]]:
-        """Return functions that remove objects from their holders, and holders that are tuples."""
-        ids = set(map(id, objects))
+        """Return (functions that remove objects from their holders, holders that are tuples)."""
+        object_ids = set(map(id, objects))
         holders = [holder for holder in gc.get_referrers(*objects) if holder is not objects]
-        removals = [remove for holder in holders for remove in self._removals_from(holder, ids)]
+        removals = [
+            remove for holder in holders for remove in self._make_removals(holder, object_ids)
+        ]
         return removals, [holder for holder in holders if isinstance(holder, tuple | frozenset)]
 
     def _recent_objects(self) -> Sequence[Any]:
-        """Return the objects that may have been created since construction."""
-        if sys.version_info >= (3, 14) or _old_collections() != self._collections:
+        """Return all objects that may have been created since construction, or more."""
+        if sys.version_info >= (3, 14) or _count_old_collections() != self._n_old_collections:
             return gc.get_objects()
         return gc.get_objects(generation=0) + gc.get_objects(generation=1)
 
-    def _removals_from(self, holder: Any, ids: set[int]) -> Iterator[Callable[[], object]]:
-        """Yield functions that remove the objects `ids` from a holder; record the holder's name."""
+    def _make_removals(self, holder: Any, object_ids: set[int]) -> Iterator[Callable[[], object]]:
+        """Yield functions that remove objects, given by ``id``, from a holder; record its names."""
         if isinstance(holder, _LruCache):
             yield holder.cache_clear
         elif isinstance(holder, dict):
@@ -570,20 +602,24 @@ class Leftovers:
                 key
                 for key, value in holder.items()
                 # PyTorch's own tables, which frames of a failed capture refer to, have fake keys.
-                if (id(value) in ids or id(key) in ids) and not isinstance(key, FakeTensor)
+                if (id(value) in object_ids or id(key) in object_ids)
+                and not isinstance(key, FakeTensor)
             ]
-            yield from (self._removal(holder, key) for key in keys)
+            yield from (self._make_key_removal(holder, key) for key in keys)
         elif isinstance(holder, list | set | deque):
-            content = [value for value in holder if id(value) not in ids]
+            content = [value for value in holder if id(value) not in object_ids]
             yield partial(replace_content, holder, content)
         elif is_user_object(holder):
-            for key in [key for key, value in vars(holder).items() if id(value) in ids]:
+            for key in [key for key, value in vars(holder).items() if id(value) in object_ids]:
                 self.holder_names.add(key)
                 yield partial(setattr, holder, key, None)
 
-    def _removal(self, holder: dict[Any, Any], key: Any) -> Callable[[], object]:
-        """Return a function that removes a key of a dict, or restores a Python module's name."""
-        old_names = self._names.get(id(holder), {})
+    def _make_key_removal(self, holder: dict[Any, Any], key: Any) -> Callable[[], object]:
+        """Return a function that removes a key of a dict, or restores the old global of that name.
+
+        Attributes are set to None instead. Records the key unless the dict is that of an LRU cache.
+        """
+        old_names = self._old_names.get(id(holder), {})
         owners = gc.get_referrers(holder)
         if not any(isinstance(owner, _LruCache) for owner in owners):
             self.holder_names.add(str(key))
@@ -597,6 +633,6 @@ class Leftovers:
         return partial(holder.pop, key, None)
 
 
-def _old_collections() -> int:
-    """Return the number of collections so far that make surviving objects old."""
+def _count_old_collections() -> int:
+    """Return the number of garbage collections so far that made surviving objects old."""
     return sum(int(generation["collections"]) for generation in gc.get_stats()[1:])

@@ -16,7 +16,7 @@ from poetmodel.torch.capturing.python_values import (
     attributes_of,
     comparison_key,
     describe,
-    read_at,
+    format_read_place,
     snapshot_of,
 )
 from poetmodel.torch.errors import FOREIGN_ERRORS
@@ -41,7 +41,7 @@ class Access(StrEnum):
     CELL = "cell"
     """A variable of a closure."""
     COMPUTED = "computed"
-    """By `getattr`: a slot, the defaults of a function."""
+    """By `getattr`: an attribute in ``__slots__``, the defaults of a function."""
     CONTENT = "content"
     """All items of a container."""
 
@@ -56,14 +56,14 @@ class GuardedPlace:
     name: str
     """Name of the place for display."""
     line: Line | None
-    """First line of the user's code that reads the place."""
-    first: Any
-    """The first value read if it is plain; otherwise the value's ``id``."""
+    """Line of a user or a package that reads the place first; None if unknown."""
+    first_value_or_id: Any
+    """The value at the first read if it is plain, otherwise its ``id``."""
     value: Any = ABSENT
     """The value at the end of the capture, with all state restored."""
 
     def current_value(self) -> Any:
-        """Return the current value; `ABSENT` if there is none."""
+        """Return the current value, or a snapshot of all items; `ABSENT` if reading fails."""
         holder, key = self.holder, self.key
         try:
             if self.access is Access.ATTRIBUTE:
@@ -81,8 +81,8 @@ class GuardedPlace:
         return snapshot_of(holder)
 
     @property
-    def spot(self) -> tuple[int, Any]:
-        """(``id`` of the dict, list or cell with the value, key in it)."""
+    def item_id(self) -> tuple[int, Any]:
+        """(``id`` of the dict, list or cell with the value, key of the value in it)."""
         holder = attributes_of(self.holder) if self.access is Access.ATTRIBUTE else self.holder
         return (id(holder), self.key)
 
@@ -95,8 +95,8 @@ class PythonGuards:
     places : sequence of GuardedPlace
         The places that were read.
     alternatives : mapping
-        Comparison keys of values that forward itself sets, by spot: (``id`` of the holder, key).
-        They are accepted too.
+        Comparison keys of values that forward itself sets, by `GuardedPlace.item_id`. These values
+        are accepted too.
     """
 
     def __init__(
@@ -104,13 +104,16 @@ class PythonGuards:
         places: Sequence[GuardedPlace] = (),
         alternatives: Mapping[tuple[int, Any], Any] | None = None,
     ) -> None:
-        """Prepare the comparisons; a later `use_constants` adds the constants of the graph."""
+        """Prepare the comparisons without constants of the graph; see `set_constants`."""
         self._places = tuple(places)
         self._alternatives = alternatives or {}
-        self.use_constants(())
+        self.set_constants(())
 
-    def use_constants(self, constants: Sequence[torch.Tensor]) -> None:
-        """Register the tensors that are constants of the graph: a replacement is a change."""
+    def set_constants(self, constants: Sequence[torch.Tensor]) -> None:
+        """Prepare the comparisons; tensors in `constants` must stay the same objects.
+
+        Most attributes and items have a fast check by identity; all other places are slow.
+        """
         snapshots = {id(p.holder): p.value for p in self._places if p.access is Access.CONTENT}
         attributes: dict[int, list[tuple[str, Any]]] = {}
         for place in self._places:
@@ -118,33 +121,33 @@ class PythonGuards:
                 attributes.setdefault(id(place.holder), []).append((place.key, place.value))
         self._comparison = Comparison(snapshots, attributes, frozenset(map(id, constants)))
         attribute_places = [p for p in self._places if p.access in (Access.ATTRIBUTE, Access.CLASS)]
-        self._absent = [(p.holder, p.key) for p in attribute_places if p.value is ABSENT]
+        self._absent_attributes = [(p.holder, p.key) for p in attribute_places if p.value is ABSENT]
         present_places = [p for p in attribute_places if p.value is not ABSENT]
         self._attributes = [(place.holder, place.key) for place in present_places]
         item_places = [p for p in self._places if p.access is Access.ITEM and p.value is not ABSENT]
-        item_places = [place for place in item_places if _is_dict(place)]
+        item_places = [place for place in item_places if _is_subscriptable(place)]
         self._items = [(place.holder, place.key) for place in item_places]
         self._contents = [(p.holder, p.value) for p in self._places if p.access is Access.CONTENT]
         fast_ids = {*map(id, attribute_places), *map(id, item_places)}
-        self._others = [
+        self._slow_places = [
             p for p in self._places if id(p) not in fast_ids and p.access is not Access.CONTENT
         ]
-        self._compared = [*present_places, *item_places, *self._others]
-        self._expected = [place.value for place in self._compared]
+        self._compared_places = [*present_places, *item_places, *self._slow_places]
+        self._expected_values = [place.value for place in self._compared_places]
 
     def __len__(self) -> int:
         return len(self._places)
 
     def hold(self) -> bool:
-        """Return whether all values are unchanged; equal new objects count as unchanged."""
+        """Return whether all values are equal to the old ones, or are set by forward itself."""
         if self._are_identical():
             return True
         if not all(map(self._is_valid, self._places)):
             return False
-        for number, place in enumerate(self._compared):
+        for index, place in enumerate(self._compared_places):
             value = place.current_value()
-            if isinstance(value, PLAIN):  # so that the next check succeeds by identity
-                self._expected[number] = value
+            if isinstance(value, PLAIN):  # then the next check by identity succeeds
+                self._expected_values[index] = value
         return True
 
     def _are_identical(self) -> bool:
@@ -154,11 +157,11 @@ class PythonGuards:
             values += [holder[key] for holder, key in self._items]
         except FOREIGN_ERRORS:
             return False
-        values += [place.current_value() for place in self._others]
+        values += [place.current_value() for place in self._slow_places]
         return (
-            all(map(is_, values, self._expected))
-            and not any(key in holder.__dict__ for holder, key in self._absent)
-            and all(_is_identical_content(*content) for content in self._contents)
+            all(map(is_, values, self._expected_values))
+            and not any(key in holder.__dict__ for holder, key in self._absent_attributes)
+            and all(_has_identical_items(*content) for content in self._contents)
         )
 
     def differences(self) -> Iterator[str]:
@@ -170,15 +173,18 @@ class PythonGuards:
             if place.access is Access.CONTENT:
                 old_value, new_value = self._display_content(place.holder, old_value, new_value)
                 if old_value == new_value:
-                    yield f"{place.name} has other items{read_at(place.line)}"
+                    yield f"{place.name} has other items{format_read_place(place.line)}"
                     continue
             texts = describe(old_value), describe(new_value)
             if texts[0] == texts[1]:
                 texts = (texts[0], "another one")
-            yield f"{place.name} was {texts[0]} and is {texts[1]}{read_at(place.line)}"
+            yield f"{place.name} was {texts[0]} and is {texts[1]}{format_read_place(place.line)}"
 
     def _display_content(self, holder: Any, old_content: Any, new_content: Any) -> tuple[Any, Any]:
-        """Return two snapshots of a container as dicts, lists or sets for display; else ""."""
+        """Return two snapshots of a container as dicts, lists or sets, for display.
+
+        Returns two empty texts for containers of other types.
+        """
         if isinstance(holder, dict):
             n_keys = [len(old_content) // 2, len(new_content) // 2]
             return tuple(  # type: ignore[return-value]
@@ -198,33 +204,33 @@ class PythonGuards:
             return self._is_set_by_forward(place)
         if self._comparison.is_same(place.value, value):
             return True
-        alternative = self._alternatives.get(place.spot, ABSENT)
+        alternative = self._alternatives.get(place.item_id, ABSENT)
         return alternative is not ABSENT and comparison_key(value) == alternative
 
     def _is_set_by_forward(self, place: GuardedPlace) -> bool:
         """Return whether all changed items of a container have the values that forward sets."""
-        holder, spot = place.holder, id(place.holder)
+        holder, holder_id = place.holder, id(place.holder)
         if not isinstance(holder, dict):
-            return bool(self._alternatives.get((spot, None), ABSENT) == comparison_key(holder))
+            return bool(self._alternatives.get((holder_id, None), ABSENT) == comparison_key(holder))
         keys = place.value[: len(place.value) // 2]
         old_items = dict(zip(keys, place.value[len(keys) :], strict=True))
         for key in old_items.keys() | holder.keys():
             if self._comparison.is_same(old_items.get(key, ABSENT), holder.get(key, ABSENT)):
                 continue
-            if self._alternatives.get((spot, key), ABSENT) != comparison_key(
+            if self._alternatives.get((holder_id, key), ABSENT) != comparison_key(
                 holder.get(key, ABSENT)
             ):
                 return False
         return True
 
 
-def _is_dict(place: GuardedPlace) -> bool:
-    """Return whether a place's item can be read by ``[]``: no ``__missing__``, no array."""
+def _is_subscriptable(place: GuardedPlace) -> bool:
+    """Return whether ``[]`` reads an item without side effects: no ``__missing__``, no array."""
     return type(place.holder) is dict or not isinstance(place.holder, dict | np.ndarray)
 
 
-def _is_identical_content(holder: Any, expected: Any) -> bool:
-    """Return whether a container has identical items to a snapshot."""
+def _has_identical_items(holder: Any, expected: Any) -> bool:
+    """Return whether a container has the objects of a snapshot; sets and arrays may be equal."""
     if isinstance(holder, dict):
         items = (*holder, *dict.values(holder))
         return len(items) == len(expected) and all(map(is_, items, expected))

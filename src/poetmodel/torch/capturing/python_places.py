@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from poetmodel.torch.capturing.joint_graph import shown_path
+from poetmodel.torch.capturing.joint_graph import format_path
 from poetmodel.torch.capturing.python_guards import Access, GuardedPlace
 from poetmodel.torch.capturing.python_values import (
     ABSENT,
@@ -19,10 +19,10 @@ from poetmodel.torch.capturing.python_values import (
     PLAIN,
     comparison_key,
     content_of,
+    format_read_place,
     is_iterator,
     items_of,
     origin_of_module,
-    read_at,
 )
 from poetmodel.torch.errors import FOREIGN_ERRORS, CodeOrigin
 
@@ -34,13 +34,14 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.python_code import FollowingCode, Line
 
 _MAX_ITEMS: Final = 10_000
-"""Containers with more items are not compared before each step."""
+"""Containers with more items are refused, instead of compared before each step."""
 _MAX_ARRAY_BYTES: Final = 2**16
-_USERS: Final = (CodeOrigin.USER, CodeOrigin.GENERATED)
+"""Larger arrays are refused, instead of compared before each step [B]."""
+_USER_ORIGINS: Final = (CodeOrigin.USER, CodeOrigin.GENERATED)
 
 
 class RecordedPlaces:
-    """The places that were read, with references to the objects that hold them.
+    """Records the places that are read, with references to the objects that hold them.
 
     Parameters
     ----------
@@ -51,21 +52,22 @@ class RecordedPlaces:
     """
 
     def __init__(self, root: torch.nn.Module, attributes: AttributeRecorder) -> None:
-        """Begin without places; the callbacks have no effect until they are set."""
+        """Start without recorded places; the callbacks have no effect until they are set."""
         self._root = root
         self._attributes = attributes
         self.places: dict[tuple[int, Access, Any], GuardedPlace] = {}
+        """Recorded places, by (``id`` of the holder, access, (type of the key, key))."""
         self.holders: dict[int, Any] = {}
-        """Objects that were read or registered, by ``id``; the references prevent that an ``id`` is
-        reused."""
-        self.names = {id(module): shown_path(path) for path, module in root.named_modules()}
+        """Objects that were read or registered, by ``id``. The references prevent other objects
+        from getting the same ``id``."""
+        self.names = {id(module): format_path(path) for path, module in root.named_modules()}
         """Names of objects in messages, by ``id``."""
         self.sites: dict[int, set[tuple[str, int, int]]] = {}
-        """Recorded (attribute, code, instruction) of reads, by the object's ``id``."""
+        """(attribute, ``id`` of the code, instruction) of each read, by the object's ``id``."""
         self.functions: dict[int, set[int]] = {}
         """``id`` of each function of a code object, by the code's ``id``."""
-        self._registered: set[int] = set()
-        self._watched: set[int] = set()
+        self._registered_ids: set[int] = set()
+        self._watched_ids: set[int] = set()
         self.on_holder: Callable[[str, Any], bool] = lambda *_: False
         """Called with the name and object of each container and object before code changes it.
 
@@ -77,15 +79,15 @@ class RecordedPlaces:
     # -- recording -------------------------------------------------------------------------------
 
     def register(self, value: Any, name: str) -> None:  # noqa: C901 - one branch for each type
-        """Record reads of a value from now on, of values in it, and of functions it calls."""
+        """Record later reads of a value, and of the values that it contains or wraps."""
         kind = type(value)
         if isinstance(value, type):
             self._attributes.on_class(value)
         if isinstance(value, (*PLAIN, torch.Tensor, BuiltinFunctionType, type)):
             return
-        if id(value) in self._registered:
+        if id(value) in self._registered_ids:
             return
-        self._registered.add(id(value))
+        self._registered_ids.add(id(value))
         self.holders.setdefault(id(value), value)
         self.names.setdefault(id(value), name)
         if isinstance(value, FunctionType):
@@ -104,27 +106,28 @@ class RecordedPlaces:
             self.register(inner_value, inner_name)
 
     def _watch(self, name: str, value: Any) -> None:
+        """Report an object to `on_holder`; remember it if a reference is retained."""
         if self.on_holder(name, value):
-            self._watched.add(id(value))
+            self._watched_ids.add(id(value))
 
     def add(
         self, holder: Any, access: Access, key: Any, value: Any, name: str, line: Line | None
     ) -> None:
-        """Record a place that was read; later records of the same place are ignored."""
+        """Record a place that was read, once; keys without a hash are ignored."""
         self.holders.setdefault(id(holder), holder)
         try:
-            spot = (id(holder), access, (type(key), key))
-            if spot in self.places:
+            place_key = (id(holder), access, (type(key), key))
+            if place_key in self.places:
                 return
         except TypeError:  # the key has no hash
             return
         first_value = value if isinstance(value, PLAIN) else id(value)
-        self.places[spot] = GuardedPlace(holder, access, key, name, line, first_value)
+        self.places[place_key] = GuardedPlace(holder, access, key, name, line, first_value)
 
     def record_use(
         self, value: Any, name: str, line: Line | None, following_code: FollowingCode
     ) -> None:
-        """Record the items or attributes of a value that the code after its read uses."""
+        """Register a value; record its items or attributes that the code after its read uses."""
         if isinstance(value, (*PLAIN, torch.Tensor)):
             return
         if is_iterator(value) and not isinstance(value, torch.nn.Module):
@@ -139,32 +142,39 @@ class RecordedPlaces:
     def record_keys(
         self, value: Any, name: str, line: Line | None, following_code: FollowingCode
     ) -> None:
-        """Record the keys of a container that the code after its read uses; all keys if unknown."""
+        """Record the items that code after the read of a container uses; all items if unknown.
+
+        For a Python module, class or function the next attribute is recorded.
+        """
         if isinstance(value, (ModuleType, type, FunctionType)):
-            self._record_namespace(value, line, following_code)
+            self._record_next_attribute(value, line, following_code)
             return
         content = content_of(value)
-        read_keys = following_code.read_keys(value)
-        if read_keys is None:
+        find_read_keys = following_code.find_read_keys(value)
+        if find_read_keys is None:
             self.record_all(value, name, line)
             return
-        for key, code_after_key in read_keys:
+        for key, code_after_key in find_read_keys:
             try:
                 is_dict = isinstance(content, dict)
                 item = dict.get(content, key, ABSENT) if is_dict else content[key]
             except FOREIGN_ERRORS:
                 self.record_all(value, name, line)
                 return
+            # Neither UserDict nor UserList.
             is_namespace = content is not value and not isinstance(value, CONTAINERS[4:6])
             display_name = f"{name}.{key}" if is_namespace else f"{name}[{key!r}]"
             self.add(content, Access.ITEM, key, item, display_name, line)
             self.record_use(item, display_name, line, code_after_key)
 
-    def _record_namespace(
+    def _record_next_attribute(
         self, value: Any, line: Line | None, following_code: FollowingCode
     ) -> None:
-        """Record the next attribute that is read of a Python module, class or function."""
-        key, code_after_key = following_code.attribute()
+        """Record the attribute that is read next from a Python module, class or function.
+
+        PyTorch's attributes and names with two underscores are ignored.
+        """
+        key, code_after_key = following_code.find_read_attribute()
         if key is None or key.startswith("__"):
             return
         if isinstance(value, type):
@@ -185,7 +195,7 @@ class RecordedPlaces:
         self.record_use(attribute, display_name, line, code_after_key)
 
     def record_all(self, value: Any, name: str, line: Line | None) -> None:
-        """Record that a value was read with all values in it."""
+        """Record that a container, tuple or partial function was read with all values in it."""
         if isinstance(value, partial):
             items: Sequence[tuple[Any, Any]] = [("keywords", value.keywords), ("args", value.args)]
         elif isinstance(value, CONTAINERS):
@@ -205,18 +215,18 @@ class RecordedPlaces:
 
     # -- the end of a capture ----------------------------------------------------------------------
 
-    def was_read(self, holder: int, key: Any) -> bool:
+    def was_read(self, holder_id: int, key: Any) -> bool:
         """Return whether an attribute or item was read, alone or with all other items.
 
-        `holder` is the ``id`` of the dict with the item, which may have an object's attributes.
+        `holder_id` is the ``id`` of the dict with the item or of an object's attributes.
         """
-        content = (holder, Access.CONTENT, (type(None), None))
-        return content in self.places or any(
-            place.spot == (holder, key) for place in self.places.values()
+        content_key = (holder_id, Access.CONTENT, (type(None), None))
+        return content_key in self.places or any(
+            place.item_id == (holder_id, key) for place in self.places.values()
         )
 
-    def classes(self) -> Iterator[type]:
-        """Yield the user's classes whose attributes the code may read."""
+    def user_classes(self) -> Iterator[type]:
+        """Yield the user's classes among those of recorded objects and modules, and their bases."""
         kinds = {type(holder) for holder in self.holders.values()}
         kinds.update(value for value in self.holders.values() if isinstance(value, type))
         kinds.update(type(module) for module in self._root.modules())
@@ -226,38 +236,41 @@ class RecordedPlaces:
                 yield kind
 
     def remove_temporary(self) -> None:
-        """Remove objects without other references, and their places: forward created them."""
+        """Remove objects that forward created, which have no other references, and their places."""
         for place in self.places.values():
             self.holders.setdefault(id(place.holder), place.holder)
         while True:
             n_places = Counter(id(place.holder) for place in self.places.values())
-            # Own references: by the dict and the call, by places, and by the watcher.
+            # References of the recorder: of the dict and the call, of places, of the watcher.
             removed_ids = {
                 key
                 for key in self.holders
-                if sys.getrefcount(self.holders[key]) <= 2 + n_places[key] + (key in self._watched)
+                if sys.getrefcount(self.holders[key])
+                <= 2 + n_places[key] + (key in self._watched_ids)
             }
             if not removed_ids:
                 return
-            self.on_forgotten(removed_ids & self._watched)
-            self._watched -= removed_ids
+            self.on_forgotten(removed_ids & self._watched_ids)
+            self._watched_ids -= removed_ids
             self.places = {
-                spot: place for spot, place in self.places.items() if spot[0] not in removed_ids
+                place_key: place
+                for place_key, place in self.places.items()
+                if place_key[0] not in removed_ids
             }
             for key in removed_ids:
                 self.holders.pop(key)
                 self.sites.pop(key, None)
                 self.names.pop(key, None)
-            self._registered -= removed_ids
-            for functions in self.functions.values():
-                functions.difference_update(removed_ids)
+            self._registered_ids -= removed_ids
+            for function_ids in self.functions.values():
+                function_ids.difference_update(removed_ids)
 
 
 def is_user_defined(value: Any) -> bool:
-    """Return whether a class, function or Python module is the user's."""
+    """Return whether a class, function or Python module is the user's or generated."""
     module = value.__name__ if isinstance(value, ModuleType) else value.__module__
     is_plain = isinstance(value, type) and issubclass(value, PLAIN)
-    return not is_plain and origin_of_module(str(module)) in _USERS
+    return not is_plain and origin_of_module(str(module)) in _USER_ORIGINS
 
 
 def _reachable_values(value: Any, name: str) -> Iterator[tuple[Any, str]]:
@@ -282,7 +295,7 @@ def _reachable_values(value: Any, name: str) -> Iterator[tuple[Any, str]]:
 
 
 def cell_value(cell: CellType) -> Any:
-    """Return the value of a closure's variable; `ABSENT` if it is not set."""
+    """Return the value of a closure variable; `ABSENT` if it is not set."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -294,11 +307,11 @@ def _python_root(module: ModuleType) -> str:
 
 
 def guard_error(place: GuardedPlace) -> str | None:
-    """Return the error message of a place that cannot be guarded; None if it can."""
+    """Return the error message for an iterator or large container that was read; else None."""
     value = place.holder if place.access is Access.CONTENT else None
     if value is None:
         return None
-    line = read_at(place.line)
+    line = format_read_place(place.line)
     if is_iterator(value):
         return (
             f"{place.name} is an iterator ({type(value).__name__}){line}: each pass would advance "
@@ -318,10 +331,10 @@ def guard_error(place: GuardedPlace) -> str | None:
 
 
 def is_unchanged(place: GuardedPlace) -> bool:
-    """Return whether a place has the value that was read; otherwise forward has set it itself."""
+    """Return whether a place has the value of its first read; if not, forward has set the place."""
     if place.access is Access.CONTENT:
         return True
     value = place.value
-    if isinstance(value, PLAIN) and isinstance(place.first, PLAIN):
-        return bool(comparison_key(value) == comparison_key(place.first))
-    return bool(id(value) == place.first)
+    if isinstance(value, PLAIN) and isinstance(place.first_value_or_id, PLAIN):
+        return bool(comparison_key(value) == comparison_key(place.first_value_or_id))
+    return bool(id(value) == place.first_value_or_id)

@@ -1,13 +1,13 @@
-"""Python values that a forward pass reads: recorded during the capture, guarded afterwards.
+"""Python values that a forward pass reads: recorded during the capture, then guarded.
 
 Code of the model runs once. Each number that it reads from an object, a global or a closure becomes
 part of the captured step, so a guard compares each place that was read before each step.
 
 Attributes are recorded when they are read. During the forward pass the classes of the model and of
-all objects that the code reads have a ``__getattribute__`` that records
+all objects that the code reads have a ``__getattribute__`` that records each read
 (`poetmodel.torch.capturing.python_attributes`). Globals and closure variables are found in the
-executed lines of code (`poetmodel.torch.capturing.python_code`). For a container the key is
-recorded if the code after the read is a subscript (``self.d["a"]``), otherwise the whole content
+executed lines of code (`poetmodel.torch.capturing.python_code`). Of a container one item is
+recorded if a subscript follows the read (``self.d["a"]``), otherwise the whole content
 (`poetmodel.torch.capturing.python_places`).
 """
 
@@ -29,7 +29,7 @@ from poetmodel.torch.capturing.python_code import (
     READ_GLOBAL,
     ExecutedCode,
     FollowingCode,
-    user_line_of,
+    find_user_line,
 )
 from poetmodel.torch.capturing.python_guards import Access, PythonGuards
 from poetmodel.torch.capturing.python_places import (
@@ -48,34 +48,37 @@ if TYPE_CHECKING:
 
     from poetmodel.torch.capturing.python_code import Line
 
-_OWN: Final = frozenset(vars(torch.nn.Module())) | {"_flat_weights"}
+_MODULE_ATTRIBUTES: Final = frozenset(vars(torch.nn.Module())) | {"_flat_weights"}
 """Attributes of modules that other guards cover."""
-_LOOKUPS: Final = ("__getattribute__", "__getattr__")
+_LOOKUP_METHODS: Final = ("__getattribute__", "__getattr__")
 _MODULE_FILE: Final = torch.nn.Module.__call__.__code__.co_filename
+"""File of `torch.nn.Module`, whose own reads are ignored."""
 
 
 class PythonReads:
-    """The places that forward passes read, and the plain state that their code may change.
+    """Records the places that forward passes read, and the variables that their code may set.
 
     Parameters
     ----------
     captured_module : torch.nn.Module
         The captured module.
     loss_fn : object
-        The user's loss; None without one.
+        The user's loss function; None if the model returns its loss.
     """
 
     def __init__(self, captured_module: torch.nn.Module, loss_fn: object) -> None:
         self._attributes = AttributeRecorder(self._record_attribute)
         self.places = RecordedPlaces(captured_module, self._attributes)
         self._codes: dict[int, ExecutedCode] = {}
+        """Executed code, by the ``id`` of its code object."""
         self._is_active = self._is_busy = False
+        """Whether reads are recorded, and whether the recorder itself reads, which is ignored."""
         self._thread = get_ident()
         self._loss_fn = loss_fn
 
     # -- recording -------------------------------------------------------------------------------
 
-    def observe(
+    def set_callbacks(
         self,
         *,
         on_holder: Callable[[str, Any], bool],
@@ -98,8 +101,8 @@ class PythonReads:
         self._attributes.on_class = on_class
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Context manager that records the places that the forward pass inside reads."""
+    def record_reads(self) -> Iterator[None]:
+        """Context manager that records the places that a forward pass in this thread reads."""
         self._thread = get_ident()
         self._is_active = True
         self.places.record_use(self._loss_fn, "loss_fn", None, FollowingCode.unknown(None))
@@ -113,47 +116,52 @@ class PythonReads:
                 self._is_active = False
 
     def _trace_call(self, frame: FrameType, _: str, __: Any) -> Any:
-        """Register the code object of a call, for `sys.settrace`; return its line tracer."""
+        """Record the code object of a call, for `sys.settrace`; return its line tracer or None."""
         code = frame.f_code
         executed_code = self._codes.get(id(code))
         if executed_code is None:
             executed_code = self._codes[id(code)] = ExecutedCode(code, frame.f_globals)
-            if executed_code.is_followed:
+            if executed_code.is_traced:
                 self._register_names(executed_code, frame)
-        return executed_code.trace_line if executed_code.is_followed else None
+        return executed_code.trace_line if executed_code.is_traced else None
 
     def _register_names(self, executed_code: ExecutedCode, frame: FrameType) -> None:
         """Register the globals, closure and arguments of a function before its first line."""
         self._is_busy = True
         try:
-            code, names = frame.f_code, frame.f_locals
+            code, local_values = frame.f_code, frame.f_locals
             for name in executed_code.global_names:
                 value = frame.f_globals.get(name, ABSENT)
-                executed_code.first.setdefault(name, value)
+                executed_code.first_globals.setdefault(name, value)
                 self.places.register(value, f"{_module_name(frame.f_globals)}.{name}")
             for name in code.co_freevars:
-                if name in executed_code.stored_cells:
-                    executed_code.first_cells.setdefault(name, names.get(name, ABSENT))
-                self.places.register(names.get(name), f"{name} of {code.co_qualname}")
+                if name in executed_code.stored_closure_names:
+                    executed_code.first_closure_values.setdefault(
+                        name, local_values.get(name, ABSENT)
+                    )
+                self.places.register(local_values.get(name), f"{name} of {code.co_qualname}")
             for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-                self._attributes.register(type(names.get(name)))
+                self._attributes.register(type(local_values.get(name)))
         finally:
             self._is_busy = False
 
     def _record_attribute(self, value: Any, name: str, attribute: Any) -> None:
-        """Record that code reads an attribute; `attribute` is `ABSENT` if the object has none."""
+        """Record that code reads an attribute, with its value or `ABSENT`, once per instruction.
+
+        Reads that other guards cover, and those of PyTorch's own code, are ignored.
+        """
         if self._is_busy or not self._is_active or get_ident() != self._thread:
             return
         if name[:2] == "__" and name != "__dict__":
             return
         kind = type(value)
         is_module = issubclass(kind, torch.nn.Module)
-        if is_module and name in _OWN:
+        if is_module and name in _MODULE_ATTRIBUTES:
             return
         frame = sys._getframe(2)  # noqa: SLF001 - the code that reads
         if name == "__dict__" and code_origin(frame.f_code.co_filename) is CodeOrigin.TORCH:
             return
-        while frame.f_code.co_name in _LOOKUPS and frame.f_back is not None:
+        while frame.f_code.co_name in _LOOKUP_METHODS and frame.f_back is not None:
             frame = frame.f_back
         if is_module and name != "forward" and frame.f_code.co_filename == _MODULE_FILE:
             return
@@ -169,23 +177,23 @@ class PythonReads:
             self._is_busy = False
 
     def _record_read(self, value: Any, name: str, attribute: Any, frame: FrameType) -> None:
-        """Record an attribute read as an instance attribute, item, absence or class attribute."""
+        """Record that `frame` reads an attribute of an instance, of its class, or in a dict."""
         self.places.holders.setdefault(id(value), value)  # so that the ``id`` in sites stays unique
         origin = code_origin(frame.f_code.co_filename)
         if origin is CodeOrigin.OWN:
             return
         attributes = attributes_of(value)
-        owner = self.places.names.get(id(value))
-        line = user_line_of(frame)
+        owner_name = self.places.names.get(id(value))
+        line = find_user_line(frame)
         if name == "__dict__":
             if attributes is not None:
-                display_name = f"attributes of {owner or type(value).__qualname__}"
+                display_name = f"attributes of {owner_name or type(value).__qualname__}"
                 self.places.record_keys(
-                    attributes, display_name, line, FollowingCode(frame, calls=True)
+                    attributes, display_name, line, FollowingCode(frame, may_call=True)
                 )
             return
-        display_name = f"{owner}.{name}" if owner else name
-        if owner is None and not isinstance(value, torch.nn.Module):
+        display_name = f"{owner_name}.{name}" if owner_name else name
+        if owner_name is None and not isinstance(value, torch.nn.Module):
             display_name = f"{type(value).__qualname__}.{name}"
         if attributes is not None and name in attributes:
             attribute = attributes[name]
@@ -193,9 +201,9 @@ class PythonReads:
             self.places.record_use(attribute, display_name, line, FollowingCode(frame))
             return
         if isinstance(value, torch.nn.Module) and any(
-            name in attributes[kind]
-            for kind in ("_parameters", "_buffers", "_modules")
-            if attributes and kind in attributes
+            name in attributes[key]
+            for key in ("_parameters", "_buffers", "_modules")
+            if attributes and key in attributes
         ):
             return
         if attributes is not None and not (
@@ -222,9 +230,9 @@ class PythonReads:
             if isinstance(attribute, property) and isinstance(attribute.fget, FunctionType):
                 self.places.register(attribute.fget, display_name)
             if type(attribute).__name__ in ("member_descriptor", "_tuplegetter"):
-                slot = getattr(value, name, ABSENT)
-                self.places.add(value, Access.COMPUTED, name, slot, display_name, line)
-                self.places.record_use(slot, display_name, line, FollowingCode(frame))
+                slot_value = getattr(value, name, ABSENT)
+                self.places.add(value, Access.COMPUTED, name, slot_value, display_name, line)
+                self.places.record_use(slot_value, display_name, line, FollowingCode(frame))
             elif is_user_defined(kind) or isinstance(attribute, (*PLAIN, *CONTAINERS, tuple)):
                 self.places.add(
                     kind, Access.CLASS, name, attribute, f"{kind.__qualname__}.{name}", line
@@ -236,37 +244,45 @@ class PythonReads:
 
     # -- the end of a capture ----------------------------------------------------------------------
 
-    def stored_names(self) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
-        """Yield (file's module, globals, name, first value) of each global that code may set.
+    def stored_globals(self) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
+        """Yield each global that executed code may set.
 
-        Only executed code counts. The first value is the value before the code was executed.
+        Yields (name of the Python module, its globals, name of the global, value before the code
+        was executed).
         """
-        for code in self._codes.values():
-            if code.is_followed:
-                for key in code.stored_globals:
-                    yield _module_name(code.globals), code.globals, key, code.first[key]
+        for executed_code in self._codes.values():
+            if executed_code.is_traced:
+                global_values = executed_code.global_values
+                for key in executed_code.stored_global_names:
+                    first_value = executed_code.first_globals[key]
+                    yield _module_name(global_values), global_values, key, first_value
 
-    def stored_cells(self) -> Iterator[tuple[str, CellType, Any]]:
-        """Yield (name, cell, first value) of each closure variable that executed code may set.
+    def stored_closure_variables(self) -> Iterator[tuple[str, CellType, Any]]:
+        """Yield each closure variable that executed code may set.
 
-        Variables of the forward pass itself are omitted.
+        Yields (name for display, cell, value before the code was executed). Variables that exist
+        only during the forward pass are omitted.
         """
-        if any(code.is_followed and code.stored_cells for code in self._codes.values()):
+        if any(
+            executed_code.is_traced and executed_code.stored_closure_names
+            for executed_code in self._codes.values()
+        ):
             self._find_functions()
-        for code in list(self._codes.values()):
-            if code.is_followed and code.stored_cells:
-                for name, cell in self._lasting_cells(code).items():
-                    if name in code.stored_cells:
-                        yield f"{name} of {code.code.co_qualname}", cell, code.first_cells[name]
+        for executed_code in list(self._codes.values()):
+            if executed_code.is_traced and executed_code.stored_closure_names:
+                for name, cell in self._lasting_cells(executed_code).items():
+                    if name in executed_code.stored_closure_names:
+                        display_name = f"{name} of {executed_code.code.co_qualname}"
+                        yield display_name, cell, executed_code.first_closure_values[name]
 
     def _find_functions(self) -> None:
-        """Find the functions of executed closures that no registered object refers to."""
+        """Find and add the functions of executed closures that no registered object refers to."""
         missing_ids = {
-            id(code.code)
-            for code in self._codes.values()
-            if code.is_followed
-            and code.code.co_freevars
-            and id(code.code) not in self.places.functions
+            id(executed_code.code)
+            for executed_code in self._codes.values()
+            if executed_code.is_traced
+            and executed_code.code.co_freevars
+            and id(executed_code.code) not in self.places.functions
         }
         for value in gc.get_objects() if missing_ids else ():
             if type(value) is FunctionType and id(value.__code__) in missing_ids:
@@ -275,53 +291,58 @@ class PythonReads:
 
     def _record_code(self) -> None:
         """Record the globals and closure variables that executed lines read."""
-        for code in list(self._codes.values()):
-            if not code.is_followed:
+        for executed_code in list(self._codes.values()):
+            if not executed_code.is_traced:
                 continue
-            cells = self._lasting_cells(code)
-            for name, following in code.reads(READ_GLOBAL):
-                value = code.first.get(name, code.globals.get(name, ABSENT))
+            global_values = executed_code.global_values
+            cells = self._lasting_cells(executed_code)
+            for name, following_code in executed_code.find_reads(READ_GLOBAL):
+                value = executed_code.first_globals.get(name, global_values.get(name, ABSENT))
                 if value is ABSENT:  # a builtin
                     continue
-                display_name = f"{_module_name(code.globals)}.{name}"
-                line = following.line
-                if not (code.is_library and isinstance(value, _LINKS)):
-                    self.places.add(code.globals, Access.ITEM, name, value, display_name, line)
-                self.places.record_use(value, display_name, line, following)
-            for name, following in code.reads(READ_CLOSURE):
+                display_name = f"{_module_name(global_values)}.{name}"
+                line = following_code.line
+                if not (executed_code.is_library and isinstance(value, _DEFINITION_TYPES)):
+                    self.places.add(global_values, Access.ITEM, name, value, display_name, line)
+                self.places.record_use(value, display_name, line, following_code)
+            for name, following_code in executed_code.find_reads(READ_CLOSURE):
                 if name not in cells:
                     continue
                 value = cell_value(cells[name])
-                display_name = f"{name} of {code.code.co_qualname}"
-                self.places.add(cells[name], Access.CELL, name, value, display_name, following.line)
-                self.places.record_use(value, display_name, following.line, following)
-            self._record_defaults(code)
+                display_name = f"{name} of {executed_code.code.co_qualname}"
+                self.places.add(
+                    cells[name], Access.CELL, name, value, display_name, following_code.line
+                )
+                self.places.record_use(value, display_name, following_code.line, following_code)
+            self._record_defaults(executed_code)
         self._record_classes()
 
-    def _record_defaults(self, code: ExecutedCode) -> None:
-        """Record the defaults of the functions of an executed code object."""
+    def _record_defaults(self, executed_code: ExecutedCode) -> None:
+        """Record the default arguments of the functions of an executed code object."""
+        code = executed_code.code
         for function in [
-            self.places.holders[key] for key in self.places.functions.get(id(code.code), ())
+            self.places.holders[key] for key in self.places.functions.get(id(code), ())
         ]:
             for key in ("__defaults__", "__kwdefaults__"):
                 value = getattr(function, key)
                 if value is not None:
                     display_name = f"defaults of {function.__qualname__}"
-                    line = (code.code.co_filename, code.code.co_firstlineno)
+                    line = (code.co_filename, code.co_firstlineno)
                     self.places.add(function, Access.COMPUTED, key, value, display_name, line)
                     self.places.record_all(value, display_name, line)
 
     def _record_classes(self) -> None:
-        """Record plain attributes of the user's classes whose names the executed code reads.
+        """Record plain attributes and containers of the user's classes that executed code may read.
 
-        This finds ``type(self).beta`` and ``cls.beta``, whose holder is not known from the code.
+        The code of ``type(self).beta`` and ``cls.beta`` does not name the class, so an attribute is
+        recorded if the code reads any attribute of that name.
         """
         line_of_name: dict[str, Line | None] = {}
-        for code in self._codes.values():
-            if code.is_followed and not code.is_library:
-                for name, following in code.reads(READ_ATTRIBUTE):
-                    line_of_name.setdefault(name, following.line)
-        for kind in list(self.places.classes()):
+        for executed_code in self._codes.values():
+            if executed_code.is_traced and not executed_code.is_library:
+                for name, following_code in executed_code.find_reads(READ_ATTRIBUTE):
+                    line_of_name.setdefault(name, following_code.line)
+        for kind in list(self.places.user_classes()):
             for name in line_of_name.keys() & vars(kind).keys():
                 value = vars(kind)[name]
                 is_known = (id(kind), Access.CLASS, (str, name)) in self.places.places
@@ -337,26 +358,28 @@ class PythonReads:
                         FollowingCode.unknown(line_of_name[name]),
                     )
 
-    def _lasting_cells(self, code: ExecutedCode) -> dict[str, CellType]:
-        """Return the closure variables of a code object that outlive the forward pass."""
-        if not code.code.co_freevars:
+    def _lasting_cells(self, executed_code: ExecutedCode) -> dict[str, CellType]:
+        """Return the cells of a code object's closure variables that outlive the pass, by name."""
+        code = executed_code.code
+        if not code.co_freevars:
             return {}
-        functions = self.places.functions.get(id(code.code), set())
-        parents = [c for c in self._codes.values() if code.code in c.code.co_consts]
+        function_ids = self.places.functions.get(id(code), set())
+        parents = [c for c in self._codes.values() if code in c.code.co_consts]
         local_names = {name for parent in parents for name in parent.code.co_cellvars}
         cells: dict[str, CellType] = {}
-        for function in (self.places.holders[key] for key in functions):
-            pairs = zip(code.code.co_freevars, function.__closure__ or (), strict=False)
+        for function in (self.places.holders[key] for key in function_ids):
+            pairs = zip(code.co_freevars, function.__closure__ or (), strict=False)
             cells.update({name: cell for name, cell in pairs if name not in local_names})
-        for parent in parents if not functions else ():
+        for parent in parents if not function_ids else ():
             cells.update(self._lasting_cells(parent))
         return cells
 
-    def guards(self, name: str, alternatives: Mapping[tuple[int, Any], Any]) -> PythonGuards:
-        """Return the guards of all places; call this after all state is restored.
+    def make_guards(self, name: str, alternatives: Mapping[tuple[int, Any], Any]) -> PythonGuards:
+        """Return guards of all places that forward did not set; call this after all restoring.
 
-        `alternatives` has the comparison keys of values that forward itself sets, by spot.
-        Raises `CaptureError` if a place cannot be guarded.
+        `name` is that of the step in messages. `alternatives` has the comparison keys of values
+        that forward itself sets, by `GuardedPlace.item_id`. Raises `CaptureError` if a place cannot
+        be guarded.
         """
         self._find_functions()
         self._record_code()
@@ -367,20 +390,20 @@ class PythonReads:
             error = guard_error(place)
             if error:
                 raise CaptureError(f"{name}: {error}")
-        unchanged = [place for place in places if is_unchanged(place)]
-        return PythonGuards(unchanged, alternatives)
+        unchanged_places = [place for place in places if is_unchanged(place)]
+        return PythonGuards(unchanged_places, alternatives)
 
 
-_LINKS: Final = (ModuleType, type, FunctionType, BuiltinFunctionType)
-"""Types of the values that most globals of a library's files have."""
+_DEFINITION_TYPES: Final = (ModuleType, type, FunctionType, BuiltinFunctionType)
+"""Types of imported and defined names; such globals of a library are not guarded."""
 
 
-def _module_name(names: Mapping[str, Any]) -> str:
-    return str(names.get("__name__", "")) or "a file"
+def _module_name(global_values: Mapping[str, Any]) -> str:
+    return str(global_values.get("__name__", "")) or "a file"
 
 
 def _is_package_method(value: Any, name: str) -> bool:
-    """Return whether an attribute of an object is a package's method."""
+    """Return whether an attribute of an object is a method of a package, except ``forward``."""
     for kind in type(value).__mro__:
         if name in vars(kind):
             is_plain = isinstance(vars(kind)[name], (*PLAIN, *CONTAINERS, tuple))

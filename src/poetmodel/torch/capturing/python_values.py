@@ -31,7 +31,7 @@ class _Absent:
 
 
 ABSENT: Final = _Absent()
-"""Stands for a missing name, key or attribute."""
+"""Value of a missing name, key or attribute."""
 
 PLAIN: Final = (
     NoneType, bool, int, float, complex, str, bytes, range, slice, Enum, np.generic, Fraction,
@@ -44,7 +44,7 @@ CONTAINERS: Final = (dict, list, set, deque, UserDict, UserList, np.ndarray, Sim
 """Types of objects whose content may change."""
 _MAX_DEPTH: Final = 6
 """Maximum depth to which nested values are compared."""
-_MAX_TEXT: Final = 60
+_MAX_TEXT_LENGTH: Final = 60
 """Maximum length of the description of a value [characters]."""
 
 
@@ -56,7 +56,7 @@ def content_of(container: Any) -> Any:
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
-    """Return the instance attributes of an object; None for classes and without a ``__dict__``.
+    """Return the instance attributes of an object; None for classes, or without ``__dict__``.
 
     Runs no code of the object.
     """
@@ -81,9 +81,9 @@ def is_iterator(value: Any) -> bool:
 def comparison_key(value: Any, depth: int = _MAX_DEPTH) -> Any:
     """Return a hashable key of a value: different keys mean different values.
 
-    Plain values, arrays and containers are compared by their content. Tensors are compared by shape
-    and dtype, modules and objects of the standard library by class, functions and classes by name,
-    and nested values below `depth` by type.
+    Plain values, arrays, containers and attributes of objects are compared. Tensors are compared by
+    shape and dtype, modules and objects of the standard library by class, functions and classes by
+    name, and values nested deeper than `depth` by type.
     """
     kind = type(value)
     if isinstance(value, torch.Tensor):
@@ -112,15 +112,18 @@ def comparison_key(value: Any, depth: int = _MAX_DEPTH) -> Any:
     return (kind, tuple((key, comparison_key(x, depth - 1)) for key, x in attributes.items()))
 
 
-def has_tensors(key: Any) -> bool:
+def key_has_tensors(key: Any) -> bool:
     """Return whether a comparison key is the key of a tensor or contains one."""
     if not isinstance(key, tuple | frozenset):
         return False
-    return (isinstance(key, tuple) and key[:1] == ("tensor",)) or any(map(has_tensors, key))
+    return (isinstance(key, tuple) and key[:1] == ("tensor",)) or any(map(key_has_tensors, key))
 
 
 def origin_of_module(module: str) -> CodeOrigin:
-    """Return the origin of a Python module's code; USER for a module without a file."""
+    """Return the origin of a Python module's code, by the module's name.
+
+    USER for a module without a file.
+    """
     root = module.partition(".")[0]
     if root in sys.stdlib_module_names and root != "__main__":
         return CodeOrigin.STANDARD
@@ -143,7 +146,7 @@ class Comparison:
     attributes : mapping
         (name, value) of each attribute that was read, by the object's ``id``.
     constants : set of int
-        ``id`` of each tensor that is a constant of the graph: a replacement is a change.
+        ``id`` of each tensor that is a constant of the graph; another tensor is never the same.
     """
 
     def __init__(
@@ -152,7 +155,7 @@ class Comparison:
         attributes: Mapping[int, Sequence[tuple[str, Any]]],
         constants: frozenset[int],
     ) -> None:
-        """Store the arguments; values are compared by `is_same`."""
+        """Store the arguments without copying them."""
         self._snapshots = snapshots
         self._attributes = attributes
         self._constants = constants
@@ -190,7 +193,7 @@ class Comparison:
                 (old_value.__self__, new_value.__self__),
             ]
         elif isinstance(old_value, FunctionType):
-            cells = [
+            closure_values = [
                 [cell.cell_contents for cell in function.__closure__ or ()]
                 for function in (old_value, new_value)
             ]
@@ -198,7 +201,10 @@ class Comparison:
                 (old_value.__code__, new_value.__code__),
                 (old_value.__defaults__, new_value.__defaults__),
             ]
-            pairs += [(old_value.__kwdefaults__, new_value.__kwdefaults__), (cells[0], cells[1])]
+            pairs += [
+                (old_value.__kwdefaults__, new_value.__kwdefaults__),
+                (closure_values[0], closure_values[1]),
+            ]
             if old_value.__code__ is not new_value.__code__:
                 return False
         elif id(old_value) in self._attributes and not isinstance(old_value, torch.nn.Module):
@@ -210,7 +216,7 @@ class Comparison:
         return all(self.is_same(old_inner, new_inner, depth) for old_inner, new_inner in pairs)
 
     def is_same_content(self, old_content: Any, new_content: Any, depth: int = _MAX_DEPTH) -> bool:
-        """Return whether two snapshots have the same items in the same order; see `is_same`."""
+        """Return whether two snapshots have the same items, by `is_same`, in the same order."""
         if type(old_content) is not type(new_content) or len(old_content) != len(new_content):
             return False
         if isinstance(old_content, frozenset):
@@ -231,7 +237,11 @@ def _get_attribute(value: Any, key: str) -> Any:
 
 
 def snapshot_of(content: Any) -> Any:
-    """Return an immutable copy of a content: a tuple of keys and values, or of items."""
+    """Return an immutable copy of a container's content.
+
+    A tuple of all keys and then all values of a dict, a tuple (type, shape, bytes) of an array, a
+    frozenset of a set, otherwise a tuple of the items.
+    """
     if isinstance(content, dict):
         return (*content, *dict.values(content))
     if isinstance(content, np.ndarray):
@@ -252,11 +262,11 @@ def describe(value: Any) -> str:
         return value.__qualname__
     if isinstance(value, (*PLAIN, *CONTAINERS, tuple, frozenset)):
         text = " ".join(repr(value).split())
-        return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
+        return text if len(text) <= _MAX_TEXT_LENGTH else f"{text[: _MAX_TEXT_LENGTH - 3]}..."
     return f"a {type(value).__qualname__}"
 
 
-def read_at(line: tuple[str, int] | None) -> str:
+def format_read_place(line: tuple[str, int] | None) -> str:
     """Return ", read at FILE:LINE" for a message; empty if the line is unknown."""
     return f", read at {format_source_line(*line)}" if line else ""
 

@@ -1,6 +1,6 @@
-"""Running the captured graph node by node, with kernels that have the bits of eager.
+"""Executing the captured graph node by node, with results equal to eager mode bit by bit.
 
-Networks repeat operations. If a run only measures, expensive operations with equal call keys
+Networks repeat operations. If a replay only measures, expensive operations with equal call keys
 (operator, shapes, strides, types, numbers) are executed once.
 """
 
@@ -42,19 +42,19 @@ def temporary_setting(
         setter(old_value)
 
 
-# -- running -----------------------------------------------------------------------------------
+# -- execution ---------------------------------------------------------------------------------
 
 
-def call(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def execute_kernel(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Execute a node's kernel on its arguments, and return the result."""
     return kernel_of(node)(*arguments, **keywords)
 
 
-def replay(joint: Joint, execute: Execute = call) -> None:
+def replay(joint: Joint, execute: Execute = execute_kernel) -> None:
     """Execute every operation once, in graph order, on the inputs of the capture.
 
-    `execute` is called with each node and its arguments, and returns the node's value. Values are
-    freed after their last use. The state of the random generator is restored.
+    `execute` is called with each operation's node, arguments and keywords, and returns the result.
+    Values are freed after their last use. The state of the random generator is restored.
     """
     values = ((argument.node, joint.value(argument)) for argument in joint.arguments)
     env = {node: v.detach() if isinstance(v, torch.Tensor) else v for node, v in values}
@@ -63,7 +63,7 @@ def replay(joint: Joint, execute: Execute = call) -> None:
 
 
 class _Interpreter(fx.Interpreter):  # type: ignore[misc, unused-ignore]
-    """Runs a graph with a function instead of each operation."""
+    """FX interpreter that calls `execute` for each operation."""
 
     def __init__(self, module: fx.GraphModule, execute: Execute) -> None:
         super().__init__(module)
@@ -79,17 +79,17 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc, unused-ignore]
 # -- each call key once --------------------------------------------------------------------------
 
 
-class RepeatedOps:
-    """Executes expensive operations once per call key; their outputs stand for all repetitions.
+class DistinctOpExecutor:
+    """Executes expensive operations once per call key; repetitions return the same outputs.
 
     Convolutions, matrix products, attention and operations with large outputs are expensive: they
     take nearly all of a step's time. Their times and workspaces do not depend on values. The
-    outputs have the right shapes, but not the values of the step. `replay_sampled` repeats the run
-    in full if an operation fails on them.
+    outputs have the right shapes, but not the values of the step. `replay_distinct` executes all
+    operations if one fails on such values.
     """
 
     def __init__(self, joint: Joint, execute: Execute) -> None:
-        """Find the expensive operations of a step, and count each call key."""
+        """Find the expensive operations of a step, and count the operations of each call key."""
         self._execute = execute
         self._keys = {
             node: call_key(
@@ -99,14 +99,14 @@ class RepeatedOps:
             if has_flop_formula(node) or _is_large(node)
         }
         self._remaining = Counter(self._keys.values())
-        """Number of operations that are not executed yet, by predicted call key."""
+        """Number of operations that were not called yet, by predicted call key."""
         self._representatives: dict[Hashable, tuple[fx.Node, Hashable, Any]] = {}
         """(node, actual call key, outputs) of an executed operation, by predicted call key."""
-        self.replaced: dict[fx.Node, fx.Node] = {}
+        self.representative_of: dict[fx.Node, fx.Node] = {}
         """For each operation that was not executed, the operation whose outputs were used."""
 
     def __call__(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Return the outputs of an operation, or of an executed one with the same call key."""
+        """Execute an operation, or return the outputs of an executed one with the same call key."""
         key = self._keys.get(node)
         if key is None:
             return self._execute(node, arguments, keywords)
@@ -117,10 +117,10 @@ class RepeatedOps:
         )
         actual_key = call_key(node.target, arguments, keywords)
         if representative is not None and representative[1] == actual_key:
-            self.replaced[node] = representative[0]
+            self.representative_of[node] = representative[0]
             return representative[2]
         value = self._execute(node, arguments, keywords)
-        if self._remaining[key] and _is_new(value, (arguments, keywords)):
+        if self._remaining[key] and _is_reusable(value, (arguments, keywords)):
             self._representatives[key] = (node, actual_key, value)
         return value
 
@@ -130,42 +130,45 @@ LARGE_BYTES: Final = 2**18
 
 
 def _is_large(node: fx.Node) -> bool:
-    """Return whether an operation is PyTorch's and has large outputs of floats or booleans."""
+    """Return whether an operation of PyTorch, no view, has large outputs of floats or booleans."""
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten" or target.is_view:
         return False
     outputs = tensors_in(fake_value(node))
-    kinds = {output.dtype for output in outputs}
+    dtypes = {output.dtype for output in outputs}
     return sum(output.nbytes for output in outputs) >= LARGE_BYTES and all(
-        kind.is_floating_point or kind == torch.bool for kind in kinds
+        dtype.is_floating_point or dtype == torch.bool for dtype in dtypes
     )
 
 
-def replay_sampled(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
-    """Run the step as `replay` does, but execute expensive operations once per call key.
+def replay_distinct(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
+    """Replay a step like `replay`, but execute expensive operations once per call key.
 
-    Returns, for each operation that was not executed, the operation whose outputs were used.
+    Returns, for each operation that was not executed, the operation whose outputs were used; empty
+    if all were executed.
     """
-    sampler = RepeatedOps(joint, execute)
+    executor = DistinctOpExecutor(joint, execute)
     try:
-        replay(joint, sampler)
+        replay(joint, executor)
     except FOREIGN_ERRORS:
-        if not sampler.replaced:
+        if not executor.representative_of:
             raise
         replay(joint, execute)  # the failure may come from another operation's outputs
         return {}
-    return sampler.replaced
+    return executor.representative_of
 
 
-def _is_new(value: Any, inputs: Any) -> bool:
-    """Return whether outputs are on the CPU and share no memory with inputs."""
+def _is_reusable(value: Any, inputs: Any) -> bool:
+    """Return whether outputs can be used again: on the CPU, in other memory than the inputs."""
     input_keys = {storage_key(tensor) for tensor in tensors_in(inputs)}
     outputs = tensors_in(value)
     return all(t.device.type == "cpu" and storage_key(t) not in input_keys for t in outputs)
 
 
 def profile_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpProfile]:
-    """Run the operations of a step once on the inputs of its capture; return their profiles.
+    """Execute a step on the inputs of its capture; return the profile of each operation.
+
+    Expensive operations with equal call keys are executed once and have the same profile.
 
     Raises
     ------
@@ -190,9 +193,9 @@ def profile_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpPro
             profiles[node] = profile
         return value
 
-    executed_nodes = replay_sampled(joint, execute)
+    executed_node_of = replay_distinct(joint, execute)
     return profiles | {
-        node: profiles[executed]
-        for node, executed in executed_nodes.items()
-        if executed in profiles
+        node: profiles[executed_node]
+        for node, executed_node in executed_node_of.items()
+        if executed_node in profiles
     }

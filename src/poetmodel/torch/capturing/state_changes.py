@@ -1,7 +1,7 @@
-"""Python state that a forward pass changes: found, located and refused.
+"""Python state that a forward pass changes: finds it, locates the code and refuses the step.
 
-A compiled step runs no Python code of the model. State that a first pass sets once, such as a flag
-or a table, is harmless. State that each pass changes would stay unchanged.
+A compiled step runs no Python code of the model. State that only the first pass sets, such as a
+flag or a table, is allowed. State that each pass changes would stay unchanged.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from poetmodel.torch.capturing.joint_graph import shown_path
-from poetmodel.torch.capturing.modules import OWN_ATTRIBUTES, content_copy, replace_content
+from poetmodel.torch.capturing.joint_graph import format_path
+from poetmodel.torch.capturing.modules import OWN_ATTRIBUTES, copy_content, replace_content
 from poetmodel.torch.capturing.python_places import cell_value, is_user_defined
 from poetmodel.torch.capturing.python_values import (
     ABSENT,
@@ -25,7 +25,7 @@ from poetmodel.torch.capturing.python_values import (
     comparison_key,
     content_of,
     describe,
-    has_tensors,
+    key_has_tensors,
 )
 from poetmodel.torch.errors import CaptureError, CodeOrigin, code_origin, format_source_line
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
@@ -40,28 +40,31 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.python_code import Line
     from poetmodel.torch.capturing.python_reads import PythonReads
 
-    Spot = tuple[int, Any]
+    ItemId = tuple[int, Any]
+    """(``id`` of the dict, list or cell, key), which identifies an item."""
 
 
 @dataclass(slots=True)
-class _Holder:
+class _WatchedHolder:
     """A container, or the attributes of an object or of a Python file, that code may change."""
 
     name: str
     """Name for display; items are ``name.key`` or ``name[key]``."""
     holder: Any
-    before: Any
+    """The container, object, Python module, class, globals or cell."""
+    old_content: Any
     """Copy of the content before the first forward pass."""
     has_attributes: bool = False
-    """Whether the content is the attributes of a container instead of its items."""
+    """Whether the content is the attributes of the holder, even of a container with items."""
 
     @property
     def content(self) -> Any:
-        """The dict, list or set with the content; None if there is none."""
+        """The dict, list, set or deque with the items or attributes; None without attributes."""
         holder = self.holder
         if self.has_attributes:
             attributes = attributes_of(holder)
-            return vars(holder) if attributes is None else attributes  # of a weak proxy
+            # A weak proxy has attributes, but `attributes_of` returns None for it.
+            return vars(holder) if attributes is None else attributes
         if isinstance(holder, CONTAINERS):
             holder = content_of(holder)
         elif not isinstance(holder, dict | list | set | deque):
@@ -73,13 +76,13 @@ class _Holder:
         """Whether the keys are names of attributes."""
         return self.has_attributes or not isinstance(self.holder, dict | UserDict)
 
-    def current(self) -> Any:
+    def copy_content(self) -> Any:
         """Return a copy of the current content."""
         content = self.content
-        return self.before if content is None else content_copy(content)
+        return self.old_content if content is None else copy_content(content)
 
-    def set(self, key: Any, value: Any) -> None:
-        """Set an item, or the whole content of a list or set; `ABSENT` deletes an item."""
+    def set_item(self, key: Any, value: Any) -> None:
+        """Set an item, or all content of a list, set or deque; `ABSENT` deletes an item."""
         content = self.content
         if not isinstance(content, dict):
             replace_content(content, value)
@@ -88,22 +91,22 @@ class _Holder:
         else:
             content[key] = value
 
-    def spot(self, key: Any) -> Spot:
-        """Return (``id`` of the dict, list or cell, key), which identifies an item."""
+    def item_id(self, key: Any) -> ItemId:
+        """Return (``id`` of the content, key)."""
         return (id(self.content), key)
 
-    def shown(self, key: Any) -> str:
+    def format_item(self, key: Any) -> str:
         """Return the name of an item for display."""
         if not isinstance(self.content, dict):
             return self.name
         return f"{self.name}.{key}".lstrip(".") if self.is_namespace else f"{self.name}[{key!r}]"
 
     def changes(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield (key, old value, new value) of each item that is another object now.
+        """Yield (key, old value, new value) of each item that is no longer the same object.
 
-        A changed list or set is yielded as a whole, with the key None.
+        A changed list, set or deque is yielded as a whole, with the key None.
         """
-        old_content, new_content = self.before, self.current()
+        old_content, new_content = self.old_content, self.copy_content()
         if not isinstance(old_content, dict):
             if list(map(id, new_content)) != list(map(id, old_content)):
                 yield None, old_content, new_content
@@ -116,8 +119,8 @@ class _Holder:
                 yield key, old_value, new_value
 
 
-class _Name(_Holder):
-    """A global name of a Python file that code may set."""
+class _WatchedGlobal(_WatchedHolder):
+    """A global of a Python file that code may set; the holder is the dict of all globals."""
 
     @property
     def content(self) -> Any:
@@ -129,12 +132,12 @@ class _Name(_Holder):
         """True: keys are names."""
         return True
 
-    def current(self) -> Any:
-        """Return the current value, by the name."""
-        return {key: self.holder.get(key, ABSENT) for key in self.before}
+    def copy_content(self) -> Any:
+        """Return the current value as a dict, by the name of the global."""
+        return {key: self.holder.get(key, ABSENT) for key in self.old_content}
 
 
-class _Class(_Holder):
+class _WatchedClass(_WatchedHolder):
     """The attributes of a class that are plain values."""
 
     @property
@@ -142,16 +145,18 @@ class _Class(_Holder):
         """The plain attributes, by name."""
         return plain_attributes(self.holder)
 
-    def current(self) -> Any:
-        """Return the plain attributes, and the current values of previously plain ones."""
+    def copy_content(self) -> Any:
+        """Return the plain attributes, and the current values of attributes that were plain."""
         attributes = vars(self.holder)
-        return self.content | {key: attributes[key] for key in self.before if key in attributes}
+        return self.content | {
+            key: attributes[key] for key in self.old_content if key in attributes
+        }
 
-    def spot(self, key: Any) -> Spot:
+    def item_id(self, key: Any) -> ItemId:
         """Return (``id`` of the class, name)."""
         return (id(self.holder), key)
 
-    def set(self, key: Any, value: Any) -> None:
+    def set_item(self, key: Any, value: Any) -> None:
         """Set an attribute; `ABSENT` deletes it."""
         if value is not ABSENT:
             setattr(self.holder, key, value)
@@ -159,25 +164,25 @@ class _Class(_Holder):
             delattr(self.holder, key)
 
 
-class _Cell(_Holder):
-    """A variable of a closure."""
+class _WatchedVariable(_WatchedHolder):
+    """A closure variable; the holder is its cell, the key is None."""
 
     @property
     def content(self) -> Any:
         """The value, with the key None."""
         return {None: cell_value(self.holder)}
 
-    def spot(self, key: Any) -> Spot:
+    def item_id(self, key: Any) -> ItemId:
         """Return (``id`` of the cell, key)."""
         return (id(self.holder), key)
 
-    def set(self, key: Any, value: Any) -> None:
+    def set_item(self, key: Any, value: Any) -> None:
         """Set the variable, except to `ABSENT`."""
         del key
         if value is not ABSENT:
             self.holder.cell_contents = value
 
-    def shown(self, key: Any) -> str:
+    def format_item(self, key: Any) -> str:
         """Return the name of the variable."""
         del key
         return self.name
@@ -193,7 +198,7 @@ def plain_attributes(kind: type) -> dict[str, Any]:
 
 
 class StateChanges:
-    """Finds plain values that the forward passes of a capture change.
+    """Finds Python values that the forward passes of a capture change.
 
     Parameters
     ----------
@@ -202,42 +207,48 @@ class StateChanges:
     snapshot : ModuleSnapshot
         State of the modules.
     reads : PythonReads
-        Records the other objects that the code reads; its callbacks are set.
+        Records the other objects that the code reads.
     """
 
     def __init__(self, name: str, snapshot: ModuleSnapshot, reads: PythonReads) -> None:
-        """Watch the modules, their containers and their classes; set the callbacks of `reads`."""
+        """Watch modules, their containers and classes, and the objects that `reads` reports."""
         self._name = name
         self._reads = reads
-        self._watched: dict[Spot, _Holder] = {}
-        self._inner: set[int] = set()
-        """``id`` of each dict, list and set that the snapshot restores."""
+        self._watched: dict[ItemId, _WatchedHolder] = {}
+        self._snapshot_ids: set[int] = set()
+        """``id`` of each dict, list, set and deque that the module snapshot restores."""
         for path, key, holder, old_content, is_owner in snapshot.contents():
-            display_name = shown_path(f"{path}.{key}" if key else path)
-            holder_record = _Holder(display_name, holder, old_content, is_owner)
-            self._inner.add(id(holder_record.content))
+            display_name = format_path(f"{path}.{key}" if key else path)
+            watched = _WatchedHolder(display_name, holder, old_content, is_owner)
+            self._snapshot_ids.add(id(watched.content))
             if key not in OWN_ATTRIBUTES:
-                self._watched[id(holder_record.content), None] = holder_record
-        self.alternatives: dict[Spot, Any] = {}
-        """Comparison keys of values that a forward pass leaves, by spot: ``id`` and key."""
-        reads.observe(on_holder=self._watch, on_forgotten=self._unwatch, on_class=self._watch_class)
+                self._watched[id(watched.content), None] = watched
+        self.alternatives: dict[ItemId, Any] = {}
+        """Comparison keys of the values that the first forward pass sets, by `ItemId`."""
+        reads.set_callbacks(
+            on_holder=self._watch, on_forgotten=self._unwatch, on_class=self._watch_class
+        )
         for kind in {base for module in snapshot.modules() for base in type(module).__mro__}:
             self._watch_class(kind)
 
     def _watch(self, name: str, value: Any) -> bool:
-        """Watch a container or object.
+        """Watch a container or object; return whether a reference to it is retained.
 
-        Returns False for objects of packages, and for objects that are already watched.
+        Objects of packages and objects that are already watched are ignored.
         """
         kind = type(value)
         is_plain = isinstance(value, CONTAINERS) or kind.__module__ == "builtins"
         if not is_plain and not is_user_defined(kind):
             return False  # packages may set attributes of their objects around a call
-        watched = _Holder(name, value, None)
+        watched = _WatchedHolder(name, value, None)
         content = watched.content
-        if content is None or id(content) in self._inner or (id(value), None) in self._watched:
+        if (
+            content is None
+            or id(content) in self._snapshot_ids
+            or (id(value), None) in self._watched
+        ):
             return False
-        watched.before = content_copy(content)
+        watched.old_content = copy_content(content)
         self._watched[id(value), None] = watched
         return True
 
@@ -247,40 +258,40 @@ class StateChanges:
 
     def _watch_class(self, kind: type) -> None:
         if is_user_defined(kind) and (id(kind), None) not in self._watched:
-            watched = _Class(kind.__qualname__, kind, plain_attributes(kind))
+            watched = _WatchedClass(kind.__qualname__, kind, plain_attributes(kind))
             self._watched[id(kind), None] = watched
 
     def _watch_variables(self) -> None:
         """Watch the globals and closure variables that executed code may set."""
-        for name, holder, key, first_value in self._reads.stored_names():
+        for name, holder, key, first_value in self._reads.stored_globals():
             if (id(holder), key) not in self._watched:
-                self._watched[id(holder), key] = _Name(name, holder, {key: first_value})
-        for name, cell, first_value in self._reads.stored_cells():
+                self._watched[id(holder), key] = _WatchedGlobal(name, holder, {key: first_value})
+        for name, cell, first_value in self._reads.stored_closure_variables():
             if (id(cell), None) not in self._watched:
-                self._watched[id(cell), None] = _Cell(name, cell, {None: first_value})
+                self._watched[id(cell), None] = _WatchedVariable(name, cell, {None: first_value})
 
-    def _changes(self) -> Iterator[tuple[_Holder, Any, Any, Any]]:
-        """Yield (holder, key, old value, new value) of each changed item with another key."""
-        for holder_record in list(self._watched.values()):
-            is_inner = id(holder_record.content) in self._inner
-            for key, old_value, new_value in holder_record.changes():
-                if not is_inner and has_tensors(comparison_key(old_value)):
+    def _changes(self) -> Iterator[tuple[_WatchedHolder, Any, Any, Any]]:
+        """Yield (watched holder, key, old value, new value) of each item with a changed value."""
+        for watched in list(self._watched.values()):
+            is_in_snapshot = id(watched.content) in self._snapshot_ids
+            for key, old_value, new_value in watched.changes():
+                if not is_in_snapshot and key_has_tensors(comparison_key(old_value)):
                     continue  # callers of the code that read it first have set the tensor
                 if comparison_key(old_value) != comparison_key(new_value):
-                    yield holder_record, key, old_value, new_value
+                    yield watched, key, old_value, new_value
 
-    def _changed_keys(self) -> dict[Spot, Any]:
-        """Return the comparison key of each changed item, by spot."""
+    def _changed_keys(self) -> dict[ItemId, Any]:
+        """Return the comparison key of each changed item's new value, by `ItemId`."""
         return {
-            holder_record.spot(key): comparison_key(new_value)
-            for holder_record, key, _, new_value in self._changes()
+            watched.item_id(key): comparison_key(new_value)
+            for watched, key, _, new_value in self._changes()
         }
 
     def restore(self) -> None:
-        """Restore changed values outside of modules."""
-        for holder_record, key, old_value, _ in list(self._changes()):
-            if holder_record.spot(key)[0] not in self._inner:
-                holder_record.set(key, old_value)
+        """Restore changed values, except those in modules, which the snapshot restores."""
+        for watched, key, old_value, _ in list(self._changes()):
+            if watched.item_id(key)[0] not in self._snapshot_ids:
+                watched.set_item(key, old_value)
 
     # -- changes of each pass ----------------------------------------------------------------------
 
@@ -290,7 +301,7 @@ class StateChanges:
         Parameters
         ----------
         forward : callable
-            Executes another pass. Called if the first pass has changed any value.
+            Executes another pass. Called only if the first pass has changed a value.
         restore : callable
             Restores the state before the first pass.
         """
@@ -299,59 +310,70 @@ class StateChanges:
         self.alternatives = first_keys
         if not first_keys:
             return
-        by_spot = {w.spot(key): (w, key, old_value) for w, key, old_value, _ in self._changes()}
+        changed_item_by_id = {
+            watched.item_id(key): (watched, key, old_value)
+            for watched, key, old_value, _ in self._changes()
+        }
         forward()
         second_keys = self._changed_keys()
         for watched, key, old_value, _ in self._changes():
-            by_spot.setdefault(watched.spot(key), (watched, key, old_value))
-        changing_spots = [spot for spot in by_spot if first_keys.get(spot) != second_keys.get(spot)]
-        if changing_spots:
+            changed_item_by_id.setdefault(watched.item_id(key), (watched, key, old_value))
+        changing_ids = [
+            item_id
+            for item_id in changed_item_by_id
+            if first_keys.get(item_id) != second_keys.get(item_id)
+        ]
+        if changing_ids:
             restore()
-            holders = {spot[0] for spot in changing_spots}
-            items = [item[:2] for spot, item in by_spot.items() if spot[0] in holders]
-            self._refuse(items, forward, by_users=False)
+            holder_ids = {item_id[0] for item_id in changing_ids}
+            items = [
+                item[:2] for item_id, item in changed_item_by_id.items() if item_id[0] in holder_ids
+            ]
+            self._refuse_changes(items, forward, only_user_lines=False)
             return
-        # Each pass sets these items to the same value, unless a flag prevents it: reset and repeat.
+        # Does each pass set these items to the same value? Reset them and run forward again.
         reset_items = []
-        for spot, (watched, key, old_value) in by_spot.items():
-            if not has_tensors(first_keys[spot]) and not self._reads.places.was_read(*spot):
-                watched.set(key, old_value)
+        for item_id, (watched, key, old_value) in changed_item_by_id.items():
+            if not key_has_tensors(first_keys[item_id]) and not self._reads.places.was_read(
+                *item_id
+            ):
+                watched.set_item(key, old_value)
                 reset_items.append((watched, key))
         if reset_items:
-            self._refuse(reset_items, forward, by_users=True)
+            self._refuse_changes(reset_items, forward, only_user_lines=True)
 
-    def _refuse(
+    def _refuse_changes(
         self,
-        items: list[tuple[_Holder, Any]],
+        items: list[tuple[_WatchedHolder, Any]],
         forward: Callable[[], object],
         *,
-        by_users: bool,
+        only_user_lines: bool,
     ) -> None:
-        """Run a forward pass again; raise `CaptureError` with the lines that change some items.
+        """Execute another forward pass; raise `CaptureError` with the lines that change `items`.
 
-        `by_users` restricts the lines to a user's code, because packages may cache values; it
-        returns if no such line is found. Otherwise it always raises.
+        With `only_user_lines`, only lines of a user's code count, because packages may cache
+        values: returns if there is none. Without it, always raises.
         """
         tracer = _ChangeTracer(items)
         with tracer:
             forward()
         errors = []
-        for holder_record, key in items:
-            spot = holder_record.spot(key)
-            if spot not in tracer.lines:
+        for watched, key in items:
+            item_id = watched.item_id(key)
+            if item_id not in tracer.lines:
                 continue
-            line, (old_value, new_value) = tracer.lines[spot], tracer.values[spot]
-            if by_users and code_origin(line[0]) is not CodeOrigin.USER:
+            line, (old_value, new_value) = tracer.lines[item_id], tracer.values[item_id]
+            if only_user_lines and code_origin(line[0]) is not CodeOrigin.USER:
                 continue
-            change = f"sets {holder_record.shown(key)} to {describe(new_value)}"
+            change = f"sets {watched.format_item(key)} to {describe(new_value)}"
             if old_value is not ABSENT:
                 change = (
-                    f"changes {holder_record.shown(key)} from {describe(old_value)} to "
+                    f"changes {watched.format_item(key)} from {describe(old_value)} to "
                     f"{describe(new_value)}"
                 )
             errors.append(f"{change} at {format_source_line(*line)}")
-        if not errors and not by_users:
-            errors = [f"changes {holder_record.shown(key)}" for holder_record, key in items]
+        if not errors and not only_user_lines:
+            errors = [f"changes {watched.format_item(key)}" for watched, key in items]
         if errors:
             count_text = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
             raise CaptureError(
@@ -362,20 +384,24 @@ class StateChanges:
 
 
 class _ChangeTracer:
-    """Finds the line of a user or a package after which an item has another value."""
+    """Context manager that finds the lines of a user or a package that change items."""
 
-    def __init__(self, items: list[tuple[_Holder, Any]]) -> None:
-        self._items = {w.spot(key): (w, key) for w, key in items}
-        self._last = {spot: self._value(*item) for spot, item in self._items.items()}
-        self._line: Line | None = None
-        self.lines: dict[Spot, Line] = {}
-        self.values: dict[Spot, tuple[Any, Any]] = {}
+    def __init__(self, items: list[tuple[_WatchedHolder, Any]]) -> None:
+        self._item_by_id = {watched.item_id(key): (watched, key) for watched, key in items}
+        self._last_values = {
+            item_id: self._current_value(*item) for item_id, item in self._item_by_id.items()
+        }
+        self._last_line: Line | None = None
+        self.lines: dict[ItemId, Line] = {}
+        """The line that changed an item first, by `ItemId`."""
+        self.values: dict[ItemId, tuple[Any, Any]] = {}
+        """(old value, new value) of that change, by `ItemId`."""
         self._previous: Any = None
 
     @staticmethod
-    def _value(watched: _Holder, key: Any) -> Any:
-        current = watched.current()
-        return current.get(key, ABSENT) if isinstance(current, dict) else list(current)
+    def _current_value(watched: _WatchedHolder, key: Any) -> Any:
+        content = watched.copy_content()
+        return content.get(key, ABSENT) if isinstance(content, dict) else list(content)
 
     def __enter__(self) -> None:
         self._previous = sys.gettrace()
@@ -386,32 +412,33 @@ class _ChangeTracer:
         self._compare()
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        """Compare the items before each line of followed code, for `sys.settrace`."""
+        """Compare the items before each line of a user or a package, for `sys.settrace`."""
         path = frame.f_code.co_filename
-        if code_origin(path) not in _FOLLOWED:
+        if code_origin(path) not in _TRACED_ORIGINS:
             return None
         self._compare()
         if event in ("call", "line", "return"):
-            self._line = (path, frame.f_lineno)
+            self._last_line = (path, frame.f_lineno)
         return self._trace
 
     def _compare(self) -> None:
-        """Record the last line and both values for each item that has changed."""
-        for spot, item in self._items.items():
-            old_value, new_value = self._last[spot], self._value(*item)
-            if spot in self.lines or comparison_key(old_value) == comparison_key(new_value):
+        """Record the last line, the old and the new value of each item that changed first."""
+        for item_id, item in self._item_by_id.items():
+            old_value, new_value = self._last_values[item_id], self._current_value(*item)
+            if item_id in self.lines or comparison_key(old_value) == comparison_key(new_value):
                 continue
-            self._last[spot] = new_value
-            if self._line is not None:
-                self.lines[spot] = self._line
-                self.values[spot] = old_value, new_value
+            self._last_values[item_id] = new_value
+            if self._last_line is not None:
+                self.lines[item_id] = self._last_line
+                self.values[item_id] = old_value, new_value
 
 
-_FOLLOWED: Final = (CodeOrigin.USER, CodeOrigin.LIBRARY)
+_TRACED_ORIGINS: Final = (CodeOrigin.USER, CodeOrigin.LIBRARY)
+"""Origins of the code whose lines are traced."""
 
 
 class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """Saves the values of existing tensors before a forward pass writes them.
+    """Dispatch mode that saves the values of existing tensors before a forward pass writes them.
 
     Parameters
     ----------
@@ -421,9 +448,13 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, 
 
     def __init__(self, buffers: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self._made: set[int] = set()
-        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        for buffer in buffers:  # a batch norm's schema does not state that it writes statistics
+        self._created_keys: set[int] = set()
+        """Storage keys of tensors that the forward pass created."""
+        self._saved_storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        """(storage, copy of its old content), by storage key."""
+        for (
+            buffer
+        ) in buffers:  # the schema of a batch norm does not state that statistics are written
             self._save(buffer)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -437,17 +468,19 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, 
                     self._save(tensor)
         outputs = func(*args, **keywords)
         input_keys = {storage_key(tensor) for tensor in tensors_in((args, keywords))}
-        self._made.update({storage_key(tensor) for tensor in tensors_in(outputs)} - input_keys)
+        self._created_keys.update(
+            {storage_key(tensor) for tensor in tensors_in(outputs)} - input_keys
+        )
         return outputs
 
     def _save(self, tensor: torch.Tensor) -> None:
         key = storage_key(tensor)
-        if key not in self._made and key not in self._before and not tensor.is_meta:
+        if key not in self._created_keys and key not in self._saved_storages and not tensor.is_meta:
             storage = tensor.untyped_storage()
-            self._before[key] = (storage, storage.clone())
+            self._saved_storages[key] = (storage, storage.clone())
 
     def restore(self) -> None:
-        """Restore the saved values."""
-        for storage, values in self._before.values():
+        """Restore the saved values, and forget which tensors the pass created."""
+        for storage, values in self._saved_storages.values():
             storage.copy_(values)
-        self._made.clear()
+        self._created_keys.clear()

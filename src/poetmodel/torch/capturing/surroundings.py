@@ -1,6 +1,6 @@
-"""State of PyTorch during a capture: fake tensors, annotations, operators left undecomposed.
+"""Context of PyTorch during a capture: fake tensors, annotations, operators without decomposition.
 
-Fake tensors get the strides of real tensors, and known values where they exist.
+Fake tensors get the strides of real tensors, and their values if these are known.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree, checkpoint
 from torch.utils._mode_utils import no_dispatch
 
-from poetmodel.torch.capturing.joint_graph import ANNOTATION, LOCATION, shown_path
+from poetmodel.torch.capturing.joint_graph import ANNOTATION, LOCATION, format_path
 from poetmodel.torch.capturing.replay import temporary_setting
 from poetmodel.torch.capturing.values import ASSERTS, KnownValue, KnownValues, SourceTensor
 from poetmodel.torch.errors import (
@@ -44,46 +44,51 @@ CAPTURE_LOCK: Final = RLock()
 """Held during captures and measurements, which change settings of PyTorch and of the process."""
 
 
-def onednn(*, enabled: bool) -> AbstractContextManager[None]:
+def onednn_kernels(*, enabled: bool) -> AbstractContextManager[None]:
     """Context manager that turns the kernels of oneDNN on or off."""
-    mkldnn = torch.backends.mkldnn
-    return temporary_setting(partial(setattr, mkldnn, "enabled"), enabled, mkldnn.enabled)
+    backend = torch.backends.mkldnn
+    return temporary_setting(partial(setattr, backend, "enabled"), enabled, backend.enabled)
 
 
 # -- strides -----------------------------------------------------------------------------------
 
 
-def fake_mode(values: KnownValues, *, mkldnn: bool) -> FakeTensorMode:
-    """Return a fake mode whose tensors have the strides of real ones, with oneDNN on or off.
+def make_fake_mode(values: KnownValues, *, uses_onednn: bool) -> FakeTensorMode:
+    """Return a fake mode whose tensors have the strides of real ones, with or without oneDNN.
 
-    PyTorch predicts the strides of fake tensors, and some predictions are wrong: the real
-    ``mse_loss_backward`` is contiguous whatever its inputs are. Code that calls ``view`` or
-    ``contiguous()`` would then be captured as it runs on the fake tensor only. The captured view
-    may be impossible for the real tensor, or there may be one copy more or less than in eager,
-    which changes the order of sums. Each new kind of call is therefore executed once on zeros with
-    the strides of its inputs, and its fake outputs get the strides of the real outputs. If this
-    fails, they keep the predicted ones. `values` has the known values and records reads.
+    PyTorch predicts the strides of fake tensors, and some predictions are wrong: the result of the
+    real ``mse_loss_backward`` is contiguous for all inputs. Code that calls ``view`` or
+    ``contiguous()`` would then be captured for the predicted strides. The captured view may be
+    impossible for the real tensor, or there may be one copy more or less than in eager mode, which
+    changes the order of sums. Therefore one call of each operator and input layout is executed on
+    zeros, and fake outputs get the strides of the real outputs. If the call fails, the predicted
+    strides stay. Known values are attached to fake tensors, and reads recorded in `values`.
     """
     # Real tensors that the code refers to become constants.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     # No subclass: PyTorch selects the rules of some operators by the exact type of the mode.
-    mode.dispatch = _RealStrides(mode, values, mkldnn=mkldnn)
+    mode.dispatch = _StrideCorrector(mode, values, uses_onednn=uses_onednn)
     return mode
 
 
-class _RealStrides:
-    """Replaces a fake mode's dispatch: predicts outputs, then corrects strides and adds values."""
+class _StrideCorrector:
+    """Replaces a fake mode's dispatch: predicts outputs, corrects strides and attaches values."""
 
-    def __init__(self, mode: FakeTensorMode, values: KnownValues, *, mkldnn: bool) -> None:
+    def __init__(self, mode: FakeTensorMode, values: KnownValues, *, uses_onednn: bool) -> None:
         self._mode = mode
         self._values = values
         self._predict = mode.dispatch
-        self._mkldnn = mkldnn
+        self._uses_onednn = uses_onednn
         self._depth = 0
+        """Number of operations that are being predicted, one inside another."""
         self._layouts: dict[Any, Sequence[Any] | None] = {}
+        """Result of `_measure_layouts`, by call."""
 
     def __call__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return the fake outputs of an operation, or the value that Python reads."""
+        """Return the fake outputs of an operation, or the known value that Python reads.
+
+        Raises `ForbiddenError` if Python reads a random number.
+        """
         keywords = kwargs or {}
         if not isinstance(func, OpOverload):
             return self._predict(func, types, args, keywords)
@@ -99,55 +104,55 @@ class _RealStrides:
             evaluate = values.evaluate_dynamic_shape if has_dynamic_shape else values.evaluate
             known_value = evaluate(func, args, keywords)
         if known_value is not None and (is_read or has_dynamic_shape):
-            if known_value.real is None:
+            if known_value.real_value is None:
                 raise ForbiddenError(
                     "a random number is read{where} (an if, .item(), float(), ...), and a compiled "
                     "step would always repeat the decision of the capture; turn the random choice "
                     "off, or draw it outside of the step and pass it as an input"
                 )
             if is_read:
-                self._values.record_read(known_value, known_value.real)
-                return known_value.real
+                self._values.record_read(known_value, known_value.real_value)
+                return known_value.real_value
             return self._fake_outputs(known_value)
         self._depth += 1
         try:
-            value = self._predict_outputs(func, types, args, keywords)
+            outputs = self._predict_outputs(func, types, args, keywords)
         finally:
             self._depth -= 1
         if self._depth:  # an operation inside another one needs no correction
-            return value
-        value = self.correct_strides(func, args, keywords, value)
-        self._values.attach(value, known_value)
-        return value
+            return outputs
+        outputs = self.correct_strides(func, args, keywords, outputs)
+        self._values.attach(outputs, known_value)
+        return outputs
 
     def _predict_outputs(self, func: Any, types: Any, args: Any, keywords: Any) -> Any:
-        """Return fake outputs as PyTorch predicts them, or like the results on zeros."""
-        if func.overloadpacket.__name__ in _RUN_ON_ZEROS:
+        """Return PyTorch's predicted outputs, or for some operators those of a call on zeros."""
+        if func.overloadpacket.__name__ in _UNPREDICTED_OPERATORS:
             leaves, spec = _pytree.tree_flatten((args, keywords))
-            outputs = _run_on_zeros(func, leaves, spec, mkldnn=self._mkldnn)
+            outputs = _execute_on_zeros(func, leaves, spec, uses_onednn=self._uses_onednn)
             if outputs is not None:
-                return self._fake_outputs(KnownValue(outputs, metadata_only=True))
+                return self._fake_outputs(KnownValue(outputs, is_metadata_only=True))
         return self._predict(func, types, args, keywords)
 
     def _fake_outputs(self, known_value: KnownValue) -> Any:
-        """Return fake tensors with the shapes and strides of known outputs, and their values."""
+        """Return fake tensors like known outputs, with the known values attached."""
 
-        def fake(real: torch.Tensor) -> torch.Tensor:
+        def make_fake(real: torch.Tensor) -> torch.Tensor:
             return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
 
         with self._mode:
-            value = _pytree.tree_map_only(torch.Tensor, fake, known_value.real)
-        self._values.attach(value, known_value)
-        return value
+            outputs = _pytree.tree_map_only(torch.Tensor, make_fake, known_value.real_value)
+        self._values.attach(outputs, known_value)
+        return outputs
 
-    def correct_strides(self, func: Any, args: Any, keywords: Any, value: Any) -> Any:
+    def correct_strides(self, func: Any, args: Any, keywords: Any, outputs: Any) -> Any:
         """Return fake outputs with the strides of real ones; views of inputs stay unchanged."""
-        leaves, spec = _pytree.tree_flatten(value)
+        leaves, spec = _pytree.tree_flatten(outputs)
         inputs = tensors_in((args, keywords))
         if any(tensor.layout != torch.strided for tensor in inputs):
-            return value
+            return outputs
         input_keys = {storage_key(tensor) for tensor in inputs}
-        new_outputs = [
+        new_indices = [
             index
             for index, leaf in enumerate(leaves)
             if isinstance(leaf, torch.Tensor)
@@ -157,12 +162,12 @@ class _RealStrides:
             and getattr(leaf, "constant", None) is None
             and storage_key(leaf) not in input_keys
         ]
-        if not new_outputs:
-            return value
+        if not new_indices:
+            return outputs
         layouts = self._real_layouts(func, args, keywords)
         if layouts is None or len(layouts) != len(leaves):
-            return value
-        for index in new_outputs:
+            return outputs
+        for index in new_indices:
             fake, layout = leaves[index], layouts[index]
             if layout is not None and fake.shape == layout[0] and fake.stride() != layout[1]:
                 with self._mode:
@@ -172,20 +177,22 @@ class _RealStrides:
         return _pytree.tree_unflatten(leaves, spec)
 
     def _real_layouts(self, func: Any, args: Any, keywords: Any) -> Sequence[Any] | None:
-        """Return (shape, strides) of each output of a real call, cached; None if the call fails."""
+        """Return (shape, strides) of each output of a call on zeros, cached; None if it fails."""
         leaves, spec = _pytree.tree_flatten((args, keywords))
         key = (func, spec, tuple(map(_layout_key, leaves)))
         try:
             if key not in self._layouts:
-                self._layouts[key] = _measure_layouts(func, leaves, spec, mkldnn=self._mkldnn)
+                self._layouts[key] = _measure_layouts(
+                    func, leaves, spec, uses_onednn=self._uses_onednn
+                )
         except TypeError:  # an argument that cannot be hashed
             return None
         return self._layouts[key]
 
 
 def _check_foreign(func: OpOverload, args: Any, keywords: Any) -> None:
-    """Raise `ForbiddenError` if a real tensor is written, or used with a gradient."""
-    for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - has the writes
+    """Raise `ForbiddenError` if a tensor that is not fake is written, or used with a gradient."""
+    for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - the only source of writes
         value = args[position] if position < len(args) else keywords.get(argument.name)
         for tensor in tensors_in(value):
             if isinstance(tensor, FakeTensor):
@@ -196,8 +203,8 @@ def _check_foreign(func: OpOverload, args: Any, keywords: Any) -> None:
                 raise foreign_tensor_error("that requires a gradient is used")
 
 
-_RUN_ON_ZEROS: Final = ("_grouped_mm",)
-"""Operators whose prediction rejects types that the CPU kernel supports."""
+_UNPREDICTED_OPERATORS: Final = ("_grouped_mm",)
+"""Operators whose prediction rejects types that the CPU kernel supports; executed on zeros."""
 
 
 def _layout_key(leaf: Any) -> Any:
@@ -207,10 +214,13 @@ def _layout_key(leaf: Any) -> Any:
 
 
 def _measure_layouts(
-    func: Any, leaves: Sequence[Any], spec: Any, *, mkldnn: bool
+    func: Any, leaves: Sequence[Any], spec: Any, *, uses_onednn: bool
 ) -> Sequence[Any] | None:
-    """Run an operation on zeros; return (shape, strides) of each output. None if the call fails."""
-    outputs = _run_on_zeros(func, leaves, spec, mkldnn=mkldnn)
+    """Execute an operation on zeros; return (shape, strides) of each output, None if it fails.
+
+    The entry of an output that is no tensor is None.
+    """
+    outputs = _execute_on_zeros(func, leaves, spec, uses_onednn=uses_onednn)
     if outputs is None:
         return None
     return [
@@ -219,12 +229,12 @@ def _measure_layouts(
     ]
 
 
-def _run_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, mkldnn: bool) -> Any:
-    """Run an operation on zeros; return the outputs, or None if the operation fails."""
+def _execute_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, uses_onednn: bool) -> Any:
+    """Execute an operation on zeros; return the outputs, None if it fails or has a generator."""
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         return None
-    random = torch.random.fork_rng(devices=[])
-    with no_dispatch(), torch.no_grad(), onednn(enabled=mkldnn), random:
+    random_state = torch.random.fork_rng(devices=[])
+    with no_dispatch(), torch.no_grad(), onednn_kernels(enabled=uses_onednn), random_state:
         try:
             args, keywords = _pytree.tree_unflatten([_zeros_like(leaf) for leaf in leaves], spec)
             return func(*args, **keywords)
@@ -233,15 +243,16 @@ def _run_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, mkldnn: bool) 
 
 
 def _zeros_like(leaf: Any) -> Any:
-    """Return zeros with the shape and strides of a fake tensor; other objects as they are."""
+    """Return zeros with the shape and strides of a fake tensor; any other object unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    reach = sum((size - 1) * step for size, step in zip(leaf.shape, leaf.stride(), strict=True))
-    memory = torch.zeros(reach + 1 if leaf.numel() else 0, dtype=leaf.dtype)
+    dimensions = zip(leaf.shape, leaf.stride(), strict=True)
+    last_offset = sum((size - 1) * stride for size, stride in dimensions)
+    memory = torch.zeros(last_offset + 1 if leaf.numel() else 0, dtype=leaf.dtype)
     return memory.as_strided(leaf.shape, leaf.stride())
 
 
-_MISPREDICTED: Final = frozenset(
+_MISPREDICTED_OPERATORS: Final = frozenset(
     ("_fft_r2c", "_log_softmax_backward_data", "_native_batch_norm_legit",
      "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
      "batch_norm_backward", "copysign", "div", "elu_backward", "floor_divide", "gelu_backward",
@@ -256,24 +267,24 @@ _MISPREDICTED: Final = frozenset(
 
 
 @contextmanager
-def real_strides(inputs: Sequence[Any]) -> Iterator[None]:
+def correct_fake_strides(inputs: Sequence[Any]) -> Iterator[None]:
     """Context manager that corrects the strides of fake tensors in another library's capture.
 
-    Only operators with wrong predictions are corrected. Otherwise views would be captured that are
-    impossible for the real tensors. Has no effect without a fake mode in `inputs`.
+    Without the correction, views could be captured that are impossible for the real tensors. Only
+    operators with wrong predictions are corrected. Has no effect if `inputs` have no fake mode.
     """
     mode = detect_fake_mode(inputs)
     if mode is None:
         yield
         return
     predict = mode.dispatch
-    real = _RealStrides(mode, KnownValues(), mkldnn=torch.backends.mkldnn.enabled)
+    corrector = _StrideCorrector(mode, KnownValues(), uses_onednn=torch.backends.mkldnn.enabled)
 
     def dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        value = predict(func, types, args, kwargs)
-        if isinstance(func, OpOverload) and func.overloadpacket.__name__ in _MISPREDICTED:
-            return real.correct_strides(func, args, kwargs or {}, value)
-        return value
+        outputs = predict(func, types, args, kwargs)
+        if isinstance(func, OpOverload) and func.overloadpacket.__name__ in _MISPREDICTED_OPERATORS:
+            return corrector.correct_strides(func, args, kwargs or {}, outputs)
+        return outputs
 
     mode.dispatch = dispatch
     try:
@@ -282,7 +293,7 @@ def real_strides(inputs: Sequence[Any]) -> Iterator[None]:
         del mode.dispatch
 
 
-# -- annotations, operators left undecomposed --------------------------------------------------
+# -- annotations, checkpoints, operators without decomposition ---------------------------------
 
 
 @contextmanager
@@ -294,9 +305,16 @@ def annotate_nodes(
     """Context manager that annotates each recorded node with its module and the user's line.
 
     Has no effect in PyTorch 2.9, which lacks annotations; names then contain the operator only.
-    `module_trail` gets the modules that are being executed, the innermost last. It keeps them after
-    an exception.
-    `check` is called with the trail at the begin and end of each module.
+
+    Parameters
+    ----------
+    captured_module : torch.nn.Module
+        The module whose submodules get hooks.
+    module_trail : list of str
+        Replaced by the modules that are being executed, the innermost last. After an exception it
+        still has the modules in which the exception was raised.
+    check : callable
+        Called with `module_trail` at the beginning and end of each module.
     """
     annotate = getattr(traceback, "annotate", None)
     if annotate is None:
@@ -305,38 +323,38 @@ def annotate_nodes(
     open_contexts: list[Any] = []
     module_trail.clear()
 
-    def enter(path: str) -> Callable[..., None]:
-        """Return a hook that annotates the nodes of a module from now on."""
+    def make_enter_hook(path: str) -> Callable[..., None]:
+        """Return a forward pre-hook for the module at `path`."""
 
-        def hook(module: torch.nn.Module, *_: Any) -> None:
-            """Annotate further nodes with `path`, and append the module to the trail."""
+        def enter_module(module: torch.nn.Module, *_: Any) -> None:
+            """Annotate nodes with `path` until `leave_module`; append the module to the trail."""
             check(module_trail)
             context = annotate({ANNOTATION: path})
             context.__enter__()
             open_contexts.append(context)
-            display_path = shown_path(path)
+            display_path = format_path(path)
             kind = type(module).__name__
-            text = f"module {display_path!r} ({kind})" if display_path else f"module {kind}"
-            module_trail.append(text if path else "the loss function")
+            module_text = f"module {display_path!r} ({kind})" if display_path else f"module {kind}"
+            module_trail.append(module_text if path else "the loss function")
 
-        return hook
+        return enter_module
 
-    def leave(*_: Any) -> None:
-        """End the annotation of the innermost module; a forward hook."""
+    def leave_module(*_: Any) -> None:
+        """End the annotation of the innermost module, and remove it from the trail."""
         check(module_trail)
         open_contexts.pop().__exit__(None, None, None)
         module_trail.pop()
 
-    record = TracerBase.create_node
-    own_forward = type(captured_module).forward.__code__.co_filename
+    create_node = TracerBase.create_node
+    wrapper_file = type(captured_module).forward.__code__.co_filename
 
-    def create_annotated(tracer: TracerBase, *args: Any, **kwargs: Any) -> fx.Node:
+    def create_annotated_node(tracer: TracerBase, *args: Any, **kwargs: Any) -> fx.Node:
         """Create a node, annotated with the current module and line."""
-        node = record(tracer, *args, **kwargs)
+        node = create_node(tracer, *args, **kwargs)
         if module_trail:
-            line = running_user_line(sys._getframe(1), within=own_forward)  # noqa: SLF001
+            line = running_user_line(sys._getframe(1), within=wrapper_file)  # noqa: SLF001
             notes = node.meta.get("custom") or {}
-            path = shown_path(notes.get(ANNOTATION, ""))
+            path = format_path(notes.get(ANNOTATION, ""))
             location = f"module {path!r}" if path else module_trail[-1]
             location += f" at {line}" if line else ""
             node.meta["custom"] = {**notes, LOCATION: location}
@@ -344,13 +362,13 @@ def annotate_nodes(
 
     handles = []
     for path, module in captured_module.named_modules():
-        handles.append(module.register_forward_pre_hook(enter(path)))
-        handles.append(module.register_forward_hook(leave))
-    TracerBase.create_node = create_annotated
+        handles.append(module.register_forward_pre_hook(make_enter_hook(path)))
+        handles.append(module.register_forward_hook(leave_module))
+    TracerBase.create_node = create_annotated_node
     try:
         yield
     finally:
-        TracerBase.create_node = record
+        TracerBase.create_node = create_node
         for handle in handles:
             handle.remove()
         while open_contexts:
@@ -358,24 +376,24 @@ def annotate_nodes(
 
 
 @contextmanager
-def known_values(
+def attach_known_values(
     captured_module: torch.nn.Module, inputs: Sequence[Any], values: KnownValues
 ) -> Iterator[None]:
-    """Context manager that attaches the values of inputs and buffers in each forward pass."""
+    """Context manager that attaches `inputs` and buffers to the fake ones of each forward pass."""
     buffers = {
         path: b.detach() for path, b in captured_module.named_buffers(remove_duplicate=False)
     }
-    reals = [value.detach() if isinstance(value, torch.Tensor) else None for value in inputs]
+    real_inputs = [value.detach() if isinstance(value, torch.Tensor) else None for value in inputs]
 
-    def hook(_: torch.nn.Module, flat: Sequence[Any]) -> None:
+    def attach_values(_: torch.nn.Module, fake_inputs: Sequence[Any]) -> None:
         """Attach the known values to the fake inputs and buffers; a forward pre-hook."""
-        for position, (fake, real) in enumerate(zip(flat, reals, strict=True)):
+        for position, (fake, real) in enumerate(zip(fake_inputs, real_inputs, strict=True)):
             if real is not None:
                 values.attach_source(fake, real, SourceTensor(position))
         for path, fake in captured_module.named_buffers(remove_duplicate=False):
             values.attach_source(fake, buffers[path], SourceTensor(None, path))
 
-    handle = captured_module.register_forward_pre_hook(hook)
+    handle = captured_module.register_forward_pre_hook(attach_values)
     try:
         yield
     finally:
@@ -390,18 +408,19 @@ _GENERATORS: Final = (
 
 
 @contextmanager
-def checkpoints_as_eager(captured_module: torch.nn.Module) -> Iterator[None]:
-    """Context manager that removes ``torch.utils.checkpoint``, with the results of eager.
+def bypass_checkpoints(captured_module: torch.nn.Module) -> Iterator[None]:
+    """Context manager in which ``torch.utils.checkpoint`` just calls its function.
 
-    A compiled step decides its recomputations itself. Reentrant checkpoints cannot be captured, and
+    The schedule of a step decides its recomputations. Reentrant checkpoints cannot be captured, and
     are replaced by a plain call, with gradients if an input requires one. In its backward pass
-    eager executes a checkpointed function again, which updates the statistics of a norm once more.
-    Therefore the statistics are updated here once more per enclosing checkpoint.
+    eager mode executes a checkpointed function again, which updates the statistics of a norm once
+    more. Therefore norms update their statistics once more per enclosing checkpoint here too.
     """
     depth = 0
 
     @contextmanager
-    def inside() -> Iterator[None]:
+    def count_depth() -> Iterator[None]:
+        """Context manager that counts a checkpoint as enclosing."""
         nonlocal depth
         depth += 1
         try:
@@ -409,8 +428,8 @@ def checkpoints_as_eager(captured_module: torch.nn.Module) -> Iterator[None]:
         finally:
             depth -= 1
 
-    def update_again(norm: Any, inputs: Any, output: torch.Tensor) -> None:
-        """Update a norm's statistics once more per enclosing checkpoint."""
+    def repeat_update(norm: Any, inputs: Any, output: torch.Tensor) -> None:
+        """Update a norm's statistics once more per enclosing checkpoint; a forward hook."""
         if norm.training and norm.track_running_stats and output.requires_grad:
             norm_class = _BatchNorm if isinstance(norm, _BatchNorm) else _InstanceNorm
             with torch.no_grad():
@@ -418,28 +437,29 @@ def checkpoints_as_eager(captured_module: torch.nn.Module) -> Iterator[None]:
                     norm_class.forward(norm, *inputs)
 
     class Reentrant:
-        """Stands for ``CheckpointFunction``: calls the function without a checkpoint."""
+        """Replaces ``CheckpointFunction``: calls the function without a checkpoint."""
 
         @staticmethod
         def apply(function: Callable[..., Any], _: bool, *inputs: Any) -> Any:  # noqa: FBT001
             has_gradient = any(
                 isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
             )
-            with inside(), torch.set_grad_enabled(has_gradient and torch.is_grad_enabled()):
+            with count_depth(), torch.set_grad_enabled(has_gradient and torch.is_grad_enabled()):
                 return function(*inputs)
 
-    def nonreentrant(*arguments: Any, **keywords: Any) -> Iterator[None]:
-        with inside():
+    def generate_nonreentrant(*arguments: Any, **keywords: Any) -> Iterator[None]:
+        """Like PyTorch's generator, but counts the checkpoint as enclosing."""
+        with count_depth():
             yield from generator(*arguments, **keywords)
 
-    name_here = next(name for name in _GENERATORS if hasattr(checkpoint, name))
-    generator = getattr(checkpoint, name_here)
-    names = {"CheckpointFunction": Reentrant, name_here: nonreentrant}
+    generator_name = next(name for name in _GENERATORS if hasattr(checkpoint, name))
+    generator = getattr(checkpoint, generator_name)
+    replacements = {"CheckpointFunction": Reentrant, generator_name: generate_nonreentrant}
     norms = [module for module in captured_module.modules() if isinstance(module, _NormBase)]
-    handles = [norm.register_forward_hook(update_again) for norm in norms]
+    handles = [norm.register_forward_hook(repeat_update) for norm in norms]
     try:
         with ExitStack() as stack:
-            for name, value in names.items():
+            for name, value in replacements.items():
                 setter = partial(setattr, checkpoint, name)
                 stack.enter_context(temporary_setting(setter, value, getattr(checkpoint, name)))
             yield
@@ -448,8 +468,8 @@ def checkpoints_as_eager(captured_module: torch.nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-_PREFIXES: Final = ("upsample_", "_upsample_")
-_NAMES: Final = (
+_NATIVE_PREFIXES: Final = ("upsample_", "_upsample_")
+_NATIVE_OPERATORS: Final = (
     "gru",
     "hardshrink",
     "istft",
@@ -462,36 +482,38 @@ _NAMES: Final = (
     "softshrink",
     "stft",
 )
-"""Operators that a capture would decompose, with different rounding or strides."""
+"""Operators, and prefixes of operators, that PyTorch would decompose during a capture, with
+other rounding or strides than in eager mode."""
 
 
 @contextmanager
 def native_operators() -> Iterator[None]:
     """Context manager that prevents decompositions whose results differ from eager.
 
-    During tracing PyTorch's dispatcher first looks for Python kernels of an operator. Some replace
-    the operator by others: ``upsample_nearest2d`` becomes an index. The gradient of the index has
-    other strides, so that its sums have another order. Kernels that a capture needs (batch norm)
-    remain, and kernels with identical results.
+    During tracing PyTorch's dispatcher prefers Python kernels of an operator, if there are any.
+    Some replace the operator: ``upsample_nearest2d`` becomes an index. The gradient of the index
+    has other strides, so that its sums have another order. Such kernels are removed, and that of
+    dropout is wrapped. Kernels that a capture needs (batch norm) and kernels with identical results
+    remain.
     """
     keys = torch._C.DispatchKey  # noqa: SLF001 - as PyTorch's own registrations
-    removed_kernels: list[tuple[Any, Any, Any]] = []
-    for operator in _operators():
+    old_kernels: list[tuple[Any, Any, Any]] = []
+    for operator in _native_overloads():
         for key in (keys.Autograd, keys.CompositeImplicitAutograd):
             if key in operator.py_kernels:
-                removed_kernels.append((operator, key, operator.py_kernels.pop(key)))
+                old_kernels.append((operator, key, operator.py_kernels.pop(key)))
         operator._dispatch_cache.clear()  # noqa: SLF001 - no other way
     dropout = torch.ops.aten.dropout.default
     for key in (keys.Autograd, keys.CompositeImplicitAutograd):
         if key in dropout.py_kernels:
             kernel = dropout.py_kernels[key]
-            removed_kernels.append((dropout, key, kernel))
+            old_kernels.append((dropout, key, kernel))
             dropout.py_kernels[key] = partial(_dropout, kernel)
     dropout._dispatch_cache.clear()  # noqa: SLF001 - as above
     try:
         yield
     finally:
-        for operator, key, kernel in removed_kernels:
+        for operator, key, kernel in old_kernels:
             operator.py_kernels[key] = kernel
             operator._dispatch_cache.clear()  # noqa: SLF001 - as above
 
@@ -502,31 +524,32 @@ def _dropout(
     p: float,
     train: bool,  # noqa: FBT001 - as the operator
 ) -> torch.Tensor:
-    """Call a dropout kernel; return the input itself, like eager, if no element is dropped."""
+    """Call a dropout kernel; return `x` itself, like eager mode, without training or with p 0."""
     return kernel(x, p, train) if train and p != 0 else x
 
 
-def _operators() -> Iterator[Any]:
+def _native_overloads() -> Iterator[Any]:
+    """Yield the overloads of operators that must not be decomposed."""
     for name in dir(torch.ops.aten):
-        if name in _NAMES or name.startswith(_PREFIXES):
+        if name in _NATIVE_OPERATORS or name.startswith(_NATIVE_PREFIXES):
             packet = getattr(torch.ops.aten, name)
             for overload in packet.overloads():
                 yield getattr(packet, overload)
 
 
-def retained_draws() -> AbstractContextManager[None]:
-    """Context manager that retains unread random operations, which eager executes too."""
-    config = torch._inductor.config  # noqa: SLF001 - PyTorch reads it before it removes them
+def retain_random_operations() -> AbstractContextManager[None]:
+    """Context manager that retains random operations without readers, which eager mode executes."""
+    config = torch._inductor.config  # noqa: SLF001 - PyTorch removes them unless this is set
     return config.patch(fallback_random=True)  # type: ignore[no-any-return, unused-ignore]
 
 
 @contextmanager
 def refuse_seeding() -> Iterator[None]:
-    """Context manager that raises `ForbiddenError` on seeding, and restores the random state."""
+    """Context manager that refuses seeding (`ForbiddenError`), and restores the random state."""
     generator = torch.default_generator
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed and torch.seed call the generator. The functions themselves must not be
-        # replaced, because PyTorch may build tables of them meanwhile.
+        # replaced, because PyTorch may build tables of its functions during the capture.
         torch.default_generator = torch.random.default_generator = _Unseedable(generator)
         try:
             yield
@@ -535,7 +558,7 @@ def refuse_seeding() -> Iterator[None]:
 
 
 class _Unseedable:
-    """Wraps a random generator, but refuses to seed it."""
+    """Wraps a random generator; raises `ForbiddenError` if it is seeded."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator

@@ -1,15 +1,15 @@
-"""Known values in a capture: constants, values of inputs and buffers, and reads by Python code.
+"""Known values of fake tensors in a capture, and reads of them by Python code.
 
 A fake tensor gets a known value if it depends on the code, the inputs and the buffers alone. Python
-code may read the value: by an ``if``, ``.item()`` or a shape that depends on a mask. For each read
-value an expression in terms of inputs and buffers is recorded. A guard evaluates the expression
-again before each step.
+code may read the value: by an ``if``, ``.item()`` or a shape that depends on a mask. For each value
+that is read, an expression in terms of inputs and buffers is recorded. A guard evaluates the
+expression again before each step.
 
-Whether numbers are finite depends on parameters, so no guard can evaluate it before a step. Many
-detectors and translators test it to clamp overflows: ``if not torch.isfinite(x).all()``. A captured
-step assumes that all numbers are finite, and returns the test as one more result. If the test
-fails, the step is undone. Likewise for the arguments of distributions, which must be in their
-range, and for the checks of ``torch.linalg``, for example that a matrix is invertible.
+Whether numbers are finite depends on parameters, so no guard can test it before a step. Models for
+detection and translation often test it to clamp overflows: ``if not torch.isfinite(x).all()``. A
+captured step assumes that all numbers are finite, and returns the result of the test as one more
+output. If the test fails, the step is undone. Tests of the arguments of distributions, and those of
+``torch.linalg``, for example that a matrix is invertible, are treated in the same way.
 """
 
 from __future__ import annotations
@@ -59,12 +59,13 @@ class Literal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallExpression:
-    """The result of a function call; its arguments are expressions or Python objects."""
+    """A function call, and its result; arguments are expressions or Python objects."""
 
     function: Any
     leaves: tuple[Any, ...]
+    """The flat arguments and keywords."""
     spec: Any
-    """Nesting of the leaves: arguments, then keywords."""
+    """Nesting of the leaves (``TreeSpec``): a tuple of arguments, and a dict of keywords."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +76,13 @@ class Read:
     value: Any
     """A number, or nested shapes."""
     description: str
-    """Kind of value, for display."""
+    """Description of the value, for display."""
     line: str
-    """Line of code that reads the value, for display; empty if unknown."""
+    """Line of code that reads the value, as text; empty if unknown."""
 
     @property
     def is_check(self) -> bool:
-        """Whether the read is an operator's assertion, which only raises if the value is false."""
+        """Whether an operator's assertion read the value, which only raises if it is false."""
         return self.expression.function is bool
 
 
@@ -90,21 +91,21 @@ def shapes_of(value: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(tensor.shape) for tensor in tensors_in(value))
 
 
-def select_leaf(value: Any, number: int) -> Any:
-    """Return one output of an operation by its number in the flattened outputs."""
-    return _pytree.tree_leaves(value)[number]
+def select_leaf(outputs: Any, index: int) -> Any:
+    """Return the output of an operation at an index of the flat outputs."""
+    return _pytree.tree_leaves(outputs)[index]
 
 
 # -- known values ------------------------------------------------------------------------------
 
 _MAX_STORED: Final = 2**22
-"""Larger values are not stored [elements]."""
+"""Maximum size of a known value; larger ones are unknown [elements]."""
 _MAX_COMPARED: Final = 2**16
-"""Larger literals are not compared by content [elements]."""
-_VALUE: Final = "poetmodel_known"
+"""Maximum size of a literal that is compared by content, not identity [elements]."""
+_VALUE_ATTRIBUTE: Final = "poetmodel_known"
 """Attribute of a fake tensor with its `KnownValue`."""
 ASSERTS: Final = frozenset(
-    getattr(torch.ops.aten._assert_async, name)  # noqa: SLF001 - its only name
+    getattr(torch.ops.aten._assert_async, name)  # noqa: SLF001 - no public name
     for name in ("default", "msg")
 )
 """Operators that raise if a number is 0."""
@@ -118,68 +119,73 @@ _FROM_METADATA: Final = (
     "ones_like",
     "zeros_like",
 )
-"""Operators that read only the shape and type of a tensor."""
-_LITERAL: Final = ("lift_fresh", "lift_fresh_copy")
+"""Operators that create a tensor from numbers and the shape and type of another tensor."""
+_LITERAL_OPERATORS: Final = ("lift_fresh", "lift_fresh_copy")
 """Operators that return the constant of ``torch.tensor([1, 2])``."""
-_MAKERS: Final = frozenset((*_FROM_NUMBERS, "tril_indices", "triu_indices", "zeros"))
-_DRAWS: Final = frozenset(
+_CREATORS: Final = frozenset((*_FROM_NUMBERS, "tril_indices", "triu_indices", "zeros"))
+"""Operators that create a tensor without reading one."""
+_RANDOM_OPERATORS: Final = frozenset(
     ("cauchy", "exponential", "geometric", "log_normal", "normal", "rand_like", "randint_like",
      "randn_like", "random", "uniform")
 )  # fmt: skip
-"""Operators that draw random numbers, and read only the shape and type of a tensor."""
-_SHAPE_DECIDERS: Final = {
+"""Operators that draw random numbers for the shape and type of a tensor."""
+_SIZE_FUNCTIONS: Final = {
     "index": (1, torch.ops.aten.count_nonzero.default),
     "masked_select": (1, torch.ops.aten.count_nonzero.default),
     "_ctc_loss": (3, torch.ops.aten.max.default),
 }
-"""For operators whose output shape depends on one argument: the argument's position, and the
-function of the argument that determines the shape."""
+"""For operators whose output shape depends on one argument: (position of the argument, function
+of it that determines the shape)."""
 
 
 @dataclass(slots=True)
 class KnownValue:
     """The value of a fake tensor, or of all outputs of an operation."""
 
-    real: Any
-    """The value; None for random values, whose reading is an error."""
+    real_value: Any
+    """The value; None for random values, which Python code must not read."""
     expression: SourceTensor | CallExpression | None = None
-    """The value in terms of inputs and buffers; None for a constant."""
-    metadata_only: bool = False
-    """Whether `real` has the right shape, strides and type, but other numbers."""
+    """Expression of the value in terms of inputs and buffers; None for a constant."""
+    is_metadata_only: bool = False
+    """Whether `real_value` has the right shape, strides and type, but other numbers."""
 
 
 _RANDOM: Final = KnownValue(None)
+"""The value of random tensors, and of tensors that depend on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownValues:
-    """Values known during a capture, and the reads by Python code."""
+    """Computes and attaches known values during a capture, and records reads by Python code."""
 
     reads: dict[CallExpression, Read] = field(default_factory=dict)
     asserts: list[Any] = field(default_factory=list)
-    """Operators that assert unknown values; the graph may lack them."""
+    """Operators that assert unknown values, and may be missing in the graph."""
     _calls: dict[Any, CallExpression] = field(default_factory=dict)
     _literals: dict[Any, Literal] = field(default_factory=dict)
 
-    def attach_source(self, tensor: torch.Tensor, real: torch.Tensor, source: SourceTensor) -> None:
-        """Attach the value `real` to a fake input or buffer, unless the value is too large."""
+    def attach_source(
+        self, tensor: torch.Tensor, real_value: torch.Tensor, source: SourceTensor
+    ) -> None:
+        """Attach `real_value` to a fake input or buffer, if it is small, strided and on the CPU."""
         fake = tensor
         if isinstance(fake, FunctionalTensor):
             fake = torch._from_functional_tensor(fake.elem)  # noqa: SLF001 - no other way
-        is_plain = real.layout == torch.strided and real.device.type == "cpu"
-        if isinstance(fake, FakeTensor) and is_plain and real.numel() <= _MAX_STORED:
-            setattr(fake, _VALUE, KnownValue(real, source))
+        is_strided = real_value.layout == torch.strided and real_value.device.type == "cpu"
+        if isinstance(fake, FakeTensor) and is_strided and real_value.numel() <= _MAX_STORED:
+            setattr(fake, _VALUE_ATTRIBUTE, KnownValue(real_value, source))
 
     def evaluate(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
-        """Evaluate an operation on known inputs; return the result, or None if an input is unknown.
+        """Evaluate an operation on known inputs; return the result.
 
-        In-place operations on constants give constants. If the written value is no constant, or
-        depends on inputs, the known values of the written tensors are invalidated.
+        Returns None if an input is unknown or the operation fails, and a random value if one is
+        drawn or read. An in-place operation changes known constants. If one of its tensors is no
+        constant, the known values of all its tensors are invalidated instead.
         """
         inputs = tensors_in((arguments, keywords))
         name = function.overloadpacket.__name__
         is_random_operator = torch.Tag.nondeterministic_seeded in function.tags
-        if not inputs and name not in _MAKERS:
+        if not inputs and name not in _CREATORS:
             return _RANDOM if is_random_operator else None
         reads_metadata = name in _FROM_METADATA
         if reads_metadata and any(tensor.numel() > _MAX_STORED for tensor in inputs):
@@ -187,7 +193,7 @@ class KnownValues:
         values = [_known_value(tensor, function) for tensor in inputs]
         known_inputs = [value for value in values if value is not None]
         are_known = len(known_inputs) == len(values) and all(
-            value.real is not None for value in known_inputs
+            value.real_value is not None for value in known_inputs
         )
         depends_on_inputs = any(value.expression is not None for value in known_inputs)
         is_writing = function._schema.is_mutable  # noqa: SLF001 - the only source of this fact
@@ -198,48 +204,53 @@ class KnownValues:
         ):
             if is_writing:
                 _invalidate(inputs)
-            is_random = is_random_operator or any(value.real is None for value in known_inputs)
-            is_complete = len(known_inputs) == len(values) or name in _DRAWS
+            is_random = is_random_operator or any(
+                value.real_value is None for value in known_inputs
+            )
+            is_complete = len(known_inputs) == len(values) or name in _RANDOM_OPERATORS
             return _RANDOM if is_random and is_complete else None
         with no_dispatch(), torch.no_grad():
             try:
                 real_arguments, real_keywords = _pytree.tree_map(
                     lambda leaf: _real_or_zeros(leaf, function), (arguments, keywords)
                 )
-                real = function(*real_arguments, **real_keywords)
+                real_value = function(*real_arguments, **real_keywords)
             except FOREIGN_ERRORS:
                 return None
             if reads_metadata or not depends_on_inputs:
-                return KnownValue(real)
-            return KnownValue(real, self._call_expression(function, arguments, keywords))
+                return KnownValue(real_value)
+            return KnownValue(real_value, self._call_expression(function, arguments, keywords))
 
-    def attach(self, value: Any, known_value: KnownValue | None) -> None:
-        """Attach known values to the fake outputs of an operation, unless they are too large."""
-        if known_value is None or known_value.metadata_only:
+    def attach(self, outputs: Any, known_value: KnownValue | None) -> None:
+        """Attach known values to the fake outputs of an operation, except large ones.
+
+        Has no effect if `known_value` is None or has other numbers (`is_metadata_only`).
+        """
+        if known_value is None or known_value.is_metadata_only:
             return
-        fakes = _pytree.tree_leaves(value)
-        if known_value.real is None:
+        fakes = _pytree.tree_leaves(outputs)
+        if known_value.real_value is None:
             for fake in tensors_in(fakes):
-                setattr(fake, _VALUE, known_value)
+                setattr(fake, _VALUE_ATTRIBUTE, known_value)
             return
-        has_several = not isinstance(known_value.real, torch.Tensor)
-        pairs = zip(fakes, _pytree.tree_leaves(known_value.real), strict=False)
-        for number, (fake, real) in enumerate(pairs):
-            if not isinstance(fake, torch.Tensor) or fake.shape != real.shape:
+        has_many_outputs = not isinstance(known_value.real_value, torch.Tensor)
+        pairs = zip(fakes, _pytree.tree_leaves(known_value.real_value), strict=False)
+        for index, (fake, real_value) in enumerate(pairs):
+            if not isinstance(fake, torch.Tensor) or fake.shape != real_value.shape:
                 continue
-            if real.numel() <= _MAX_STORED:
+            if real_value.numel() <= _MAX_STORED:
                 expression = known_value.expression
-                if has_several and expression is not None:
-                    expression = self._call_expression(select_leaf, (expression, number))
-                setattr(fake, _VALUE, KnownValue(real, expression))
+                if has_many_outputs and expression is not None:
+                    expression = self._call_expression(select_leaf, (expression, index))
+                setattr(fake, _VALUE_ATTRIBUTE, KnownValue(real_value, expression))
 
-    def clear(self, value: Any) -> None:
-        """Detach known values from fake tensors, which may exist longer than the capture."""
-        for fake in tensors_in(value):
-            vars(fake).pop(_VALUE, None)
+    def detach(self, fakes: Any) -> None:
+        """Detach known values from the fake tensors in `fakes`, which may outlive the capture."""
+        for fake in tensors_in(fakes):
+            vars(fake).pop(_VALUE_ATTRIBUTE, None)
 
     def record_read(self, known_value: KnownValue, value: Any, *, function: Any = None) -> None:
-        """Record that Python read a known value, or a function of it; ignores constants."""
+        """Record that Python read `value`: a known value, or `function` of it. Skips constants."""
         expression = known_value.expression
         if function is not None and expression is not None:
             expression = self._call_expression(function, (expression,))
@@ -247,48 +258,51 @@ class KnownValues:
             self.reads[expression] = Read(
                 expression=expression,
                 value=value,
-                description=_DESCRIPTIONS.get(function, "value that is read"),
+                description=_DESCRIPTION_BY_FUNCTION.get(function, "value that is read"),
                 line=running_user_line(sys._getframe(1)) or "",  # noqa: SLF001 - there is no traceback
             )
 
     def record_assert(self, function: Any, tensor: torch.Tensor) -> None:
-        """Record that an operator asserts a number: as a read if known, otherwise in `asserts`."""
+        """Record that an operator asserts `tensor`: as a read if known, otherwise in `asserts`."""
         known_value = _known_value(tensor, function)
-        if known_value is None or known_value.real is None:
+        if known_value is None or known_value.real_value is None:
             self.asserts.append(function)
         else:
-            self.record_read(known_value, bool(known_value.real), function=bool)
+            self.record_read(known_value, bool(known_value.real_value), function=bool)
 
     def evaluate_dynamic_shape(
         self, function: Any, arguments: Any, keywords: Any
     ) -> KnownValue | None:
-        """Evaluate an operation whose output shape depends on values, and record the read.
+        """Evaluate an operation whose output shape depends on values; record that they are read.
 
-        None if the values are unknown. If only the mask of a selection is known, the result has
-        the right shape but other numbers.
+        Returns None if the values that determine the shape are unknown, and a random value if they
+        are random. If only these values are known, the result has other numbers
+        (`is_metadata_only`).
         """
         known_value = self.evaluate(function, arguments, keywords)
-        is_known = known_value is not None and known_value.real is not None
-        position, measure = _SHAPE_DECIDERS.get(function.overloadpacket.__name__, (None, None))
+        is_known = known_value is not None and known_value.real_value is not None
+        position, size_function = _SIZE_FUNCTIONS.get(
+            function.overloadpacket.__name__, (None, None)
+        )
         if position is None:
             if known_value is not None and is_known:
-                self.record_read(known_value, shapes_of(known_value.real), function=shapes_of)
+                self.record_read(known_value, shapes_of(known_value.real_value), function=shapes_of)
             return known_value
         deciding_tensors = [
-            d for d in tensors_in(arguments[position]) if position != 1 or d.dtype in _MASKS
+            d for d in tensors_in(arguments[position]) if position != 1 or d.dtype in _MASK_DTYPES
         ]
         for tensor in deciding_tensors:
-            size_value = self.evaluate(measure, (tensor,), {})
-            if size_value is None or size_value.real is None:
+            size_value = self.evaluate(size_function, (tensor,), {})
+            if size_value is None or size_value.real_value is None:
                 return size_value
-            self.record_read(size_value, int(size_value.real), function=int)
+            self.record_read(size_value, int(size_value.real_value), function=int)
         if is_known or not deciding_tensors:  # an index by integers has a fixed shape
             return known_value
         with no_dispatch(), torch.no_grad():
             real_arguments, real_keywords = _pytree.tree_map(
                 lambda leaf: _real_or_zeros(leaf, function), (arguments, keywords)
             )
-            return KnownValue(function(*real_arguments, **real_keywords), metadata_only=True)
+            return KnownValue(function(*real_arguments, **real_keywords), is_metadata_only=True)
 
     def _call_expression(
         self, function: Any, arguments: Any, keywords: Any = None
@@ -300,22 +314,22 @@ class KnownValues:
         return self._calls.setdefault(key, CallExpression(function, expressions, spec))
 
     def _leaf_expression(self, leaf: Any) -> Any:
-        """Return the expression of an argument with a known value; other objects as they are."""
+        """Return the expression of a tensor with a known value; any other object unchanged."""
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        known_value: KnownValue = getattr(leaf, _VALUE)
+        known_value: KnownValue = getattr(leaf, _VALUE_ATTRIBUTE)
         if known_value.expression is not None:
             return known_value.expression
-        real = known_value.real
-        key: Any = id(real)
-        if real.numel() <= _MAX_COMPARED:
-            content = real.flatten().contiguous().view(torch.uint8).numpy().tobytes()
-            key = (real.dtype, real.shape, real.stride(), content)
-        return self._literals.setdefault(key, Literal(real))
+        literal = known_value.real_value
+        key: Any = id(literal)
+        if literal.numel() <= _MAX_COMPARED:
+            content = literal.flatten().contiguous().view(torch.uint8).numpy().tobytes()
+            key = (literal.dtype, literal.shape, literal.stride(), content)
+        return self._literals.setdefault(key, Literal(literal))
 
 
-_MASKS: Final = (torch.bool, torch.uint8)
-_DESCRIPTIONS: Final = {
+_MASK_DTYPES: Final = (torch.bool, torch.uint8)
+_DESCRIPTION_BY_FUNCTION: Final = {
     bool: "number that is checked",
     int: "number that decides a shape",
     shapes_of: "shape of a result",
@@ -323,41 +337,46 @@ _DESCRIPTIONS: Final = {
 
 
 def _leaf_key(leaf: Any) -> Any:
+    """Return a hashable key of a leaf: equal keys mean equal leaves."""
     if isinstance(leaf, CallExpression | Literal):
         return id(leaf)
     return (type(leaf), leaf if isinstance(leaf, SourceTensor) else repr(leaf))
 
 
 def _known_value(tensor: torch.Tensor, function: Any) -> KnownValue | None:
-    """Return the known value of an argument; None if unknown or invalidated."""
-    if function.overloadpacket.__name__ in _LITERAL and type(tensor) is torch.Tensor:
+    """Return the known value of an operator's argument; None if unknown or invalidated.
+
+    Operators that return a literal have a real tensor as argument, which is copied.
+    """
+    if function.overloadpacket.__name__ in _LITERAL_OPERATORS and type(tensor) is torch.Tensor:
         return KnownValue(tensor.clone())
-    known_value: KnownValue | None = getattr(tensor, _VALUE, None)
-    if known_value is None or known_value.real is None:
+    known_value: KnownValue | None = getattr(tensor, _VALUE_ATTRIBUTE, None)
+    if known_value is None or known_value.real_value is None:
         return known_value
-    is_invalidated = known_value.real.numel() and not known_value.real.untyped_storage().nbytes()
+    real_value = known_value.real_value
+    is_invalidated = real_value.numel() and not real_value.untyped_storage().nbytes()
     return None if is_invalidated else known_value
 
 
 def _real_or_zeros(leaf: Any, function: Any) -> Any:
-    """Return the known value of a tensor, or zeros of its shape and type; other objects as is."""
+    """Return the known value of a tensor, or zeros of its shape; any other object unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     known_value = _known_value(leaf, function)
-    if known_value is None or known_value.real is None:
+    if known_value is None or known_value.real_value is None:
         return torch.zeros(leaf.shape, dtype=leaf.dtype)
-    return known_value.real
+    return known_value.real_value
 
 
 def _invalidate(tensors: Iterable[torch.Tensor]) -> None:
-    """Detach known values from tensors; free constants, which invalidates all their views."""
+    """Detach known values from tensors; free those of constants, which invalidates their views."""
     for tensor in tensors:
-        known_value = getattr(tensor, _VALUE, None)
+        known_value = getattr(tensor, _VALUE_ATTRIBUTE, None)
         if known_value is None:
             continue
-        if known_value.expression is None and known_value.real is not None:
-            known_value.real.untyped_storage().resize_(0)
-        delattr(tensor, _VALUE)
+        if known_value.expression is None and known_value.real_value is not None:
+            known_value.real_value.untyped_storage().resize_(0)
+        delattr(tensor, _VALUE_ATTRIBUTE)
 
 
 # -- guards on values read by Python code ------------------------------------------------------
@@ -365,13 +384,13 @@ def _invalidate(tensors: Iterable[torch.Tensor]) -> None:
 
 @dataclass(frozen=True)
 class ValueGuards:
-    """The values of inputs and buffers that Python code read during a capture."""
+    """Guards of the values of inputs and buffers that Python code read during a capture."""
 
     reads: tuple[Read, ...]
 
     @cached_property
     def sources(self) -> tuple[SourceTensor, ...]:
-        """The inputs and buffers on which the values depend."""
+        """The inputs and buffers on which the values that were read depend."""
         leaves = (leaf for call in self._calls for leaf in call.leaves)
         return tuple(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, SourceTensor)))
 
@@ -388,21 +407,21 @@ class ValueGuards:
         return not self.reads or self._current_values(sources) == self._expected_values
 
     def differences(self, sources: Sequence[torch.Tensor]) -> Iterator[str]:
-        """Yield a description of each value that has changed."""
+        """Yield a text for each value that has changed, given the current tensors of `sources`."""
         values = self._current_values(sources)
         for index, read in enumerate(self.reads):
-            place = f" at {read.line}" if read.line else ""
+            subject = f"the {read.description}" + (f" at {read.line}" if read.line else "")
             if values is None:
-                yield f"the {read.description}{place} was {read.value}, and cannot be computed now"
+                yield f"{subject} was {read.value}, and cannot be computed now"
                 return
             if values[index] != self._expected_values[index]:
-                yield f"the {read.description}{place} was {read.value} and is {values[index]}"
+                yield f"{subject} was {read.value} and is {values[index]}"
 
     def _current_values(self, sources: Sequence[torch.Tensor]) -> tuple[str, ...] | None:
         """Return the current values as text, where NaN equals itself; None if a call fails."""
         values: dict[Any, Any] = dict(zip(self.sources, sources, strict=True))
 
-        def value(leaf: Any) -> Any:
+        def leaf_value(leaf: Any) -> Any:
             if isinstance(leaf, Literal):
                 return leaf.value
             return values[leaf] if isinstance(leaf, CallExpression | SourceTensor) else leaf
@@ -410,7 +429,7 @@ class ValueGuards:
         try:
             with torch.no_grad():
                 for call in self._calls:
-                    leaf_values = list(map(value, call.leaves))
+                    leaf_values = list(map(leaf_value, call.leaves))
                     arguments, keywords = _pytree.tree_unflatten(leaf_values, call.spec)
                     values[call] = call.function(*arguments, **keywords)
         except FOREIGN_ERRORS:
@@ -419,7 +438,7 @@ class ValueGuards:
 
 
 def _dependency_order(expressions: Sequence[CallExpression]) -> list[CallExpression]:
-    """Return all calls in expressions, each after the calls that it depends on."""
+    """Return all calls in `expressions`, each after the calls of its arguments."""
     ordered_calls: dict[CallExpression, None] = {}
     pending = list(reversed(expressions))
     while pending:
@@ -439,57 +458,57 @@ def _dependency_order(expressions: Sequence[CallExpression]) -> list[CallExpress
 # -- tests for finite numbers ------------------------------------------------------------------
 
 _FINITE_TESTS: Final = {"isfinite": True, "isnan": False, "isinf": False, "_is_all_true": True}
-"""Functions that test numbers, with their result if all numbers are finite; the last one is used
-by ``torch.distributions`` to validate arguments."""
+"""Result for finite numbers, by function; ``torch.distributions`` validates arguments by the last
+function."""
 _REDUCTIONS: Final = frozenset(("all", "any", "max", "min", "amax", "amin"))
 _LOGICAL: Final = frozenset(
     ("__or__", "__ror__", "__and__", "__rand__", "logical_or", "logical_and", "bitwise_or",
      "bitwise_and")
 )  # fmt: skip
 _NEGATIONS: Final = frozenset(("__invert__", "logical_not", "bitwise_not"))
-_READS: Final = frozenset(("__bool__", "item"))
-_EXPECTED: Final = "poetmodel_expected"
-"""Attribute of a test result: its value if all numbers are finite."""
+_READ_FUNCTIONS: Final = frozenset(("__bool__", "item"))
+_EXPECTED_ATTRIBUTE: Final = "poetmodel_expected"
+"""Attribute of a test result: the value of the result if all numbers are finite."""
 
 
 class FiniteChecks:
-    """Tests for finite numbers in the forward pass of a capture; off by default."""
+    """Records tests for finite numbers in the forward pass of a capture; off by default."""
 
     def __init__(self) -> None:
-        self.is_on = self.watches_operators = False
-        """Whether tests by Python code are recorded, and assertions by operators."""
+        self.records_tests = self.records_asserts = False
+        """Whether tests by Python code, and assertions by operators, are recorded."""
         self.lines: dict[str, None] = {}
-        """The lines with tests, in order."""
+        """The lines with tests, in order; a dict as an ordered set."""
         self._results: list[torch.Tensor] = []
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Context manager that clears the recorded tests, and records those of a forward pass."""
         self.lines.clear()
         self._results.clear()
         with ExitStack() as stack:
-            if self.is_on:
-                stack.enter_context(_TestRecorder(self))
-            if self.watches_operators:
-                stack.enter_context(_AssertRecorder(self))
+            if self.records_tests:
+                stack.enter_context(_FiniteTestMode(self))
+            if self.records_asserts:
+                stack.enter_context(_AssertMode(self))
             yield
 
-    def watch_operators(self, graph_module: fx.GraphModule, values: KnownValues) -> bool:
-        """Record assertions of operators in later captures, if this capture contains any.
+    def enable_asserts(self, graph_module: fx.GraphModule, values: KnownValues) -> bool:
+        """Turn on `records_asserts` if a capture contains assertions of operators.
 
-        Returns whether recording was turned on now, so that the capture must be repeated.
+        Returns whether this turns it on, so that the capture must be repeated.
         """
         descriptors = [
             node.meta.get("desc") for node in graph_module.graph.find_nodes(op="placeholder")
         ]
         has_asserts = any("Token" in type(descriptor).__name__ for descriptor in descriptors)
         has_asserts = has_asserts or bool(values.asserts)
-        is_new = has_asserts and not self.watches_operators
-        self.watches_operators = self.watches_operators or has_asserts
-        return is_new
+        is_turned_on = has_asserts and not self.records_asserts
+        self.records_asserts = self.records_asserts or has_asserts
+        return is_turned_on
 
-    def results(self) -> tuple[torch.Tensor, ...]:
-        """Return a boolean tensor, whether all tests passed; () without tests. Clears the tests."""
+    def take_result(self) -> tuple[torch.Tensor, ...]:
+        """Return (whether all tests passed,) as a tensor, or () without tests. Clears the tests."""
         if not self._results:
             return ()
         are_finite = torch.stack([result.detach().reshape(()) for result in self._results]).all()
@@ -497,26 +516,30 @@ class FiniteChecks:
         return (are_finite,)
 
     def add(self, result: torch.Tensor, *, expected: bool) -> None:
-        """Add the result of a test and its line; `expected` is the result for finite numbers."""
+        """Record a test and its line; `expected` is the value of `result` for finite numbers."""
         self._results.append(result if expected else result.logical_not())
         line = running_user_line(sys._getframe(1))  # noqa: SLF001 - there is no traceback
         self.lines[line or "an unknown line"] = None
 
 
-class _TestRecorder(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
-    """Follows test results from their functions to the Python code that reads them."""
+class _FiniteTestMode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
+    """Function mode that marks results of tests, and records tests whose result Python reads."""
 
     def __init__(self, checks: FiniteChecks) -> None:
         super().__init__()
         self._checks = checks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function; mark results of tests for finite numbers, and record those read."""
+        """Call a function; mark the result of a test with its value for finite numbers.
+
+        If Python reads a marked result whose value is unknown, record the test, and return the
+        value for finite numbers.
+        """
         name = getattr(func, "__name__", "")
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
-        expected_results = {getattr(tensor, _EXPECTED, None) for tensor in tensors}
+        expected_results = {getattr(tensor, _EXPECTED_ATTRIBUTE, None) for tensor in tensors}
         expected_result = expected_results.pop() if len(expected_results) == 1 else None
-        if name in _READS and expected_result is not None:
+        if name in _READ_FUNCTIONS and expected_result is not None:
             try:
                 return func(*args, **(kwargs or {}))
             except DataDependentOutputException:
@@ -530,14 +553,14 @@ class _TestRecorder(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         elif name not in _REDUCTIONS and name not in _LOGICAL:
             expected_result = None
         if expected_result is not None and isinstance(value, torch.Tensor):
-            setattr(value, _EXPECTED, expected_result)
+            setattr(value, _EXPECTED_ATTRIBUTE, expected_result)
         return value
 
 
-class _AssertRecorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """Records operators' assertions: ``torch._assert_async``, and assertions of ``torch.linalg``.
+class _AssertMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
+    """Dispatch mode that records assertions of ``torch._assert_async`` and ``torch.linalg``.
 
-    The recorded test replaces the operation that would raise, which a step cannot repeat.
+    The recorded test replaces the operator that would raise, which a compiled step cannot call.
     """
 
     def __init__(self, checks: FiniteChecks) -> None:
@@ -545,7 +568,7 @@ class _AssertRecorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call,
         self._checks = checks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Add an assertion instead of executing it; call other operators."""
+        """Record an assertion instead of executing it; call all other operators."""
         if args and isinstance(args[0], FunctionalTensor):
             if func is torch.ops.aten._linalg_check_errors.default:  # noqa: SLF001 - its only name
                 self._checks.add(args[0].eq(0).all(), expected=True)
@@ -557,5 +580,5 @@ class _AssertRecorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call,
 
 
 def is_unknown_value_error(error: BaseException) -> bool:
-    """Return whether a capture failed because Python code read an unknown value."""
+    """Return whether an error arose because Python code read an unknown value."""
     return any(isinstance(link, DataDependentOutputException) for link in exception_chain(error))

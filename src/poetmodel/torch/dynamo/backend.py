@@ -1,4 +1,4 @@
-"""`backend`: a RAM budget for ``torch.compile``; `partitioner`: the same for Inductor alone."""
+"""`backend`: a RAM budget for ``torch.compile``; `partitioner`: for users who set up Inductor."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from poetmodel.errors import InputError, shown
 from poetmodel.files import unknown_key
 from poetmodel.solver.request import Request
 from poetmodel.torch.cache import Cache
-from poetmodel.torch.dynamo.compiling import BY_NAME, Backend
-from poetmodel.torch.dynamo.gradients import OPTION
+from poetmodel.torch.dynamo.compiling import BACK_END_FUNCTIONS, Backend
+from poetmodel.torch.dynamo.gradients import OPTION_NAME
 from poetmodel.torch.dynamo.planning import (
     MEASURED,
     BackendOptions,
@@ -21,7 +21,7 @@ from poetmodel.torch.dynamo.planning import (
     check_budget,
 )
 from poetmodel.torch.dynamo.regions import region_errors
-from poetmodel.torch.dynamo.rewriting import AUTO, NO_GRAPH
+from poetmodel.torch.dynamo.rewriting import AUTO, NO_GRAPH_TEXT
 from poetmodel.torch.runtime.profiling import measure_paging
 from poetmodel.torch.state.pages import make_folder
 from poetmodel.units import parse_size
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 EAGER, INDUCTOR = "eager", "inductor"
 """The kernels that a graph can use."""
-_PLACES: Final = ("cpu", "cuda", "meta", "mps", "xpu")
-"""Devices of PyTorch, which users may pass instead of a device of this package."""
-_NAMED: Final[list[tuple[dict[str, Any], Backend]]] = []
+_PYTORCH_DEVICES: Final = ("cpu", "cuda", "meta", "mps", "xpu")
+"""Names of PyTorch's devices, which users may confuse with devices of this package."""
+_NAMED_BACK_ENDS: Final[list[tuple[dict[str, Any], Backend]]] = []
 """(options, back end) of each back end that was requested by name."""
 
 
@@ -63,17 +63,17 @@ def backend(  # noqa: PLR0913 - its options
     Parameters
     ----------
     ram : str or int
-        The maximum that the compiled function may allocate at once: activations, returned
-        gradients, results, workspaces. Calls that wait for their backward pass count together. Give
+        The maximum that the compiled function may allocate at the same time: activations, returned
+        gradients, results, workspaces. Calls that wait for their backward pass count together. Pass
         bytes, ``8GiB``, or a percentage of the peak of the same function with everything kept. The
         percentage refers to the function's first shape, and its bytes apply to all later shapes.
-        Without gradients nothing is kept, and any percentage means the whole peak. ``eager``: the
-        peak of the model itself, with its own checkpoints if it has any. Parameters, inputs and the
+        Without gradients no tensor is kept, and any percentage means the whole peak. ``eager``: the
+        peak of the model itself, with its checkpoints if it has any. Parameters, inputs and the
         optimizer's state are not counted.
     kernels : str
-        ``eager``: the kernels that PyTorch uses without ``torch.compile``, with the same bits.
-        ``inductor``: the fused kernels of ``torch.compile``, with its bits; needs a C++ compiler,
-        does not page, and plans no evaluation without gradients.
+        ``eager``: the kernels that PyTorch uses without ``torch.compile``, with the same results
+        bit by bit. ``inductor``: the fused kernels of ``torch.compile``, with its results bit by
+        bit; needs a C++ compiler, does not page, and plans no evaluation without gradients.
     storage : str or Path, optional
         A folder for pages; without it no tensor is paged.
     device : str or Device, optional
@@ -81,7 +81,7 @@ def backend(  # noqa: PLR0913 - its options
     costs : str, optional
         ``measured``: time the operations of the graph instead of estimating them.
     time_limit : float
-        Time limit for solving the graphs of a call [s].
+        Time limit for solving all graphs of a call [s].
     gap : float
         MIP gap at which a solve ends, as a fraction.
     outside : str or int, optional
@@ -148,7 +148,7 @@ def backend(  # noqa: PLR0913 - its options
 
 
 def _argument_errors(kernels: str, costs: str | None, **arguments: Any) -> Iterator[str]:
-    """Yield an error for each invalid argument or combination of arguments of `backend`."""
+    """Yield an error for each invalid argument of `backend`, and each invalid combination."""
     yield from _number_errors(**arguments)
     yield from region_errors(arguments["regions"])
     if kernels not in (EAGER, INDUCTOR):
@@ -158,24 +158,24 @@ def _argument_errors(kernels: str, costs: str | None, **arguments: Any) -> Itera
     if kernels == INDUCTOR and arguments["storage"] is not None:
         yield f"storage: pages need kernels={EAGER!r}"
     if kernels == INDUCTOR:
-        eager_only = (name for name in ("outside", "regions", OPTION) if arguments[name])
+        eager_only = (name for name in ("outside", "regions", OPTION_NAME) if arguments[name])
         yield from (f"{name}: needs kernels={EAGER!r}" for name in eager_only)
     if kernels == INDUCTOR and costs == MEASURED:
         yield f"costs: kernels that are generated later cannot be {MEASURED}"
     if costs is not None and arguments["device"] is not None:
         yield "pass a device or costs, not both"
-    kinds: dict[str, tuple[str, Any]] = {
+    expected_types: dict[str, tuple[str, Any]] = {
         "device": ("a device or its name", str | Device | None),
         "storage": ("a folder", str | Path | None),
         "cache": ("a folder, True or False", str | Path | bool),
         "on_progress": ("a function", Callable | None),
         "loss_only": ("True or False", bool),
-        OPTION: ("True or False", bool),
+        OPTION_NAME: ("True or False", bool),
     }
-    for name, (expected, kind) in kinds.items():
-        if not isinstance(arguments[name], kind) or arguments[name] == "":
+    for name, (expected, expected_type) in expected_types.items():
+        if not isinstance(arguments[name], expected_type) or arguments[name] == "":
             yield f"{name}: expected {expected}, got {shown(arguments[name])}"
-    if str(arguments["device"]).partition(":")[0] in _PLACES:
+    if str(arguments["device"]).partition(":")[0] in _PYTORCH_DEVICES:
         yield (
             f"device: {shown(arguments['device'])} is a device of PyTorch; expected a board or a "
             "card that times are estimated for, such as rpi4b, a100 or a file *.toml; leave it out "
@@ -186,7 +186,7 @@ def _argument_errors(kernels: str, costs: str | None, **arguments: Any) -> Itera
 def _number_errors(
     ram: object, time_limit: float, gap: float, outside: Any, **_: Any
 ) -> Iterator[str]:
-    """Yield an error for each invalid size or limit of a solve."""
+    """Yield an error for each invalid size, time limit or gap."""
     checks: list[Callable[[], object]] = [
         lambda: check_budget(ram),
         lambda: Request(time_limit_s=time_limit, gap=gap),
@@ -201,7 +201,7 @@ def _number_errors(
 
 
 def named(module: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any:
-    """Compile a graph for ``torch.compile(..., backend="poetmodel", options={"ram": "60%"})``.
+    """Compile a graph: the back end ``torch.compile(..., backend="poetmodel", options={...})``.
 
     Options are the parameters of `backend`; equal options share one back end with one budget.
     Raises `InputError` for invalid options.
@@ -218,14 +218,16 @@ def named(module: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any
         errors.append('options: expected a budget, such as options={"ram": "60%"}')
     if errors:
         raise InputError(errors)
-    back_end = next((back_end for parameters, back_end in _NAMED if parameters == options), None)
+    back_end = next(
+        (back_end for parameters, back_end in _NAMED_BACK_ENDS if parameters == options), None
+    )
     if back_end is None:
         back_end = backend(**options)
-        _NAMED.append((dict(options), back_end))
+        _NAMED_BACK_ENDS.append((dict(options), back_end))
     return back_end(module, inputs)
 
 
-BY_NAME.append(named)
+BACK_END_FUNCTIONS.append(named)
 
 
 def plans() -> list[PlanRecord]:
@@ -234,15 +236,16 @@ def plans() -> list[PlanRecord]:
     Returns
     -------
     list of PlanRecord
-        As in ``plans`` of a `Backend`: those of equal options in the order of capture.
+        As in ``plans`` of a `Backend`. Records of equal options are in the order of capture.
     """
-    return [record for _, back_end in _NAMED for record in back_end.plans]
+    return [record for _, back_end in _NAMED_BACK_ENDS for record in back_end.plans]
 
 
 def summary() -> str:
     """Return one line for each graph of the back ends that were requested by name."""
     return (
-        "\n".join(back_end.summary() for _, back_end in _NAMED if back_end.was_called) or NO_GRAPH
+        "\n".join(back_end.summary() for _, back_end in _NAMED_BACK_ENDS if back_end.was_called)
+        or NO_GRAPH_TEXT
     )
 
 
@@ -256,8 +259,8 @@ def partitioner(
 ) -> Partitioner:
     """Return a partitioner for users who set up Inductor themselves.
 
-    It plans single calls: run each backward pass before the next call. A `backend` counts waiting
-    calls together.
+    It plans each call by itself, so each backward pass must precede the next call. A `backend`
+    counts waiting calls together.
 
     Parameters
     ----------
@@ -275,8 +278,8 @@ def partitioner(
     Returns
     -------
     Partitioner
-        For ``torch._inductor.config.custom_partitioner_fn``. Its ``graphs`` has plans and a summary
-        like a `Backend`.
+        For ``torch._inductor.config.custom_partitioner_fn``. Its attribute ``graphs`` has the plans
+        and a summary, like a `Backend`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Costs of a joint graph's operations: cached profiles, and rates of this machine."""
+"""Profiles of a joint graph's operations, and rates of this machine: measured and cached."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 
 CALL_S: Final = 5e-6
-"""Time of an operation besides its work: PyTorch's dispatcher and the interpreter [s]."""
-_MATRIX: Final = 1024
-"""Rows and columns of the matrices of the measured product."""
+"""Time of an operation besides its kernel: PyTorch's dispatcher and the interpreter [s]."""
+_MATRIX_SIZE: Final = 1024
+"""Number of rows, and of columns, of the matrices in the measured product."""
 _COPIED_BYTES: Final = 2**26
 """Size of the measured copy [B]."""
 
 
 class Profiles:
-    """Profiles of operations, measured here or in earlier processes.
+    """Profiles of operations, measured now or in earlier processes.
 
     Parameters
     ----------
@@ -58,29 +58,29 @@ class Profiles:
         timed: bool,
         is_generated: Callable[[fx.Node], bool] | None = None,
     ) -> None:
-        """Create a profiler; nothing is measured before `get`."""
+        """Create a profiler; `get` measures."""
         self._cache = cache
         self._profiler = OpProfiler(measure_times=timed)
         self._is_generated = is_generated
 
     def get(self, joint: JointGraph) -> list[OpProfile]:
-        """Return the profiles of a graph's operations, from the cache or by running each once."""
+        """Return the profiles of a graph's operations, from the cache or by executing each once."""
         key = self._key(joint)
-        values = None if key is None else self._cache.read("profiles", key)
+        cached_lists = None if key is None else self._cache.read("profiles", key)
         with suppress(TypeError, ValueError, AttributeError):
-            if values is not None:
-                return [OpProfile.from_list(fields) for fields in values]
-        expected = {operation.node: operation.profile for operation in joint.operations}
+            if cached_lists is not None:
+                return [OpProfile.from_list(fields) for fields in cached_lists]
+        predicted_profiles = {operation.node: operation.profile for operation in joint.operations}
         profile_of_node = profile_on_synthetic(
-            joint.graph, expected, self._profiler, is_generated=self._is_generated
+            joint.graph, predicted_profiles, self._profiler, is_generated=self._is_generated
         )
-        profiles = [profile_of_node[node] for node in expected]
+        profiles = [profile_of_node[node] for node in predicted_profiles]
         if key is not None:
             self._cache.write("profiles", key, [profile.to_list() for profile in profiles])
         return profiles
 
     def _key(self, joint: JointGraph) -> str | None:
-        """Return an identifier of a graph on this host; None if one of its values has no key."""
+        """Return the cache key of a graph on this host; None if a value in it has no key."""
         inputs = [list(map(plain_layout, tensors_in(fake_value(node)))) for node in joint.arguments]
         with suppress(NoKeyError):
             return digest(
@@ -96,8 +96,8 @@ class Profiles:
 # -- a machine as a device ------------------------------------------------------------------------
 
 
-def machine_rates(cache: Cache) -> tuple[float, float]:
-    """Return the FLOP/s of a matrix product and the B/s of a copy, measured once and cached."""
+def load_machine_rates(cache: Cache) -> tuple[float, float]:
+    """Return (FLOP/s of a matrix product, B/s of a copy), measured once and cached."""
     rates = cache.read("rates", digest(host_key()))
     if rates is None:
         rates = _measure_rates()
@@ -106,8 +106,8 @@ def machine_rates(cache: Cache) -> tuple[float, float]:
     return flops_per_s, bytes_per_s
 
 
-def this_machine(rates: tuple[float, float]) -> Device:
-    """Return this machine as a device with the rates of `machine_rates`."""
+def host_device(rates: tuple[float, float]) -> Device:
+    """Return this machine as a device with the rates of `load_machine_rates`."""
     flops_per_s, bytes_per_s = rates
     return Device(
         name="this machine",
@@ -118,20 +118,21 @@ def this_machine(rates: tuple[float, float]) -> Device:
 
 
 def _measure_rates() -> tuple[float, float]:
-    """Return the FLOP/s of a matrix product and the B/s of a copy, measured now."""
+    """Measure and return (FLOP/s of a matrix product, B/s of a copy)."""
     with _disable_current_modes(), torch.no_grad():
-        matrix = torch.ones(_MATRIX, _MATRIX)
+        matrix = torch.ones(_MATRIX_SIZE, _MATRIX_SIZE)
         source = torch.ones(_COPIED_BYTES // 4)
         target = torch.empty_like(source)
         product_s = _min_time_s(lambda: torch.mm(matrix, matrix))
         copy_s = _min_time_s(lambda: target.copy_(source))
-    return 2 * _MATRIX**3 / product_s, 2 * _COPIED_BYTES / copy_s
+    return 2 * _MATRIX_SIZE**3 / product_s, 2 * _COPIED_BYTES / copy_s
 
 
 def _min_time_s(work: Callable[[], object]) -> float:
+    """Call a function three times; return the shortest time [s]."""
     shortest_s = float("inf")
     for _ in range(3):
-        begin = perf_counter()
+        begin_s = perf_counter()
         work()
-        shortest_s = min(shortest_s, perf_counter() - begin)
+        shortest_s = min(shortest_s, perf_counter() - begin_s)
     return shortest_s

@@ -1,7 +1,7 @@
 """Gradients that the backward graph adds to ``.grad`` itself, instead of returning them.
 
-Autograd gets None for these gradients and accumulates none, but calls the hooks that run after
-accumulation. Cases with other bits are refused by name, before the backward pass has added any
+Autograd gets None for these gradients and accumulates none, but calls the hooks after accumulation.
+Cases whose sums could differ from those of autograd are refused, before the backward pass adds any
 gradient. Autograd has no list of the nodes of a pass, so the first check of a pass reads the
 outputs from the Python frame that called the engine.
 """
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import FrameType
 
-OPTION: Final = "add_gradients"
-"""Name of the back end's option."""
-_WITHOUT: Final = f"or leave {OPTION} out"
-WRAPPED: Final = (
-    f"{OPTION}: DistributedDataParallel and fully_shard reduce gradients that autograd returns: "
-    f"leave {OPTION} out"
+OPTION_NAME: Final = "add_gradients"
+"""Name of the option of the back end."""
+_LEAVE_OUT: Final = f"or leave {OPTION_NAME} out"
+WRAPPER_ERROR: Final = (
+    f"{OPTION_NAME}: DistributedDataParallel and fully_shard reduce gradients that autograd "
+    f"returns: leave {OPTION_NAME} out"
 )
 
 
 def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor, *, is_owned: bool) -> None:
-    """Add a gradient to ``parameter.grad``, with the layout that autograd would choose.
+    """Add a gradient to ``parameter.grad``, in the layout that autograd would choose.
 
     Parameters
     ----------
@@ -52,8 +52,8 @@ def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor, *, is_owned: b
         old_gradient.add_(gradient)
         return
     layout = torch.empty_like(parameter, device="meta")
-    fills = gradient.untyped_storage().nbytes() == gradient.nbytes
-    if is_owned and fills and gradient.stride() == layout.stride():
+    fills_storage = gradient.untyped_storage().nbytes() == gradient.nbytes
+    if is_owned and fills_storage and gradient.stride() == layout.stride():
         parameter.grad = gradient.detach()
     else:
         parameter.grad = torch.empty_like(parameter).copy_(gradient)
@@ -63,7 +63,7 @@ has_side_effect(add_gradient)
 
 
 def trained_parameters(inputs: Sequence[Any], names: Mapping[int, str]) -> dict[int, str]:
-    """Return the names of parameters that need gradients, by their positions among `inputs`."""
+    """Return the name of each input that is a trained parameter, by its position in `inputs`."""
     return {
         k: names.get(k) or f"parameter {k}"
         for k, value in enumerate(inputs)
@@ -72,12 +72,12 @@ def trained_parameters(inputs: Sequence[Any], names: Mapping[int, str]) -> dict[
 
 
 def insert_additions(graph: fx.Graph, parameters: Mapping[int, str]) -> None:
-    """Insert operations that add gradients of parameters to ``.grad`` into a joint graph.
+    """Insert operations into a joint graph that add gradients of parameters to ``.grad``.
 
     Parameters
     ----------
     graph : torch.fx.Graph
-        Joint graph of AOTAutograd; the operations, whose value is None, replace its gradients.
+        Joint graph of AOTAutograd; the operations replace the gradients among its results.
     parameters : mapping
         Names of the parameters by their positions among the inputs of the function.
     """
@@ -93,8 +93,8 @@ def insert_additions(graph: fx.Graph, parameters: Mapping[int, str]) -> None:
         source = kind.grad_of
         if not isinstance(source, PlainAOTInput) or source.idx not in parameters:
             continue
-        is_made = gradient.op == "call_function"
-        with graph.inserting_before(gradient.next if is_made else output):
+        is_computed = gradient.op == "call_function"
+        with graph.inserting_before(gradient.next if is_computed else output):
             node = graph.call_function(
                 add_gradient, (arguments[source], gradient), {"is_owned": False}
             )
@@ -104,7 +104,7 @@ def insert_additions(graph: fx.Graph, parameters: Mapping[int, str]) -> None:
                 node.meta[key] = gradient.meta[key]
         results[k] = node
     output.args = (tuple(results),)
-    _set_owners(graph)
+    _set_ownership(graph)
 
 
 def is_addition(node: Any) -> bool:
@@ -112,8 +112,8 @@ def is_addition(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.target is add_gradient
 
 
-def _set_owners(graph: fx.Graph) -> None:
-    """Set `is_owned` of each addition: whether no other operation reads the gradient."""
+def _set_ownership(graph: fx.Graph) -> None:
+    """Set `is_owned` of each addition: whether no other operation reads the gradient's storage."""
     readers: dict[int | None, set[fx.Node]] = {}
     for node in graph.nodes:
         for source in node.all_input_nodes:
@@ -126,8 +126,8 @@ def _set_owners(graph: fx.Graph) -> None:
         node.kwargs = {"is_owned": is_owned}
 
 
-class Additions:
-    """Checks in each backward pass that gradients may be added instead of returned.
+class AdditionChecks:
+    """Checks in each backward pass that gradients may be added to ``.grad`` by the graph.
 
     Parameters
     ----------
@@ -137,74 +137,76 @@ class Additions:
 
     def __init__(self, parameters: Mapping[int, str]) -> None:
         self._parameters = parameters
-        _calls_hooks()  # computes the cached result, which is impossible in a backward pass
+        _calls_hooks()  # caches the result, which cannot be computed in a backward pass
 
-    def add_checks(self, call: Callable[..., Any], node_of: Callable[[Any], Any]) -> Any:
-        """Return the compiled function, which registers a check of each call's backward pass.
+    def add_checks(self, compiled: Callable[..., Any], find_node: Callable[[Any], Any]) -> Any:
+        """Wrap a compiled function, so that it registers a check of each call's backward pass.
+
+        The wrapper raises `CaptureError` for calls that are not supported.
 
         Parameters
         ----------
-        call : callable
+        compiled : callable
             The compiled function.
-        node_of : callable
+        find_node : callable
             Returns a weak reference to the autograd node of results, or None.
         """
 
-        def run(*arguments: Any) -> Any:
+        def call_compiled(*arguments: Any) -> Any:
             """Call the function, and register the check of its backward pass."""
             if not torch.is_grad_enabled():
-                return call(*arguments)
+                return compiled(*arguments)
             if active_ddp() is not None:
-                raise CaptureError(WRAPPED)
+                raise CaptureError(WRAPPER_ERROR)
             if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # noqa: FBT003, SLF001 - no other way
                 raise CaptureError(
-                    f"{OPTION}: hooks of saved tensors, as those of torch.utils.checkpoint, hide "
-                    f"parameters: call the function without them, {_WITHOUT}"
+                    f"{OPTION_NAME}: hooks of saved tensors, as those of torch.utils.checkpoint, "
+                    f"hide parameters: call the function without them, {_LEAVE_OUT}"
                 )
-            results = call(*arguments)
-            node = node_of(results)
+            results = compiled(*arguments)
+            node = find_node(results)
             if node is not None:
                 names = {id(arguments[k]): name for k, name in self._parameters.items()}
-                node().metadata[_NAMES] = names
+                node().metadata[_NAMES_KEY] = names
                 node().register_prehook(lambda _: _check_pass(node()))
             elif any(getattr(value, "requires_grad", False) for value in results):
                 raise CaptureError(
-                    f"{OPTION}: no result has the call's autograd node: return a copy"
+                    f"{OPTION_NAME}: no result has the call's autograd node: return a copy"
                 )
             return results
 
-        return run
+        return call_compiled
 
 
-_ADDED: Final = "poetmodel.added"
+_ADDED_KEY: Final = "poetmodel.added"
 """Key under an AccumulateGrad node's metadata: id of the backward pass that added a gradient."""
-_NAMES: Final = "poetmodel.names"
+_NAMES_KEY: Final = "poetmodel.names"
 """Key under a call node's metadata: names of its parameters by their ``id``."""
-_CHECKED: Final = "poetmodel.checked"
-"""Key under a call node's metadata: id of the backward pass whose first check included it."""
+_CHECKED_KEY: Final = "poetmodel.checked"
+"""Key under a call node's metadata: id of the backward pass in which the node was checked."""
 
 
 def _check_pass(node: Any) -> None:
-    """Raise `CaptureError` if autograd would not only add the gradients to ``.grad``.
+    """Raise `CaptureError` if gradients of a call may not be added to ``.grad``; a prehook.
 
     The first check of a backward pass covers all its calls, so that an error leaves ``.grad``
-    unchanged. Registers a watch for other gradients of the call's parameters.
+    unchanged. Registers a `_GradientWatch` for each parameter of the call.
     """
     if torch.is_grad_enabled():
         raise CaptureError(
-            f"{OPTION}: backward(create_graph=True) needs differentiable gradients: "
-            f"leave {OPTION} out"
+            f"{OPTION_NAME}: backward(create_graph=True) needs differentiable gradients: "
+            f"leave {OPTION_NAME} out"
         )
-    task = _current_pass_id()
-    if node.metadata.get(_CHECKED) != task:
-        _check_calls(task, _executed_nodes() or [node])
-    targets = _targets(node)
+    pass_id = _current_pass_id()
+    if node.metadata.get(_CHECKED_KEY) != pass_id:
+        _check_calls(pass_id, _find_executed_nodes() or [node])
+    targets = _find_targets(node)
     for target, name in targets:
-        error = _error(target.variable, target, name)
+        error = _find_error(target.variable, target, name)
         if error is not None:
-            raise CaptureError(f"{OPTION}: {error}")
+            raise CaptureError(f"{OPTION_NAME}: {error}")
     for target, name in targets:
-        target.metadata[_ADDED] = task
+        target.metadata[_ADDED_KEY] = pass_id
         _GradientWatch(target, name)
 
 
@@ -213,9 +215,9 @@ def _current_pass_id() -> int:
     return int(torch._C._current_graph_task_id())  # noqa: SLF001 - no other way
 
 
-def _targets(node: Any) -> list[tuple[Any, str]]:
-    """Return (AccumulateGrad node, name) of each named parameter of a call."""
-    names = node.metadata[_NAMES]
+def _find_targets(node: Any) -> list[tuple[Any, str]]:
+    """Return (AccumulateGrad node, name) of each parameter of a call with added gradients."""
+    names = node.metadata[_NAMES_KEY]
     return [
         (target, names[id(target.variable)])
         for target, _ in node.next_functions
@@ -228,36 +230,36 @@ def _is_leaf(node: Any) -> bool:
     return type(node).__name__ == "AccumulateGrad"
 
 
-def _check_calls(task: int, nodes: Sequence[Any]) -> None:
-    """Raise `CaptureError` for the first error in the calls among the nodes of a backward pass.
+def _check_calls(pass_id: int, nodes: Sequence[Any]) -> None:
+    """Raise `CaptureError` for the first error of any call among the nodes of a backward pass.
 
-    Marks the calls as checked.
+    Marks the calls as checked in pass `pass_id`.
     """
-    calls = [node for node in nodes if _NAMES in node.metadata]
-    sources = Counter(variable for node in nodes for variable in _leaf_ids(node))
+    calls = [node for node in nodes if _NAMES_KEY in node.metadata]
+    n_sources = Counter(leaf_id for node in nodes for leaf_id in _leaf_ids(node))
     for node in calls:
-        for target, name in _targets(node):
+        for target, name in _find_targets(node):
             variable = target.variable
-            error = _error(variable, target, name)
-            if error is None and sources[id(variable)] > 1:
+            error = _find_error(variable, target, name)
+            if error is None and n_sources[id(variable)] > 1:
                 error = _sources_message(name)
             if error is not None:
-                raise CaptureError(f"{OPTION}: {error}")
+                raise CaptureError(f"{OPTION_NAME}: {error}")
     for node in calls:
-        node.metadata[_CHECKED] = task
+        node.metadata[_CHECKED_KEY] = pass_id
 
 
 def _leaf_ids(node: Any) -> set[int]:
-    """Return the ``id`` of each leaf whose gradient a node computes; also of a leaf output."""
+    """Return the ``id`` of each leaf whose gradient `node` computes or, as an output, receives."""
     targets = [node, *(target for target, _ in node.next_functions)]
     return {id(target.variable) for target in targets if _is_leaf(target)}
 
 
-def _executed_nodes() -> list[Any]:
+def _find_executed_nodes() -> list[Any]:
     """Return the nodes that the running backward pass executes.
 
-    AccumulateGrad nodes are omitted unless they are outputs. Empty if another thread called the
-    engine, as for passes of GPUs.
+    AccumulateGrad nodes are omitted unless they are outputs. Returns [] if another thread called
+    the engine, as for passes on GPUs.
     """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - no other way
     while frame is not None and frame.f_code is not _engine_run_backward.__code__:
@@ -280,7 +282,9 @@ def _executed_nodes() -> list[Any]:
 
 
 class _GradientWatch:
-    """Raises `CaptureError` if autograd accumulates another gradient in this backward pass.
+    """A prehook that raises `CaptureError` if autograd gets another gradient of a parameter.
+
+    It applies to the backward pass in which it was created.
 
     Parameters
     ----------
@@ -296,23 +300,24 @@ class _GradientWatch:
         self._handle = target.register_prehook(self)
 
     def __call__(self, gradients: Sequence[Any]) -> None:
+        """Check the gradients that autograd accumulates, and remove the prehook."""
         self._handle.remove()
         if self._current_pass_id == _current_pass_id() and any(
             gradient is not None for gradient in gradients
         ):
-            raise CaptureError(f"{OPTION}: {_sources_message(self._name)}")
+            raise CaptureError(f"{OPTION_NAME}: {_sources_message(self._name)}")
 
 
 def _sources_message(name: str) -> str:
     return (
         f"{name} also gets gradients from elsewhere in this backward pass, and their sum would "
         "have other bits: compile the function that makes all of them, call backward() for each, "
-        f"{_WITHOUT}"
+        f"{_LEAVE_OUT}"
     )
 
 
-def _error(parameter: Any, target: Any, name: str) -> str | None:
-    """Return the reason why a gradient cannot be added to ``.grad``; None if it can.
+def _find_error(parameter: Any, target: Any, name: str) -> str | None:
+    """Return the reason why a gradient must not be added to ``.grad``; None if it may.
 
     Parameters
     ----------
@@ -325,27 +330,27 @@ def _error(parameter: Any, target: Any, name: str) -> str | None:
     if not _is_accumulated(target):
         return (
             f"torch.autograd.grad, and backward(inputs=...) without {name}, need gradients that "
-            f"are not for .grad: leave {OPTION} out"
+            f"are not for .grad: leave {OPTION_NAME} out"
         )
-    if target.metadata.get(_ADDED) == _current_pass_id():
+    if target.metadata.get(_ADDED_KEY) == _current_pass_id():
         return _sources_message(name)
     if parameter._backward_hooks:  # noqa: SLF001 - no other way
         return (
             f"{name} has a hook of register_hook, which autograd calls with the gradient: use "
-            f"register_post_accumulate_grad_hook, {_WITHOUT}"
+            f"register_post_accumulate_grad_hook, {_LEAVE_OUT}"
         )
     if getattr(parameter, "_post_accumulate_grad_hooks", None) and not _calls_hooks():
         return (
             f"{name} has a hook of register_post_accumulate_grad_hook, which this version of "
-            f"PyTorch calls only for returned gradients: update PyTorch, {_WITHOUT}"
+            f"PyTorch calls only for returned gradients: update PyTorch, {_LEAVE_OUT}"
         )
     if parameter.grad is not None and parameter.grad.layout is not torch.strided:
-        return f"{name}.grad is sparse: set it to None, {_WITHOUT}"
+        return f"{name}.grad is sparse: set it to None, {_LEAVE_OUT}"
     return None
 
 
 class _NoGradient(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """A function whose backward returns no gradient."""
+    """A function whose backward pass returns None as gradient."""
 
     @staticmethod
     def forward(_: Any, value: torch.Tensor) -> torch.Tensor:
@@ -358,7 +363,7 @@ class _NoGradient(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
 @cache
 def _calls_hooks() -> bool:
-    """Return whether autograd calls hooks after accumulation if no gradient was returned."""
+    """Return whether autograd calls post-accumulation hooks even if the gradient is None."""
     calls: list[object] = []
     with torch.enable_grad():
         leaf = torch.zeros(1, requires_grad=True)

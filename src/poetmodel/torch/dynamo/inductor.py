@@ -1,8 +1,8 @@
-"""Plans for Inductor: a partitioner, and the tensors that have memory when kernels are fused.
+"""Plans for Inductor: a partitioner, and a back end that measures the peaks of fused kernels.
 
-Inductor computes a pointwise operation inside each kernel that reads it, unless the kernel would
-read or compute more than Inductor allows. Such an operation has no memory, and is no tensor of the
-plan.
+Inductor inlines a pointwise operation: each kernel that reads its result computes it, unless the
+kernel would then read or compute more than Inductor allows. The result of an inlined operation has
+no memory, and is no tensor of the plan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.torch.cache import digest, plain_layout
 from poetmodel.torch.dynamo.compiling import Backend, require_whole_model
-from poetmodel.torch.dynamo.joint_graph import TANGENTS, JointGraph, ancestors
+from poetmodel.torch.dynamo.joint_graph import TANGENTS, JointGraph, find_ancestors
 from poetmodel.torch.dynamo.live_calls import CountedGraph
 from poetmodel.torch.dynamo.planning import PassPeaks
 from poetmodel.torch.graph.operators import operator_name
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
     from poetmodel.torch.dynamo.planning import BackendOptions, FirstCall, PlanRecord
     from poetmodel.torch.dynamo.rewriting import GraphPlanner
 
-MAX_READS: Final = 4
-"""Maximum number of large inputs with which Inductor inlines an operation."""
+MAX_LARGE_INPUTS: Final = 4
+"""Maximum number of large inputs of an operation that Inductor inlines."""
 MAX_ATTEMPTS: Final = 5
-"""Maximum number of plans of a graph, with more reserved for Inductor each time."""
-_SCANS: Final = frozenset(("cumsum", "prepare_softmax_online"))
-"""Reductions without PyTorch's tag."""
-_SEEDED: Final = frozenset(
+"""Maximum number of plans of a graph; each reserves more bytes for Inductor."""
+_UNTAGGED_REDUCTIONS: Final = frozenset(("cumsum", "prepare_softmax_online"))
+"""Operators that reduce, but lack PyTorch's tag of reductions."""
+_SEEDED_OPERATORS: Final = frozenset(
     ("inductor_lookup_seed", "inductor_randint", "inductor_random", "inductor_seed")
 )
-"""Random numbers that Inductor computes from a seed in each kernel that reads them."""
+"""Operators of random numbers that Inductor inlines: each reader computes them from a seed."""
 
 
 def is_generated(node: fx.Node) -> bool:
-    """Return whether Inductor generates the kernel of an operation, and calls none of PyTorch's."""
+    """Return whether Inductor generates the kernel of an operation instead of calling PyTorch's."""
     target: Any = node.target
     return (
         target in lowerings
@@ -62,31 +62,30 @@ def is_generated(node: fx.Node) -> bool:
     )
 
 
-class Inlining:
-    """Predicts which operations of a joint graph Inductor computes inside their readers."""
+class InliningPredictor:
+    """Predicts which operations of a joint graph Inductor inlines."""
 
     def __init__(self, graph: fx.Graph, forward_outputs: int) -> None:
         """Find the results, the forward pass and the reductions of a joint graph."""
-        self._kinds = partitioners.get_default_op_list()
+        self._op_types = partitioners.get_default_op_list()
         (output,) = graph.find_nodes(op="output")
         results = _pytree.tree_leaves(output.args)
         self._results = set(results)
-        self._forward = ancestors(results[:forward_outputs])
-        self._reduced: set[fx.Node] = set()
-        """Reductions, and element-wise operations on their results.
+        self._forward = find_ancestors(results[:forward_outputs])
+        self._reductions: set[fx.Node] = set()
+        """Reductions, and element-wise operations on their results, which are not inlined.
 
-        Inductor generates such element-wise operations as scalar code behind the reduction.
-        Elsewhere they would be vector code, whose logarithm, for example, may have another last
-        bit.
+        Inductor generates such element-wise operations as scalar code after the reduction. In a
+        reader they would be vector code, whose logarithm, for example, may differ in the last bit.
         """
         for node in graph.nodes:
-            reduced_inputs = self._reduced.intersection(node.all_input_nodes)
-            if _is_reduction(node) or _elements(node) in map(_elements, reduced_inputs):
-                self._reduced.add(node)
+            reduced_inputs = self._reductions.intersection(node.all_input_nodes)
+            if _is_reduction(node) or _max_elements(node) in map(_max_elements, reduced_inputs):
+                self._reductions.add(node)
 
     def __call__(self, node: fx.Node, size_bytes: int, read_bytes: Sequence[int]) -> bool:
-        """Return whether a node has no memory, from its size and the sizes of its inputs [B]."""
-        if not self._is_fusible(node) or node in self._reduced or node.is_impure():
+        """Return whether a node is inlined, by its size and the sizes of its inputs [B]."""
+        if not self._is_fusible(node) or node in self._reductions or node.is_impure():
             return False
         views = [node, *self._views(node)]
         if not self._results.isdisjoint(views):
@@ -95,7 +94,7 @@ class Inlining:
         if not all(map(self._is_fusible, readers)):
             return False
         n_large_inputs = sum(2 * size >= size_bytes for size in read_bytes)
-        if n_large_inputs > MAX_READS or (
+        if n_large_inputs > MAX_LARGE_INPUTS or (
             len(readers) > 1 and (n_large_inputs > 1 or operator_name(node) == "cat")
         ):
             return False
@@ -105,12 +104,13 @@ class Inlining:
         return not (is_random and node in self._forward and not readers <= self._forward)
 
     def _is_fusible(self, node: fx.Node) -> bool:
-        if self._kinds.is_random(node):
+        """Return whether Inductor can fuse an operation with its readers."""
+        if self._op_types.is_random(node):
             return False
-        return self._kinds.is_fusible(node) or operator_name(node) in _SEEDED
+        return self._op_types.is_fusible(node) or operator_name(node) in _SEEDED_OPERATORS
 
     def _views(self, node: fx.Node) -> Iterator[fx.Node]:
-        """Yield the views of a node's storage, also views of views."""
+        """Yield the views of a node, and their views."""
         for user in node.users:
             if user.op == "call_function" and fake_storage_key(user) == fake_storage_key(node):
                 yield user
@@ -118,29 +118,32 @@ class Inlining:
 
 
 def _is_reduction(node: fx.Node) -> bool:
-    return torch.Tag.reduction in getattr(node.target, "tags", ()) or operator_name(node) in _SCANS
+    return (
+        torch.Tag.reduction in getattr(node.target, "tags", ())
+        or operator_name(node) in _UNTAGGED_REDUCTIONS
+    )
 
 
-def _elements(node: fx.Node) -> int:
+def _max_elements(node: fx.Node) -> int:
     """Return the number of elements in the largest tensor of a node."""
     return max((tensor.numel() for tensor in tensors_in(fake_value(node))), default=0)
 
 
 class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
-    """Inductor's partitioner with a RAM budget; made by `poetmodel.torch.partitioner`.
+    """A partitioner for Inductor with a RAM budget; created by `poetmodel.torch.partitioner`.
 
     Parameters
     ----------
     graphs : GraphPlanner
-        Plans the graphs and records the plans.
+        Plans joint graphs, and records the plans.
     reserved_bytes : int
-        Part of the budget for Inductor's memory beside the plan [B].
+        Part of the budget for memory of Inductor that is not in the plan [B].
     """
 
     def __init__(self, graphs: GraphPlanner, *, reserved_bytes: int = 0) -> None:
         self.graphs = graphs
         self.results_bytes = self.final_bytes = 0
-        """Bytes of the forward results, and of all results at the end, of the last graph [B]."""
+        """Bytes of the last graph: results of the forward pass, and all results at its end [B]."""
         self._reserved_bytes = reserved_bytes
 
     def __call__(
@@ -152,8 +155,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         static_lifetime_input_indices: Sequence[int] | None = None,
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Split a joint graph in the order of its plan."""
-        with self.graphs.recording_refusals():
+        """Plan a joint graph; return the modules of its forward and backward passes."""
+        with self.graphs.record_refusals():
             return self._split_graph(gm, num_fwd_outputs, static_lifetime_input_indices)
 
     def _split_graph(
@@ -162,7 +165,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         num_fwd_outputs: int,
         static_lifetime_input_indices: Sequence[int] | None,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Plan a joint graph; return the forward and the backward graph.
+        """Plan a joint graph; return the modules of its forward and backward passes.
 
         Sets `results_bytes` and `final_bytes`.
         """
@@ -170,11 +173,11 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         gm.graph.eliminate_dead_code()
         if functorch.cse:
             gm.graph = partitioners.fx_graph_cse(gm.graph)
-        inlining = Inlining(gm.graph, num_fwd_outputs)
+        inlining = InliningPredictor(gm.graph, num_fwd_outputs)
         joint = JointGraph(gm.graph, num_fwd_outputs, is_inlined=inlining)
         graph, saved = self.graphs.rewrite(joint, reserved_bytes=self._reserved_bytes)
         sizes = [storage.bytes for storage in joint.storages]
-        results = joint.storages_behind(joint.results[:num_fwd_outputs])
+        results = joint.find_storages(joint.results[:num_fwd_outputs])
         self.results_bytes = sum(sizes[number] for number in results)
         final_results = (sizes[number] for number in joint.final_results)
         self.final_bytes = joint.copied_bytes + sum(final_results)
@@ -200,20 +203,20 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         )
 
     def __deepcopy__(self, _: object) -> Partitioner:
-        """Return itself: Inductor copies its settings, which include the partitioner."""
+        """Return this object: Inductor copies its settings, which include the partitioner."""
         return self
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """Return a constructor of its `uuid`, which is part of Inductor's cache keys."""
+        """Pickle this object as its `uuid`, which is part of Inductor's cache keys."""
         return str, (self.uuid(),)
 
     def uuid(self) -> str:
-        """Return a digest of the options of its plans."""
+        """Return a digest of the options and the host, on which plans depend."""
         return self.graphs.key
 
 
 class MeasuringCompiler:
-    """Compiles graphs for Inductor, and measures the peak of each on synthetic tensors.
+    """Compiles the graphs of one function by Inductor, and measures their peaks.
 
     Parameters
     ----------
@@ -224,34 +227,37 @@ class MeasuringCompiler:
     def __init__(self, counted_graph: CountedGraph) -> None:
         self._counted_graph = counted_graph
         self.forward_bytes = self.backward_bytes = 0
-        """Peak of each pass [B]."""
+        """Peaks of the forward and backward passes on synthetic tensors [B]."""
         self._strides: dict[str, tuple[int, ...]] = {}
-        """Strides of the function's arguments, by name."""
+        """Strides of the arguments of the forward pass, by name."""
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
-        """Compile a forward or backward graph, and measure its peak."""
+        """Compile a forward or backward graph, measure its peak, and return the counted pass."""
         names = [str(node.target) for node in gm.graph.find_nodes(op="placeholder")]
         compiled = compile_fx_inner(gm, example_inputs, **options)
         is_backward = options.get("is_backward", False)
 
         def measure_peak(integer: int) -> int:
-            """Execute the graph twice on synthetic inputs; return the second peak [B]."""
-            values = []
+            """Execute the graph twice on synthetic inputs; return the second peak [B].
+
+            Integer inputs are filled with `integer`.
+            """
+            makers = []
             for name, value in zip(names, example_inputs, strict=True):
                 stride = value.stride() if isinstance(value, torch.Tensor) else ()
                 if not is_backward:
                     self._strides[name] = stride
-                # Convolutions save arguments in another layout, which takes memory.
+                # Convolutions save arguments in another layout, as a copy.
                 is_counted = self._strides.get(name) != stride
-                values.append(_synthetic_source(value, is_counted=is_counted, integer=integer))
-            run_once, results = list(values), list[Any]()
-            compiled([value() for value in run_once])  # fills the caches of libraries
+                makers.append(_synthetic_source(value, is_counted=is_counted, integer=integer))
+            first_makers, results = list(makers), list[Any]()
+            compiled([make() for make in first_makers])  # fills the caches of libraries
 
-            def run() -> None:
-                results.append(compiled([value() for value in values]))
-                values.clear()
+            def execute() -> None:
+                results.append(compiled([make() for make in makers]))
+                makers.clear()
 
-            return heap_peak_bytes(run)
+            return heap_peak_bytes(execute)
 
         with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             peak_bytes = execute_on_synthetic(measure_peak)
@@ -267,27 +273,31 @@ class MeasuringCompiler:
 
 
 def _synthetic_source(value: Any, *, is_counted: bool, integer: int) -> Callable[[], Any]:
-    """Return a function that returns a synthetic value: a new one per call if `is_counted`."""
+    """Return a function that returns a synthetic value like `value`.
+
+    With `is_counted` each call allocates a new tensor, so that a measured peak includes it.
+    """
     if not isinstance(value, torch.Tensor):
         return lambda: value
     layout, dtype = (value.shape, value.stride()), value.dtype
 
-    def make() -> torch.Tensor:
+    def make_tensor() -> torch.Tensor:
         return torch.empty_strided(*layout, dtype=dtype).fill_(
             1 if dtype.is_floating_point else integer
         )
 
     if is_counted:
-        return make
-    stored = make()
-    return lambda: stored
+        return make_tensor
+    tensor = make_tensor()
+    return lambda: tensor
 
 
 class InductorBackend(Backend):
     """The back end whose kernels Inductor generates.
 
-    Inductor chooses fusions and order of kernels. The compiled graph is therefore executed once. If
-    its peak exceeds the budget, the graph is planned again with a smaller budget.
+    Inductor chooses which kernels are fused, and their order. Therefore the compiled graph is
+    executed on synthetic tensors. If its peak exceeds the budget, the graph is planned again with a
+    smaller budget.
     """
 
     _has_one_plan = True
@@ -297,7 +307,7 @@ class InductorBackend(Backend):
 
     def plan_for(self, *_: Any, **_options: Any) -> list[PlanRecord]:
         """Raise `InputError`: the memory of Inductor's kernels is unknown before they run."""
-        raise InputError("kernels: nothing can be planned for Inductor's without running them")
+        raise InputError("kernels: those of Inductor cannot be planned without running them")
 
     def _compile_call(
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **_: Any
@@ -306,16 +316,16 @@ class InductorBackend(Backend):
 
         Raises `BudgetError` if the measured peak exceeds the budget after `MAX_ATTEMPTS`.
         """
-        tensor_forms = [plain_layout(value) for value in inputs if isinstance(value, torch.Tensor)]
-        cache, key = self._settings.cache, digest(self.key, module.code, tensor_forms)
+        layouts = [plain_layout(value) for value in inputs if isinstance(value, torch.Tensor)]
+        cache, key = self._settings.cache, digest(self.key, module.code, layouts)
         reserved_bytes: int = cache.read("reserve", key) or 0
-        count, peaks = len(self._planned), list[int]()
+        n_plans, peaks = len(self._graph_plans), list[int]()
         for attempt in range(MAX_ATTEMPTS):
-            del self._planned[count:]
+            del self._graph_plans[n_plans:]
             counted_graph = CountedGraph(self._live, is_sharded=call.is_sharded)
             module_copy, compiler = copy.deepcopy(module), MeasuringCompiler(counted_graph)
-            split = Partitioner(self, reserved_bytes=reserved_bytes)
-            # No cached splits, and compilation of the backward pass now, so that it is measured.
+            partitioner = Partitioner(self, reserved_bytes=reserved_bytes)
+            # No cached results, and the backward pass is compiled now, so that it is measured.
             with functorch.patch(
                 enable_autograd_cache=False, force_non_lazy_backward_lowering=True
             ):
@@ -324,61 +334,61 @@ class InductorBackend(Backend):
                         module_copy,
                         inputs,
                         compiler,
-                        config_patches={"custom_partitioner_fn": split},
+                        config_patches={"custom_partitioner_fn": partitioner},
                     )
                 except BudgetError:
                     if not peaks:
                         raise
                     break
-            if len(self._planned) == count:  # without gradients there is nothing to plan
+            if len(self._graph_plans) == n_plans:  # a call without gradients has no plan
                 counted_graph.name = f"a call without gradients{call.title}"
                 counted_graph.peaks = PassPeaks(compiler.forward_bytes)
                 counted_graph.budget_bytes = self._inference_budget_bytes(counted_graph)
                 return compiled
-            record = self._planned[count].record
-            # During the backward pass results remain, and autograd holds their gradients.
+            record = self._graph_plans[n_plans].record
+            # During the backward pass the results and their gradients are in RAM too.
             peak_bytes = max(
                 compiler.forward_bytes,
-                compiler.backward_bytes + 2 * split.results_bytes,
-                split.final_bytes + split.results_bytes,
+                compiler.backward_bytes + 2 * partitioner.results_bytes,
+                partitioner.final_bytes + partitioner.results_bytes,
             )
             excess_bytes = peak_bytes - record.ram_budget_bytes
             if excess_bytes <= 0:
                 record = replace(record, predicted_peak_bytes=peak_bytes)
                 backward_bytes = max(
-                    compiler.backward_bytes + 2 * split.results_bytes,
-                    split.final_bytes + split.results_bytes,
+                    compiler.backward_bytes + 2 * partitioner.results_bytes,
+                    partitioner.final_bytes + partitioner.results_bytes,
                 )
-                self._planned[count] = planned = replace(
-                    self._planned[count],
+                self._graph_plans[n_plans] = graph_plan = replace(
+                    self._graph_plans[n_plans],
                     record=record,
                     peaks=PassPeaks(
                         forward_bytes=compiler.forward_bytes,
                         held_bytes=min(compiler.forward_bytes, backward_bytes),
                         backward_bytes=backward_bytes,
-                        copied_bytes=self._planned[count].peaks.copied_bytes,
+                        copied_bytes=self._graph_plans[n_plans].peaks.copied_bytes,
                     ),
                 )
-                counted_graph.set_plan(planned)
+                counted_graph.set_plan(graph_plan)
                 if peaks:
                     cache.write("reserve", key, reserved_bytes)
                 return counted_graph.record_nodes(compiled)
-            # Inductor's memory beside the plan may grow as the plan shrinks.
+            # The memory of Inductor that is not in the plan may grow as the plan shrinks.
             reserved_bytes += excess_bytes << attempt
             peaks.append(peak_bytes)
-        del self._planned[count:]
+        del self._graph_plans[n_plans:]
         raise BudgetError(
             f"ram: kernels of Inductor took at least {min(peaks):,} B in all attempts for graph "
-            f"{count}: ram={min(peaks)} is enough"
+            f"{n_plans}: ram={min(peaks)} is enough"
         )
 
     def _inference_budget_bytes(self, counted_graph: CountedGraph) -> int:
-        """Return the budget of a call without gradients [B]; the peak if `ram` is a percentage.
+        """Return the budget of a call without gradients, by default its peak [B].
 
         Raises
         ------
         BudgetError
-            If the call's kernels take more than the budget.
+            If the peak exceeds the budget.
         """
         budget, peak_bytes = self._settings.budget, counted_graph.peaks.forward_bytes
         budget_bytes = None if budget is None else budget.size_bytes

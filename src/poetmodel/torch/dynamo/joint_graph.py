@@ -1,4 +1,4 @@
-"""A joint graph of AOTAutograd as operations, results and gradients."""
+"""A joint graph of AOTAutograd as operations in execution order, with the sizes of storages."""
 
 from __future__ import annotations
 
@@ -36,26 +36,28 @@ if TYPE_CHECKING:
     from poetmodel.torch.graph.profiles import OpProfile
     from poetmodel.torch.graph.step_graph import Operation
 
-SOURCE: Final = "poetmodel.source"
-"""Key under an argument's ``meta``: its name in the compiled function."""
-_CHECKPOINTED: Final = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-"""Policies of operations that a model's ``torch.utils.checkpoint`` recomputes."""
-TURN: Final = "between both passes"
+ARGUMENT_NAME: Final = "poetmodel.source"
+"""Key under a placeholder's ``meta``: its name in the compiled function."""
+_RECOMPUTE_POLICIES: Final = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+"""Policies by which a model's ``torch.utils.checkpoint`` recomputes an operation."""
+MIDDLE: Final = "between both passes"
 """Name of the node between the forward and the backward pass."""
-_FRAME: Final = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.+)')
+_FRAME_PATTERN: Final = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.+)')
+"""A frame of a stack trace: file, line number, and text of the line."""
 TANGENTS: Final = "tangents"
 """Prefix of the names of tangents: arguments that are gradients of results."""
 
 
 class JointGraph(StepGraph):
-    """The operations of a joint graph, forward pass first, with the outputs that PyTorch predicts.
+    """The operations of a joint graph, forward pass first, with predicted or measured sizes.
 
     Parameters
     ----------
     graph : torch.fx.Graph
-        A joint graph, or that of a forward pass alone; every node has its predicted value.
+        A joint graph, or that of a forward pass alone. Each node has its fake value.
     forward_outputs : int, optional
-        Number of results of the forward pass, which come first; by default all.
+        Number of results of the forward pass, which precede gradients. By default the graph has no
+        backward pass.
     is_inlined : callable, optional
         As in `StepGraph`.
 
@@ -72,10 +74,10 @@ class JointGraph(StepGraph):
         *,
         is_inlined: Callable[[fx.Node, int, list[int]], bool] | None = None,
     ) -> None:
-        """Check the graph, divide it into passes, and predict the profiles of its operations."""
+        """Check the graph, order its operations, and predict their profiles."""
         _check_plannable(graph)
         for node in graph.nodes:
-            if is_wait(node.target):  # it returns its input tensor
+            if is_wait(node.target):  # a wait returns its input tensor
                 node.meta["val"] = node.all_input_nodes[0].meta["val"]
         (self.output,) = graph.find_nodes(op="output")
         self.results: list[Any] = _pytree.tree_leaves(self.output.args)
@@ -92,13 +94,13 @@ class JointGraph(StepGraph):
         written_nodes = [
             node for node in graph.nodes if node.meta.get("partitioner_tag") == "must_be_in_forward"
         ]
-        self.forward = ancestors([*self.results[:count], *written_nodes])
+        self.forward_nodes = find_ancestors([*self.results[:count], *written_nodes])
         """All nodes of the forward pass."""
         calls = [node for node in graph.nodes if node.op == "call_function"]
-        independent_nodes = _independent_nodes(calls, self.forward, self.tangents)
-        self.forward |= _saved_copies(independent_nodes, self.forward)
-        calls.sort(key=lambda node: node not in self.forward)
-        backward_nodes = (node for node in independent_nodes if node not in self.forward)
+        independent_nodes = _independent_nodes(calls, self.forward_nodes, self.tangents)
+        self.forward_nodes |= _saved_copies(independent_nodes, self.forward_nodes)
+        calls.sort(key=lambda node: node not in self.forward_nodes)
+        backward_nodes = (node for node in independent_nodes if node not in self.forward_nodes)
         calls = list(_execution_order(calls, backward_nodes))
         super().__init__(
             graph,
@@ -107,7 +109,7 @@ class JointGraph(StepGraph):
             effects=frozenset(filter(has_effect, calls)),
             is_inlined=is_inlined,
         )
-        self.final_results = self.storages_behind(
+        self.final_results = self.find_storages(
             node for node in self.results if not is_addition(node)
         )
         """Storages that are returned at the end, by index."""
@@ -116,19 +118,19 @@ class JointGraph(StepGraph):
 
     def phase_of(self, node: fx.Node) -> Phase:
         """Return the phase of a node."""
-        return Phase.FORWARD if node in self.forward else Phase.BACKWARD
+        return Phase.FORWARD if node in self.forward_nodes else Phase.BACKWARD
 
     def aliased_inputs(self, node: fx.Node) -> Iterable[fx.Node]:
         """Return the inputs of the operation whose output a node picks."""
         inputs: Iterable[fx.Node] = node.args[0].all_input_nodes
         return inputs
 
-    def storages_behind(self, nodes: Iterable[Any]) -> tuple[int, ...]:
-        """Return the indices of the storages from which some results are read."""
+    def find_storages(self, nodes: Iterable[Any]) -> tuple[int, ...]:
+        """Return the indices of the storages that `nodes` are in; other values are ignored."""
         return self.find_reads(node for node in nodes if isinstance(node, fx.Node)).storages
 
-    def apply(self, profiles: Sequence[OpProfile]) -> None:
-        """Replace the predicted profiles of operations, and sizes of storages, by measured ones.
+    def apply_profiles(self, profiles: Sequence[OpProfile]) -> None:
+        """Replace the profiles of all operations, and set the sizes of their storages accordingly.
 
         Outputs that are missing in a profile get 0 bytes: kernels may omit unused gradients.
         """
@@ -142,12 +144,12 @@ class JointGraph(StepGraph):
 
     @property
     def has_loss_outside(self) -> bool:
-        """Whether there are tangents, but none of a scalar, which would be a loss."""
+        """Whether results need gradients, but none of them is a scalar, as a loss would be."""
         return bool(self.tangents) and all(fake_value(node).numel() != 1 for node in self.tangents)
 
     @property
-    def has_zeros(self) -> bool:
-        """Whether there are tangents of a scalar and of larger results, which are probably 0."""
+    def has_zero_tangents(self) -> bool:
+        """Whether a scalar and other results need gradients; the latter are probably 0."""
         are_scalars = [fake_value(node).numel() == 1 for node in self.tangents]
         return any(are_scalars) and not all(are_scalars)
 
@@ -156,24 +158,24 @@ class JointGraph(StepGraph):
         """Bytes of the tangents [B]."""
         return sum(storage_sizes(self.tangents).values())
 
-    def own_peak_bytes(self, graph: Graph) -> int | None:
-        """Return the peak RAM by the model's own checkpoints [B]; None if the model has none.
+    def checkpointed_peak_bytes(self, graph: Graph) -> int | None:
+        """Return the peak RAM with the checkpoints of the model itself [B]; None without any.
 
-        Of a checkpointed region only the tensors are kept that other nodes read in the forward
-        pass. When the backward pass first needs another tensor, the region is recomputed up to its
-        last needed operation.
+        Of a checkpointed region only the tensors are kept that nodes outside of the region read in
+        the forward pass. When the backward pass first needs another tensor, the region is
+        recomputed up to its last needed operation.
         """
         region_of = {
             operation.index: operation.node.meta.get("ac_graph_id")
             for operation in self.operations
             if operation.phase is Phase.FORWARD
-            and operation.node.meta.get("recompute") in _CHECKPOINTED
+            and operation.node.meta.get("recompute") in _RECOMPUTE_POLICIES
         }
         if not region_of:
             return None
         begin = sum(operation.phase is Phase.FORWARD for operation in self.operations)
         backward = range(begin, len(graph.nodes))
-        passed_tensors = {
+        kept_tensors = {
             i
             for k in range(backward.start)
             for i in graph.inputs_of[k]
@@ -182,23 +184,23 @@ class JointGraph(StepGraph):
         recompute_tensors = {
             i for k in backward for i in graph.inputs_of[k] if graph.node_of[i] in region_of
         }
-        recompute_tensors -= passed_tensors
+        recompute_tensors -= kept_tensors
         last_node_of_region: dict[Hashable, int] = {}
         for k in sorted(graph.node_of[i] for i in recompute_tensors):
             last_node_of_region[region_of[k]] = k
-        steps, recomputed = [(k, False) for k in range(backward.start)], set[Any]()
+        steps, recomputed_regions = [(k, False) for k in range(backward.start)], set[Any]()
         for k in backward:
             regions = {
                 region_of[graph.node_of[i]] for i in graph.inputs_of[k] if i in recompute_tensors
-            } - recomputed
+            } - recomputed_regions
             steps += [
                 (j, True)
                 for j, region in region_of.items()
                 if region in regions and j <= last_node_of_region[region]
             ]
-            recomputed |= regions
+            recomputed_regions |= regions
             steps.append((k, False))
-        # A value is (tensor, step that computed it).
+        # The key of `last_use` is (tensor, step that computed this copy).
         computed_at: dict[int, int] = {}
         last_use: dict[tuple[int, int], int] = {}
         for step, (k, _) in enumerate(steps):
@@ -210,17 +212,17 @@ class JointGraph(StepGraph):
         freed_bytes: dict[int, int] = dict.fromkeys(range(len(steps)), 0)
         for (i, _), step in last_use.items():
             freed_bytes[step] += graph.tensor_bytes[i]
-        live = peak = 0
+        live_bytes = peak_bytes = 0
         for step, (k, _) in enumerate(steps):
-            live += graph.allocated_bytes[k]
-            peak = max(peak, live + graph.nodes[k].workspace_bytes)
-            live -= freed_bytes[step]
-        return peak
+            live_bytes += graph.allocated_bytes[k]
+            peak_bytes = max(peak_bytes, live_bytes + graph.nodes[k].workspace_bytes)
+            live_bytes -= freed_bytes[step]
+        return peak_bytes
 
     def is_repeatable(self, operation: Operation) -> bool:
         """Return whether an operation may be recomputed: not random, and without effects.
 
-        Operators of users are assumed not to be repeatable. ``MUST_SAVE`` forbids recomputation.
+        User-defined operators may have effects. ``MUST_SAVE`` forbids recomputation.
         """
         if self.policy_of(operation) is CheckpointPolicy.MUST_SAVE:
             return False
@@ -236,35 +238,38 @@ class JointGraph(StepGraph):
         return policy
 
     @property
-    def must_recompute(self) -> frozenset[int]:
+    def must_recompute_storages(self) -> frozenset[int]:
         """Indices of the storages that ``MUST_RECOMPUTE`` forbids to save.
 
         Excludes storages that cannot be recomputed, and results, which the caller holds.
         """
-        storages = (
+        forbidden_storages = (
             number
             for operation in self.operations
             if self.policy_of(operation) is CheckpointPolicy.MUST_RECOMPUTE
             and self.is_repeatable(operation)
             for number in operation.storages
         )
-        return frozenset(storages) - self.forward_results
+        return frozenset(forbidden_storages) - self.forward_results
 
-    def training_graph(self, *, turn_bytes: int | None = None) -> Graph:
-        """Return the training graph, with a fixed name, so that its hash identifies the graph.
+    def training_graph(self, *, middle_bytes: int | None = None) -> Graph:
+        """Return the training graph; equal graphs have equal hashes, because the name is fixed.
 
         Parameters
         ----------
-        turn_bytes : int, optional
-            Workspace of a node without outputs between both passes; by default there is none.
+        middle_bytes : int, optional
+            Workspace of a node without outputs between both passes [B]. By default there is no such
+            node.
         """
-        end = self.results_node(self.final_results, workspace_bytes=self.copied_bytes)
+        results_node = self.results_node(self.final_results, workspace_bytes=self.copied_bytes)
         nodes = list(map(self._node, self.operations))
-        if turn_bytes is not None:
+        if middle_bytes is not None:
             count = sum(operation.phase is Phase.FORWARD for operation in self.operations)
-            turn = replace(self.results_node((), workspace_bytes=turn_bytes), name=TURN, op=TURN)
-            nodes.insert(count, replace(turn, phase=Phase.FORWARD))
-        return Graph(name="captured", nodes=(*nodes, end), kernels="pytorch")
+            middle_node = replace(
+                self.results_node((), workspace_bytes=middle_bytes), name=MIDDLE, op=MIDDLE
+            )
+            nodes.insert(count, replace(middle_node, phase=Phase.FORWARD))
+        return Graph(name="captured", nodes=(*nodes, results_node), kernels="pytorch")
 
     def _node(self, operation: Operation) -> Node:
         """Return the node of an operation; results that the caller holds get 0 bytes."""
@@ -272,9 +277,8 @@ class JointGraph(StepGraph):
         workspace_bytes = operation.profile.workspace_bytes
         if len(operation.storages) > 1:  # recomputed beside the caller's copy
             workspace_bytes += sum(self.storages[number].bytes for number in caller_storages)
-        if (
-            operation.node is self._first_backward
-        ):  # memory of code between the passes is freed here
+        # The memory that other code uses between the passes is freed by the first backward node.
+        if operation.node is self._first_backward:
             made_bytes = sum(self.storages[number].bytes for number in operation.storages)
             outside_bytes = self.outside_bytes - self.tangents_bytes - made_bytes
             workspace_bytes = max(workspace_bytes, outside_bytes)
@@ -293,13 +297,13 @@ class JointGraph(StepGraph):
 
     @cached_property
     def _first_backward(self) -> fx.Node | None:
-        """First operation of the backward pass, after the recomputations for it."""
+        """Node of the first operation of the backward pass; None without one."""
         phases = ((operation.phase, operation.node) for operation in self.operations)
         return next((node for phase, node in phases if phase is Phase.BACKWARD), None)
 
     @cached_property
-    def mutated(self) -> frozenset[fx.Node]:
-        """Arguments that are written at the end of the forward pass, like buffers of batch norm."""
+    def overwritten_arguments(self) -> frozenset[fx.Node]:
+        """Arguments that the forward pass overwrites at its end, such as batch norm statistics."""
         from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
         written_nodes = {
@@ -308,7 +312,7 @@ class JointGraph(StepGraph):
                 op="call_function", target=torch.ops.aten.copy_.default
             )
         }
-        kinds = {
+        overwritten_inputs = {
             descriptor.mutated_input
             for descriptor in self.output.meta.get("desc", ())
             if isinstance(descriptor, InputMutationAOTOutput)
@@ -316,18 +320,18 @@ class JointGraph(StepGraph):
         return frozenset(
             node
             for node in self.arguments
-            if node in written_nodes or node.meta.get("desc") in kinds
+            if node in written_nodes or node.meta.get("desc") in overwritten_inputs
         )
 
     @cached_property
     def forward_results(self) -> frozenset[int]:
-        """Indices of the results of the forward pass, if a backward pass follows.
+        """Indices of the storages of the forward results; empty without a backward pass.
 
         The caller holds these results until the backward pass, so evicting one frees no RAM.
         """
         if self.is_inference:
             return frozenset()
-        return frozenset(self.storages_behind(self.results[: self.forward_outputs]))
+        return frozenset(self.find_storages(self.results[: self.forward_outputs]))
 
     @cached_property
     def added_bytes(self) -> int:
@@ -338,60 +342,60 @@ class JointGraph(StepGraph):
     def copied_bytes(self) -> int:
         """Bytes of the gradients that autograd copies when they are returned [B].
 
-        Autograd copies no gradient that is returned once, in new memory, with the strides of its
-        parameter.
+        Autograd does not copy a gradient that is returned once, is in new memory, and has the
+        strides of its parameter.
         """
         from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
         arguments = {node.meta.get("desc"): node for node in self.arguments}
         gradients = self.results[self.forward_outputs :]
-        kinds = self.output.meta.get("desc", ())[self.forward_outputs :]
+        gradient_descriptors = self.output.meta.get("desc", ())[self.forward_outputs :]
         new_keys = set(map(fake_storage_key, self.output_keys))
-        total, returned = 0, set[fx.Node]()
-        for node, kind in zip(gradients, kinds, strict=False):
-            if not isinstance(node, fx.Node) or not isinstance(kind, GradAOTOutput):
+        copied_bytes, returned_nodes = 0, set[fx.Node]()
+        for node, descriptor in zip(gradients, gradient_descriptors, strict=False):
+            if not isinstance(node, fx.Node) or not isinstance(descriptor, GradAOTOutput):
                 continue
             if is_addition(node):
                 continue
-            parameter = fake_value(arguments[kind.grad_of])
-            is_new = node not in returned and fake_storage_key(node) in new_keys
+            parameter = fake_value(arguments[descriptor.grad_of])
+            is_new = node not in returned_nodes and fake_storage_key(node) in new_keys
             if not is_new or not _has_gradient_strides(node, parameter):
-                total += parameter.nbytes
-            returned.add(node)
-        return total
+                copied_bytes += parameter.nbytes
+            returned_nodes.add(node)
+        return copied_bytes
 
 
 def _has_gradient_strides(node: fx.Node, parameter: torch.Tensor) -> bool:
-    """Return whether autograd would store a gradient without a copy, by the gradient's strides."""
+    """Return whether a gradient has the strides that autograd stores without a copy."""
     required_strides = torch.empty_like(parameter).stride()
     strides = zip(fake_value(node).stride(), required_strides, parameter.shape, strict=True)
     return all(stride == required_stride for stride, required_stride, size in strides if size != 1)
 
 
 def _independent_nodes(
-    calls: Iterable[fx.Node], forward: Collection[fx.Node], tangents: Iterable[fx.Node]
+    calls: Iterable[fx.Node], forward_nodes: Collection[fx.Node], tangents: Iterable[fx.Node]
 ) -> list[fx.Node]:
-    """Return pure nodes that only the backward pass reads and that depend on no gradient.
+    """Return pure nodes of the backward pass that do not depend on gradients.
 
-    AOTAutograd traces them in the forward pass: casts, and copies of slices that autograd saves.
+    AOTAutograd traces them in the forward pass: casts, and copies of slices to be saved.
     """
     dependent_nodes: set[fx.Node] = set(tangents)
     independent_nodes = []
     for node in calls:
         if not dependent_nodes.isdisjoint(node.all_input_nodes):
             dependent_nodes.add(node)
-        elif node not in forward and _is_pure(node):
+        elif node not in forward_nodes and _is_pure(node):
             independent_nodes.append(node)
     return independent_nodes
 
 
 def _saved_copies(
-    independent_nodes: Sequence[fx.Node], forward: Collection[fx.Node]
+    independent_nodes: Sequence[fx.Node], forward_nodes: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """Return independent nodes, with ancestors, that save RAM if the forward pass computes them.
+    """Return independent nodes that should be computed in the forward pass, with their ancestors.
 
-    Such nodes are the only readers of a storage in the backward pass, and together they are smaller
-    than the storage.
+    These nodes are the only readers of a storage in the backward pass, and together they are
+    smaller than the storage. Saving them instead of the storage needs less RAM.
     """
     readers: dict[int, set[fx.Node]] = {}
     sizes: dict[int, int] = {}
@@ -399,11 +403,11 @@ def _saved_copies(
     views = {
         node for node in candidates if fake_storage_key(node) in _storage_keys(node.all_input_nodes)
     }
-    candidates_and_forward = (*candidates, *forward)
+    candidates_and_forward = (*candidates, *forward_nodes)
     for node in {
         *candidates,
-        *forward,
-        *(user for neighbor in candidates_and_forward for user in neighbor.users),
+        *forward_nodes,
+        *(user for member in candidates_and_forward for user in member.users),
     }:
         if node.op == "call_function" and node not in views:
             input_sizes = storage_sizes(s for s in node.all_input_nodes if s.op == "call_function")
@@ -412,29 +416,29 @@ def _saved_copies(
                 readers.setdefault(key, set()).add(node)
     saved_nodes = set[fx.Node]()
     for key, nodes in readers.items():
-        backward_readers = {node for node in nodes if node not in forward}
+        backward_readers = {node for node in nodes if node not in forward_nodes}
         copies = backward_readers & candidates
         if (
             copies
             and copies == backward_readers
-            and all(_storage_keys(neighbor.all_input_nodes) == {key} for neighbor in copies)
+            and all(_storage_keys(member.all_input_nodes) == {key} for member in copies)
         ):
             made_bytes = sum(
-                tensor.nbytes for neighbor in copies for tensor in tensors_in(fake_value(neighbor))
+                tensor.nbytes for member in copies for tensor in tensors_in(fake_value(member))
             )
             if made_bytes < sizes[key]:
                 saved_nodes |= copies
-    return ancestors(saved_nodes) if saved_nodes else saved_nodes
+    return find_ancestors(saved_nodes) if saved_nodes else saved_nodes
 
 
 def _execution_order(
     calls: Sequence[fx.Node], independent_nodes: Iterable[fx.Node]
 ) -> Iterator[fx.Node]:
-    """Yield nodes in order, but expanding independent nodes right before their first reader.
+    """Yield `calls` in their order, but delay expanding independent nodes up to their first reader.
 
-    Their outputs are at least as large as their inputs. Computed at the start of the backward pass
-    they would all be in RAM at the same time. Independent nodes whose
-    outputs are smaller than their inputs keep their position.
+    The outputs of an expanding node are at least as large as its inputs. Computed at the start of
+    the backward pass, all of them would be in RAM at the same time. All other independent nodes
+    keep their position.
     """
     delayed_nodes = {node: k for k, node in enumerate(filter(_is_expanding, independent_nodes))}
     for node in calls:
@@ -457,18 +461,18 @@ def _execution_order(
 
 
 def _storage_keys(nodes: Iterable[fx.Node]) -> set[int | None]:
-    """Return the storage keys of some nodes."""
+    """Return the storage keys of `nodes`; None stands for nodes without a storage."""
     return {fake_storage_key(node) for node in nodes}
 
 
 def _is_pure(node: fx.Node) -> bool:
-    """Return whether a node may be computed at another time: not random, without effects."""
+    """Return whether a node may be moved in the order: not random, without effects."""
     is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     return not (is_random or has_effect(node) or is_foreign(node.target) or node.is_impure())
 
 
 def _is_expanding(node: fx.Node) -> bool:
-    """Return whether a node's outputs are at least as large as its inputs from other nodes."""
+    """Return whether a node's outputs are at least as large as its inputs, arguments excluded."""
     sources = (s for s in node.all_input_nodes if s.op == "call_function")
     read_bytes = sum(storage_sizes(sources).values())
     made_bytes: int = sum(tensor.nbytes for tensor in tensors_in(fake_value(node)))
@@ -476,7 +480,7 @@ def _is_expanding(node: fx.Node) -> bool:
 
 
 def _check_plannable(graph: fx.Graph) -> None:
-    """Raise `CaptureError` if the memory of a node cannot be planned."""
+    """Raise `CaptureError` if the memory of a graph's node cannot be planned."""
     for node in graph.nodes:
         value = fake_value(node)
         if getattr(node.meta.get("recompute"), "name", "") == "MUST_CPU_OFFLOAD":
@@ -495,7 +499,7 @@ def _check_plannable(graph: fx.Graph) -> None:
         ):
             if node.meta.get("unbacked_bindings") or free_unbacked_symbols(value):
                 raise CaptureError(
-                    f"{_line_of(node)}: a size, or another Python number, is read from a tensor "
+                    f"{_find_line(node)}: a size, or another Python number, is read from a tensor "
                     f"({operator_name(node)}), and memory cannot be planned before it is known; "
                     "compute it outside and pass it as a number, or use pmt.compile, which checks "
                     "such values before each step"
@@ -516,16 +520,16 @@ def _check_plannable(graph: fx.Graph) -> None:
 
 
 def _display_name(node: fx.Node) -> str:
-    """Return the name of a node for display; of an argument its name in the compiled function."""
-    return str(node.meta.get(SOURCE, node.name))
+    """Return the name of a node for display; for an argument that in the compiled function."""
+    return str(node.meta.get(ARGUMENT_NAME, node.name))
 
 
-def _line_of(node: fx.Node) -> str:
-    """Return the innermost line outside of PyTorch that created a node, or its module or name."""
+def _find_line(node: fx.Node) -> str:
+    """Return the innermost line outside of PyTorch that created a node; else its module or name."""
     traces = (
-        neighbor.meta.get("stack_trace") for neighbor in (node, *node.users, *node.all_input_nodes)
+        member.meta.get("stack_trace") for member in (node, *node.users, *node.all_input_nodes)
     )
-    frames = _FRAME.findall(next(filter(None, traces), ""))
+    frames = _FRAME_PATTERN.findall(next(filter(None, traces), ""))
     torch_folder = Path(torch.__file__).parent
     outside_frames = [frame for frame in frames if not Path(frame[0]).is_relative_to(torch_folder)]
     if not outside_frames:
@@ -535,16 +539,16 @@ def _line_of(node: fx.Node) -> str:
 
 
 def storage_sizes(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    """Return the size of each storage of some nodes, by storage key [B]."""
+    """Return the size of each storage that `nodes` are in, by storage key [B]."""
     keys = ((fake_storage_key(node), node) for node in nodes)
     return {
         key: fake_value(node).untyped_storage().nbytes() for key, node in keys if key is not None
     }
 
 
-def ancestors(results: Iterable[Any]) -> set[fx.Node]:
-    """Return the nodes among `results` and all their ancestors in the graph."""
-    pending = [node for node in results if isinstance(node, fx.Node)]
+def find_ancestors(values: Iterable[Any]) -> set[fx.Node]:
+    """Return the nodes among `values`, and all their ancestors in the graph."""
+    pending = [node for node in values if isinstance(node, fx.Node)]
     visited: set[fx.Node] = set()
     while pending:
         node = pending.pop()

@@ -1,4 +1,4 @@
-"""Writing a plan's program as a joint graph in its order, which PyTorch then splits."""
+"""Writing of a joint graph in the order of a plan's program; PyTorch then splits the graph."""
 
 from __future__ import annotations
 
@@ -22,49 +22,50 @@ if TYPE_CHECKING:
 
 
 class JointRewriter(Rewriter):
-    """Writes the operations of a program to a new joint graph; views are written once per pass.
+    """Writes the operations of a plan's program to a new joint graph.
 
-    A page-in is the newest copy of its storage.
+    Views are written once per pass. A page-in is the newest copy of its storage.
     """
 
-    def __init__(self, joint: JointGraph, file: int) -> None:
-        """Begin a graph with the arguments of `joint`. `file` is the number of the `SlotFile`."""
+    def __init__(self, joint: JointGraph, file_number: int) -> None:
+        """Start a graph with the arguments of `joint`; pages are in file `file_number`."""
         super().__init__(joint.output_keys)
         self.saved: dict[fx.Node, None] = {}
-        """Values of the forward pass that the backward pass reads."""
+        """Nodes of the forward pass that the backward pass reads, as an ordered set."""
         self._joint = joint
-        self._file = file
+        self._file_number = file_number
         for node in joint.arguments:
             self.add_placeholder(node)
-        self._copies: dict[fx.Node, fx.Node] = {}
-        """Copies of arguments before the forward pass writes them."""
+        self._argument_copies: dict[fx.Node, fx.Node] = {}
+        """Copy of each argument that the forward pass overwrites, for the backward pass."""
         self._tokens: dict[int, fx.Node] = {}
-        """Token of the last page-out of each storage, by storage index."""
-        self._forward: set[fx.Node] = set()
+        """Node of the token of the last page-out of each storage, by storage index."""
+        self._forward_nodes: set[fx.Node] = set()
         self._is_backward = False
         self._forward_results: list[Any] = []
         """Results of the forward pass."""
-        self._first_written: fx.Node | None = None
-        """The first operation of the new graph, before which copies of arguments are inserted."""
+        self._first_node: fx.Node | None = None
+        """First node of the new graph that is no argument; copies are inserted before it."""
 
-    def rewrite(self, program: Program, turn: int | None = None) -> fx.Graph:
-        """Return the graph of a program; call this once.
+    def rewrite(self, program: Program, middle_node: int | None = None) -> fx.Graph:
+        """Write the operations of a program, and return the graph; call this once.
 
-        The backward pass begins at node `turn` of the plan, or with its first operation.
+        The backward pass begins at node `middle_node` of the plan's graph. By default it begins
+        with the first backward operation.
         """
         joint = self._joint
         for op, node in program:
-            if op == Op.COMPUTE and node == turn:
+            if op == Op.COMPUTE and node == middle_node:
                 self._begin_backward()
             elif op == Op.COMPUTE:
-                self._compute(node - (turn is not None and node > turn))
+                self._compute(node - (middle_node is not None and node > middle_node))
             elif op == Op.PAGE_OUT:
                 self._page_out(node)
             elif op == Op.PAGE_IN:
                 self._page_in(node)
         if not self._is_backward:
             self._begin_backward()
-        results = self._forward_results + self._results(joint.results[joint.forward_outputs :])
+        results = self._forward_results + self._map_results(joint.results[joint.forward_outputs :])
         output = self.graph.output(tuple(results))
         output.meta = dict(joint.output.meta)
         self.graph.lint()
@@ -72,42 +73,47 @@ class JointRewriter(Rewriter):
 
     def _begin_backward(self) -> None:
         """Write the results of the forward pass; later nodes belong to the backward pass."""
-        self._forward_results = self._results(self._joint.results[: self._joint.forward_outputs])
+        self._forward_results = self._map_results(
+            self._joint.results[: self._joint.forward_outputs]
+        )
         self._is_backward = True
         self._views.clear()
 
     def _compute(self, index: int) -> None:
-        """Write operation `index`; begin the backward pass before its first operation."""
+        """Write operation `index`; a first backward operation begins the backward pass."""
         if index == len(self._joint.operations):  # the node for the results
             return
         operation = self._joint.operations[index]
         if operation.phase is Phase.BACKWARD and not self._is_backward:
             self._begin_backward()
         new_node = self.write_node(operation.node, operation.storages)
-        # For outputs that are no new memory, and for additions to `.grad`.
+        # Tuples and additions to `.grad` have no output key, and are found by the old node.
         if isinstance(fake_value(operation.node), tuple | list) or is_addition(operation.node):
             self._newest[operation.node] = new_node
 
-    def _results(self, nodes: Sequence[Any]) -> list[Any]:
-        return [self.map_node(node) if isinstance(node, fx.Node) else node for node in nodes]
+    def _map_results(self, results: Sequence[Any]) -> list[Any]:
+        """Return the new nodes of results; values that are no nodes stay unchanged."""
+        return [
+            self.map_node(result) if isinstance(result, fx.Node) else result for result in results
+        ]
 
     def _page_out(self, number: int) -> None:
-        """Write a page-out of a storage, whose token a later page-in reads."""
+        """Write a page-out of storage `number`, after the waits for it; record its token."""
         for key in self._awaited_keys.intersection(self.output_keys(number)):
             self.write_wait(key)
         value = self._newest[self.output_keys(number)[0]]
         token = self.register_write(
-            self.graph.call_function(pages.page_out, (self.register_read(value), self._file))
+            self.graph.call_function(pages.page_out, (self.register_read(value), self._file_number))
         )
         with fake_value(value).fake_mode:
             token.meta["val"] = torch.empty(1, dtype=torch.int64)
         self._tokens[number] = token
 
     def _page_in(self, number: int) -> None:
-        """Write a page-in of a storage, and views for its further layouts."""
+        """Write a page-in of storage `number`, and views for its further layouts."""
         first_key, *other_keys = self.output_keys(number)
         value = fake_value(self._newest[first_key])
-        arguments = (self.register_read(self._tokens[number]), value.dtype, self._file)
+        arguments = (self.register_read(self._tokens[number]), value.dtype, self._file_number)
         page = self.register_write(self.graph.call_function(pages.page_in, arguments))
         page.meta["val"] = value
         self._newest[first_key] = page
@@ -121,34 +127,36 @@ class JointRewriter(Rewriter):
             self._newest[key] = view
 
     def map_placeholder(self, node: fx.Node) -> fx.Node:
-        """Return the node of an argument.
+        """Return the new node of an argument, and register it as saved in the backward pass.
 
-        In the backward pass this is a copy for arguments that the forward pass overwrites.
+        For an argument that the forward pass overwrites, the backward pass gets a copy.
         """
         new_node = self._placeholders[node]
         if not self._is_backward:
             return new_node
-        if node in self._joint.mutated:
-            if node not in self._copies:
-                with self.graph.inserting_before(self._first_written):
-                    copy = self.graph.call_function(torch.ops.aten.clone.default, (new_node,))
-                copy.meta["val"] = node.meta["val"]
-                self._copies[node] = copy
-                self._forward.add(copy)
-            return self.register_read(self._copies[node])
+        if node in self._joint.overwritten_arguments:
+            if node not in self._argument_copies:
+                with self.graph.inserting_before(self._first_node):
+                    argument_copy = self.graph.call_function(
+                        torch.ops.aten.clone.default, (new_node,)
+                    )
+                argument_copy.meta["val"] = node.meta["val"]
+                self._argument_copies[node] = argument_copy
+                self._forward_nodes.add(argument_copy)
+            return self.register_read(self._argument_copies[node])
         if node.op == "placeholder" and node not in self._joint.tangents:
             self.saved[new_node] = None
         return new_node
 
     def register_write(self, new_node: fx.Node) -> fx.Node:
-        """Register a new node, during the forward pass as a part of it; return the node."""
-        self._first_written = self._first_written or new_node
+        """Register a new node, also as a forward node before the backward pass; return it."""
+        self._first_node = self._first_node or new_node
         if not self._is_backward:
-            self._forward.add(new_node)
+            self._forward_nodes.add(new_node)
         return new_node
 
     def register_read(self, new_node: fx.Node) -> fx.Node:
-        """Register a forward node that the backward pass reads as saved; return the node."""
-        if self._is_backward and new_node in self._forward:
+        """Return a node that is read; register it as saved between forward and backward pass."""
+        if self._is_backward and new_node in self._forward_nodes:
             self.saved[new_node] = None
         return new_node

@@ -1,7 +1,7 @@
 """Pages of compiled graphs: operators that write and read a file of slots.
 
-Several steps may overlap, so a page has no fixed slot. It takes a free slot. Its token, a tensor of
-8 bytes that autograd saves, frees the slot when the token is deleted.
+Steps may overlap, so a page has no fixed slot: it gets a free one. Its token, a tensor of
+8 bytes that autograd saves, frees the slot when it is deleted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from poetmodel.torch.state.pages import ALIGNMENT_BYTES, ScratchFile, bytes_of, 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_NUMBERS: Final = count()
-"""Numbers of files, in the order of their construction."""
-_FILES: Final[weakref.WeakValueDictionary[int, SlotFile]] = weakref.WeakValueDictionary()
-"""Existing files by number: operators of a graph have numbers as arguments."""
+_FILE_NUMBERS: Final = count()
+"""Numbers of the files, in the order of their construction."""
+_FILE_BY_NUMBER: Final[weakref.WeakValueDictionary[int, SlotFile]] = weakref.WeakValueDictionary()
+"""Existing files, by number; operators of a graph have the number as an argument."""
 
 
 class SlotFile(ScratchFile):
@@ -35,14 +35,16 @@ class SlotFile(ScratchFile):
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder)
-        self.number = next(_NUMBERS)
-        _FILES[self.number] = self
+        self.number = next(_FILE_NUMBERS)
+        _FILE_BY_NUMBER[self.number] = self
 
     def _create(self) -> None:
         super()._create()
         self.bytes = 0
+        """Size of the file [B]."""
         self._lock = Lock()
-        self._free: dict[int, list[int]] = {}
+        self._free_slots: dict[int, list[int]] = {}
+        """File offsets of free slots, by size [B]."""
         self.layouts: dict[int, tuple[Any, ...]] = {}
         """Storage bytes, offset, shape and strides of the tensor in each slot, by file offset."""
 
@@ -51,7 +53,7 @@ class SlotFile(ScratchFile):
         if self.process != os.getpid():
             self._create()
         size = round_up(len(memory), ALIGNMENT_BYTES)
-        slots = self._free.setdefault(size, [])
+        slots = self._free_slots.setdefault(size, [])
         with (
             self._lock,
             page_errors(self.path, "a page could not be written"),
@@ -65,7 +67,7 @@ class SlotFile(ScratchFile):
         return offset
 
     def check_process(self) -> None:
-        """Raise `PageError` in a process that was forked after a page was written."""
+        """Raise `PageError` in a process that was forked from the one that writes the pages."""
         if self.process != os.getpid():
             raise PageError(
                 f"{self.path}: a step that began before this process was forked can be completed "
@@ -73,23 +75,25 @@ class SlotFile(ScratchFile):
             )
 
     def read(self, offset: int, memory: memoryview) -> None:
-        """Read a page into `memory`; raise `PageError` if its checksum is wrong."""
+        """Read the page at `offset` into `memory`; raise `PageError` if its checksum is wrong."""
         self._read_page(offset, memory, "a page")
 
     def free_slot(self, offset: int, size_bytes: int, process: int) -> None:
-        """Register a slot as free if this process wrote the page in it."""
+        """Register the slot at `offset` as free, if `process` is this process."""
         if process == self.process:
-            self._free[round_up(size_bytes, ALIGNMENT_BYTES)].append(offset)
+            self._free_slots[round_up(size_bytes, ALIGNMENT_BYTES)].append(offset)
 
 
 def page_out(tensor: torch.Tensor, file_number: int) -> torch.Tensor:
     """Write the storage of a tensor to file `file_number`; return the token of the slot used."""
-    file, size = _FILES[file_number], tensor.untyped_storage().nbytes()
+    file, size = _FILE_BY_NUMBER[file_number], tensor.untyped_storage().nbytes()
     offset = file.write(bytes_of(tensor.untyped_storage()))
     file.layouts[offset] = (size, tensor.storage_offset(), tensor.shape, tensor.stride())
     token = torch.tensor([offset], device="cpu")
-    finish = weakref.finalize(token.untyped_storage(), file.free_slot, offset, size, file.process)
-    finish.atexit = False
+    finalizer = weakref.finalize(
+        token.untyped_storage(), file.free_slot, offset, size, file.process
+    )
+    finalizer.atexit = False
     return token
 
 
@@ -98,7 +102,7 @@ def page_in(token: torch.Tensor, dtype: torch.dtype, file_number: int) -> torch.
 
     Original strides may differ from those that PyTorch predicts, because kernels choose them.
     """
-    file, offset = _FILES[file_number], int(token)
+    file, offset = _FILE_BY_NUMBER[file_number], int(token)
     file.check_process()
     size, *layout = file.layouts[offset]
     storage = torch.UntypedStorage(size)

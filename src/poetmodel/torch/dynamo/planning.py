@@ -21,9 +21,9 @@ from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.torch.compile_cache import CachedSchedules, is_final_result
 from poetmodel.torch.compiled import solve_progress_callback
-from poetmodel.torch.dynamo.costs import CALL_S, machine_rates, this_machine
+from poetmodel.torch.dynamo.costs import CALL_S, host_device, load_machine_rates
 from poetmodel.torch.dynamo.joint_graph import storage_sizes
-from poetmodel.torch.dynamo.regions import Region, regions_of, solve_within
+from poetmodel.torch.dynamo.regions import Region, find_regions, solve_with_regions
 from poetmodel.units import MAX_BYTES, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -42,27 +42,27 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES: Final = 8
 """RAM of the token of each page on storage [B]."""
-_SOME_BYTES: Final = 2**40
-"""Reference of a percentage when a budget is only validated [B]."""
-_PERCENT: Final = 100
-"""Largest number without a unit that is probably meant as a percentage."""
+_REFERENCE_BYTES: Final = 2**40
+"""Bytes that stand for 100 % when a budget is only validated [B]."""
+_MAX_PERCENT: Final = 100
+"""Largest number without a unit that is probably a percentage."""
 MIN_SOLVE_S: Final = 1.0
-"""Time to solve a graph even if the call's time limit has passed [s]."""
+"""Time for solving a graph even after the time limit of the call [s]."""
 REFUSING_S: Final = 1.0
-"""CPU time to find the smallest sufficient budget when a budget is refused [s]."""
+"""CPU time of the search for the smallest sufficient budget when a budget is refused [s]."""
 REFUSING_NODE_S: Final = 1e-4
-"""Additional CPU time per node [s]."""
+"""Additional CPU time of that search per node [s]."""
 REFUSING_WALL_RATIO: Final = 30.0
-"""Maximum wall-clock time of that search over its CPU time, on a busy machine."""
+"""Maximum wall-clock time of that search, relative to its CPU time, for a busy machine."""
 FIRST_TIME_RATIO: Final = 0.15
-"""Fraction of the time limit, in CPU time, after which a search without a schedule ends."""
+"""Fraction of the time limit after which a first solve without a schedule ends, in CPU time."""
 EAGER_PEAK: Final = "eager"
-"""The budget that is the peak of the model itself."""
-_ZEROS: Final = " (loss_only=True omits those of all results but the loss)"
+"""The value of ``ram=`` for the peak of the model itself."""
+_ZEROS_HINT: Final = " (loss_only=True omits those of all results but the loss)"
 LOSS_OUTSIDE: Final = "memory of the loss between forward and backward pass not counted"
 """Text if no result that needs a gradient is a scalar."""
 MEASURED: Final = "measured"
-"""Costs that are measured on this host instead of estimated."""
+"""The value of ``costs=`` for times that are measured on this host instead of estimated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,16 +79,19 @@ class PlanRecord:
     status: str
     gap: float | None
     overhead: float
-    """Time over that of a single pass minus 1."""
+    """Overhead relative to the time of a single pass."""
     recomputed: int
+    """Number of recomputations."""
     paged_out: int
+    """Number of page-outs."""
     paged_in: int
+    """Number of page-ins."""
     solve_s: float
     given_bytes: int
-    """Parameters, buffers and inputs, which the budget does not count [B]."""
+    """Size of parameters, buffers and inputs, which the budget does not count [B]."""
     device: str
     eager_bytes: int | None
-    """The peak with the model's own checkpoints [B]; None if it has none."""
+    """Peak with the checkpoints of the model itself [B]; None without any."""
     is_predicted: bool
     """Whether no graph was executed: sizes are predictions, and workspaces are not counted."""
     outside_bytes: int | None = None
@@ -97,7 +100,7 @@ class PlanRecord:
     regions: tuple[str, ...] = ()
     """Bytes of each region in RAM when the backward pass begins, and its budget, as text."""
     added_bytes: int = 0
-    """Gradients that the backward pass adds to ``.grad``, which the budget does not count [B]."""
+    """Size of gradients that the backward pass adds to ``.grad``, not counted in the budget [B]."""
     is_loss_missing: bool = False
     """Whether results need gradients, none of them is a scalar, and no outside memory is known."""
 
@@ -137,6 +140,7 @@ class PassPeaks(NamedTuple):
     """Peak RAM of the passes of one compiled graph, without its inputs and parameters [B]."""
 
     forward_bytes: int
+    """Peak of the forward pass."""
     held_bytes: int = 0
     """Saved tensors and results between both passes."""
     saved_bytes: int = 0
@@ -144,24 +148,26 @@ class PassPeaks(NamedTuple):
     backward_bytes: int = 0
     """Peak of the backward pass, with results and gradients; 0 without a backward pass."""
     retained_bytes: int | None = None
-    """Peak of a backward pass with ``retain_graph=True``, which retains saved tensors. None if only
-    an upper bound is known: `backward_bytes` and all saved tensors."""
+    """Peak of a backward pass with ``retain_graph=True``, which frees no saved tensor. None if only
+    an upper bound is known: `backward_bytes` plus all saved tensors."""
     copied_bytes: int = 0
     """Gradients that autograd copies after the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPlan:
-    """A plan of a captured graph with its checks and peaks."""
+    """A plan of a captured graph with its check and peaks."""
 
     record: PlanRecord
     result: SolveResult
+    """The solve that found the schedule."""
     plan: Plan
     check: PlanCheck
+    """Peaks and time of the plan by the independent checker."""
     peaks: PassPeaks
     forward_outputs: int
     """Number of results among the outputs of the forward pass; the rest are saved tensors."""
-    turn: int | None = None
+    middle_node: int | None = None
     """Node of the plan's graph between both passes; None without one."""
 
     @property
@@ -189,19 +195,19 @@ class BackendOptions:
 
     @property
     def budget(self) -> Budget | None:
-        """The budget as stated; None for ``eager``, the peak of the model itself."""
+        """The parsed budget; None for ``eager``, the peak of the model itself."""
         return None if self.ram == EAGER_PEAK else Budget.parse(self.ram)
 
     @property
     def keep_all_fraction(self) -> float | None:
-        """The budget as a fraction of the peak with everything kept; None for bytes."""
+        """The budget as a fraction of the keep-all peak, 1 for ``eager``; None for bytes."""
         if self.budget is None:
             return 1.0
         return None if self.budget.share is None else float(self.budget.share)
 
     @property
     def stated_bytes(self) -> int | None:
-        """The budget in bytes; None for a fraction [B]."""
+        """The budget in bytes [B]; None for a percentage or ``eager``."""
         return None if self.budget is None else self.budget.size_bytes
 
     def budget_bytes(
@@ -210,29 +216,29 @@ class BackendOptions:
         """Return the budget of a graph [B].
 
         `keep_all_bytes` is the graph's peak with everything kept, `eager_bytes` its peak with the
-        model's own checkpoints.
+        checkpoints of the model itself, if any.
 
-        A percentage refers to the first shape of a function, because the host's RAM does not depend
-        on inputs. A budget of 100 % keeps everything for each shape. Without gradients nothing is
-        kept, and the budget is the peak.
+        A percentage refers to the first shape of a function, whose peak is stored in `call`,
+        because the RAM of the host does not depend on inputs. A budget of 100 % keeps everything
+        for each shape. Without gradients no tensor is saved, and a percentage means the whole peak.
         """
         budget = self.budget
         if budget is None:
             return keep_all_bytes if eager_bytes is None else eager_bytes
         if budget.share is not None and joint.is_inference:
             return keep_all_bytes
-        first_bytes = call.first_bytes.setdefault(call.function, keep_all_bytes)
-        budget_bytes = budget.resolve(first_bytes)
+        first_keep_all_bytes = call.first_keep_all_bytes.setdefault(call.function, keep_all_bytes)
+        budget_bytes = budget.resolve(first_keep_all_bytes)
         return max(budget_bytes, keep_all_bytes) if budget.keeps_all else budget_bytes
 
 
-class Outside(NamedTuple):
+class OutsideMemory(NamedTuple):
     """Memory between the forward and the backward pass of a function, besides its results."""
 
     peak_bytes: int = 0
     """Peak [B]."""
     rest_bytes: int = 0
-    """Part that remains for the backward pass, without the tangents [B]."""
+    """Bytes that remain in RAM during the backward pass, without the tangents [B]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,47 +246,47 @@ class FirstCall:
     """The call of a compiled function in which a graph is planned."""
 
     function: Hashable
-    """Identifies the function among those of a back end."""
+    """Identifies the function by its code and parameters."""
     title: str = ""
-    """Suffix of the names of its graphs."""
-    first_bytes: dict[Hashable, int]
-    """The keep-all peak of the first shape of each function [B]."""
+    """Suffix of the names of the call's graphs."""
+    first_keep_all_bytes: dict[Hashable, int]
+    """Keep-all peak of the first shape of each function, by `function` [B]."""
     until_s: float
-    """Time limit of all graphs of the call, on the monotonic clock [s]."""
-    outside: Outside
+    """Time at which solving of the call's graphs ends, on the monotonic clock [s]."""
+    outside: OutsideMemory
     """Memory between both passes outside of the function."""
     is_sharded: bool = False
-    """Whether FSDP2 shards the parameters of its module."""
+    """Whether FSDP2 shards parameters of the function."""
     show_phase: Callable[[str], None] = lambda _: None
-    """Called with the description of each stage when it begins."""
-    is_several: bool = False
-    """Whether other calls are expected to wait for their backward pass beside this one."""
-    planned: GraphPlan | None = None
-    """The plan to use; by default a plan is solved for."""
+    """Called with the description of each phase of planning at its beginning."""
+    is_concurrent: bool = False
+    """Whether other calls are expected to wait for their backward pass together with this one."""
+    graph_plan: GraphPlan | None = None
+    """The plan to use; None to solve for a plan."""
     wrapped_bytes: int = 0
-    """Bytes of DDP or FSDP2 beside the function [B]."""
-    share: Callable[[str, Callable[[], Any]], Any] = lambda _, make: make()
+    """Bytes of DDP and FSDP2 during the call [B]."""
+    share: Callable[[str, Callable[[], Any]], Any] = lambda _, compute: compute()
     """Called with a key and a function; returns the function's result in the first process."""
     gather: Callable[[str, Any], list[Any]] = lambda _, value: [value]
     """Called with a key and a value; returns the values of all processes."""
     rates: tuple[float, float] | None = None
-    """Rates from `machine_rates` of the slowest machine of all processes."""
+    """Smallest `load_machine_rates` of all processes; None to load those of this process."""
     min_ram: dict[str, SolveResult] = field(default_factory=dict)
-    """Results of `find_min_ram` in this call, by the digest of the graph."""
+    """Results of `find_min_ram` in this call, by the hash of the graph."""
 
-    def left_s(self, min_s: float = MIN_SOLVE_S) -> float:
-        """Return the remaining time, at least `min_s` [s]."""
+    def remaining_s(self, min_s: float = MIN_SOLVE_S) -> float:
+        """Return the remaining time of the call, at least `min_s` [s]."""
         return max(min_s, self.until_s - monotonic())
 
 
 def check_budget(ram: object) -> None:
-    """Raise `BudgetError` unless `ram` is a valid budget; one of few bytes needs a unit."""
+    """Raise `BudgetError` unless `ram` is a valid budget; numbers up to 100 need a unit."""
     if ram == EAGER_PEAK:
         return
-    size = Budget.parse(ram).resolve(_SOME_BYTES)  # type: ignore[arg-type]
+    size = Budget.parse(ram).resolve(_REFERENCE_BYTES)  # type: ignore[arg-type]
     if size == 0:
         raise BudgetError(f"ram: expected more than 0 bytes, got {shown(ram)}")
-    if size <= _PERCENT and str(ram).strip().isdigit():
+    if size <= _MAX_PERCENT and str(ram).strip().isdigit():
         raise BudgetError(f"ram: {missing_unit_hint(size, MAX_BYTES).removeprefix('; ')}")
 
 
@@ -294,14 +300,16 @@ def plan(
     reserved_bytes: int = 0,
     is_predicted: bool = False,
 ) -> GraphPlan:
-    """Plan a graph with the profiles of its operations, within its budget less `reserved_bytes`.
+    """Plan a graph with the profiles of its operations, within its budget.
+
+    `reserved_bytes` of the budget are for memory of Inductor that is not in the plan [B].
 
     Raises
     ------
     BudgetError
         If the budget is too small; the message has the smallest known sufficient budget.
     """
-    graph_problem = GraphProblem.of(
+    graph_problem = GraphProblem.from_joint(
         joint,
         profiles,
         settings,
@@ -317,11 +325,11 @@ def plan(
         None if eager_bytes is None else eager_bytes + call.wrapped_bytes,
         call,
     )
-    beside_bytes = graph_problem.beside_bytes + call.wrapped_bytes
-    usable_bytes = max(1, budget_bytes - beside_bytes)
-    problem = graph_problem.problem(usable_bytes)
+    extra_bytes = graph_problem.extra_bytes + call.wrapped_bytes
+    usable_bytes = max(1, budget_bytes - extra_bytes)
+    problem = graph_problem.make_problem(usable_bytes)
     graph = problem.graph
-    regions = regions_of(joint, graph, settings.regions)
+    regions = find_regions(joint, graph, settings.regions)
     result = None
     if floor(graph).bytes <= usable_bytes:
         result = _shared_solve(problem, settings, call, regions)
@@ -330,11 +338,11 @@ def plan(
     if result is None or result.schedule is None:
         backward_results = set(joint.final_results) - joint.forward_results
         gradients_bytes = sum(joint.storages[number].bytes for number in backward_results)
-        items = {"returned gradients": gradients_bytes, **graph_problem.beside}
-        list_text = ", ".join(f"{size:,} B {item}" for item, size in items.items() if size)
+        bytes_by_name = {"returned gradients": gradients_bytes, **graph_problem.extra_bytes_by_name}
+        list_text = ", ".join(f"{size:,} B {item}" for item, size in bytes_by_name.items() if size)
         is_proved = result is None or result.status == Status.INFEASIBLE
         text = _budget_refusal(
-            problem, settings, call, name, budget_bytes, beside_bytes, is_proved=is_proved
+            problem, settings, call, name, budget_bytes, extra_bytes, is_proved=is_proved
         )
         text += f"; at its end there are {list_text}" if list_text else ""
         if call.outside.peak_bytes:
@@ -348,7 +356,7 @@ def plan(
 
 @dataclass(frozen=True, kw_only=True)
 class GraphProblem:
-    """A captured graph with sizes and costs, which can be planned within several budgets."""
+    """A captured graph with sizes and costs, which can be planned within different limits."""
 
     joint: JointGraph
     settings: BackendOptions
@@ -357,19 +365,20 @@ class GraphProblem:
     graph: Graph
     device: Device
     times_s: tuple[float, ...]
-    """Measured times of its operations [s]."""
-    beside: Mapping[str, int]
-    """Memory of the backward pass beside the plan, by name [B]."""
-    forward_beside_bytes: int
-    """Memory of the forward pass beside the plan [B]."""
+    """Time of each operation by its profile; used only for measured costs [s]."""
+    extra_bytes_by_name: Mapping[str, int]
+    """Memory during the backward pass that is not in the plan, by name [B]."""
+    forward_extra_bytes: int
+    """Memory during the forward pass that is not in the plan [B]."""
     keep_all_bytes: int
     """Peak with everything kept, without DDP and FSDP2 [B]."""
     eager_bytes: int | None
-    """Peak with the model's own checkpoints [B]; None if it has none."""
+    """Peak with the checkpoints of the model itself [B]; None without any."""
     is_predicted: bool
+    """Whether no graph is executed: sizes are predictions."""
 
     @classmethod
-    def of(
+    def from_joint(
         cls,
         joint: JointGraph,
         profiles: Sequence[OpProfile],
@@ -380,23 +389,24 @@ class GraphProblem:
         reserved_bytes: int = 0,
         is_predicted: bool = False,
     ) -> GraphProblem:
-        """Return the problem of a graph; sets the graph's profiles and sizes to `profiles`."""
-        joint.apply(profiles)
+        """Return the problem of `joint`; applies the profiles and outside memory to `joint`."""
+        joint.apply_profiles(profiles)
         joint.outside_bytes = call.outside.peak_bytes
         graph = joint.training_graph()
+        zeros_hint = _ZEROS_HINT if joint.has_zero_tangents else ""
         # In the backward pass autograd holds the gradients of results, and the caller the results.
-        beside = {
+        extra_bytes_by_name = {
             "results": sum(joint.storages[number].bytes for number in joint.forward_results),
-            f"their gradients{_ZEROS if joint.has_zeros else ''}": joint.tangents_bytes,
+            f"their gradients{zeros_hint}": joint.tangents_bytes,
             "copies of overwritten arguments": _copies_bytes(joint),
             "memory outside of the function": call.outside.rest_bytes,
             "tokens of pages": 0 if settings.paging is None else TOKEN_BYTES * len(graph.tensors),
         }
-        keep_all_bytes = checkpoint_all_peak_bytes(graph) + sum(beside.values())
-        eager_bytes = joint.own_peak_bytes(graph)
+        keep_all_bytes = checkpoint_all_peak_bytes(graph) + sum(extra_bytes_by_name.values())
+        eager_bytes = joint.checkpointed_peak_bytes(graph)
         if eager_bytes is not None:
-            eager_bytes += sum(beside.values())
-        beside["memory of Inductor"] = reserved_bytes
+            eager_bytes += sum(extra_bytes_by_name.values())
+        extra_bytes_by_name["memory of Inductor"] = reserved_bytes
         forward_names = ("results", "copies of overwritten arguments", "tokens of pages")
         return cls(
             joint=joint,
@@ -404,41 +414,42 @@ class GraphProblem:
             name=name,
             call=call,
             graph=graph,
-            device=settings.device or this_machine(call.rates or machine_rates(settings.cache)),
+            device=settings.device or host_device(call.rates or load_machine_rates(settings.cache)),
             times_s=tuple(profile.time_s for profile in profiles),
-            beside=beside,
-            forward_beside_bytes=sum(beside[key] for key in forward_names) + reserved_bytes,
+            extra_bytes_by_name=extra_bytes_by_name,
+            forward_extra_bytes=sum(extra_bytes_by_name[key] for key in forward_names)
+            + reserved_bytes,
             keep_all_bytes=keep_all_bytes,
             eager_bytes=eager_bytes,
             is_predicted=is_predicted,
         )
 
     @property
-    def beside_bytes(self) -> int:
-        """Memory of the backward pass beside the plan [B]."""
-        return sum(self.beside.values())
+    def extra_bytes(self) -> int:
+        """Memory during the backward pass that is not in the plan [B]."""
+        return sum(self.extra_bytes_by_name.values())
 
     @property
-    def turn(self) -> int:
-        """Index of the node between both passes, in graphs that have such a node."""
+    def middle_node(self) -> int:
+        """Index of the node between both passes, or of the first backward node without it."""
         return sum(operation.phase is Phase.FORWARD for operation in self.joint.operations)
 
-    def problem(self, usable_bytes: int, *, saved_bytes: int | None = None) -> Problem:
-        """Return the problem of scheduling the graph within a budget.
+    def make_problem(self, usable_bytes: int, *, saved_bytes: int | None = None) -> Problem:
+        """Return the problem of scheduling the graph within a budget, with minimum time.
 
         Parameters
         ----------
         usable_bytes : int
-            RAM for the operations of the graph [B].
+            RAM for the plan [B].
         saved_bytes : int, optional
-            Upper bound on the RAM between both passes [B]. The graph then has a node without
-            outputs there, whose workspace is the rest of the RAM.
+            Upper bound on the RAM of the plan between both passes [B]. The graph then has a node
+            without outputs there, whose workspace is the rest of `usable_bytes`.
         """
         graph, times_s = self.graph, list(self.times_s)
         if saved_bytes is not None:
             self.joint.outside_bytes = self.call.outside.peak_bytes
-            graph = self.joint.training_graph(turn_bytes=max(0, usable_bytes - saved_bytes))
-            times_s.insert(self.turn, 0.0)
+            graph = self.joint.training_graph(middle_bytes=max(0, usable_bytes - saved_bytes))
+            times_s.insert(self.middle_node, 0.0)
         costs = _costs(graph, self.settings, self.device, times_s)
         paging = self.settings.paging is not None
         return Problem(graph, costs, ram=usable_bytes, paging=paging, minimize="time")
@@ -449,25 +460,27 @@ class GraphProblem:
         Parameters
         ----------
         peak_bytes : int
-            Upper bound on the RAM of each pass, including memory beside the plan [B].
+            Upper bound on the RAM of each pass, including memory that is not in the plan [B].
         saved_bytes : int
             Upper bound on the tensors saved for the backward pass, without results [B].
         """
-        usable_bytes = peak_bytes - self.beside_bytes
+        usable_bytes = peak_bytes - self.extra_bytes
         if usable_bytes <= 0:
             return None
-        problem = self.problem(usable_bytes, saved_bytes=saved_bytes)
+        problem = self.make_problem(usable_bytes, saved_bytes=saved_bytes)
         if floor(problem.graph).bytes > usable_bytes:
             return None
-        regions = regions_of(self.joint, problem.graph, self.settings.regions)
+        regions = find_regions(self.joint, problem.graph, self.settings.regions)
         result = _shared_solve(problem, self.settings, self.call, regions)
         if result.schedule is None:
             return None
-        return self.make_plan(problem, result, regions, budget_bytes=peak_bytes, turn=self.turn)
+        return self.make_plan(
+            problem, result, regions, budget_bytes=peak_bytes, middle_node=self.middle_node
+        )
 
     def keep_all_refusal(self, budget_bytes: int) -> BudgetError:
-        """Return the error for a budget that fits every tensor, but for which no plan was found."""
-        regions = regions_of(self.joint, self.graph, self.settings.regions)
+        """Return the error that no plan was found within a budget of at least the keep-all peak."""
+        regions = find_regions(self.joint, self.graph, self.settings.regions)
         if regions:
             return BudgetError(_regions_refusal(regions, self.name, budget_bytes))
         return BudgetError(refusal(self.name, budget_bytes, enough_bytes=None, is_proved=False))
@@ -479,9 +492,12 @@ class GraphProblem:
         regions: Sequence[Region],
         *,
         budget_bytes: int,
-        turn: int | None = None,
+        middle_node: int | None = None,
     ) -> GraphPlan:
-        """Return the plan of a schedule, simulated by the independent checker, with its record."""
+        """Return the plan of the schedule of `result`, with its check, peaks and record.
+
+        Raises `VerificationError` if the schedule exceeds the budget of a region.
+        """
         graph, schedule = problem.graph, result.require_schedule()
         plan, check = checked_plan(
             graph,
@@ -490,18 +506,18 @@ class GraphProblem:
             mode=StorageMode.BLOCKING,
             ram_budget_bytes=problem.ram_budget_bytes,
         )
-        peaks = self._pass_peaks(graph, plan, check, turn)
+        peaks = self._pass_peaks(graph, plan, check, middle_node)
         n_instructions = Counter(instruction.op for instruction in plan.program)
         wrapped_bytes = self.call.wrapped_bytes
-        peak_bytes = check.peak_ram_bytes + self.beside_bytes + wrapped_bytes
-        if turn is not None:
+        peak_bytes = check.peak_ram_bytes + self.extra_bytes + wrapped_bytes
+        if middle_node is not None:
             peak_bytes = max(peaks.forward_bytes, peaks.backward_bytes)
         outside = self.call.outside
         record = PlanRecord(
             name=self.name,
             ram_budget_bytes=budget_bytes,
             predicted_peak_bytes=peak_bytes,
-            keep_all_bytes=self.keep_all_bytes + (0 if turn is not None else wrapped_bytes),
+            keep_all_bytes=self.keep_all_bytes + (0 if middle_node is not None else wrapped_bytes),
             status=str(result.status),
             gap=result.gap,
             overhead=(result.overhead or 0.0) / (problem.objective.baseline or 1.0),
@@ -509,12 +525,12 @@ class GraphProblem:
             paged_out=n_instructions[Op.PAGE_OUT],
             paged_in=n_instructions[Op.PAGE_IN],
             solve_s=result.solve_s,
-            given_bytes=_given_bytes(self.joint),
+            given_bytes=_arguments_bytes(self.joint),
             device=self.device.key or self.device.name,
             eager_bytes=self.eager_bytes,
             is_predicted=self.is_predicted,
             outside_bytes=outside.peak_bytes if any(outside) else None,
-            regions=tuple(region.check(graph, schedule) for region in regions),
+            regions=tuple(region.describe_use(graph, schedule) for region in regions),
             added_bytes=self.joint.added_bytes,
             is_loss_missing=self.joint.has_loss_outside and not any(outside),
         )
@@ -525,45 +541,47 @@ class GraphProblem:
             check=check,
             peaks=peaks,
             forward_outputs=self.joint.forward_outputs,
-            turn=turn,
+            middle_node=middle_node,
         )
 
     def _pass_peaks(
-        self, graph: Graph, plan: Plan, check: PlanCheck, turn: int | None
+        self, graph: Graph, plan: Plan, check: PlanCheck, middle_node: int | None
     ) -> PassPeaks:
-        """Return the peaks of both passes of a plan, including memory beside the plan."""
+        """Return the peaks of both passes of a plan, including memory that is not in the plan."""
         high_bytes = [moment.high_bytes for moment in check.moments]
-        count = self.turn
+        count = self.middle_node
         first_after_forward = next(
             (k for k, (op, i) in enumerate(plan.program) if op == Op.COMPUTE and i >= count),
             len(high_bytes),
         )
         if self.joint.is_inference:
-            return PassPeaks(max(high_bytes, default=0) + self.beside_bytes)
+            return PassPeaks(max(high_bytes, default=0) + self.extra_bytes)
         held_bytes = check.moments[first_after_forward - 1].ram_bytes if first_after_forward else 0
-        first_backward = first_after_forward if turn is None else first_after_forward + 1
-        saved, freed_bytes, retained_bytes = set[int](), 0, 0
+        first_backward = first_after_forward if middle_node is None else first_after_forward + 1
+        saved_tensors, freed_bytes, retained_bytes = set[int](), 0, 0
         for k, (op, index) in enumerate(plan.program):
             if k < first_after_forward:
                 if op == Op.COMPUTE:
-                    saved.update(graph.outputs_of[index])
+                    saved_tensors.update(graph.outputs_of[index])
                 elif op == Op.PAGE_IN:
-                    saved.add(index)
+                    saved_tensors.add(index)
                 elif op == Op.FREE:
-                    saved.discard(index)
+                    saved_tensors.discard(index)
                 continue
             if k >= first_backward:
                 retained_bytes = max(retained_bytes, high_bytes[k] + freed_bytes)
-            if op == Op.FREE and index in saved:  # autograd holds this copy
-                saved.remove(index)
+            if (
+                op == Op.FREE and index in saved_tensors
+            ):  # with retain_graph autograd holds this copy
+                saved_tensors.remove(index)
                 freed_bytes += graph.tensor_bytes[index]
         return PassPeaks(
             forward_bytes=max(high_bytes[:first_after_forward], default=0)
-            + self.forward_beside_bytes,
-            held_bytes=held_bytes + self.forward_beside_bytes,
+            + self.forward_extra_bytes,
+            held_bytes=held_bytes + self.forward_extra_bytes,
             saved_bytes=held_bytes,
-            backward_bytes=max(high_bytes[first_backward:], default=0) + self.beside_bytes,
-            retained_bytes=retained_bytes + self.beside_bytes,
+            backward_bytes=max(high_bytes[first_backward:], default=0) + self.extra_bytes,
+            retained_bytes=retained_bytes + self.extra_bytes,
             copied_bytes=self.joint.copied_bytes,
         )
 
@@ -581,10 +599,10 @@ def _shared_solve(
 def _solve(
     problem: Problem, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
-    """Return the cached result of a problem if its gap is small enough, else solve and cache.
+    """Return the result of a problem from the cache, if it is final; otherwise solve and store it.
 
-    If the first fraction of the time finds no schedule, the solve ends, unless the schedule with
-    the smallest RAM fits.
+    If the first fraction of the time limit finds no schedule, the solve ends, unless the schedule
+    with the smallest RAM fits. Results with regions are not cached.
     """
     schedules = CachedSchedules(settings.cache)
     cached_result = None if regions else schedules.load_result(problem, gap=settings.gap)
@@ -600,16 +618,16 @@ def _solve(
 
     call.show_phase("solving")
     if regions:
-        return solve_within(
+        return solve_with_regions(
             problem,
             regions,
             gap=settings.gap,
-            time_limit=call.left_s(),
+            time_limit=call.remaining_s(),
             on_progress=on_progress,
         )
 
-    def run(limit_s: float, start: Schedule | None) -> SolveResult:
-        """Solve the problem with a time limit [s] and a start."""
+    def solve_with_start(limit_s: float, start: Schedule | None) -> SolveResult:
+        """Solve the problem within `limit_s` [s], from an initial schedule if any."""
         return solve(
             problem,
             time_limit=limit_s,
@@ -621,20 +639,20 @@ def _solve(
 
     start = None if cached_result is None else cached_result.schedule
     if start is None:
-        with processor_clock(call.left_s()):
-            result = run(FIRST_TIME_RATIO * settings.time_limit, None)
-        start, first_s = result.schedule, result.solve_s
+        with processor_clock(call.remaining_s()):
+            result = solve_with_start(FIRST_TIME_RATIO * settings.time_limit, None)
+        start, first_solve_s = result.schedule, result.solve_s
         if start is None and result.termination == Termination.TIME_LIMIT:
-            min_ram_result = _min_ram(problem, settings, call)
+            min_ram_result = _find_cached_min_ram(problem, settings, call)
             simulation = min_ram_result.simulation
             if simulation and simulation.peak_ram_bytes <= problem.usable_ram_bytes:
                 start = min_ram_result.schedule
         if start is not None and result.termination == Termination.TIME_LIMIT:
-            result = run(call.left_s(), start)
-            result = replace(result, solve_s=first_s + result.solve_s)
+            result = solve_with_start(call.remaining_s(), start)
+            result = replace(result, solve_s=first_solve_s + result.solve_s)
     else:
-        result = run(call.left_s(), start)
-    # Another call would not have more time for the problem.
+        result = solve_with_start(call.remaining_s(), start)
+    # Another call has the same time limit, and would not find more.
     result = replace(result, time_limit_s=settings.time_limit)
     schedules.store(result)
     return result
@@ -643,7 +661,10 @@ def _solve(
 def _regions_refusal(
     regions: tuple[Region, ...], name: str, budget_bytes: int, status: Status | None = None
 ) -> str:
-    """Return the message that no plan meets the budgets of regions; `status` is the solve's."""
+    """Return the message that no plan was found that meets the budgets of regions.
+
+    `status` is that of the solve; None if it is unknown.
+    """
     budgets = ", ".join(f"{region.name} {format_bytes(region.limit_bytes)}" for region in regions)
     reason = {None: "", Status.INFEASIBLE: ", and none exists"}.get(status, " in time")
     return (
@@ -655,7 +676,7 @@ def _regions_refusal(
 def _costs(
     graph: Graph, settings: BackendOptions, device: Device, times_s: Sequence[float]
 ) -> Costs:
-    """Return the costs of a graph: estimated, or from measured times of operations [s]."""
+    """Return the costs of a graph: estimated for `device`, or from `times_s` if measured."""
     estimated = Costs.estimate(graph, device).table(graph)
     compute_s = [CALL_S + time_s for time_s in estimated.compute_time_s]
     if settings.costs == MEASURED:
@@ -676,24 +697,26 @@ def _costs(
 
 
 def _copies_bytes(joint: JointGraph) -> int:
-    """Return the bytes of copies of overwritten arguments that operations read [B]."""
+    """Return the size of copies of arguments that are read and overwritten [B]."""
     overwritten_arguments = {
         source
         for operation in joint.operations
         for source in operation.node.all_input_nodes
-        if source in joint.mutated
+        if source in joint.overwritten_arguments
     }
     return sum(storage_sizes(overwritten_arguments).values())
 
 
-def _given_bytes(joint: JointGraph) -> int:
-    """Return the bytes of parameters, buffers and inputs [B]."""
+def _arguments_bytes(joint: JointGraph) -> int:
+    """Return the size of parameters, buffers and inputs [B]."""
     arguments = [node for node in joint.arguments if node not in joint.tangents]
     return sum(storage_sizes(arguments).values())
 
 
-def _min_ram(problem: Problem, settings: BackendOptions, call: FirstCall) -> SolveResult:
-    """Return the result of `find_min_ram` for a problem, cached in the call by its graph."""
+def _find_cached_min_ram(
+    problem: Problem, settings: BackendOptions, call: FirstCall
+) -> SolveResult:
+    """Return the result of `find_min_ram` for a problem; cached in `call` by the graph."""
     result = call.min_ram.get(problem.graph.sha256)
     if result is None:
         call.show_phase("searching for the smallest budget")
@@ -703,7 +726,7 @@ def _min_ram(problem: Problem, settings: BackendOptions, call: FirstCall) -> Sol
 
 
 def find_min_ram(problem: Problem, gap: float) -> SolveResult:
-    """Solve for the smallest RAM of a problem, within a short CPU time of its own."""
+    """Solve a problem for the smallest peak RAM instead, within a short CPU time."""
     limit_s = REFUSING_S + REFUSING_NODE_S * len(problem.graph.nodes)
     with processor_clock(REFUSING_WALL_RATIO * limit_s):
         return solve(
@@ -720,32 +743,35 @@ def _budget_refusal(
     call: FirstCall,
     name: str,
     budget_bytes: int,
-    beside_bytes: int,
+    extra_bytes: int,
     *,
     is_proved: bool,
 ) -> str:
-    """Return the message that a budget is too small, with the smallest one that was found."""
-    smallest = _min_ram(problem, settings, call)
-    is_proved = is_proved or (smallest.bound or 0.0) > problem.usable_ram_bytes
-    if smallest.simulation is None:
+    """Return the message that a budget is too small, with the smallest sufficient one found.
+
+    `is_proved` is whether the budget is proven too small.
+    """
+    min_ram_result = _find_cached_min_ram(problem, settings, call)
+    is_proved = is_proved or (min_ram_result.bound or 0.0) > problem.usable_ram_bytes
+    if min_ram_result.simulation is None:
         return refusal(name, budget_bytes, enough_bytes=None, is_proved=is_proved)
-    is_share = settings.budget is not None and settings.budget.share is not None
+    is_fraction = settings.budget is not None and settings.budget.share is not None
     return refusal(
         name,
         budget_bytes,
-        enough_bytes=smallest.simulation.peak_ram_bytes + beside_bytes,
-        needed_bytes=ceil(smallest.bound or 0.0) + beside_bytes,
-        whole_bytes=call.first_bytes.get(call.function) if is_share else None,
+        enough_bytes=min_ram_result.simulation.peak_ram_bytes + extra_bytes,
+        needed_bytes=ceil(min_ram_result.bound or 0.0) + extra_bytes,
+        whole_bytes=call.first_keep_all_bytes.get(call.function) if is_fraction else None,
         is_proved=is_proved,
     )
 
 
-def write_page(path: str | Path, planned: GraphPlan) -> None:
+def write_report_page(path: str | Path, graph_plan: GraphPlan) -> None:
     """Write the page about the schedule of a graph; needs ``poetmodel[report]``."""
     from poetmodel.report.page import check_report, write_report
     from poetmodel.report.subject import solved_subject
 
     check_report(path)
-    name, plan, check = planned.record.name, planned.plan, planned.check
-    subject = solved_subject(planned.result, name=name, plan=plan, check=check)
+    name, plan, check = graph_plan.record.name, graph_plan.plan, graph_plan.check
+    subject = solved_subject(graph_plan.result, name=name, plan=plan, check=check)
     write_report(path, [subject])

@@ -1,4 +1,4 @@
-"""One plan for all processes of a group, by the measurements of all: the first process solves."""
+"""Exchange of values between the processes of a group, so that all use one plan."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 _WAIT_S: Final = 120.0
 """Time that a process waits for another beyond the time limit of a solve [s]."""
-_BACKENDS: Final = count()
-"""Numbers of back ends, in the order in which they first share a value in this process."""
+_EXCHANGE_NUMBERS: Final = count()
+"""Numbers of instances, in the order of their first exchange in this process."""
 
 
-class Ranks:
-    """Exchanges values through the store of the default group; all processes call in one order.
+class RankExchange:
+    """Exchanges values through the store of PyTorch's default process group.
+
+    All processes must make the same exchanges in the same order.
 
     Parameters
     ----------
@@ -32,42 +34,43 @@ class Ranks:
     """
 
     def __init__(self, time_limit_s: float) -> None:
-        self._wait = timedelta(seconds=time_limit_s + _WAIT_S)
+        self._max_wait = timedelta(seconds=time_limit_s + _WAIT_S)
         self._number: int | None = None
-        self._exchanges = count()
+        """Number of the instance; None before the first exchange."""
+        self._value_numbers = count()
 
-    def __reduce__(self) -> tuple[type[Ranks], tuple[float]]:
+    def __reduce__(self) -> tuple[type[RankExchange], tuple[float]]:
         """Return the constructor of a copy, which has exchanged no values."""
-        return Ranks, (self._wait.total_seconds() - _WAIT_S,)
+        return RankExchange, (self._max_wait.total_seconds() - _WAIT_S,)
 
-    def share(self, key: str, make: Callable[[], Any]) -> Any:
-        """Return the first process's result of `make`; without a group, that of this process.
+    def share(self, key: str, compute: Callable[[], Any]) -> Any:
+        """Return the result of `compute` in the first process; without a group, in this process.
 
         Parameters
         ----------
         key : str
             Identifies the value. It must be equal in all processes.
-        make : callable
-            Computes the value; called in the first process only.
+        compute : callable
+            Called in the first process only; returns the value.
 
         Raises
         ------
         CaptureError
             If another process has another key, such as a graph of another shape, or does not
-            call in time, or if `make` fails in the first process.
+            call in time, or if `compute` fails in the first process.
         """
         if _is_alone():
-            return make()
+            return compute()
         store, prefix = self._exchange(key, b"")
         if distributed.get_rank() == 0:
             try:
-                value = make()
+                value = compute()
             except PoetModelError as error:
                 store.set(f"{prefix}/answer", pickle.dumps((None, str(error))))
                 raise
             store.set(f"{prefix}/answer", pickle.dumps((value, None)))
             return value
-        store.wait([f"{prefix}/answer"], self._wait)
+        store.wait([f"{prefix}/answer"], self._max_wait)
         value, refusal = pickle.loads(store.get(f"{prefix}/answer"))  # noqa: S301 - of the same job
         if refusal is not None:
             raise CaptureError(refusal)
@@ -96,27 +99,31 @@ class Ranks:
         return [pickle.loads(content) for content in values]  # noqa: S301 - of the same job
 
     def _exchange(self, key: str, value: bytes) -> tuple[distributed.Store, str]:
-        """Write this process's value, and wait for all processes; return store and key prefix."""
+        """Write the value of this process, and wait for all processes.
+
+        Returns (store, prefix of the keys of this exchange). Raises `CaptureError` as `share` does.
+        """
         if self._number is None:
-            self._number = next(_BACKENDS)
+            self._number = next(_EXCHANGE_NUMBERS)
         rank, size = distributed.get_rank(), distributed.get_world_size()
         store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - no other way
-        prefix = f"poetmodel/{self._number}/{next(self._exchanges)}"
-        own_head = digest(key).encode()
-        store.set(f"{prefix}/{rank}", own_head + b"\n" + value)
+        prefix = f"poetmodel/{self._number}/{next(self._value_numbers)}"
+        own_digest = digest(key).encode()
+        store.set(f"{prefix}/{rank}", own_digest + b"\n" + value)
         store_keys = [f"{prefix}/{peer}" for peer in range(size)]
         for peer, store_key in enumerate(store_keys):
             try:
-                store.wait([store_key], self._wait)
-
+                store.wait([store_key], self._max_wait)
             except RuntimeError as error:
                 raise CaptureError(
-                    f"process {peer} has not planned in {self._wait.total_seconds():.0f} s the "
+                    f"process {peer} has not planned in {self._max_wait.total_seconds():.0f} s the "
                     f"graph that process {rank} plans now: pass batches of equal shapes to all "
                     "processes, for example with drop_last=True, and compile the same calls in all"
                 ) from error
-        heads = [store.get(store_key).partition(b"\n")[0] for store_key in store_keys]
-        differing_ranks = [peer for peer, head in enumerate(heads) if head != own_head]
+        digests = [store.get(store_key).partition(b"\n")[0] for store_key in store_keys]
+        differing_ranks = [
+            peer for peer, peer_digest in enumerate(digests) if peer_digest != own_digest
+        ]
         if differing_ranks:
             ranks_text = ", ".join(map(str, differing_ranks))
             raise CaptureError(
@@ -128,4 +135,5 @@ class Ranks:
 
 
 def _is_alone() -> bool:
+    """Return whether there is no group of more than one process."""
     return not distributed.is_initialized() or distributed.get_world_size() == 1

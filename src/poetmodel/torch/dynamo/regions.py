@@ -1,11 +1,11 @@
-"""Budgets of regions of a model: bytes of their tensors in RAM when the backward pass begins.
+"""Regions of a model, with budgets for their tensors in RAM when the backward pass begins.
 
-A budget is an additional row of the problem, over tensors in RAM when the backward pass begins::
+A budget is an additional row of the problem::
 
     sum(bytes[i] * S_RAM[b, i]) <= budget    i computed in the region, b the first backward stage
 
-``S_RAM[b, i]`` is 1 if tensor i is in RAM when stage b begins. A storage counts once, in
-the region of the operation that allocates it.
+``S_RAM[b, i]`` is 1 if tensor i is in RAM when stage b begins. A storage belongs to the regions of
+the operation that allocates it.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ if TYPE_CHECKING:
     from poetmodel.solver.request import SolveProgress
     from poetmodel.torch.dynamo.joint_graph import JointGraph
 
-_KEY: Final = "poetmodel.region "
-"""Prefix of the keys of `region` blocks under a node's ``custom`` annotations."""
+_ANNOTATION_PREFIX: Final = "poetmodel.region "
+"""Prefix of keys under a node's ``custom`` annotations: the `region` blocks around the node."""
 _MAX_NAMES: Final = 8
-"""Maximum number of modules in an error message."""
+"""Maximum number of module names in an error message."""
 _TRIAL_S: Final = 3.0
-"""Time limit of each trial problem for a schedule that meets the budgets [s]."""
+"""Time limit of each trial problem of `_search_with_less_ram` [s]."""
 _TRIAL_GAP: Final = 0.05
 """MIP gap of a trial problem."""
 _MAX_NODES: Final = 100
 """Maximum number of nodes of a graph for which a model with the rows of regions is solved."""
 _POLICY: Final = "MUST_RECOMPUTE"
 """Name of the region of storages that a selective-checkpoint policy forbids to save."""
-_ROOT: Final = re.compile(r"^[LG]\['\w+'\]\.?")
-"""Prefix of Dynamo's expressions of modules, which stands for the compiled model."""
+_ROOT_EXPRESSION: Final = re.compile(r"^[LG]\['\w+'\]\.?")
+"""Prefix of Dynamo's expression of a module: the compiled model."""
 
 
 def region(*, ram: str | int, name: str = "region") -> AbstractContextManager[Any]:
@@ -75,18 +75,20 @@ def region(*, ram: str | int, name: str = "region") -> AbstractContextManager[An
     Parameters
     ----------
     ram : str or int
-        Upper bound on bytes made inside that are in RAM when the backward pass begins: bytes,
-        ``2MiB``, or a percentage of the same bytes with everything kept.
+        Upper bound on the size of tensors that are allocated in the block and are in RAM when the
+        backward pass begins: bytes, ``2MiB``, or a percentage of their size with everything kept.
     name : str
-        Blocks with equal name and budget are one region. Tensors made in a nested block count in
-        both.
+        Blocks with equal name and budget are one region. Tensors of a nested block count in both
+        regions.
 
     Returns
     -------
     context manager
         Use it in code that `backend` compiles; elsewhere it has no effect.
     """
-    block: AbstractContextManager[Any] = traceback.annotate({_KEY + name: (name, ram)})
+    block: AbstractContextManager[Any] = traceback.annotate(
+        {_ANNOTATION_PREFIX + name: (name, ram)}
+    )
     return block
 
 
@@ -104,11 +106,11 @@ def region_errors(regions: Any) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
-    """A part of a model with a budget, as the set of tensors that its operations compute."""
+    """A part of a model with a budget, stated by the tensors that its operations compute."""
 
     name: str
     tensors: frozenset[int]
-    """Indices of the tensors in the training graph."""
+    """Indices in the training graph."""
     limit_bytes: int
     """Budget of the tensors that are in RAM when `stage` begins [B]."""
     stage: int
@@ -121,24 +123,26 @@ class Region:
 
     def excess_bytes(self, graph: Graph, schedule: Schedule) -> int:
         """Return the bytes by which a schedule exceeds the budget; 0 if it does not [B]."""
-        return max(0, -self.slack_bytes(graph, tensors_at(schedule, self.stage)))
+        return max(0, -self.slack_bytes(graph, tensors_in_ram(schedule, self.stage)))
 
-    def check(self, graph: Graph, schedule: Schedule) -> str:
-        """Return the region's use of its budget as text; raise `VerificationError` if exceeded."""
-        used_bytes = self.limit_bytes - self.slack_bytes(graph, tensors_at(schedule, self.stage))
+    def describe_use(self, graph: Graph, schedule: Schedule) -> str:
+        """Return the use of the budget as text; raise `VerificationError` if it is exceeded."""
+        used_bytes = self.limit_bytes - self.slack_bytes(
+            graph, tensors_in_ram(schedule, self.stage)
+        )
         text = f"{self.name} {format_bytes(used_bytes)} of {format_bytes(self.limit_bytes)}"
         if used_bytes > self.limit_bytes:
             raise VerificationError(f"region {text}")
         return text
 
 
-def regions_of(
+def find_regions(
     joint: JointGraph, graph: Graph, module_budgets: Mapping[str, str | int] | None
 ) -> tuple[Region, ...]:
     """Return the regions of a graph: modules, ``with`` blocks, and `_POLICY`.
 
-    `module_budgets` has budgets by module name or pattern. The result is empty for a graph without
-    a backward pass. Raises `InputError` if the operations of a region compute no tensor.
+    `module_budgets` has budgets by module name or pattern. Returns () for a graph without a
+    backward pass. Raises `InputError` if the operations of a region compute no tensor.
     """
     phases = [operation.phase for operation in joint.operations]
     if joint.is_inference or Phase.BACKWARD not in phases:
@@ -147,32 +151,32 @@ def regions_of(
     tensors_of_budget: dict[tuple[str, str | int], set[int]] = {
         (name, ram): set() for name, ram in (module_budgets or {}).items()
     }
-    modules = set()
+    module_paths = set()
     for operation in joint.operations[:stage]:
         meta = operation.node.meta
-        stack = (meta.get("nn_module_stack") or {}).values()
-        paths = [_ROOT.sub("", str(path)) for path, _ in stack]
-        modules.update(paths)
+        module_stack = (meta.get("nn_module_stack") or {}).values()
+        paths = [_ROOT_EXPRESSION.sub("", str(path)) for path, _ in module_stack]
+        module_paths.update(paths)
         for (name, _), tensors in tensors_of_budget.items():
             if any(fnmatchcase(path, name) for path in paths):
                 tensors.update(operation.storages)
         for key, annotation in (meta.get("custom") or {}).items():
-            if str(key).startswith(_KEY):
+            if str(key).startswith(_ANNOTATION_PREFIX):
                 tensors_of_budget.setdefault(tuple(annotation), set()).update(operation.storages)
-    empty = [name for (name, _), tensors in tensors_of_budget.items() if not tensors]
-    if empty:
+    empty_names = [name for (name, _), tensors in tensors_of_budget.items() if not tensors]
+    if empty_names:
         raise InputError(
             f"regions: {shown(name)} is no module that makes a tensor; modules are "
-            f"{', '.join(sorted(filter(None, modules))[:_MAX_NAMES])}"
-            for name in empty
+            f"{', '.join(sorted(filter(None, module_paths))[:_MAX_NAMES])}"
+            for name in empty_names
         )
     regions = [
         _make_region(graph, stage, name, ram, frozenset(tensors))
         for (name, ram), tensors in tensors_of_budget.items()
     ]
-    if joint.must_recompute:
+    if joint.must_recompute_storages:
         policy_region = Region(
-            name=_POLICY, tensors=joint.must_recompute, limit_bytes=0, stage=stage
+            name=_POLICY, tensors=joint.must_recompute_storages, limit_bytes=0, stage=stage
         )
         regions.append(policy_region)
     return tuple(regions)
@@ -181,19 +185,19 @@ def regions_of(
 def _make_region(
     graph: Graph, stage: int, name: str, ram: str | int, tensors: frozenset[int]
 ) -> Region:
-    """Return a region; a percentage refers to its bytes in RAM at `stage` with everything kept."""
+    """Return a region with budget `ram`; 100 % are its bytes in RAM at `stage` in keep-all."""
     kept_tensors = (i for i in tensors if max(graph.users_of[i], default=0) >= stage)
     keep_all_bytes = sum(graph.tensor_bytes[i] for i in kept_tensors)
     limit_bytes = Budget.parse(ram, field=f"region {name}").resolve(keep_all_bytes)
     return Region(name=name, tensors=tensors, limit_bytes=limit_bytes, stage=stage)
 
 
-def tensors_at(schedule: Schedule, stage: int) -> set[int]:
-    """Return the tensors that are in RAM when a stage begins."""
+def tensors_in_ram(schedule: Schedule, stage: int) -> set[int]:
+    """Return the tensors that are in RAM when `stage` begins."""
     return {i for t, i in schedule.S_RAM if t == stage}
 
 
-def solve_within(
+def solve_with_regions(
     problem: Problem,
     regions: tuple[Region, ...],
     *,
@@ -203,10 +207,10 @@ def solve_within(
 ) -> SolveResult:
     """Solve a problem subject to the budgets of regions.
 
-    The problem is solved without budgets first, whose bound is also valid with budgets. If that
-    schedule exceeds a budget, heuristics search for one that meets all. If they leave a gap, and
-    the graph has at most `_MAX_NODES` nodes, a model with the rows of regions is solved. The result
-    has no schedule if none that meets all budgets was found.
+    First the problem is solved without budgets; its bound is also valid with budgets. If its
+    schedule exceeds a budget, heuristics search for a schedule that meets all budgets. If the gap
+    stays open, and the graph has at most `_MAX_NODES` nodes, a model with the rows of regions is
+    solved. The result has no schedule if no schedule that meets all budgets was found.
     """
     deadline_s = monotonic() + time_limit
     result = solve(problem, time_limit=time_limit / 3, gap=gap, on_progress=on_progress)
@@ -250,14 +254,14 @@ def solve_within(
 def _cost_lower_bound(problem: Problem, regions: Iterable[Region]) -> float:
     """Return a lower bound on the cost of recomputing or paging tensors that exceed the budgets.
 
-    The backward pass reads a region's tensors from RAM, or they are recomputed or paged in. For
-    each region the bound is a fractional knapsack over the excess bytes; the largest is returned.
+    The backward pass reads a region's tensors from RAM, or they are recomputed or paged in. The
+    bound of a region is that of a fractional knapsack over the excess bytes; returns the largest.
     """
     return max(_region_cost_bound(problem, region) for region in regions)
 
 
 def _region_cost_bound(problem: Problem, region: Region) -> float:
-    """Return the bound of `_cost_lower_bound` for one region."""
+    """Return the lower bound of `_cost_lower_bound` for one region."""
     graph, costs = problem.graph, problem.objective.coefficients
     restorations: list[tuple[float, int]] = []
     read_tensors = {i for i in region.tensors if max(graph.users_of[i], default=0) >= region.stage}
@@ -284,54 +288,59 @@ def _recompute_excess(
 ) -> Schedule | None:
     """Return a schedule that evicts and recomputes tensors so that all budgets are met, or None.
 
-    While a region exceeds its budget, the tensor of such regions with the lowest recomputation cost
-    per byte is evicted. The cost includes recomputing all missing inputs. None if the tensors of
-    such a region cannot be recomputed.
+    While a region exceeds its budget, the tensor with the lowest recomputation cost per byte in all
+    such regions is evicted. The cost includes recomputing all missing inputs. Returns None if no
+    tensor of such regions can be recomputed.
     """
     graph, costs = problem.graph, problem.objective.coefficients.compute
-    saved = tensors_at(first_schedule, regions[0].stage)
+    saved_tensors = tensors_in_ram(first_schedule, regions[0].stage)
 
-    def recomputed_nodes(i: int) -> set[int]:
-        """Return the nodes to recompute for a tensor that is not saved."""
+    def find_recomputed_nodes(i: int) -> set[int]:
+        """Return the nodes to recompute for tensor `i` if it is not saved."""
         nodes, pending = set[int](), [i]
         while pending:
             k = graph.node_of[pending.pop()]
             if k not in nodes:
                 nodes.add(k)
-                pending += (j for j in graph.inputs_of[k] if j not in saved)
+                pending += (j for j in graph.inputs_of[k] if j not in saved_tensors)
         return nodes
 
-    recompute_set, evicted = set[int](), list[int]()
-    while exceeded := [region for region in regions if region.slack_bytes(graph, saved) < 0]:
+    evicted_tensors = list[int]()
+    recomputed_nodes = set[int]()
+    while exceeded_regions := [
+        region for region in regions if region.slack_bytes(graph, saved_tensors) < 0
+    ]:
         candidates: list[tuple[float, int, set[int]]] = []
         for i in {
-            i for region in exceeded for i in region.tensors & saved if graph.tensor_bytes[i]
+            i
+            for region in exceeded_regions
+            for i in region.tensors & saved_tensors
+            if graph.tensor_bytes[i]
         }:
-            nodes = recomputed_nodes(i) - recompute_set
+            nodes = find_recomputed_nodes(i) - recomputed_nodes
             if all(graph.nodes[k].recomputable for k in nodes):
                 rate = sum(costs[k] for k in nodes) / graph.tensor_bytes[i]
                 candidates.append((rate, i, nodes))
         if not candidates:
             return None
-        _, cheapest, nodes = min(candidates, key=itemgetter(0, 1))
-        saved.remove(cheapest)
-        evicted.append(cheapest)
-        recompute_set |= nodes
-    for i in reversed(
-        evicted
-    ):  # the last evicted tensor may be larger than the excess: restore earlier ones that fit
-        if all(region.slack_bytes(graph, saved | {i}) >= 0 for region in regions):
-            saved.add(i)
-    return recompute_once(graph, saved)
+        _, cheapest_tensor, nodes = min(candidates, key=itemgetter(0, 1))
+        saved_tensors.remove(cheapest_tensor)
+        evicted_tensors.append(cheapest_tensor)
+        recomputed_nodes |= nodes
+    # The last evicted tensor may be larger than the excess: save earlier ones again that fit.
+    for i in reversed(evicted_tensors):
+        if all(region.slack_bytes(graph, saved_tensors | {i}) >= 0 for region in regions):
+            saved_tensors.add(i)
+    return recompute_once(graph, saved_tensors)
 
 
 def _search_with_less_ram(
     problem: Problem, regions: tuple[Region, ...], first_schedule: Schedule, deadline_s: float
 ) -> Candidate | None:
-    """Return a schedule that meets the budgets of regions; None if none is found in time.
+    """Return a verified schedule that meets the budgets of regions; None if none is found in time.
 
-    Each trial problem has less RAM at the first backward stage than the one before, by the bytes by
-    which the last schedule exceeds the budgets.
+    Each trial problem has less RAM at the first backward stage than the schedule of the previous
+    one uses there: less by the bytes by which that schedule exceeds the budgets.
     """
     graph, stage = problem.graph, regions[0].stage
     trial_schedule: Schedule | None = first_schedule
@@ -340,19 +349,21 @@ def _search_with_less_ram(
         remaining_s = min(_TRIAL_S, deadline_s - monotonic())
         if not excess_bytes or remaining_s <= 0:
             return None if excess_bytes else make_valid_candidate(problem, trial_schedule)
-        held_bytes = sum(graph.tensor_bytes[i] for i in tensors_at(trial_schedule, stage))
-        reserved_bytes = problem.ram_budget_bytes - held_bytes + excess_bytes
+        present_bytes = sum(graph.tensor_bytes[i] for i in tensors_in_ram(trial_schedule, stage))
+        reserved_bytes = problem.ram_budget_bytes - present_bytes + excess_bytes
         node = graph.nodes[stage]
         node = replace(node, workspace_bytes=max(node.workspace_bytes, reserved_bytes))
         nodes = (*graph.nodes[:stage], node, *graph.nodes[stage + 1 :])
-        trial = replace(problem, graph=replace(graph, nodes=nodes), ram=problem.ram_budget_bytes)
-        schedule = solve(trial, time_limit=remaining_s, gap=_TRIAL_GAP).schedule
+        trial_problem = replace(
+            problem, graph=replace(graph, nodes=nodes), ram=problem.ram_budget_bytes
+        )
+        schedule = solve(trial_problem, time_limit=remaining_s, gap=_TRIAL_GAP).schedule
         trial_schedule = None if schedule is None else replace(schedule, identity=None)
     return None
 
 
 def _build_model(problem: Problem, regions: tuple[Region, ...]) -> pyo.ConcreteModel:
-    """Return a model of a problem with the rows of regions."""
+    """Return a Pyomo model of a problem with one more row for the budget of each region."""
     import pyomo.environ as pyo
 
     model = build(problem, memory_rows=False)

@@ -1,4 +1,4 @@
-"""Graphs rewritten in the order of their plans, and records and reports of the plans."""
+"""The planner of captured graphs: rewrites them by plans; records and reports the plans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from poetmodel.errors import InputError, PoetModelError
 from poetmodel.files import write_text
 from poetmodel.torch.cache import digest, host_key
 from poetmodel.torch.compiled import show_phases
-from poetmodel.torch.dynamo.costs import Profiles, machine_rates
+from poetmodel.torch.dynamo.costs import Profiles, load_machine_rates
 from poetmodel.torch.dynamo.frontier import Frontier
 from poetmodel.torch.dynamo.joint_rewriting import JointRewriter
 from poetmodel.torch.dynamo.live_calls import LiveCalls
@@ -32,12 +32,12 @@ from poetmodel.torch.dynamo.planning import (
     FirstCall,
     GraphPlan,
     GraphProblem,
-    Outside,
+    OutsideMemory,
     PlanRecord,
     plan,
-    write_page,
+    write_report_page,
 )
-from poetmodel.torch.dynamo.ranks import Ranks
+from poetmodel.torch.dynamo.ranks import RankExchange
 from poetmodel.torch.dynamo.steps import StepPlanner
 from poetmodel.torch.dynamo.wrappers import bucket_bytes, gathered_bytes
 from poetmodel.units import format_bytes, parse_size
@@ -56,33 +56,33 @@ VERSION: Final = 1
 
 AUTO: Final = "auto"
 """Value of ``outside=``: the memory between both passes is measured in the first step."""
-SILENT_S: Final = 2.0
-"""Time after which a terminal shows the current stage of a call [s]."""
+SHOW_AFTER_S: Final = 2.0
+"""Time after which a terminal shows the current phase of planning [s]."""
 
 _LOG: Final = logging.getLogger(__name__)
-_RETURN_IT: Final = (
+_LOSS_REMEDY: Final = (
     "compile the function that returns the loss, or pass its size as outside=, or outside='auto', "
     "which measures it"
 )
-_STATE_IT: Final = "pass the size of memory outside the compiled functions as outside="
-_CHECKPOINTED: Final = (
+_SIZE_REMEDY: Final = "pass the size of memory outside the compiled functions as outside="
+_CHECKPOINT_WARNING: Final = (
     "%s: its model checkpoints itself; the plan replaces these checkpoints, and ram=%s permits "
     "more: with everything kept it takes %s, with its own checkpoints %s; ram='eager' permits no "
     "more"
 )
-NO_GRAPH: Final = (
+NO_GRAPH_TEXT: Final = (
     "no graph was compiled, and the functions ran without a budget: pass fullgraph=True to "
     "torch.compile"
 )
 """Summary if PyTorch never called the back end."""
-NOTHING_RAN: Final = "nothing ran, because the step was refused: "
-"""Summary after a refusal, instead of plans that were not executed."""
-TOGETHER: Final = "calls that waited for their backward pass together: at most "
-"""Line of the summary if several calls were live at once."""
-REFUSED: Final = "a later call was refused, and its step was not completed: "
-"""Line of the summary if steps were completed before a refusal."""
-_FIRST_STEP: Final = "the first step, which may exceed the budget, measures it"
-_MANY: Final = (
+REFUSED_ONLY_LINE: Final = "nothing ran, because the step was refused: "
+"""Start of the summary after a refusal if no step was completed."""
+CONCURRENT_LINE: Final = "calls that waited for their backward pass together: at most "
+"""Start of a line of the summary if calls were live at the same time."""
+REFUSED_LINE: Final = "a later call was refused, and its step was not completed: "
+"""Start of a line of the summary if steps were completed before a refusal."""
+_MEASURED_REMEDY: Final = "the first step, which may exceed the budget, measures it"
+_RECOMPILE_WARNING: Final = (
     "a function was compiled for %d shapes or other values, and PyTorch refuses further ones: pad "
     "batches to few lengths, drop the last one if it is smaller (drop_last=True), or raise "
     "torch._dynamo.config.recompile_limit"
@@ -90,7 +90,7 @@ _MANY: Final = (
 
 
 class GraphPlanner:
-    """Plans one graph after another within one budget, and records plans and refusals.
+    """Plans and rewrites one graph after another within one budget; records plans and refusals.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class GraphPlanner:
     is_generated : callable, optional
         Whether a compiler generates the kernel of a node; by default all kernels are PyTorch's.
     is_predicted : bool
-        Whether no graph is executed, and all tensors have the sizes that PyTorch predicts.
+        Whether no graph is executed; sizes are then those that PyTorch predicts.
     """
 
     def __init__(
@@ -114,21 +114,23 @@ class GraphPlanner:
     ) -> None:
         """Create the file for pages, if any, and the counter of live calls."""
         self._is_predicted = is_predicted
-        self._planned: list[GraphPlan] = []
+        self._graph_plans: list[GraphPlan] = []
         self._settings = settings
         self._profiles = Profiles(
             settings.cache, timed=settings.costs == MEASURED, is_generated=is_generated
         )
         self._file = None if storage is None else SlotFile(storage)
-        self._first_bytes: dict[Hashable, int] = {}
+        self._first_keep_all_bytes: dict[Hashable, int] = {}
+        """Keep-all peak of the first shape of each function [B]."""
         self._call: FirstCall | None = None
+        """The call whose graphs are being planned."""
         self._has_warned = False
         self._live = LiveCalls(settings.keep_all_fraction)
         self._live.wrapped_bytes = self._wrapped_bytes
         self._steps = StepPlanner(settings.keep_all_fraction, settings.stated_bytes)
         self._live.budget_bytes = settings.stated_bytes
-        self._live.outside_bytes = self._outside().peak_bytes
-        self._ranks = Ranks(settings.time_limit)
+        self._live.outside_bytes = self._stated_outside_memory().peak_bytes
+        self._ranks = RankExchange(settings.time_limit)
         self._frontier: Frontier | None = None
         """Plans of the graph that was captured last."""
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
@@ -137,50 +139,53 @@ class GraphPlanner:
         """Modules sharded by FSDP2 with compiled functions."""
 
     @contextmanager
-    def first_call(
-        self, inputs: Sequence[Any] = (), *, before: FirstCall | None = None, **changes: Any
+    def plan_call(
+        self, inputs: Sequence[Any] = (), *, earlier_call: FirstCall | None = None, **changes: Any
     ) -> Iterator[FirstCall]:
         """Context manager around the planning of one call's graphs, with a common time limit.
 
-        A terminal shows the current stage. Graphs of the same code and parameters are shapes of
-        one function. `before` repeats an earlier call, with `changes` of its fields. Nested uses
-        yield the outer call.
+        Yields the call. Graphs of the same code and parameters are shapes of one function. With
+        `earlier_call`, that call is repeated; `changes` are fields of the new one. A nested use
+        yields the outer call. A terminal shows the current phase.
         """
         if self._call is not None:
             yield self._call
             return
         end_measurements()
-        number = CompileContext.current_compile_id()
-        frame = None if number is None else number.frame_id
-        if number is not None and (number.frame_compile_id or 0) + 1 == config.recompile_limit:
-            _LOG.warning(_MANY, config.recompile_limit)
-        with show_phases(after_s=SILENT_S) as show_phase:
+        compile_id = CompileContext.current_compile_id()
+        frame_id = None if compile_id is None else compile_id.frame_id
+        if (
+            compile_id is not None
+            and (compile_id.frame_compile_id or 0) + 1 == config.recompile_limit
+        ):
+            _LOG.warning(_RECOMPILE_WARNING, config.recompile_limit)
+        with show_phases(after_s=SHOW_AFTER_S) as show_phase:
             until_s = monotonic() + self._settings.time_limit
-            if before is None:
-                parameters = (id(x) for x in inputs if isinstance(x, torch.nn.Parameter))
-                before = FirstCall(
-                    function=(frame, *parameters),
-                    first_bytes=self._first_bytes,
+            if earlier_call is None:
+                parameter_ids = (id(x) for x in inputs if isinstance(x, torch.nn.Parameter))
+                earlier_call = FirstCall(
+                    function=(frame_id, *parameter_ids),
+                    first_keep_all_bytes=self._first_keep_all_bytes,
                     until_s=until_s,
-                    outside=self._outside(),
+                    outside=self._stated_outside_memory(),
                 )
             changes = {"share": self._share, "gather": self._gather, **changes}
-            self._call = replace(before, until_s=until_s, show_phase=show_phase, **changes)
+            self._call = replace(earlier_call, until_s=until_s, show_phase=show_phase, **changes)
             try:
                 yield self._call
             finally:
                 self._call = None
 
     def _wrapped_bytes(self, excluded: Container[int] = ()) -> int:
-        """Return the bytes of DDP and FSDP2 except in `excluded` storages [B]."""
-        size = sum(map(bucket_bytes, self._replicas))
-        return size + gathered_bytes(self._sharded, excluded) if self._sharded else size
+        """Return the current bytes of DDP and FSDP2, except storages with an `excluded` key [B]."""
+        ddp_bytes = sum(map(bucket_bytes, self._replicas))
+        return ddp_bytes + gathered_bytes(self._sharded, excluded) if self._sharded else ddp_bytes
 
-    def _share(self, key: str, make: Callable[[], Any]) -> Any:
-        """Return the first process's result of `make` if DDP or FSDP2 is used, else our own."""
+    def _share(self, key: str, compute: Callable[[], Any]) -> Any:
+        """Return the result of `compute`, with DDP or FSDP2 that of the first process."""
         if self._replicas or self._sharded:
-            return self._ranks.share(key, make)
-        return make()
+            return self._ranks.share(key, compute)
+        return compute()
 
     def _gather(self, key: str, value: Any) -> list[Any]:
         """Return the values of all processes if DDP or FSDP2 is used, else only `value`."""
@@ -188,29 +193,29 @@ class GraphPlanner:
             return self._ranks.gather(key, value)
         return [value]
 
-    def _outside(self) -> Outside:
-        """Return the stated memory outside of compiled functions; zeros if it will be measured."""
+    def _stated_outside_memory(self) -> OutsideMemory:
+        """Return the memory outside of compiled functions by the option; zeros if not stated."""
         option = self._settings.outside
         if option is None or option == AUTO:
-            return Outside()
-        return Outside(peak_bytes=parse_size(option, field="outside"))
+            return OutsideMemory()
+        return OutsideMemory(peak_bytes=parse_size(option, field="outside"))
 
     @property
     def key(self) -> str:
-        """Digest of the options and the host, on which all plans depend."""
+        """Digest of options, host and sizes of first shapes, on which plans depend."""
         settings = self._settings
         values = [str(settings.ram), str(settings.device), settings.time_limit, settings.gap]
-        values += self._first_bytes.values()  # later shapes have the budget of these
+        values += self._first_keep_all_bytes.values()  # they determine the budget of later shapes
         return digest(host_key(), *values)
 
     @property
     def plans(self) -> list[PlanRecord]:
         """One record for each graph, in the order of capture."""
-        return [planned.record for planned in self._planned]
+        return [graph_plan.record for graph_plan in self._graph_plans]
 
     @contextmanager
-    def recording_refusals(self) -> Iterator[None]:
-        """Context manager that records an error of this package as the latest refusal."""
+    def record_refusals(self) -> Iterator[None]:
+        """Context manager that records an error of this package as the last refusal."""
         try:
             yield
         except PoetModelError as error:
@@ -219,21 +224,26 @@ class GraphPlanner:
 
     @property
     def was_called(self) -> bool:
-        """Whether a graph was planned or a call refused."""
-        return bool(self._planned) or self._live.refusal is not None
+        """Whether PyTorch has called the back end: a graph was planned, or a call refused."""
+        return bool(self._graph_plans) or self._live.refusal is not None
 
     def summary(self) -> str:
-        """Return one line per graph: peak, budget, recomputed and paged tensors, overhead.
+        """Return one line for each graph: peak, budget, recomputed and paged tensors, overhead.
 
-        After a refusal its reason is the last line, or the only line if no step was completed.
+        Further lines describe chosen plans of steps, and calls that waited together. After a
+        refusal its reason is the last line, or the only line if no step was completed.
         """
         refusal, lines = self._live.refusal, [*map(str, self.plans)]
         lines += map(str, self._steps.choices)
-        if self._live.together_bytes:
-            lines.append(TOGETHER + format_bytes(self._live.together_bytes))
+        if self._live.concurrent_bytes:
+            lines.append(CONCURRENT_LINE + format_bytes(self._live.concurrent_bytes))
         if refusal is not None:
-            lines = [*lines, REFUSED + refusal] if self._live.has_run else [NOTHING_RAN + refusal]
-        return "\n".join(lines) or NO_GRAPH
+            lines = (
+                [*lines, REFUSED_LINE + refusal]
+                if self._live.has_completed_step
+                else [REFUSED_ONLY_LINE + refusal]
+            )
+        return "\n".join(lines) or NO_GRAPH_TEXT
 
     def report(self, path: str | Path) -> None:
         """Write a report about the graphs.
@@ -251,44 +261,46 @@ class GraphPlanner:
         MissingExtraError
             If a page is requested, and a library that draws it is not installed.
         """
-        if not self._planned:
+        if not self._graph_plans:
             raise InputError(f"{path}: nothing to report; run the compiled function once before")
-        kind = Path(path).suffix
-        if kind == ".json":
+        suffix = Path(path).suffix
+        if suffix == ".json":
             records = [record.to_dict() for record in self.plans]
-            values = {"format": FORMAT, "version": VERSION, "plans": records}
-            write_text(path, json.dumps(values, allow_nan=False, ensure_ascii=False) + "\n")
-        elif kind == ".html":
-            largest = max(self._planned, key=lambda planned: planned.record.predicted_peak_bytes)
-            write_page(path, largest)
+            content = {"format": FORMAT, "version": VERSION, "plans": records}
+            write_text(path, json.dumps(content, allow_nan=False, ensure_ascii=False) + "\n")
+        elif suffix == ".html":
+            largest_plan = max(
+                self._graph_plans, key=lambda graph_plan: graph_plan.record.predicted_peak_bytes
+            )
+            write_report_page(path, largest_plan)
         else:
             raise InputError(f"{path}: expected a file *.html, a page, or *.json, the records")
 
     def rewrite(
         self, joint: JointGraph, *, reserved_bytes: int = 0
     ) -> tuple[fx.Graph, list[fx.Node]]:
-        """Plan a graph; return it in the order of its plan, and the nodes its forward pass saves.
+        """Plan a graph; return (graph in the order of its plan, nodes that its forward pass saves).
 
-        `reserved_bytes` of the budget are for memory that the plan does not count. Records the plan
-        and logs it, with warnings.
+        `reserved_bytes` of the budget are for memory that the plan does not count [B]. Records the
+        plan and logs it, with warnings.
 
         Raises
         ------
         BudgetError
             If the budget is too small; the message has the smallest known sufficient budget.
         """
-        with self.first_call() as call:
-            name = f"graph {len(self._planned)}{call.title}"
-            planned = call.planned
-            if planned is None:
+        with self.plan_call() as call:
+            name = f"graph {len(self._graph_plans)}{call.title}"
+            graph_plan = call.graph_plan
+            if graph_plan is None:
                 profiles, agreed_call = self._agree_profiles(joint, call)
-                planned = self._plan(joint, profiles, name, agreed_call, reserved_bytes)
-        self._planned.append(planned)
-        _LOG.info("%s", planned.record)
-        record = planned.record
+                graph_plan = self._plan(joint, profiles, name, agreed_call, reserved_bytes)
+        self._graph_plans.append(graph_plan)
+        _LOG.info("%s", graph_plan.record)
+        record = graph_plan.record
         if record.eager_bytes is not None and record.ram_budget_bytes > record.eager_bytes:
             _LOG.warning(
-                _CHECKPOINTED,
+                _CHECKPOINT_WARNING,
                 name,
                 self._settings.ram,
                 format_bytes(record.keep_all_bytes),
@@ -296,33 +308,33 @@ class GraphPlanner:
             )
         if record.is_loss_missing and not self._has_warned:
             self._has_warned = True
-            remedy = _RETURN_IT if self._settings.outside is None else _FIRST_STEP
-            if planned.turn is not None:
-                remedy = _STATE_IT
+            remedy = _LOSS_REMEDY if self._settings.outside is None else _MEASURED_REMEDY
+            if graph_plan.middle_node is not None:
+                remedy = _SIZE_REMEDY
             _LOG.warning("%s: %s; %s", name, LOSS_OUTSIDE, remedy)
         rewriter = JointRewriter(joint, -1 if self._file is None else self._file.number)
-        new_graph = rewriter.rewrite(planned.plan.program, planned.turn)
+        new_graph = rewriter.rewrite(graph_plan.plan.program, graph_plan.middle_node)
         return new_graph, list(rewriter.saved)
 
     def _agree_profiles(
         self, joint: JointGraph, call: FirstCall
     ) -> tuple[Sequence[OpProfile], FirstCall]:
-        """Return the profiles of a graph, and the call with rates and sizes of its wrappers.
+        """Return (profiles of a graph, `call` with rates and bytes of its wrappers).
 
         Measurements of processes differ, by their processors or by chance. Each process uses the
-        maximum of all processes, so that they have one plan, which is valid in all.
+        worst ones of all processes, so that all have one plan, which is valid in each.
         """
         if self._is_predicted:
             return [operation.profile for operation in joint.operations], call
         call.show_phase("measuring operations")
-        key = joint.training_graph().sha256  # as PyTorch predicts it
+        key = joint.training_graph().sha256  # by predicted sizes, which are equal in all processes
         profiles = self._profiles.get(joint)
-        rates = None if self._settings.device else machine_rates(self._settings.cache)
+        rates = None if self._settings.device else load_machine_rates(self._settings.cache)
         measurements = call.gather(key, (profiles, rates, call.wrapped_bytes))
         all_profiles, all_rates, wrapped_bytes = zip(*measurements, strict=True)
         profiles = [
-            own_profile.with_maxima(other_profiles)
-            for own_profile, *other_profiles in zip(profiles, *all_profiles, strict=True)
+            profile.with_maxima(other_profiles)
+            for profile, *other_profiles in zip(profiles, *all_profiles, strict=True)
         ]
         if rates is not None:
             rates = tuple(map(min, zip(*all_rates, strict=True)))
@@ -336,7 +348,11 @@ class GraphPlanner:
         call: FirstCall,
         reserved_bytes: int,
     ) -> GraphPlan:
-        """Return the plan of a graph: alone, or the one that leaves most RAM to other calls."""
+        """Return the plan of a graph; set `_frontier` for graphs whose calls may wait together.
+
+        For a call that waits together with others the plan is that with the fewest saved bytes.
+        Raises `BudgetError` if the budget is too small.
+        """
         self._frontier = None
         options: dict[str, Any] = {
             "name": name,
@@ -345,16 +361,16 @@ class GraphPlanner:
             "is_predicted": self._is_predicted,
         }
         if not joint.is_inference and not self._is_predicted and not reserved_bytes:
-            graph_options = options | {"call": replace(call, outside=Outside())}
+            graph_options = options | {"call": replace(call, outside=OutsideMemory())}
             self._frontier = Frontier(
-                GraphProblem.of(joint, profiles, self._settings, **graph_options)
+                GraphProblem.from_joint(joint, profiles, self._settings, **graph_options)
             )
-        if self._frontier is None or not call.is_several:
+        if self._frontier is None or not call.is_concurrent:
             return plan(joint, profiles, self._settings, **options)
         stated_bytes = self._settings.stated_bytes
         if stated_bytes is not None:
             self._frontier.check_budget(stated_bytes)
-        tight_plan = self._frontier.tight
+        tight_plan = self._frontier.tight_plan
         budget_bytes = stated_bytes or tight_plan.record.predicted_peak_bytes
         record = replace(
             tight_plan.record,

@@ -2,12 +2,12 @@
 
 The first step executes each call by the plan that saves the fewest bytes. Then all calls are known,
 and a small integer program chooses among the plans of each graph. It minimizes the time of all
-calls so that at each pass ::
+calls, subject to, for each pass::
 
     sum(saved[c, plan of c] for calls c that wait) + peak[pass, plan of its call] + fixed <= budget
 
-`fixed` is the memory that no plan changes: results, returned gradients, parameters that FSDP2
-gathered, buckets of DDP, and the stated memory outside of compiled functions.
+`fixed` is the memory that does not depend on plans: results, returned gradients, parameters that
+FSDP2 gathered, buckets of DDP, and the stated memory outside of compiled functions.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ if TYPE_CHECKING:
     from poetmodel.torch.dynamo.planning import GraphPlan, PassPeaks
 
 _LOG: Final = logging.getLogger(__name__)
-_CHOICE_S: Final = 5.0
+_CHOICE_LIMIT_S: Final = 5.0
 """Time limit of a choice among plans [s]."""
 _MAX_CHOICES: Final = 4
-"""Maximum number of call sequences with chosen plans; further ones save the fewest bytes."""
+"""Maximum number of kinds of steps with chosen plans; in others each call saves the fewest
+bytes."""
 
 
 class Event(NamedTuple):
     """A pass of a step, or the interval between the last forward and first backward pass."""
 
     frontier: Frontier | None
-    """The plans of its graph; None without a choice."""
+    """The plans of the graph; None for the interval, or for a graph with one plan."""
     number: int
-    """Number of its call among the calls of the step with a choice of plans; otherwise -1."""
+    """Number of the call among those of the step with a choice of plans; otherwise -1."""
     is_backward: bool
-    waiting: tuple[int, ...]
+    waiting_numbers: tuple[int, ...]
     """Numbers of other calls whose saved tensors are in RAM."""
     fixed_bytes: int
     """Other RAM during the pass that no choice of plans changes [B]."""
@@ -53,14 +54,15 @@ class StepPlan:
     """The plans of the calls of a step."""
 
     plans: tuple[GraphPlan, ...]
-    """By the number of the call."""
+    """Plan of each call, by the number of the call."""
     peak_bytes: int
+    """Peak of the step by these plans [B]."""
     budget_bytes: int
     keep_all_bytes: int
     """Peak of the step with everything kept [B]."""
 
     def __str__(self) -> str:
-        n_plans = len({id(planned) for planned in self.plans})
+        n_plans = len({id(graph_plan) for graph_plan in self.plans})
         counts_text = f"{len(self.plans)} calls by {n_plans} plan{'s' if n_plans > 1 else ''}"
         return (
             f"a step of {counts_text}: peak {format_bytes(self.peak_bytes)} of "
@@ -68,17 +70,21 @@ class StepPlan:
         )
 
 
-def sequence_key(events: Sequence[Event]) -> Hashable:
-    """Return a key of the passes of a step: equal for equal graphs and calls, wh."""
+def make_step_key(events: Sequence[Event]) -> Hashable:
+    """Return a key of the passes of a step, without their sizes: equal keys have one choice."""
     return tuple(
-        (id(event.frontier), event.number, event.is_backward, event.waiting) for event in events
+        (id(event.frontier), event.number, event.is_backward, event.waiting_numbers)
+        for event in events
     )
 
 
-def with_max_fixed_bytes(
+def gather_max_fixed_bytes(
     events: Sequence[Event], key: str, gather: Callable[[str, Any], list[Any]]
 ) -> list[Event]:
-    """Return the passes with the largest fixed bytes of all processes, so that plans fit in all."""
+    """Return the passes with the largest fixed bytes of all processes, so that plans fit in all.
+
+    `key` and `gather` are as in `FirstCall`.
+    """
     sizes = zip(*gather(key, [event.fixed_bytes for event in events]), strict=True)
     return [
         event._replace(fixed_bytes=max(event_sizes))
@@ -86,77 +92,78 @@ def with_max_fixed_bytes(
     ]
 
 
-def frontiers_of(events: Sequence[Event]) -> list[Frontier]:
+def find_frontiers(events: Sequence[Event]) -> list[Frontier]:
     """Return the frontier of each call's graph, by the number of the call."""
     frontier_of = {event.number: event.frontier for event in events if event.frontier is not None}
     return [frontier_of[number] for number in sorted(frontier_of)]
 
 
 def peak_bytes(events: Sequence[Event], plans: Sequence[GraphPlan]) -> int:
-    """Return the peak RAM of a step with some plans [B]."""
-    peaks = [planned.peaks for planned in plans]
+    """Return the peak RAM of a step by the plans of its calls [B]."""
+    peaks = [graph_plan.peaks for graph_plan in plans]
     return max(
         event.fixed_bytes
-        + sum(peaks[number].saved_bytes for number in event.waiting)
+        + sum(peaks[number].saved_bytes for number in event.waiting_numbers)
         + (0 if event.number < 0 else _pass_bytes(peaks[event.number], event))
         for event in events
     )
 
 
-def choose(
+def choose_plans(
     events: Sequence[Event], candidates: Sequence[Sequence[GraphPlan]], budget_bytes: int
 ) -> list[GraphPlan] | None:
-    """Return the plans of all calls with the shortest total time within a budget.
+    """Return one plan for each call, with the shortest total time within a budget.
 
     Parameters
     ----------
     events : sequence of Event
         The passes of the step.
     candidates : sequence of sequence of GraphPlan
-        Plans of each call, by its number.
+        Plans of each call, by the number of the call.
     budget_bytes : int
-        Upper bound on RAM at any pass [B].
+        Upper bound on the RAM during each pass [B].
 
     Returns
     -------
     list of GraphPlan, or None
-        None if no choice within the budget was found.
+        By the number of the call; None if no choice within the budget was found.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import lil_array
 
-    begins = np.cumsum([0, *map(len, candidates)])
-    count, calls = int(begins[-1]), len(candidates)
-    times = np.array([planned.time_s for call_plans in candidates for planned in call_plans])
-    scale = max(1, budget_bytes)
-    rows = lil_array((len(events) + calls, count))
-    upper, lower = np.ones(len(events) + calls), np.full(len(events) + calls, -np.inf)
+    first_columns = np.cumsum([0, *map(len, candidates)])
+    n_columns, n_calls = int(first_columns[-1]), len(candidates)
+    times = np.array([graph_plan.time_s for call_plans in candidates for graph_plan in call_plans])
+    scale_bytes = max(1, budget_bytes)
+    # One column per call and plan; one row per pass, then one per call.
+    rows = lil_array((len(events) + n_calls, n_columns))
+    upper, lower = np.ones(len(events) + n_calls), np.full(len(events) + n_calls, -np.inf)
     for row, event in enumerate(events):
-        for number in event.waiting:
-            for k, planned in enumerate(candidates[number], begins[number]):
-                rows[row, k] += planned.peaks.saved_bytes / scale
+        for number in event.waiting_numbers:
+            for k, graph_plan in enumerate(candidates[number], first_columns[number]):
+                rows[row, k] += graph_plan.peaks.saved_bytes / scale_bytes
         if event.number >= 0:
-            for k, planned in enumerate(candidates[event.number], begins[event.number]):
-                rows[row, k] += _pass_bytes(planned.peaks, event) / scale
-        upper[row] = (budget_bytes - event.fixed_bytes) / scale
-    for number in range(calls):
+            for k, graph_plan in enumerate(candidates[event.number], first_columns[event.number]):
+                rows[row, k] += _pass_bytes(graph_plan.peaks, event) / scale_bytes
+        upper[row] = (budget_bytes - event.fixed_bytes) / scale_bytes
+    for number in range(n_calls):
         row = len(events) + number
-        rows[row, begins[number] : begins[number + 1]] = 1
+        rows[row, first_columns[number] : first_columns[number + 1]] = 1
         lower[row] = 1
     solution = milp(
         times / max(times.max(), 1e-12),
-        integrality=np.ones(count),
+        integrality=np.ones(n_columns),
         bounds=Bounds(0, 1),
         constraints=LinearConstraint(rows.tocsr(), lower, upper),
-        options={"time_limit": _CHOICE_S, "mip_rel_gap": 1e-3},
+        options={"time_limit": _CHOICE_LIMIT_S, "mip_rel_gap": 1e-3},
     )
     if solution.x is None:
         return None
-    chosen = [
-        call_plans[int(np.argmax(solution.x[begin : begin + len(call_plans)]))]
-        for call_plans, begin in zip(candidates, begins, strict=False)
+    plans = [
+        call_plans[int(np.argmax(solution.x[first_column : first_column + len(call_plans)]))]
+        for call_plans, first_column in zip(candidates, first_columns, strict=False)
     ]
-    return chosen if peak_bytes(events, chosen) <= budget_bytes else None
+    return plans if peak_bytes(events, plans) <= budget_bytes else None
 
 
 class StepPlanner:
@@ -165,17 +172,18 @@ class StepPlanner:
     Parameters
     ----------
     keep_all_fraction : float, optional
-        The budget as a fraction of the peak of the first step with everything kept.
+        The budget as a fraction of the peak of the first step with everything kept; None for bytes.
     budget_bytes : int, optional
-        The budget if it is stated in bytes [B].
+        The budget if it is stated in bytes [B]; otherwise the first choice sets it.
     """
 
     def __init__(self, keep_all_fraction: float | None, budget_bytes: int | None) -> None:
         self.keep_all_fraction = keep_all_fraction
         self.budget_bytes = budget_bytes
         self.current: StepPlan | None = None
-        """Plans of the current step."""
+        """Plans of the current step; None if each call saves the fewest bytes."""
         self._choices: dict[Hashable, StepPlan | None] = {}
+        """Chosen plans by `make_step_key`; None if no choice was found."""
 
     @property
     def choices(self) -> list[StepPlan]:
@@ -188,7 +196,9 @@ class StepPlanner:
         share: Callable[[str, Callable[[], Any]], Any],
         gather: Callable[[str, Any], list[Any]],
     ) -> StepPlan | None:
-        """Choose the plans of a step from the passes of the previous one; None without a choice.
+        """Choose the plans of a step, given the passes of the previous one; set `current`.
+
+        Choices are cached. Returns None if none was found, or after too many kinds of steps.
 
         Parameters
         ----------
@@ -197,53 +207,58 @@ class StepPlanner:
         share, gather : callable
             As in `FirstCall`.
         """
-        key = sequence_key(events)
+        key = make_step_key(events)
         if key not in self._choices and len(self._choices) < _MAX_CHOICES:
-            gather_key = str([(event.number, event.is_backward, event.waiting) for event in events])
-            common_events = with_max_fixed_bytes(events, gather_key, gather)
+            gather_key = str(
+                [(event.number, event.is_backward, event.waiting_numbers) for event in events]
+            )
+            common_events = gather_max_fixed_bytes(events, gather_key, gather)
             self._choices[key] = self._choose(common_events, share)
         self.current = self._choices.get(key)
         return self.current
 
-    def plan_of(self, frontier: Frontier, number: int) -> GraphPlan | None:
-        """Return the plan of a call in the current step; None if the call was not expected."""
+    def find_plan(self, frontier: Frontier, number: int) -> GraphPlan | None:
+        """Return the plan of a call in the current step; None without a choice for this call."""
         plans = () if self.current is None else self.current.plans
         if number >= len(plans):
             return None
-        planned = plans[number]
-        return planned if frontier.has(planned) else None
+        graph_plan = plans[number]
+        return graph_plan if frontier.contains(graph_plan) else None
 
     def _choose(
         self, events: Sequence[Event], share: Callable[[str, Callable[[], Any]], Any]
     ) -> StepPlan | None:
-        """Choose the plans of a step; set `budget_bytes` if it is a fraction of the first step."""
-        frontiers = frontiers_of(events)
-        keep_all_bytes = peak_bytes(events, [frontier.keep_all for frontier in frontiers])
+        """Choose the plans of a step; None if no choice was found.
+
+        Sets `budget_bytes` if it is a fraction of the peak of the first step.
+        """
+        frontiers = find_frontiers(events)
+        keep_all_bytes = peak_bytes(events, [frontier.keep_all_plan for frontier in frontiers])
         if self.budget_bytes is None:
             self.budget_bytes = int((self.keep_all_fraction or 1.0) * keep_all_bytes)
-        until_s = monotonic() + frontiers[0].source.settings.time_limit
-        candidates: dict[int, list[GraphPlan]] = {}
+        until_s = monotonic() + frontiers[0].graph_problem.settings.time_limit
+        plans_by_frontier: dict[int, list[GraphPlan]] = {}
         for frontier in frontiers:
-            if id(frontier) not in candidates:
-                candidates[id(frontier)] = frontier.plans(self.budget_bytes, until_s)
-        plans_of_call = [candidates[id(frontier)] for frontier in frontiers]
+            if id(frontier) not in plans_by_frontier:
+                plans_by_frontier[id(frontier)] = frontier.find_plans(self.budget_bytes, until_s)
+        plans_by_call = [plans_by_frontier[id(frontier)] for frontier in frontiers]
 
         budget_bytes = self.budget_bytes
 
         def choose_indices() -> list[int] | None:
-            """Return the index of the chosen plan of each call; None without a choice."""
-            plans = choose(events, plans_of_call, budget_bytes)
+            """Return the index of the chosen plan of each call; None if no choice was found."""
+            plans = choose_plans(events, plans_by_call, budget_bytes)
             if plans is None:
                 return None
             return [
-                next(k for k, candidate in enumerate(call_plans) if candidate is planned)
-                for planned, call_plans in zip(plans, plans_of_call, strict=True)
+                next(k for k, candidate in enumerate(call_plans) if candidate is graph_plan)
+                for graph_plan, call_plans in zip(plans, plans_by_call, strict=True)
             ]
 
-        plan_indices = share(f"plans of {len(plans_of_call)} calls", choose_indices)
+        plan_indices = share(f"plans of {len(plans_by_call)} calls", choose_indices)
         if plan_indices is None:
             return None
-        plans = [call_plans[k] for k, call_plans in zip(plan_indices, plans_of_call, strict=True)]
+        plans = [call_plans[k] for k, call_plans in zip(plan_indices, plans_by_call, strict=True)]
         choice = StepPlan(
             plans=tuple(plans),
             peak_bytes=peak_bytes(events, plans),
@@ -255,5 +270,5 @@ class StepPlanner:
 
 
 def _pass_bytes(peaks: PassPeaks, event: Event) -> int:
-    """Return the peak of the pass of an event by a plan [B]."""
+    """Return the peak of the pass of an event, given the peaks of a plan [B]."""
     return peaks.backward_bytes if event.is_backward else peaks.forward_bytes

@@ -21,36 +21,36 @@ if TYPE_CHECKING:
 
 _DDP_OPTIMIZER: Final = "ddp_optimizer"
 """The mode in which Dynamo makes one graph per bucket of DDP."""
-_DDP: Final = (
+_DDP_ADVICE: Final = (
     "DistributedDataParallel cannot be captured: compile the module inside, then wrap it: "
     "DistributedDataParallel(torch.compile(model, fullgraph=True, dynamic=False, ...)), with "
     "torch._dynamo.config.optimize_ddp = False"
 )
-_SHARDED: Final = (
+_SHARDED_ADVICE: Final = (
     "a module that fully_shard wraps cannot be captured as a submodule: compile the module "
     "that contains the blocks, then wrap that module alone: "
     "model.compile(fullgraph=True, dynamic=False, ...), then fully_shard(model)"
 )
-_ADVICE: Final = {
-    "torch/nn/parallel/distributed.py": _DDP,
-    "torch/distributed/fsdp/_fully_shard/": _SHARDED,
+_ADVICE_BY_PATH: Final = {
+    "torch/nn/parallel/distributed.py": _DDP_ADVICE,
+    "torch/distributed/fsdp/_fully_shard/": _SHARDED_ADVICE,
 }
-"""Advice, by the path of PyTorch's code that Dynamo failed to capture."""
+"""Advice, by a part of the path of PyTorch's code that Dynamo failed to capture."""
 FSDP: Final = "torch.distributed.fsdp"
-"""Module of FSDP2."""
-_DEPTH: Final = 20
-"""Maximum number of parents up to the root of a model."""
-_BACKEND: Final = ("_torchdynamo_orig_backend", "compiler_fn")
+"""Python module of FSDP2."""
+_MAX_DEPTH: Final = 20
+"""Maximum number of modules from a module up to the root of its model."""
+_BACKEND_ATTRIBUTES: Final = ("_torchdynamo_orig_backend", "compiler_fn")
 """Attributes of PyTorch's wrappers that hold a back end."""
 
 
 def has_ddp_buckets() -> bool:
-    """Return whether Dynamo makes one graph per bucket of the DDP module that runs now."""
+    """Return whether a DDP module is being executed of which Dynamo makes one graph per bucket."""
     return active_ddp() is not None and utils.get_optimize_ddp_mode() == _DDP_OPTIMIZER
 
 
 def active_ddp() -> DistributedDataParallel | None:
-    """Return the DDP module whose forward pass runs now; None without one."""
+    """Return the DDP module whose forward pass is being executed; None without one."""
     module: DistributedDataParallel | None = DistributedDataParallel._get_active_ddp_module()
     return module
 
@@ -60,8 +60,8 @@ def bucket_bytes(module: DistributedDataParallel) -> int:
     return sum(p.nbytes for p in module.module.parameters() if p.requires_grad)
 
 
-def sharded_parents(value: object) -> list[torch.nn.Module]:
-    """Return the modules sharded by FSDP2 that are or contain a module; [] for other objects."""
+def find_sharded_parents(value: object) -> list[torch.nn.Module]:
+    """Return the modules sharded by FSDP2 that are or contain `value`; [] if it is no module."""
     if not isinstance(value, torch.nn.Module) or FSDP not in sys.modules:
         return []
     kind = sys.modules[FSDP].FSDPModule
@@ -75,7 +75,7 @@ def sharded_parents(value: object) -> list[torch.nn.Module]:
 
 
 def gathered_bytes(modules: Iterable[torch.nn.Module], excluded: Container[int]) -> int:
-    """Return the current bytes of FSDP2 besides sharded parameters, in models of some modules [B].
+    """Return the current bytes of FSDP2 except sharded parameters, in the models of `modules` [B].
 
     Counts gathered parameters, buffers of collectives and gradients, except storages whose key is
     in `excluded`.
@@ -96,7 +96,7 @@ def gathered_bytes(modules: Iterable[torch.nn.Module], excluded: Container[int])
 
 
 def _fsdp_tensors(state: Any) -> Iterator[Any]:
-    """Yield FSDP2's tensors of a module besides sharded parameters; some values may be None."""
+    """Yield FSDP2's tensors of a module except sharded parameters; some values may be None."""
     communication = state._comm_ctx
     if (gather_state := getattr(communication, "all_gather_state", None)) is not None:
         yield gather_state.all_gather_result.all_gather_output
@@ -112,11 +112,14 @@ def _fsdp_tensors(state: Any) -> Iterator[Any]:
 
 
 def has_compiled_siblings(module: torch.nn.Module) -> bool:
-    """Return whether other modules of the model that contains a module are compiled."""
+    """Return whether `module` is in a model with another compiled module.
+
+    Compiled modules that contain `module` do not count.
+    """
     modules = [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module)]
     parents = {id(child): parent for parent in modules for child in parent._modules.values()}
     root, parent_ids = module, {id(module)}
-    for _ in range(_DEPTH):
+    for _ in range(_MAX_DEPTH):
         root = parents.get(id(root), root)
         if isinstance(root, OptimizedModule):
             parent_ids.add(id(root))
@@ -130,35 +133,35 @@ def has_compiled_siblings(module: torch.nn.Module) -> bool:
 
 
 def wrapper_advice(*, is_sharded: bool) -> str | None:
-    """Return advice on compiling inside the wrapper that runs now; None without a wrapper."""
+    """Return advice on compiling inside of DDP, or of FSDP2 if `is_sharded`; None without both."""
     if active_ddp() is not None:
-        return _DDP
-    return _SHARDED if is_sharded else None
+        return _DDP_ADVICE
+    return _SHARDED_ADVICE if is_sharded else None
 
 
-def add_wrapper_advice(recorder_of: Callable[[Any], Callable[[str], object] | None]) -> None:
-    """Prepend advice to Dynamo's error if it fails to capture a wrapper.
+def add_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], object] | None]) -> None:
+    """Register a callback that prepends advice to Dynamo's error if it cannot capture a wrapper.
 
-    PyTorch calls no back end then. A callback at the end of each compilation changes the error.
-    ``torch._dynamo.reset()`` removes the callback.
+    PyTorch calls no back end in this case. It calls the callback at the end of each compilation;
+    ``torch._dynamo.reset()`` removes it.
 
     Parameters
     ----------
-    recorder_of : callable
-        Returns the function that records the advice for a back end; None if the class is not ours.
+    find_recorder : callable
+        Returns the function that records the advice for a back end; None for other back ends.
     """
 
     def explain(_: object) -> None:
-        """Prepend advice to the current error if a wrapper has caused it."""
+        """Prepend advice to the current error, and record it, if a wrapper has caused the error."""
         error = sys.exc_info()[1]
         if not isinstance(error, Unsupported):
             return
-        backend = _backend_of(error)
-        record = None if backend is None else recorder_of(backend)
+        backend = _find_backend(error)
+        record = None if backend is None else find_recorder(backend)
         if record is None:
             return
         frames = [frame.filename.replace("\\", "/") for frame in error.real_stack or ()]
-        for path, advice in _ADVICE.items():
+        for path, advice in _ADVICE_BY_PATH.items():
             if any(path in frame for frame in frames):
                 record(advice)
                 error.args = (f"{advice}\n\n{error.args[0]}", *error.args[1:])
@@ -170,12 +173,12 @@ def add_wrapper_advice(recorder_of: Callable[[Any], Callable[[str], object] | No
         callback_handler.register_end_callback(explain)
 
 
-def _backend_of(error: BaseException) -> Any:
-    """Return the back end of a failed compilation; None if no frame refers to one."""
+def _find_backend(error: BaseException) -> Any:
+    """Return the innermost back end of a failed compilation; None if no frame refers to one."""
     for frame, _ in walk_tb(error.__traceback__):
         backend = frame.f_locals.get("compiler_fn")
         while backend is not None:
-            candidates = [getattr(backend, name, None) for name in _BACKEND]
+            candidates = [getattr(backend, name, None) for name in _BACKEND_ATTRIBUTES]
             inner_backend = next((value for value in candidates if value is not None), None)
             if inner_backend is None:
                 return backend

@@ -23,7 +23,7 @@ from poetmodel.lowered.step import LoweredStep
 from poetmodel.torch.capturing.inputs import copy_inputs, empty_input_errors, refuse
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, location_suffix
-from poetmodel.torch.capturing.replay import call, replay
+from poetmodel.torch.capturing.replay import execute_kernel, replay
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.lowering.operands import (
     Lowering,
@@ -222,7 +222,7 @@ class StepLowering:
         self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
         """Execute a node on fake tensors, and store the view of its result."""
-        value = call(node, arguments, keywords)
+        value = execute_kernel(node, arguments, keywords)
         if isinstance(value, torch.Tensor):
             self.views[node] = self._make_view(node, value, f"{node.target}{location_suffix(node)}")
         return value

@@ -14,7 +14,7 @@ import torch
 
 from poetmodel.lowered.tables import BYTES
 from poetmodel.torch.capturing.joint_graph import InputKind, InputSpec, Joint
-from poetmodel.torch.capturing.replay import call
+from poetmodel.torch.capturing.replay import execute_kernel
 from poetmodel.torch.lowering.operands import StridedView, lowers, shape_table
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class _Conversions:
         """Execute a node's operator with the values of its arguments."""
         arguments = torch.fx.node.map_arg((node.args, node.kwargs), get_value)
         with torch.no_grad():
-            return call(node, *arguments)
+            return execute_kernel(node, *arguments)
 
     def compute_tables(self) -> Iterator[tuple[fx.Node, int, torch.Tensor]]:
         """Yield (last operation, channel dimension, table) of each chain of conversions.

@@ -18,8 +18,8 @@ from poetmodel.torch.onnx.operators import (
     MAX_NUMBERS,
     OPERATORS,
     OnnxNode,
-    tensor,
     to_numbers,
+    to_tensor,
 )
 from poetmodel.torch.onnx.quantized import QUANTIZING, FrontRecord, split_front
 from poetmodel.torch.onnx.reading import FileRecord, InputRecord, NodeRecord, read_array, read_file
@@ -35,13 +35,14 @@ FAMILIES: Final = (pointwise, recurrent, reductions, shapes, spatial)
 KNOWN: Final = frozenset(("Constant", *OPERATORS, *QUANTIZING))
 """Names of all operators that a file may contain."""
 ENDINGS: Final = frozenset(("Softmax", "LogSoftmax", "Sigmoid"))
-"""Final operators that `logits` skips: losses of the operator's input are numerically safer."""
+"""Operators at the end of a network that `logits` skips: losses that contain them are numerically
+safer."""
 _PASS_THROUGH: Final = frozenset(("Cast", "Identity"))
 _RESHAPING: Final = frozenset(("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 """Operators that change only the shape or order of elements, and may follow an ending."""
 _INTEGER_ELEMENTS: Final = {2, 3, 4, 5, 6, 7, 12, 13}
 """Numbers of integer types in `onnx.TensorProto.DataType`."""
-_UNSIGNED: Final = frozenset((torch.uint16, torch.uint32, torch.uint64))
+_UNSIGNED_TYPES: Final = frozenset((torch.uint16, torch.uint32, torch.uint64))
 """Unsigned types for which PyTorch has no arithmetic."""
 _BOOL_ELEMENTS: Final = 9
 """Number of booleans in `onnx.TensorProto.DataType`."""
@@ -86,8 +87,8 @@ def from_onnx(
     MissingExtraError
         If the package onnx is not installed.
     InputError
-        If the file cannot be read, contains unknown operators (the message lists all with their
-        nodes), or if `train` matches no int8 layer.
+        If the file cannot be read, if it contains unknown operators (the message lists all with
+        their nodes), or if `train` matches no int8 layer.
 
     Notes
     -----
@@ -100,27 +101,28 @@ def from_onnx(
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """A node to execute, the names of its inputs and outputs, and the values to delete after it."""
+class _Execution:
+    """The execution of a node in a forward pass: its name, and names of values."""
 
     node: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    unused_after: tuple[str, ...] = ()
+    deleted_values: tuple[str, ...] = ()
+    """Values to delete after the execution."""
 
 
 @dataclass(slots=True)
-class _Use:
-    """The uses of a constant by the nodes of a file, by the kind of input."""
+class _ConstantUses:
+    """Counts of the inputs that read a constant, by the purpose of the input."""
 
     numbers: int = 0
-    """Number of uses as numbers."""
+    """Number of inputs that must be numbers."""
     weights: int = 0
-    """Number of uses as weights."""
+    """Number of inputs that are weights."""
     statistics: int = 0
-    """Number of uses as running statistics."""
-    others: list[tuple[str, int]] = field(default_factory=list)
-    """(operator, position of the input) of each other use."""
+    """Number of inputs that are running statistics."""
+    other_uses: list[tuple[str, int]] = field(default_factory=list)
+    """(operator, position) of each other input."""
 
 
 class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -132,7 +134,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, record: FileRecord, *, logits: bool = False, front: FrontRecord | None = None
     ) -> None:
-        """Register the constants and nodes of `record`.
+        """Register the constants and nodes of `record` in this module.
 
         Raises `InputError` if `logits` is set and the network does not end in one of `ENDINGS`.
         """
@@ -152,12 +154,13 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         """The quantized first nodes of the file as one int8 module, or None."""
         self.front_values = ("", "") if front is None else (front.source, front.result)
         """Names of the front's input and of its result."""
-        self.steps: tuple[_Step, ...] = ()
+        self.executions: tuple[_Execution, ...] = ()
+        """The nodes in the order of execution."""
         record = _Constants(self, record).register_all()
         _check_outputs(record)
         for node in record.nodes:
             self.nodes[node.name] = OnnxNode(node, opset=record.opset)
-        self.steps = tuple(_steps(record))
+        self.executions = tuple(_plan_executions(record))
         self.reshapes_ending = False
         """Whether a node after the ending reshapes or transposes its output."""
         self.ending: OnnxNode | None = self._find_ending()
@@ -182,18 +185,20 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         for name, path in self.tensor_paths.items():
             values[name] = reduce(getattr, path, self)
         skipped_node = self.ending.name if self.logits and self.training and self.ending else None
-        for step in self.steps:
-            arguments = [values[name] if name else None for name in step.inputs]
+        for execution in self.executions:
+            arguments = [values[name] if name else None for name in execution.inputs]
             result: Any = (
-                arguments[0] if step.node == skipped_node else self.nodes[step.node](*arguments)
+                arguments[0]
+                if execution.node == skipped_node
+                else self.nodes[execution.node](*arguments)
             )
-            if len(step.outputs) == 1:
-                values[step.outputs[0]] = result
+            if len(execution.outputs) == 1:
+                values[execution.outputs[0]] = result
             else:
-                values.update(zip(step.outputs, result, strict=False))
-            for name in step.unused_after:
+                values.update(zip(execution.outputs, result, strict=False))
+            for name in execution.deleted_values:
                 del values[name]
-        outputs = tuple(tensor(values[name]) for name in self.outputs)
+        outputs = tuple(to_tensor(values[name]) for name in self.outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def example_inputs(
@@ -206,15 +211,15 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         Parameters
         ----------
         batch : int, optional
-            Size of the first dimension of the inputs, if the file leaves it open.
+            Size of the first dimension of the inputs, if that dimension is open in the file.
         dims : mapping of str to int, optional
             Sizes of other open dimensions, by name.
 
         Raises
         ------
         InputError
-            If a dimension remains open, or a given one is fixed or missing in the file; the message
-            names it.
+            If a dimension remains open, or one of `batch` and `dims` is not open in the file; the
+            message names the dimension.
         """
         sizes_by_name = dict(dims or {})
         batch_names = {i.shape[0] for i in self.inputs if i.shape and isinstance(i.shape[0], str)}
@@ -225,47 +230,53 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
                 "network with a dynamic first dimension"
             )
         if batch is not None and batch_names <= sizes_by_name.keys():
-            open_ = ", ".join(sorted(map(repr, batch_names)))
+            open_names = ", ".join(sorted(map(repr, batch_names)))
             raise InputError(
-                f"{self.file}: batch: dims already sets the size of {open_}; leave one of them out"
+                f"{self.file}: batch: dims already sets the size of {open_names}; leave one of "
+                "them out"
             )
         if batch is not None:
             sizes_by_name = dict.fromkeys(sorted(map(str, batch_names)), batch) | sizes_by_name
-        names = {d for i in self.inputs for d in i.shape if isinstance(d, str)}
+        dimension_names = {d for i in self.inputs for d in i.shape if isinstance(d, str)}
         unknown, unset_names = (
-            sorted(sizes_by_name.keys() - names),
-            sorted(names - sizes_by_name.keys()),
+            sorted(sizes_by_name.keys() - dimension_names),
+            sorted(dimension_names - sizes_by_name.keys()),
         )
         if unknown:
             raise InputError(
                 f"{self.file}: it has no open dimension {unknown[0]!r}; it has "
-                f"{', '.join(map(repr, sorted(names))) or 'none'}"
+                f"{', '.join(map(repr, sorted(dimension_names))) or 'none'}"
             )
         if unset_names:
-            unset = " and ".join(
+            unset_text = " and ".join(
                 f"{name!r} ({'--batch N' if name in batch_names else f'--dim {name}=N'})"
                 for name in unset_names
             )
             raise InputError(
-                f"{self.file}: the dimension {unset} is open; set its size, in Python with "
+                f"{self.file}: the dimension {unset_text} is open; set its size, in Python with "
                 "batch= and dims="
             )
         generator = torch.Generator().manual_seed(0)
-        return tuple(self._example(record, sizes_by_name, generator) for record in self.inputs)
+        return tuple(self._make_example(record, sizes_by_name, generator) for record in self.inputs)
 
-    def _example(
-        self, record: InputRecord, sizes_by_name: Mapping[str, int], generator: torch.Generator
+    def _make_example(
+        self,
+        input_record: InputRecord,
+        sizes_by_name: Mapping[str, int],
+        generator: torch.Generator,
     ) -> torch.Tensor:
         """Return an example tensor of an input; `sizes_by_name` has sizes of open dimensions."""
-        shape = [sizes_by_name[size] if isinstance(size, str) else size for size in record.shape]
-        if record.elements in _INTEGER_ELEMENTS:
+        shape = [
+            sizes_by_name[size] if isinstance(size, str) else size for size in input_record.shape
+        ]
+        if input_record.element_type in _INTEGER_ELEMENTS:
             return torch.zeros(shape, dtype=torch.int64)
-        if record.elements == _BOOL_ELEMENTS:
+        if input_record.element_type == _BOOL_ELEMENTS:
             return torch.ones(shape, dtype=torch.bool)
         return torch.randn(shape, generator=generator)
 
     def _check_shapes(self, inputs: tuple[torch.Tensor, ...]) -> None:
-        """Raise unless the number and the shapes of the inputs match the file."""
+        """Raise `InputError` unless the number and the shapes of the inputs match the file."""
         if len(inputs) != len(self.inputs):
             names = ", ".join(repr(record.name) for record in self.inputs)
             raise InputError(f"{self.file}: expected the inputs {names}, got {len(inputs)} tensors")
@@ -282,17 +293,18 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
                 )
 
     def _find_ending(self) -> OnnxNode | None:
-        """Return the ending that computes the only output, if no other node reads its result.
+        """Return the node of `ENDINGS` that computes the only output, or None.
 
-        Searches backwards through nodes that change only shape, order or type. Sets
-        `reshapes_ending` if the shape or order changes. Returns None if the node found by this
-        search is not in `ENDINGS`.
+        Searches backwards from the output through nodes that change only shape, order or type, and
+        whose results only one node reads. Sets `reshapes_ending` if the shape or order changes.
         """
         if len(self.outputs) != 1:
             return None
         (name,) = self.outputs
-        producers = {name: step for step in self.steps for name in step.outputs if name}
-        reads = Counter(name for step in self.steps for name in step.inputs)
+        producers = {
+            name: execution for execution in self.executions for name in execution.outputs if name
+        }
+        reads = Counter(name for execution in self.executions for name in execution.inputs)
         reads[name] += 1
         while name in producers and reads[name] == 1:
             node: OnnxNode = self.nodes[producers[name].node]
@@ -305,7 +317,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
 
 def _convert_unsigned(x: torch.Tensor) -> torch.Tensor:
     """Return unsigned integers of more than one byte as int64, other tensors unchanged."""
-    return x.to(torch.int64) if x.dtype in _UNSIGNED else x
+    return x.to(torch.int64) if x.dtype in _UNSIGNED_TYPES else x
 
 
 def _check_outputs(record: FileRecord) -> None:
@@ -320,7 +332,7 @@ def _check_outputs(record: FileRecord) -> None:
             )
 
 
-def _steps(record: FileRecord) -> Iterator[_Step]:
+def _plan_executions(record: FileRecord) -> Iterator[_Execution]:
     """Yield the steps in order, each with the values to delete after it.
 
     A value is deleted after its last reader, unless it is an output.
@@ -332,40 +344,43 @@ def _steps(record: FileRecord) -> Iterator[_Step]:
             for name in dict.fromkeys(filter(None, node.inputs))
             if last_reader[name] == k and name not in record.outputs
         )
-        yield _Step(node.name, node.inputs, node.outputs, unused_names)
+        yield _Execution(node.name, node.inputs, node.outputs, unused_names)
 
 
 class _Constants:
     """Turns the initializers and constants of a file into parameters, buffers and plain numbers."""
 
     def __init__(self, module: OnnxModule, record: FileRecord) -> None:
+        """Collect the initializers of `record`, to register them in `module`."""
         self.module = module
         self.record = record
         self.arrays = dict(record.initializers)
+        """Constants by name."""
         self.initializer_names = set(self.arrays)
-        """Names of constants that are initializers; the others come from Constant nodes."""
-        self.uses: dict[str, _Use] = {}
+        """Names of constants that are initializers; other constants come from Constant nodes."""
+        self.uses: dict[str, _ConstantUses] = {}
+        """Uses of each constant by name."""
 
     def register_all(self) -> FileRecord:
-        """Register all constants in the module; return the record without their nodes.
+        """Register all constants in the module; return the record without Constant nodes.
 
-        Sets the names of the module's outputs.
+        Also removes Identity nodes of constants, and sets the names of the module's outputs.
         """
         nodes = [node for node in self.record.nodes if not self._add_constant_node(node)]
-        renamed: dict[str, str] = {}
-        nodes = [node for node in nodes if not self._resolve_alias(node, renamed)]
+        source_names: dict[str, str] = {}
+        nodes = [node for node in nodes if not self._resolve_alias(node, source_names)]
         nodes = [
-            replace(node, inputs=tuple(renamed.get(name, name) for name in node.inputs))
+            replace(node, inputs=tuple(source_names.get(name, name) for name in node.inputs))
             for node in nodes
         ]
         self._count_uses(nodes)
-        nodes = [self._unshare(node) for node in reversed(nodes)][::-1]
+        nodes = [self._copy_shared_constants(node) for node in reversed(nodes)][::-1]
         self.uses.clear()
         self._count_uses(nodes)
-        outputs = tuple(renamed.get(name, name) for name in self.record.outputs)
+        outputs = tuple(source_names.get(name, name) for name in self.record.outputs)
         for name in dict.fromkeys((*self.uses, *outputs)):
             if name in self.arrays:
-                self._add_constant(name, self.arrays[name], self.uses.get(name, _Use()))
+                self._add_constant(name, self.arrays[name], self.uses.get(name, _ConstantUses()))
         self.module.outputs = outputs
         return replace(self.record, nodes=tuple(nodes), outputs=outputs)
 
@@ -388,15 +403,16 @@ class _Constants:
         self.arrays[node.outputs[0]] = array
         return True
 
-    def _resolve_alias(self, node: NodeRecord, renamed: dict[str, str]) -> bool:
-        """Replace an Identity of a constant by a name for it; return whether the node is one.
+    def _resolve_alias(self, node: NodeRecord, source_names: dict[str, str]) -> bool:
+        """Make the result of an Identity of a constant a name of the constant.
 
-        A uniform initializer gets a copy under the new name, so that each can train. Other names
-        are added to `renamed`.
+        Returns whether the node is such an Identity. A uniform initializer gets a copy under the
+        name of the result, so that both can train. Otherwise, adds this name to `source_names`,
+        with the name of the constant.
         """
         if node.operator != "Identity":
             return False
-        source = renamed.get(node.inputs[0], node.inputs[0])
+        source = source_names.get(node.inputs[0], node.inputs[0])
         if source not in self.arrays:
             return False
         (name,) = node.outputs
@@ -404,41 +420,43 @@ class _Constants:
             self.arrays[name] = self.arrays[source]
             self.initializer_names.add(name)
         else:
-            renamed[name] = source
+            source_names[name] = source
         return True
 
     def _count_uses(self, nodes: list[NodeRecord]) -> None:
         """Count in `uses` the uses of each constant as an input of these nodes."""
         for node in nodes:
-            kind = OPERATORS[node.operator]
+            operator = OPERATORS[node.operator]
             for position, name in enumerate(node.inputs):
                 if name not in self.arrays:
                     continue
-                use = self.uses.setdefault(name, _Use())
-                if position in kind.numbers:
+                use = self.uses.setdefault(name, _ConstantUses())
+                if position in operator.numbers:
                     use.numbers += 1
-                elif position in kind.statistics:
+                elif position in operator.statistics:
                     use.statistics += 1
-                elif position in kind.weights:
+                elif position in operator.weights:
                     use.weights += 1
                 else:
-                    use.others.append((node.operator, position))
+                    use.other_uses.append((node.operator, position))
 
-    def _unshare(self, node: NodeRecord) -> NodeRecord:
-        """Return a node with its own copies of constants that it shares by chance.
+    def _copy_shared_constants(self, node: NodeRecord) -> NodeRecord:
+        """Return a node that reads copies of constants that it shares by chance with other nodes.
 
         Each batch norm gets its own statistics. Uniform weights, such as zeros of new biases, are
         shared by chance because exporters store equal constants once. Adds the copies to `arrays`
         and lowers the counts in `uses`.
         """
-        kind = OPERATORS[node.operator]
+        operator = OPERATORS[node.operator]
         inputs = list(node.inputs)
         for position, name in enumerate(inputs):
-            is_unshared = position in kind.statistics or (
-                position in kind.weights and name in self.arrays and _is_uniform(self.arrays[name])
+            needs_copy = position in operator.statistics or (
+                position in operator.weights
+                and name in self.arrays
+                and _is_uniform(self.arrays[name])
             )
             use = self.uses.get(name)
-            if not is_unshared or use is None:
+            if not needs_copy or use is None:
                 continue
             if use.weights + use.statistics > 1:
                 copy_name = f"{name}_{use.weights + use.statistics}"
@@ -446,35 +464,35 @@ class _Constants:
                 if name in self.initializer_names:
                     self.initializer_names.add(copy_name)
                 inputs[position] = copy_name
-                if position in kind.statistics:
+                if position in operator.statistics:
                     use.statistics -= 1
                 else:
                     use.weights -= 1
         return replace(node, inputs=tuple(inputs))
 
-    def _add_constant(self, name: str, value: np.ndarray, use: _Use) -> None:
-        """Register a constant as a parameter or buffer, or store it as plain numbers."""
+    def _add_constant(self, name: str, value: np.ndarray, use: _ConstantUses) -> None:
+        """Register a constant as a parameter or buffer of the module, or as plain numbers."""
         is_floating = value.dtype.kind == "f"
         if is_floating and use.statistics:
-            self._register(name, torch.from_numpy(value.copy()), trained=False)
+            self._register_tensor(name, torch.from_numpy(value.copy()), is_trained=False)
         elif is_floating and value.ndim and self._is_weight(name, use):
-            self._register(name, torch.from_numpy(value.copy()), trained=True)
+            self._register_tensor(name, torch.from_numpy(value.copy()), is_trained=True)
         elif use.numbers or value.size <= MAX_NUMBERS:
             self.module.plain_numbers[name] = to_numbers(value)
         else:
-            self._register(name, torch.from_numpy(value.copy()), trained=False)
+            self._register_tensor(name, torch.from_numpy(value.copy()), is_trained=False)
 
-    def _is_weight(self, name: str, use: _Use) -> bool:
+    def _is_weight(self, name: str, use: _ConstantUses) -> bool:
         """Return whether a floating-point constant is trained.
 
-        An initializer is trained if one input is a weight, or an input of unknown purpose. A
-        constant from a Constant node is trained only as a weight that is not uniform.
+        An initializer is trained if it is a weight of a node, or an input whose purpose is unknown.
+        A constant from a Constant node is trained only if it is a weight that is not uniform.
         """
         if name not in self.initializer_names:
             return bool(use.weights) and not _is_uniform(self.arrays[name])
-        return bool(use.weights) or not _NON_WEIGHTS.issuperset(use.others)
+        return bool(use.weights) or not _NON_WEIGHTS.issuperset(use.other_uses)
 
-    def _register(self, name: str, value: torch.Tensor, *, trained: bool) -> None:
+    def _register_tensor(self, name: str, value: torch.Tensor, *, is_trained: bool) -> None:
         """Register a tensor under its dotted name, with a submodule for each prefix.
 
         An empty name becomes ``weight``. Records the attribute path in `tensor_paths`.
@@ -483,13 +501,13 @@ class _Constants:
         module: nn.Module = self.module
         path = []
         for prefix in prefixes:
-            prefix = _free_name(module, prefix, is_prefix=True)  # noqa: PLW2901
+            prefix = _make_unique_name(module, prefix, is_prefix=True)  # noqa: PLW2901
             if prefix not in module._modules:  # noqa: SLF001
                 module.add_module(prefix, _Prefix())
             module = module._modules[prefix]  # noqa: SLF001
             path.append(prefix)
-        leaf_name = _free_name(module, leaf_name, is_prefix=False)
-        if trained:
+        leaf_name = _make_unique_name(module, leaf_name, is_prefix=False)
+        if is_trained:
             module.register_parameter(leaf_name, nn.Parameter(value))
         else:
             module.register_buffer(leaf_name, value)
@@ -499,15 +517,15 @@ class _Constants:
 _NON_WEIGHTS: Final = frozenset(
     (("Clip", 1), ("Clip", 2), ("Pow", 1), ("Where", 1), ("Where", 2), ("CastLike", 1))
 )
-"""Floating-point inputs of operators, by position, that are not weights."""
+"""(operator, position) of floating-point inputs that are not weights."""
 
 
 class _Prefix(nn.Module):  # type: ignore[misc, unused-ignore]
     """Container of the parameters and buffers whose names have a common prefix."""
 
 
-def _free_name(module: nn.Module, name: str, *, is_prefix: bool) -> str:
-    """Append underscores until a name is free in a module.
+def _make_unique_name(module: nn.Module, name: str, *, is_prefix: bool) -> str:
+    """Return a name with underscores appended until it is no attribute of a module.
 
     If `is_prefix`, an existing `_Prefix` of this name is also accepted.
     """

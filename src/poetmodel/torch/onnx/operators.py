@@ -1,9 +1,8 @@
 """The registry of ONNX operators, nodes as modules, and helpers for their inputs.
 
-A value is a tensor, a list of tensors (an ONNX sequence), or *numbers*: constants known without a
-tensor, such as shapes and constants from Constant nodes. Numbers are plain Python (a number, or
-nested tuples of numbers), so that captures and Dynamo treat them as constants. ONNX's reference
-evaluates an operator if all its inputs are numbers.
+A value is a tensor, a list of tensors (an ONNX sequence), or *numbers*: a plain Python number, or
+nested tuples of numbers. Shapes and small constants are numbers, so that captures and Dynamo treat
+them as constants. If all inputs of an operator are numbers, ONNX's reference computes it.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ from torch import nn
 from torch.nn import functional
 
 from poetmodel.errors import InputError
-from poetmodel.torch.onnx.reading import shortest_float
+from poetmodel.torch.onnx.reading import shorten_float
 
 if TYPE_CHECKING:
     from poetmodel.torch.onnx.reading import NodeRecord
 
 Numbers: TypeAlias = "bool | int | float | tuple[Numbers, ...]"
 Value: TypeAlias = "torch.Tensor | Numbers | None"
-Run: TypeAlias = Callable[..., Any]
+Compute: TypeAlias = Callable[..., Any]
 
 MAX_NUMBERS: Final = 4096
-"""Maximum elements of numbers; larger constants become tensors."""
+"""Maximum number of elements of *numbers*; larger constants become tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """The function that computes a kind of node, and the purpose of its inputs."""
 
-    run: Run
+    compute: Compute
     """Called with the node and its inputs; returns one value, or a tuple of tensors."""
     numbers: frozenset[int]
     """Positions of inputs that must be numbers."""
@@ -47,7 +46,7 @@ class Operator:
     """Positions of inputs that are running statistics of batches."""
     first_output_only: bool
     """Whether only the first output may be read."""
-    refuses: str
+    unsupported_features: str
     """Unsupported attributes and values, for the documentation; empty if there are none."""
 
 
@@ -55,34 +54,37 @@ OPERATORS: Final[dict[str, Operator]] = {}
 """Operators by name. The modules of this package register them at import."""
 
 
-def operator(
+def register_operator(
     *names: str,
     numbers: Sequence[int] = (),
     weights: Sequence[int] = (),
     statistics: Sequence[int] = (),
     first_output_only: bool = False,
-    refuses: str = "",
-) -> Callable[[Run], Run]:
+    unsupported_features: str = "",
+) -> Callable[[Compute], Compute]:
     """Return a decorator that registers a function as the implementation of operators."""
 
-    def register(run: Run) -> Run:
+    def register(compute: Compute) -> Compute:
         """Register the function under all names."""
         for name in names:
             OPERATORS[name] = Operator(
-                run=run,
+                compute=compute,
                 numbers=frozenset(numbers),
                 weights=frozenset(weights),
                 statistics=frozenset(statistics),
                 first_output_only=first_output_only,
-                refuses=refuses,
+                unsupported_features=unsupported_features,
             )
-        return run
+        return compute
 
     return register
 
 
 class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A node of a file: an operator with its attributes. Captures take its name from the file."""
+    """A node of a file: an operator with its attributes.
+
+    Captured operations are named like the node in the file.
+    """
 
     def __init__(self, record: NodeRecord, *, opset: int) -> None:
         """Store name, operator and attributes, and the node as a model for ONNX's reference."""
@@ -98,22 +100,22 @@ class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
     def forward(self, *values: Value) -> Any:
         """Compute the output, or a tuple of outputs.
 
-        If all inputs are numbers, ONNX's reference computes the result, unless it exceeds
-        `MAX_NUMBERS`.
+        If all inputs are numbers, ONNX's reference computes the result, unless the result has more
+        than `MAX_NUMBERS` elements.
         """
         if self.operator in _SHAPE_OPERATORS:
-            return OPERATORS[self.operator].run(self, *values)
+            return OPERATORS[self.operator].compute(self, *values)
         if not any(isinstance(value, torch.Tensor | list) for value in values):
             outputs = evaluate_numbers(self.proto, *values)
             if outputs is not None:
                 return outputs[0] if self.output_count == 1 else outputs
-        return OPERATORS[self.operator].run(self, *values)
+        return OPERATORS[self.operator].compute(self, *values)
 
     def get(self, attribute: str, default: Any = None) -> Any:
         """Return the value of an attribute, or the default."""
         return self.attributes.get(attribute, default)
 
-    def unsupported(self, reason: str) -> InputError:
+    def unsupported_error(self, reason: str) -> InputError:
         """Return the `InputError` for a feature of this node that is not supported."""
         return InputError(f"node {self.name!r} ({self.operator}): {reason}")
 
@@ -139,15 +141,18 @@ def _single_node_model(proto: Any, opset: int) -> bytes:
         [value_info(name) for name in dict.fromkeys(filter(None, proto.input))],
         [value_info(name) for name in filter(None, proto.output)],
     )
-    bytes_: bytes = helper.make_model(
+    model_bytes: bytes = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", opset)]
     ).SerializeToString()
-    return bytes_
+    return model_bytes
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
 def evaluate_numbers(proto: bytes, *values: Numbers | None) -> tuple[Numbers, ...] | None:
-    """Compute a node on numbers with ONNX's reference; None if the result exceeds `MAX_NUMBERS`."""
+    """Compute a node on numbers with ONNX's reference.
+
+    Returns None if the results have more than `MAX_NUMBERS` elements.
+    """
     return _evaluate_cached(proto, values, repr(values))
 
 
@@ -155,21 +160,22 @@ def evaluate_numbers(proto: bytes, *values: Numbers | None) -> tuple[Numbers, ..
 def _evaluate_cached(
     proto: bytes, values: tuple[Numbers | None, ...], _: str
 ) -> tuple[Numbers, ...] | None:
-    """Compute a node on numbers; the third argument is only part of the cache key.
+    """Compute a node on numbers, as `evaluate_numbers`.
 
-    It distinguishes 1, 1.0 and True, which compare equal.
+    The third argument is only part of the cache key: it distinguishes 1, 1.0 and True, which
+    compare equal.
     """
-    reference = _reference(proto)
-    named_values = zip(reference.proto_.graph.node[0].input, values, strict=True)
+    evaluator = _make_evaluator(proto)
+    named_values = zip(evaluator.proto_.graph.node[0].input, values, strict=True)
     arrays = {name: to_array(value) for name, value in named_values if value is not None}
-    outputs = [np.asarray(output) for output in reference.run(None, arrays)]
+    outputs = [np.asarray(output) for output in evaluator.run(None, arrays)]
     if sum(output.size for output in outputs) > MAX_NUMBERS:
         return None
     return tuple(to_numbers(output) for output in outputs)
 
 
 @lru_cache(maxsize=4096)
-def _reference(proto: bytes) -> Any:
+def _make_evaluator(proto: bytes) -> Any:
     """Return ONNX's reference evaluator of a serialized model."""
     import onnx
     from onnx.reference import ReferenceEvaluator
@@ -186,12 +192,12 @@ def to_array(value: Numbers) -> np.ndarray:
 
 
 def to_numbers(elements: np.ndarray) -> Numbers:
-    """Return an array as numbers: nested tuples, with floats in their shortest notation."""
+    """Return an array as numbers: nested tuples, with floats rounded by `shorten_float`."""
 
     def to_tuples(value: Any) -> Any:
         if isinstance(value, list):
             return tuple(map(to_tuples, value))
-        return shortest_float(value) if isinstance(value, float) else value
+        return shorten_float(value) if isinstance(value, float) else value
 
     return to_tuples(elements.tolist())  # type: ignore[no-any-return]
 
@@ -199,10 +205,10 @@ def to_numbers(elements: np.ndarray) -> Numbers:
 # -- conversion of inputs ----------------------------------------------------------------------
 
 
-def tensor(value: Any, like: torch.Tensor | None = None) -> torch.Tensor:
-    """Return numbers as a tensor; tensors and sequences are returned unchanged.
+def to_tensor(value: Any, template: torch.Tensor | None = None) -> torch.Tensor:
+    """Return numbers as a tensor; return tensors and sequences unchanged.
 
-    Numbers get the device of `like`; floats also get the type of `like` if it is floating-point.
+    Numbers get the device of `template`; floats also get its type if that is floating-point.
     """
     if isinstance(value, torch.Tensor | list):
         return value
@@ -211,72 +217,74 @@ def tensor(value: Any, like: torch.Tensor | None = None) -> torch.Tensor:
         element = element[0]
     dtype = torch.bool if isinstance(element, bool) else torch.int64
     if isinstance(element, float):
-        is_floating = like is not None and like.is_floating_point()
-        dtype = like.dtype if is_floating and like is not None else torch.get_default_dtype()
-    return torch.tensor(value, dtype=dtype, device=None if like is None else like.device)
+        is_floating = template is not None and template.is_floating_point()
+        dtype = (
+            template.dtype if is_floating and template is not None else torch.get_default_dtype()
+        )
+    return torch.tensor(value, dtype=dtype, device=None if template is None else template.device)
 
 
-def tensors(*values: Any) -> tuple[Any, ...]:
-    """Return all values as tensors of the same device and floating-point type; None stays None."""
+def to_tensors(*values: Any) -> tuple[Any, ...]:
+    """Return all values as tensors with the device and floating-point type of one of the tensors.
+
+    None stays None.
+    """
     tensor_values = [value for value in values if isinstance(value, torch.Tensor)]
-    like = next(
+    template = next(
         (value for value in tensor_values if value.is_floating_point()),
         next(iter(tensor_values), None),
     )
-    return tuple(None if value is None else tensor(value, like) for value in values)
+    return tuple(None if value is None else to_tensor(value, template) for value in values)
 
 
-def operands(x: Any, y: Any) -> tuple[Any, Any]:
-    """Return two operands, of which at least one is a tensor.
-
-    The other may stay a plain number if it is a scalar.
-    """
+def to_operands(x: Any, y: Any) -> tuple[Any, Any]:
+    """Return two operands as tensors, except a scalar number beside a tensor."""
     if isinstance(x, torch.Tensor) and not isinstance(y, tuple):
         return x, y
     if isinstance(y, torch.Tensor) and not isinstance(x, tuple):
         return x, y
-    x_tensor, y_tensor = tensors(x, y)
+    x_tensor, y_tensor = to_tensors(x, y)
     return x_tensor, y_tensor
 
 
-def integers(node: OnnxNode, value: Any, description: str) -> list[int]:
+def to_integers(node: OnnxNode, value: Any, description: str) -> list[int]:
     """Return numbers as a list of integers.
 
-    Raises `InputError` if the value is a tensor, because it is not a constant. `description` names
-    the input in the message.
+    Raises `InputError` if the value is a tensor, which is not constant. `description` names the
+    input in the message.
     """
-    return [int(number) for number in floats(node, value, description)]
+    return [int(number) for number in to_floats(node, value, description)]
 
 
-def floats(node: OnnxNode, value: Any, description: str) -> list[float]:
+def to_floats(node: OnnxNode, value: Any, description: str) -> list[float]:
     """Return numbers as a list.
 
-    Raises `InputError` if the value is a tensor, because it is not a constant. `description` names
-    the input in the message.
+    Raises `InputError` if the value is a tensor, which is not constant. `description` names the
+    input in the message.
     """
     if isinstance(value, torch.Tensor):
-        raise node.unsupported(
+        raise node.unsupported_error(
             f"its {description} depends on the values of tensors; expected a constant, or a "
             "value that follows from the shapes of the inputs"
         )
     return list(value) if isinstance(value, tuple) else [value]
 
 
-def axes_of(node: OnnxNode, value: Any, *, rank: int) -> list[int] | None:
-    """Return the axes, counted from 0: those of the input `value`, or of the attribute ``axes``.
+def read_axes(node: OnnxNode, value: Any, *, rank: int) -> list[int] | None:
+    """Return the axes of the input `value`, or of the attribute ``axes``, counted from 0.
 
-    Returns None if the node has neither.
+    Returns None if the node has neither of them.
     """
-    axes = node.get("axes") if value is None else tuple(integers(node, value, "axes"))
+    axes = node.get("axes") if value is None else tuple(to_integers(node, value, "axes"))
     return None if axes is None else [axis % rank for axis in axes]
 
 
-def axis_of(node: OnnxNode, rank: int, default: int = 0) -> int:
+def read_axis(node: OnnxNode, rank: int, default: int = 0) -> int:
     """Return the attribute ``axis``, counted from 0."""
     return int(node.get("axis", default)) % max(rank, 1)
 
 
-def index_select(x: torch.Tensor, axis: int, positions: list[int]) -> torch.Tensor:
+def select_positions(x: torch.Tensor, axis: int, positions: list[int]) -> torch.Tensor:
     """Return the elements at the given positions of an axis."""
     if not positions:
         return x.narrow(axis, 0, 0)
@@ -299,13 +307,13 @@ def shape_of(value: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def flat(value: Numbers) -> list[Any]:
+def flatten_numbers(value: Numbers) -> list[Any]:
     """Return numbers as a flat list."""
     if isinstance(value, tuple):
-        return [number for item in value for number in flat(item)]
+        return [number for item in value for number in flatten_numbers(item)]
     return [value]
 
 
-def volume(sizes: Iterable[int]) -> int:
-    """Return the product of sizes: the number of elements."""
+def count_elements(sizes: Iterable[int]) -> int:
+    """Return the number of elements of a tensor: the product of its sizes."""
     return prod(sizes)

@@ -10,11 +10,11 @@ from torch.nn import functional
 
 from poetmodel.torch.onnx.operators import (
     OnnxNode,
-    floats,
-    operands,
-    operator,
-    tensor,
-    tensors,
+    register_operator,
+    to_floats,
+    to_operands,
+    to_tensor,
+    to_tensors,
 )
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def _register_fold(name: str, function: Callable[[Any, Any], torch.Tensor]) -> None:
     """Register an operator that applies a binary function to any number of inputs in turn."""
-    operator(name)(lambda _, *values: reduce(function, tensors(*values)))
+    register_operator(name)(lambda _, *values: reduce(function, to_tensors(*values)))
 
 
 _FUNCTIONS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
@@ -60,24 +60,26 @@ _FUNCTIONS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "Tan": torch.tan,
     "Tanh": torch.tanh,
 }
-operator(*_FUNCTIONS)(lambda node, x: _FUNCTIONS[node.operator](tensor(x)))
+register_operator(*_FUNCTIONS)(lambda node, x: _FUNCTIONS[node.operator](to_tensor(x)))
 
 
 def _divide(x: Any, y: Any) -> torch.Tensor:
-    """Divide. Integers are rounded toward zero."""
+    """Return the quotient; quotients of integers are rounded toward zero."""
     is_integer = not any(torch.is_tensor(v) and v.is_floating_point() for v in (x, y))
     result: torch.Tensor = torch.div(x, y, rounding_mode="trunc") if is_integer else x / y
     return result
 
 
-def _on_tensors(function: Callable[..., torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
-    """Return a function that converts both operands to tensors first."""
-    return lambda x, y: function(*tensors(x, y))
+def _make_tensor_function(
+    function: Callable[..., torch.Tensor],
+) -> Callable[[Any, Any], torch.Tensor]:
+    """Return a function that converts two operands to tensors and calls `function` with them."""
+    return lambda x, y: function(*to_tensors(x, y))
 
 
-_BINARY: Final[dict[str, Callable[[Any, Any], torch.Tensor]]] = {
+_BINARY_FUNCTIONS: Final[dict[str, Callable[[Any, Any], torch.Tensor]]] = {
     "Add": lambda x, y: x + y,
-    "And": _on_tensors(torch.logical_and),
+    "And": _make_tensor_function(torch.logical_and),
     "Div": _divide,
     "Equal": lambda x, y: x == y,
     "Greater": lambda x, y: x > y,
@@ -85,55 +87,61 @@ _BINARY: Final[dict[str, Callable[[Any, Any], torch.Tensor]]] = {
     "Less": lambda x, y: x < y,
     "LessOrEqual": lambda x, y: x <= y,
     "Mul": lambda x, y: x * y,
-    "Or": _on_tensors(torch.logical_or),
+    "Or": _make_tensor_function(torch.logical_or),
     "Pow": lambda x, y: x**y,
     "Sub": lambda x, y: x - y,
-    "Xor": _on_tensors(torch.logical_xor),
+    "Xor": _make_tensor_function(torch.logical_xor),
 }
-operator(*_BINARY)(lambda node, x, y: _BINARY[node.operator](*operands(x, y)))
+register_operator(*_BINARY_FUNCTIONS)(
+    lambda node, x, y: _BINARY_FUNCTIONS[node.operator](*to_operands(x, y))
+)
 _register_fold("Max", torch.maximum)
 _register_fold("Min", torch.minimum)
 _register_fold("Sum", torch.add)
 
 
-@operator("Mean")
-def _mean(_: OnnxNode, *values: Any) -> torch.Tensor:
-    return reduce(torch.add, tensors(*values)) / len(values)
+@register_operator("Mean")
+def _compute_mean(_: OnnxNode, *values: Any) -> torch.Tensor:
+    return reduce(torch.add, to_tensors(*values)) / len(values)
 
 
-@operator("Mod")
-def _mod(node: OnnxNode, x: Any, y: Any) -> torch.Tensor:
+@register_operator("Mod")
+def _compute_remainder(node: OnnxNode, x: Any, y: Any) -> torch.Tensor:
     """Return the remainder: its sign is that of `x` if ``fmod`` is set, otherwise that of `y`."""
-    x, y = tensors(x, y)
+    x, y = to_tensors(x, y)
     return torch.fmod(x, y) if node.get("fmod", 0) else torch.remainder(x, y)
 
 
-@operator("Where")
-def _where(_: OnnxNode, condition: Any, x: Any, y: Any) -> torch.Tensor:
+@register_operator("Where")
+def _select(_: OnnxNode, condition: Any, x: Any, y: Any) -> torch.Tensor:
     """Return elements of `x` where `condition` is true, otherwise of `y`. Scalars stay numbers."""
-    values = [tensor(v) if isinstance(v, tuple) else v for v in (x, y)]
+    values = [to_tensor(v) if isinstance(v, tuple) else v for v in (x, y)]
     if not any(map(torch.is_tensor, values)):
-        values = list(tensors(*values))
-    condition = tensor(condition, next(filter(torch.is_tensor, values)))
+        values = list(to_tensors(*values))
+    condition = to_tensor(condition, next(filter(torch.is_tensor, values)))
     return torch.where(condition, *values)
 
 
-@operator(
+@register_operator(
     "Cast",
     "CastLike",
-    refuses="strings, complex and 8-bit floating-point numbers, unsigned integers above one byte",
+    unsupported_features=(
+        "strings, complex and 8-bit floating-point numbers, unsigned integers above one byte"
+    ),
 )
-def _cast(node: OnnxNode, x: Any, like: Any = None) -> Any:
-    """Convert the type of elements.
+def _cast(node: OnnxNode, x: Any, type_tensor: Any = None) -> Any:
+    """Convert the type of elements to that of the attribute ``to`` or of `type_tensor`.
 
-    Conversions between floating-point types are omitted: all tensors compute in one type.
+    Floating-point tensors stay unchanged, because all of them have one type.
     """
     if node.operator == "Cast":
         dtype = _DTYPES.get(node.get("to"))
         if dtype is None:
-            raise node.unsupported(f"its elements are of type {node.get('to')}; expected numbers")
+            raise node.unsupported_error(
+                f"its elements are of type {node.get('to')}; expected numbers"
+            )
     else:
-        dtype = tensor(like).dtype
+        dtype = to_tensor(type_tensor).dtype
     if not torch.is_tensor(x):
         return _cast_numbers(x, dtype)
     if dtype.is_floating_point and x.is_floating_point():
@@ -142,7 +150,7 @@ def _cast(node: OnnxNode, x: Any, like: Any = None) -> Any:
 
 
 def _cast_numbers(x: Any, dtype: torch.dtype) -> Any:
-    """Convert numbers to Python's bool, float or int for a type of PyTorch."""
+    """Convert numbers to Python's bool, float or int, by a type of PyTorch."""
     if isinstance(x, tuple):
         return tuple(_cast_numbers(item, dtype) for item in x)
     convert: Callable[[Any], Any] = int
@@ -169,15 +177,15 @@ _DTYPES: Final[dict[int, torch.dtype]] = {
 # -- activations -------------------------------------------------------------------------------
 
 
-@operator("Clip")
+@register_operator("Clip")
 def _clip(_: OnnxNode, x: Any, low: Any = None, high: Any = None) -> torch.Tensor:
     """Limit elements to a range. `hardtanh` is used if both limits are numbers."""
-    x = tensor(x)
+    x = to_tensor(x)
     low, high = (limit[0] if isinstance(limit, tuple) else limit for limit in (low, high))
     if low is None and high is None:
         return x
     if torch.is_tensor(low) or torch.is_tensor(high):
-        low, high = tensors(low, high)
+        low, high = to_tensors(low, high)
     elif x.is_floating_point() and low is not None and high is not None and low < high:
         return functional.hardtanh(x, low, high)  # its gradient is one operator
     result: torch.Tensor = torch.clamp(x, low, high)
@@ -185,18 +193,18 @@ def _clip(_: OnnxNode, x: Any, low: Any = None, high: Any = None) -> torch.Tenso
 
 
 def _register_activation(name: str, function: Callable[..., Any], **defaults: float) -> None:
-    """Register an activation that passes its attributes to a function, with these defaults."""
+    """Register an activation that calls a function with its attributes, by default `defaults`."""
 
-    def run(node: OnnxNode, x: Any) -> torch.Tensor:
+    def compute(node: OnnxNode, x: Any) -> torch.Tensor:
         result: torch.Tensor = function(
-            tensor(x), *(node.get(key, value) for key, value in defaults.items())
+            to_tensor(x), *(node.get(key, value) for key, value in defaults.items())
         )
         return result
 
-    operator(name)(run)
+    register_operator(name)(compute)
 
 
-def _shrink(x: torch.Tensor, bias: float, threshold: float) -> torch.Tensor:
+def _shrink_towards_zero(x: torch.Tensor, bias: float, threshold: float) -> torch.Tensor:
     """Move elements towards 0 by `bias`; elements between -`threshold` and `threshold` become 0."""
     return torch.where(x < -threshold, x + bias, torch.where(x > threshold, x - bias, 0.0))
 
@@ -211,34 +219,34 @@ _register_activation(
     "Selu", lambda x, a, gamma: gamma * functional.elu(x, a),
     alpha=1.6732631921768188, gamma=1.0507010221481323,
 )  # fmt: skip
-_register_activation("Shrink", _shrink, bias=0.0, lambd=0.5)
+_register_activation("Shrink", _shrink_towards_zero, bias=0.0, lambd=0.5)
 _register_activation("ThresholdedRelu", partial(functional.threshold, value=0.0), alpha=1.0)
 
 
-@operator("Gelu")
-def _gelu(node: OnnxNode, x: Any) -> torch.Tensor:
+@register_operator("Gelu")
+def _compute_gelu(node: OnnxNode, x: Any) -> torch.Tensor:
     result: torch.Tensor = functional.gelu(x, approximate=node.get("approximate", "none"))
     return result
 
 
-@operator("PRelu", weights=(1,))
-def _prelu(_: OnnxNode, x: Any, slope: Any) -> torch.Tensor:
+@register_operator("PRelu", weights=(1,))
+def _compute_prelu(_: OnnxNode, x: Any, slope: Any) -> torch.Tensor:
     """Multiply negative elements by a slope, for example one slope per channel."""
-    x, slope = tensors(x, slope)
+    x, slope = to_tensors(x, slope)
     padded_shape = (1,) * (x.ndim - slope.ndim) + tuple(slope.shape)
     if slope.numel() == 1 or (x.ndim > 1 and padded_shape == (1, x.shape[1], *(1,) * (x.ndim - 2))):
         return functional.prelu(x, slope.reshape(-1))
     return torch.where(x < 0, slope * x, x)
 
 
-@operator("Softmax", "LogSoftmax")
-def _softmax(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+@register_operator("Softmax", "LogSoftmax")
+def _compute_softmax(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     function = functional.softmax if node.operator == "Softmax" else functional.log_softmax
     return function(x, dim=node.get("axis", -1))
 
 
-@operator("Dropout", numbers=(1, 2), first_output_only=True)
-def _dropout(node: OnnxNode, x: torch.Tensor, ratio: Any = None, _: Any = None) -> Any:
-    """Drop elements in training mode. The file's own training flag is ignored."""
-    fraction = 0.5 if ratio is None else floats(node, ratio, "ratio")[0]
-    return node.pad_outputs(functional.dropout(x, fraction, node.training))
+@register_operator("Dropout", numbers=(1, 2), first_output_only=True)
+def _drop_elements(node: OnnxNode, x: torch.Tensor, ratio: Any = None, _: Any = None) -> Any:
+    """Apply dropout in training mode of the module; the training flag in the file is ignored."""
+    dropped_ratio = 0.5 if ratio is None else to_floats(node, ratio, "ratio")[0]
+    return node.pad_outputs(functional.dropout(x, dropped_ratio, node.training))

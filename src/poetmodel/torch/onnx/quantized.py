@@ -61,8 +61,8 @@ def split_front(
     ------
     InputError
         If the quantized nodes are not one front that begins at an input of fixed size and has one
-        result, or if an operator has no int8 kernel; the message names it. If `train` matches no
-        layer of the front.
+        result, or if an operator has no int8 kernel; the message names the operator. If `train`
+        matches no layer of the front.
     """
     check_training(rounding, headroom)
     if not any(node.operator in QUANTIZING for node in record.nodes):
@@ -72,8 +72,8 @@ def split_front(
                 "train all layers"
             )
         return None, record
-    constants = _constant_arrays(record)
-    result_name = _front_result(record, constants)
+    constants = _read_constants(record)
+    result_name = _find_front_result(record, constants)
     front_nodes = _ancestor_nodes(record.nodes, result_name)
     front_names = {node.name for node in front_nodes if node.operator != "Constant"}
     other_nodes = tuple(node for node in record.nodes if node.name not in front_names)
@@ -81,12 +81,16 @@ def split_front(
     front_inputs = {name for node in front_nodes for name in node.inputs if name in inputs}
     front_values = {name for node in front_nodes for name in node.outputs} - constants.keys()
     outside_reads = {name for node in other_nodes for name in node.inputs} | set(record.outputs)
-    shared = sorted((outside_reads & front_values) - {result_name} | (outside_reads & front_inputs))
-    if len(front_inputs) != 1 or shared:
-        problem = (
-            f"{shared[0]!r} is read after it" if shared else f"it reads {len(front_inputs)} inputs"
+    shared_values = sorted(
+        (outside_reads & front_values) - {result_name} | (outside_reads & front_inputs)
+    )
+    if len(front_inputs) != 1 or shared_values:
+        reason = (
+            f"{shared_values[0]!r} is read after it"
+            if shared_values
+            else f"it reads {len(front_inputs)} inputs"
         )
-        raise InputError(f"{record.path}: expected a quantized front with one result; {problem}")
+        raise InputError(f"{record.path}: expected a quantized front with one result; {reason}")
     (name,) = front_inputs
     shape = inputs[name].shape
     if any(isinstance(size, str) for size in shape[1:]):
@@ -94,12 +98,11 @@ def split_front(
             f"{record.path}: input {name!r} has open dimensions ({', '.join(map(str, shape))}); "
             "fix all except the first one: the layers of a quantized front need fixed sizes"
         )
-    graph = _Front(record, front_nodes, constants, source=name, result=result_name)
-    sizes = [
-        size if isinstance(size, int) else 1 for size in shape
-    ]  # no layer depends on the batch
+    front_module = _FrontModule(record, front_nodes, constants, source=name, result=result_name)
+    # No layer depends on the size of the batch.
+    sizes = [size if isinstance(size, int) else 1 for size in shape]
     with convert_exceptions(str(record.path)), torch.no_grad():
-        exported = torch.export.export(graph, (torch.zeros(sizes),))
+        exported = torch.export.export(front_module, (torch.zeros(sizes),))
     front = convert_network(
         exported.module(), train=train, rounding=rounding, headroom=headroom, label=str(record.path)
     )
@@ -108,7 +111,7 @@ def split_front(
     )
 
 
-def _constant_arrays(record: FileRecord) -> dict[str, np.ndarray]:
+def _read_constants(record: FileRecord) -> dict[str, np.ndarray]:
     """Return the values of initializers and Constant nodes, by name."""
     arrays = dict(record.initializers)
     for node in record.nodes:
@@ -117,48 +120,47 @@ def _constant_arrays(record: FileRecord) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _front_result(record: FileRecord, constants: Mapping[str, Any]) -> str:
+def _find_front_result(record: FileRecord, constants: Mapping[str, Any]) -> str:
     """Return the name of the only dequantized activation on which no quantization depends.
 
-    Raises `InputError` if there are none or several.
+    Raises `InputError` if there is none, or more than one.
     """
-    quantized_again = {
+    requantized_names = {
         name for node in record.nodes if node.operator == QUANTIZE for name in node.inputs
     }
     for node in reversed(record.nodes):
-        if quantized_again.intersection(node.outputs):
-            quantized_again.update(node.inputs)
+        if requantized_names.intersection(node.outputs):
+            requantized_names.update(node.inputs)
     results = [
         node.outputs[0]
         for node in record.nodes
         if node.operator == DEQUANTIZE
         and node.inputs[0] not in constants
-        and node.outputs[0] not in quantized_again
+        and node.outputs[0] not in requantized_names
     ]
     if len(results) != 1:
-        where = ", ".join(map(repr, results)) or "none"
+        results_text = ", ".join(map(repr, results)) or "none"
         raise InputError(
             f"{record.path}: expected a quantized front that ends in one {DEQUANTIZE} of an "
-            f"activation, got {where}; quantize the part of the network that stays frozen"
+            f"activation, got {results_text}; quantize the part of the network that stays frozen"
         )
     return results[0]
 
 
 def _ancestor_nodes(nodes: Iterable[NodeRecord], value: str) -> list[NodeRecord]:
     """Return the nodes that a value depends on, in the order of the file."""
-    wanted_names, needed_nodes = {value}, []
+    ancestor_names, ancestors = {value}, []
     for node in reversed(list(nodes)):
-        if wanted_names.intersection(node.outputs):
-            wanted_names.update(node.inputs)
-            needed_nodes.append(node)
-    return needed_nodes[::-1]
+        if ancestor_names.intersection(node.outputs):
+            ancestor_names.update(node.inputs)
+            ancestors.append(node)
+    return ancestors[::-1]
 
 
-class _Front(nn.Module):  # type: ignore[misc, unused-ignore]
+class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
     """The nodes of a quantized front as a module for PyTorch's exporter.
 
-    Creating the object registers a module for each node, except quantizing ones, and a buffer for
-    each of `constants`. `source` and `result` are the names of input and output.
+    `source` and `result` are the names of its input and output.
     """
 
     def __init__(
@@ -170,7 +172,7 @@ class _Front(nn.Module):  # type: ignore[misc, unused-ignore]
         source: str,
         result: str,
     ) -> None:
-        """Register the nodes except quantizing ones as modules, the constants as buffers."""
+        """Register a module for each node, except quantizing ones, and a buffer per constant."""
         super().__init__()
         self.source, self.result = source, result
         self.constants = constants
@@ -178,21 +180,21 @@ class _Front(nn.Module):  # type: ignore[misc, unused-ignore]
         for node in self.records:
             if node.operator not in QUANTIZING:
                 self.add_module(node.name, OnnxNode(node, opset=record.opset))
-        self.tensors: dict[str, str] = {}
+        self.buffer_names: dict[str, str] = {}
         for index, (name, value) in enumerate(constants.items()):
-            self.tensors[name] = f"constant_{index}"
-            self.register_buffer(self.tensors[name], torch.from_numpy(value.copy()))
+            self.buffer_names[name] = f"constant_{index}"
+            self.register_buffer(self.buffer_names[name], torch.from_numpy(value.copy()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the result of the front."""
         values: dict[str, Any] = {self.source: x}
         for node in self.records:
             if node.operator in QUANTIZING:
-                result: Any = self._quantize(node, values)
+                result: Any = self._compute_quantization(node, values)
             else:
                 operator = OPERATORS[node.operator]
                 operands = [
-                    self._operand(name, values, is_weight=position in operator.weights)
+                    self._read_operand(name, values, is_weight=position in operator.weights)
                     for position, name in enumerate(node.inputs)
                 ]
                 result = getattr(self, node.name)(*operands)
@@ -200,27 +202,40 @@ class _Front(nn.Module):  # type: ignore[misc, unused-ignore]
         front_result: torch.Tensor = values[self.result]
         return front_result
 
-    def _operand(self, name: str, values: Mapping[str, Any], *, is_weight: bool) -> Any:
-        """Return a value, or a constant as a buffer if it is a weight, otherwise as numbers."""
+    def _read_operand(self, name: str, values: Mapping[str, Any], *, is_weight: bool) -> Any:
+        """Return the value called `name`; a constant as a tensor if `is_weight`, or as numbers.
+
+        Returns None for an empty name.
+        """
         if not name:
             return None
         if name in values:
             return values[name]
-        return getattr(self, self.tensors[name]) if is_weight else to_numbers(self.constants[name])
+        return (
+            getattr(self, self.buffer_names[name])
+            if is_weight
+            else to_numbers(self.constants[name])
+        )
 
-    def _quantize(self, node: NodeRecord, values: Mapping[str, Any]) -> torch.Tensor:
+    def _compute_quantization(self, node: NodeRecord, values: Mapping[str, Any]) -> torch.Tensor:
         """Compute a QuantizeLinear or DequantizeLinear with PT2E's operators.
 
-        A constant without an int8 or uint8 type, such as an int32 bias, is dequantized by
-        arithmetic. Other types, and several scales outside per-channel int8 weights, raise
-        `InputError`.
+        Constants of other types than int8 and uint8, such as an int32 bias, are dequantized by
+        arithmetic. Raises `InputError` for other values of these types, and for several scales,
+        except those of per-channel int8 weights.
         """
-        x, scale, *zero = (self._operand(n, values, is_weight=True) for n in node.inputs)
-        dtype = zero[0].dtype if zero and zero[0] is not None else x.dtype
+        x, scale, *optional_zeros = (
+            self._read_operand(operand, values, is_weight=True) for operand in node.inputs
+        )
+        dtype = (
+            optional_zeros[0].dtype if optional_zeros and optional_zeros[0] is not None else x.dtype
+        )
         if node.operator == QUANTIZE and dtype.is_floating_point:
             dtype = torch.uint8  # ONNX's default if no zero point sets the type
         if scale.numel() > 1 and dtype is torch.int8 and node.operator == DEQUANTIZE:
-            zeros = zero[0] if zero else torch.zeros_like(scale, dtype=torch.int64)
+            zeros = (
+                optional_zeros[0] if optional_zeros else torch.zeros_like(scale, dtype=torch.int64)
+            )
             axis = int(node.attributes.get("axis", 1))
             result: torch.Tensor = _decomposed.dequantize_per_channel(
                 x, scale, zeros, axis, -128, 127, dtype
@@ -231,7 +246,8 @@ class _Front(nn.Module):  # type: ignore[misc, unused-ignore]
             and node.inputs[0] in self.constants
             and dtype not in _LIMITS
         ):
-            return (x - zero[0] if zero else x) * scale  # for example an int32 bias
+            # For example an int32 bias.
+            return (x - optional_zeros[0] if optional_zeros else x) * scale
         if scale.numel() > 1 or dtype not in _LIMITS:
             raise InputError(
                 f"node {node.name!r} ({node.operator}): expected one scale, and int8 or uint8, got "
@@ -239,15 +255,17 @@ class _Front(nn.Module):  # type: ignore[misc, unused-ignore]
             )
         arguments = (
             float(self.constants[node.inputs[1]]),
-            self._zero_point(node),
+            self._read_zero_point(node),
             *_LIMITS[dtype],
             dtype,
         )
-        name = "quantize_per_tensor" if node.operator == QUANTIZE else "dequantize_per_tensor"
-        converted: torch.Tensor = getattr(_decomposed, name)(x, *arguments)
-        return converted
+        operator_name = (
+            "quantize_per_tensor" if node.operator == QUANTIZE else "dequantize_per_tensor"
+        )
+        converted_value: torch.Tensor = getattr(_decomposed, operator_name)(x, *arguments)
+        return converted_value
 
-    def _zero_point(self, node: NodeRecord) -> int:
+    def _read_zero_point(self, node: NodeRecord) -> int:
         """Return the zero point of a node; 0 if the node has none."""
         return int(self.constants[node.inputs[2]]) if len(node.inputs) > 2 else 0  # noqa: PLR2004
 

@@ -1,4 +1,4 @@
-"""Reads ONNX files: the nodes and constants needed, and errors for unsupported files."""
+"""Read ONNX files: the nodes and constants that outputs need, and errors of unsupported files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 OPSETS: Final = (13, 23)
 """The oldest and the newest supported opset."""
 _CONTROL_FLOW: Final = frozenset(("If", "Loop", "Scan"))
-_QUANTIZED: Final = re.compile(r"[Qq]uantize|QLinear|Integer")
+"""Operators that execute a graph in an attribute."""
+_QUANTIZED_PATTERN: Final = re.compile(r"[Qq]uantize|QLinear|Integer")
 """Matches names of operators of quantized networks."""
 _DOMAINS: Final = ("", "ai.onnx")
+"""Domains of ONNX's own operators."""
 _MAX_CHECKED_BYTES: Final = 2**31
 """Maximum size of a model that ONNX's checker accepts [B]."""
 _STRING: Final = 8
@@ -32,11 +34,11 @@ class NodeRecord:
     """A node of a file."""
 
     name: str
-    """Unique, without dots; generated if the file has none."""
+    """A unique name without dots; generated if the file has none."""
     operator: str
-    """With its domain, unless the domain is ONNX's own."""
+    """Name of the operator, with its domain unless the domain is ONNX's own."""
     inputs: tuple[str, ...]
-    """Names; an omitted input is empty."""
+    """Names of the inputs; the name of an omitted input is empty."""
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
     proto: Any
@@ -49,14 +51,14 @@ class InputRecord:
 
     name: str
     shape: tuple[int | str, ...]
-    """An open dimension has a name instead of a size."""
-    elements: int
-    """Type of the elements, as in `onnx.TensorProto.DataType`."""
+    """Sizes; an open dimension has a name instead of a size."""
+    element_type: int
+    """Number of the elements' type in `onnx.TensorProto.DataType`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """The nodes, inputs and constants of a file that its floating-point outputs need."""
+    """The inputs of a file, and the nodes and constants that its floating-point outputs need."""
 
     path: Path
     opset: int
@@ -64,7 +66,7 @@ class FileRecord:
     inputs: tuple[InputRecord, ...]
     outputs: tuple[str, ...]
     initializers: Mapping[str, np.ndarray]
-    """Arrays by name; floating-point ones in float32."""
+    """Arrays by name; floating-point arrays are float32."""
 
 
 def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecord:
@@ -75,21 +77,21 @@ def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecor
     MissingExtraError
         If the package onnx is not installed.
     InputError
-        If the file is not ONNX, is damaged, or contains something that cannot be trained; the
-        message names it.
+        If the file is not ONNX or is damaged, or if an operator, input or output is not supported;
+        the message names it.
     """
     require_package("onnx", "reading ONNX files")
     path = Path(path)
-    model = _load(path)
-    opset = _opset(path, model)
-    inputs = tuple(_input_records(path, model.graph))
+    model = _load_model(path)
+    opset = _read_opset(path, model)
+    inputs = tuple(_make_input_records(path, model.graph))
     graph = _inline_and_check(path, model).graph
     if len(graph.sparse_initializer):
         raise InputError(f"{path}: its initializers are sparse; expected dense initializers")
-    outputs = tuple(_floating_outputs(path, graph))
-    nodes = _node_records(_needed_protos(graph.node, outputs))
+    outputs = tuple(_find_floating_outputs(path, graph))
+    nodes = _make_node_records(_find_needed_nodes(graph.node, outputs))
     _check_operators(path, nodes, is_known)
-    read = {name for node in nodes for name in node.inputs} | set(outputs)
+    read_names = {name for node in nodes for name in node.inputs} | set(outputs)
     return FileRecord(
         path=path,
         opset=opset,
@@ -99,7 +101,7 @@ def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecor
         initializers={
             tensor.name: read_array(tensor, path)
             for tensor in graph.initializer
-            if tensor.name in read
+            if tensor.name in read_names
         },
     )
 
@@ -107,7 +109,8 @@ def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecor
 def read_array(tensor: Any, path: Path) -> np.ndarray:
     """Return a tensor of a file as an array: floats as float32, large unsigned integers as int64.
 
-    PyTorch has no arithmetic for unsigned integers of more than one byte.
+    PyTorch has no arithmetic for unsigned integers of more than one byte. Raises `InputError` if
+    the tensor cannot be read.
     """
     import numpy as np
     from onnx import numpy_helper
@@ -122,7 +125,7 @@ def read_array(tensor: Any, path: Path) -> np.ndarray:
     return array.astype(np.float32) if is_floating else array
 
 
-def _load(path: Path) -> Any:
+def _load_model(path: Path) -> Any:
     """Load a file and its external weights; raise `InputError` if either cannot be read."""
     import onnx
     from google.protobuf.message import DecodeError
@@ -145,7 +148,7 @@ def _load(path: Path) -> Any:
     return model
 
 
-def _opset(path: Path, model: Any) -> int:
+def _read_opset(path: Path, model: Any) -> int:
     """Return the opset of a model; raise `InputError` if it is missing or not supported."""
     versions = [int(opset.version) for opset in model.opset_import if opset.domain in _DOMAINS]
     oldest, newest = OPSETS
@@ -159,9 +162,10 @@ def _opset(path: Path, model: Any) -> int:
 
 
 def _inline_and_check(path: Path, model: Any) -> Any:
-    """Run ONNX's checker; return the model with its local functions inlined.
+    """Check a model with ONNX's checker; return it with its local functions inlined.
 
-    Does not raise for unknown or deprecated operators; `_check_operators` reports all unknown ones.
+    Raises `InputError` if the checker rejects the model, except for unknown or deprecated
+    operators; `_check_operators` reports all unknown ones.
     """
     from onnx import checker, inliner
 
@@ -175,17 +179,18 @@ def _inline_and_check(path: Path, model: Any) -> Any:
             checker.check_model(model)
     except checker.ValidationError as error:
         reason = " ".join(str(error).split("\n\n")[0].split()).rstrip(".")
-        # The group norm of opset 18 is deprecated, but supported. Unknown operators follow later.
+        # The deprecated group norm of opset 18 is supported; `_check_operators` reports unknown
+        # operators.
         if "is deprecated" in reason or "No Op registered" in reason:
             return model
         raise InputError(f"{path}: ONNX's checker rejects the file: {reason}") from error
     return model
 
 
-def _floating_outputs(path: Path, graph: Any) -> Iterable[str]:
+def _find_floating_outputs(path: Path, graph: Any) -> Iterable[str]:
     """Return the names of floating-point outputs; raise `InputError` if there is none.
 
-    Only these can be inputs of a loss. Labels, and sequences of maps, are left out.
+    A loss can read only these, not labels or sequences of maps.
     """
     names = [o.name for o in graph.output if _is_floating(o.type.tensor_type.elem_type)]
     if not names:
@@ -196,25 +201,25 @@ def _floating_outputs(path: Path, graph: Any) -> Iterable[str]:
     return names
 
 
-def _is_floating(elements: int) -> bool:
+def _is_floating(element_type: int) -> bool:
     from onnx import TensorProto
 
-    return elements in (
+    return element_type in (
         TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16
     )  # fmt: skip
 
 
-def _needed_protos(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:
+def _find_needed_nodes(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:
     """Return the nodes that some outputs depend on, in the order of the file."""
-    wanted_names, needed_nodes = set(outputs), []
+    needed_names, needed_nodes = set(outputs), []
     for node in reversed(nodes):
-        if wanted_names.intersection(node.output):
-            wanted_names.update(node.input)
+        if needed_names.intersection(node.output):
+            needed_names.update(node.input)
             needed_nodes.append(node)
     return needed_nodes[::-1]
 
 
-def _node_records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
+def _make_node_records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
     """Return records of nodes, with unique names that a `torch.nn.ModuleDict` accepts."""
     from onnx import helper
     from torch import nn
@@ -236,7 +241,7 @@ def _node_records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
                 inputs=tuple(proto.input),
                 outputs=tuple(proto.output),
                 attributes={
-                    a.name: _attribute_value(helper.get_attribute_value(a)) for a in values
+                    a.name: _convert_attribute(helper.get_attribute_value(a)) for a in values
                 },
                 proto=proto,
             )
@@ -244,19 +249,19 @@ def _node_records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
     return tuple(records)
 
 
-def _attribute_value(value: Any) -> Any:
-    """Return an attribute's value: bytes as text, lists as tuples, floats shortened."""
+def _convert_attribute(value: Any) -> Any:
+    """Return an attribute's value: bytes as text, lists as tuples, floats by `shorten_float`."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, float):
-        return shortest_float(value)
+        return shorten_float(value)
     if isinstance(value, list | tuple) or type(value).__name__.startswith("Repeated"):
-        return tuple(map(_attribute_value, value))
+        return tuple(map(_convert_attribute, value))
     return value
 
 
-def shortest_float(value: float) -> float:
-    """Return the shortest decimal that rounds to this number in single precision.
+def shorten_float(value: float) -> float:
+    """Return the shortest decimal number that rounds to `value` in single precision.
 
     For example 0.9 instead of 0.89999998.
     """
@@ -275,16 +280,18 @@ def _check_operators(
             unknown.setdefault(node.operator, []).append(repr(node.name))
     if not unknown:
         return
-    each = "; ".join(f"{operator} ({listed(names)})" for operator, names in sorted(unknown.items()))
+    operator_list = "; ".join(
+        f"{operator} ({listed(names)})" for operator, names in sorted(unknown.items())
+    )
     advice = "export the network without them"
     if _CONTROL_FLOW & unknown.keys():
         advice += "; a network with control flow cannot be scheduled"
-    elif any(_QUANTIZED.search(name) for name in unknown):
+    elif any(_QUANTIZED_PATTERN.search(name) for name in unknown):
         advice = "use the file from before quantization"
-    raise InputError(f"{path}: operators that are not supported: {each}; {advice}")
+    raise InputError(f"{path}: operators that are not supported: {operator_list}; {advice}")
 
 
-def _input_records(path: Path, graph: Any) -> Iterable[InputRecord]:
+def _make_input_records(path: Path, graph: Any) -> Iterable[InputRecord]:
     """Yield the inputs of a graph that are not initializers.
 
     Raises `InputError` for an input that is no tensor of numbers or has no shape.
@@ -293,11 +300,13 @@ def _input_records(path: Path, graph: Any) -> Iterable[InputRecord]:
     for value_info in graph.input:
         if value_info.name in initializer_names:
             continue
-        kind = value_info.type.WhichOneof("value")
+        value_kind = value_info.type.WhichOneof("value")
         tensor = value_info.type.tensor_type
-        if kind != "tensor_type" or tensor.elem_type == _STRING:
+        if value_kind != "tensor_type" or tensor.elem_type == _STRING:
             type_name = (
-                "strings" if kind == "tensor_type" else str(kind).removesuffix("_type") + "s"
+                "strings"
+                if value_kind == "tensor_type"
+                else str(value_kind).removesuffix("_type") + "s"
             )
             raise InputError(
                 f"{path}: input {value_info.name!r} is of {type_name}; expected tensors"
@@ -308,13 +317,16 @@ def _input_records(path: Path, graph: Any) -> Iterable[InputRecord]:
             )
         dimensions = enumerate(tensor.shape.dim)
         shape = tuple(
-            _dimension(value_info.name, axis, dimension) for axis, dimension in dimensions
+            _read_dimension(value_info.name, axis, dimension) for axis, dimension in dimensions
         )
-        yield InputRecord(name=value_info.name, shape=shape, elements=tensor.elem_type)
+        yield InputRecord(name=value_info.name, shape=shape, element_type=tensor.elem_type)
 
 
-def _dimension(name: str, axis: int, dimension: Any) -> int | str:
-    """Return the size of a dimension; if it is open, its name, by default input name and axis."""
+def _read_dimension(name: str, axis: int, dimension: Any) -> int | str:
+    """Return the size of a dimension of input `name`, or the dimension's name if it is open.
+
+    An unnamed open dimension is called by the names of input and axis.
+    """
     if dimension.dim_value > 0:
         return int(dimension.dim_value)
     return str(dimension.dim_param) or f"{name}.{axis}"

@@ -1,4 +1,4 @@
-"""Recurrent operators, one time step after another, as captures of PyTorch's modules."""
+"""Recurrent operators, computed one time step after another, as PyTorch's modules are captured."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn import functional
 
-from poetmodel.torch.onnx.operators import OnnxNode, operator, tensor
+from poetmodel.torch.onnx.operators import OnnxNode, register_operator, to_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Cell = Callable[[torch.Tensor, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
-    Function = Callable[[torch.Tensor], torch.Tensor]
+    TimeStep = Callable[[torch.Tensor, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
+    Activation = Callable[[torch.Tensor], torch.Tensor]
 
-_FUNCTIONS: Final[dict[str, Function]] = {
+_ACTIVATIONS: Final[dict[str, Activation]] = {
     "Relu": functional.relu,
     "Sigmoid": torch.sigmoid,
     "Tanh": torch.tanh,
 }
 
-_REFUSES: Final = "`clip`; activations other than Relu, Sigmoid and Tanh"
+_UNSUPPORTED_FEATURES: Final = "`clip`; activations other than Relu, Sigmoid and Tanh"
 
 
 class _Weights:
-    """The weights of one direction, for the inputs and for the state, and the two biases."""
+    """The weights of one direction for the inputs and for the hidden state, and both biases."""
 
     def __init__(
         self, input_weight: torch.Tensor, recurrent_weight: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
-        """Store the weights, and split the bias into those of inputs and of state."""
-        self.inputs, self.state, self.hidden = (
+        """Store the weights; split `bias` into the biases of inputs and of the state."""
+        self.input_weight, self.state_weight, self.hidden_size = (
             input_weight,
             recurrent_weight,
             recurrent_weight.shape[-1],
@@ -42,48 +42,50 @@ class _Weights:
             self.biases = bias.chunk(2)
 
 
-def _run_directions(
+def _compute_directions(
     node: OnnxNode,
     x: torch.Tensor,
     parameters: tuple[Any, ...],
     *,
     initial_states: tuple[Any, ...],
     lengths: Any,
-    cell: Callable[[_Weights, tuple[Function, ...], int], Cell],
+    make_step: Callable[[_Weights, tuple[Activation, ...], int], TimeStep],
 ) -> Any:
     """Compute Y and the last value of each state, for all directions of a recurrent operator.
 
-    `cell` creates the function of one time step from the weights, activations and index of a
+    `make_step` returns the function of one time step from the weights, activations and index of a
     direction. `parameters` are input weights, recurrent weights and biases of all directions.
     `initial_states` has None for states of zeros. `lengths` are the lengths of the sequences; None
-    if all are full.
+    if all sequences are full.
     """
     batch_first = bool(node.get("layout", 0))
     if batch_first:
         x = x.transpose(0, 1)
         initial_states = tuple(
-            None if h is None else tensor(h, x).transpose(0, 1) for h in initial_states
+            None if h is None else to_tensor(h, x).transpose(0, 1) for h in initial_states
         )
     for attribute in ("clip", "input_forget"):
         if node.get(attribute, 0):
-            raise node.unsupported(f"{attribute} is not supported; leave it out")
+            raise node.unsupported_error(f"{attribute} is not supported; leave it out")
     is_active = _active_mask(lengths, x)
     reversals_by_name = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
     reversals = reversals_by_name[node.get("direction", "forward")]
     w, r, b = (
-        (None,) * len(reversals) if value is None else tensor(value, x).unbind(0)
+        (None,) * len(reversals) if value is None else to_tensor(value, x).unbind(0)
         for value in parameters
     )
     outputs, final_states = [], []
     for direction, is_reversed in enumerate(reversals):
         weights = _Weights(w[direction], r[direction], b[direction])
-        functions = _functions(node, direction, len(reversals))
-        step = cell(weights, functions, direction)
+        activations = _find_activations(node, direction, len(reversals))
+        step = make_step(weights, activations, direction)
         state = tuple(
-            x.new_zeros(x.shape[1], weights.hidden) if h is None else tensor(h, x)[direction]
+            x.new_zeros(x.shape[1], weights.hidden_size)
+            if h is None
+            else to_tensor(h, x)[direction]
             for h in initial_states
         )
-        projected_inputs = functional.linear(x, weights.inputs, weights.biases[0]).unbind(0)
+        projected_inputs = functional.linear(x, weights.input_weight, weights.biases[0]).unbind(0)
         hidden_states: list[Any] = [None] * len(projected_inputs)
         for k in (
             reversed(range(len(projected_inputs))) if is_reversed else range(len(projected_inputs))
@@ -106,66 +108,68 @@ def _run_directions(
 
 
 def _active_mask(lengths: Any, x: torch.Tensor) -> torch.Tensor | None:
-    """Return for each time step a column of flags: whether each sequence has not ended yet.
+    """Return a column of flags for each time step: which sequences have not ended yet.
 
     Returns None if all sequences have the full length.
     """
     steps = len(x)
     if lengths is None or (isinstance(lengths, tuple) and set(lengths) == {steps}):
         return None
-    return torch.arange(steps, device=x.device).reshape(-1, 1, 1) < tensor(lengths, x).reshape(
+    return torch.arange(steps, device=x.device).reshape(-1, 1, 1) < to_tensor(lengths, x).reshape(
         -1, 1
     )
 
 
-_DEFAULTS: Final = {
+_DEFAULT_ACTIVATIONS: Final = {
     "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh"), "RNN": ("Tanh",)
 }  # fmt: skip
 
 
-def _functions(node: OnnxNode, direction: int, directions: int) -> tuple[Function, ...]:
+def _find_activations(node: OnnxNode, direction: int, directions: int) -> tuple[Activation, ...]:
     """Return the activations of a direction; raise `InputError` if one is not supported."""
-    names = node.get("activations") or _DEFAULTS[node.operator] * directions
-    per_direction = len(names) // directions
-    direction_names = names[direction * per_direction : (direction + 1) * per_direction]
-    unknown = [name for name in direction_names if name not in _FUNCTIONS]
-    if unknown:
-        raise node.unsupported(
-            f"its activation {unknown[0]} is not supported; expected Relu, Sigmoid or Tanh"
+    names = node.get("activations") or _DEFAULT_ACTIVATIONS[node.operator] * directions
+    count = len(names) // directions
+    direction_names = names[direction * count : (direction + 1) * count]
+    unknown_names = [name for name in direction_names if name not in _ACTIVATIONS]
+    if unknown_names:
+        raise node.unsupported_error(
+            f"its activation {unknown_names[0]} is not supported; expected Relu, Sigmoid or Tanh"
         )
-    return tuple(_FUNCTIONS[name] for name in direction_names)
+    return tuple(_ACTIVATIONS[name] for name in direction_names)
 
 
-@operator("RNN", weights=(1, 2, 3), refuses=_REFUSES)
-def _rnn(
+@register_operator("RNN", weights=(1, 2, 3), unsupported_features=_UNSUPPORTED_FEATURES)
+def _compute_rnn(
     node: OnnxNode, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
 ) -> Any:
     """Compute an RNN."""
 
-    def cell(weights: _Weights, functions: tuple[Function, ...], _: int) -> Cell:
+    def make_step(weights: _Weights, activations: tuple[Activation, ...], _: int) -> TimeStep:
         """Return the function of one time step."""
 
         def step(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
         ) -> tuple[torch.Tensor, ...]:
-            projected_state = functional.linear(state[0], weights.state, weights.biases[1])
-            return (functions[0](projected + projected_state),)
+            projected_state = functional.linear(state[0], weights.state_weight, weights.biases[1])
+            return (activations[0](projected + projected_state),)
 
         return step
 
-    return _run_directions(node, x, (w, r, b), initial_states=(h,), lengths=lengths, cell=cell)
+    return _compute_directions(
+        node, x, (w, r, b), initial_states=(h,), lengths=lengths, make_step=make_step
+    )
 
 
-@operator("GRU", weights=(1, 2, 3), refuses=_REFUSES)
-def _gru(
+@register_operator("GRU", weights=(1, 2, 3), unsupported_features=_UNSUPPORTED_FEATURES)
+def _compute_gru(
     node: OnnxNode, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
 ) -> Any:
     """Compute a GRU. ONNX orders the gates: update, reset, new."""
 
-    def cell(weights: _Weights, functions: tuple[Function, ...], _: int) -> Cell:
+    def make_step(weights: _Weights, activations: tuple[Activation, ...], _: int) -> TimeStep:
         """Return the function of one time step."""
-        gate, new = functions
-        split_sizes = (2 * weights.hidden, weights.hidden)
+        activate_gate, activate_new = activations
+        split_sizes = (2 * weights.hidden_size, weights.hidden_size)
 
         def step(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
@@ -173,10 +177,10 @@ def _gru(
             """Compute a time step whose reset gate multiplies the projected state."""
             (h,) = state
             input_z, input_reset, input_new = projected.chunk(3, 1)
-            projected_state = functional.linear(h, weights.state, weights.biases[1])
+            projected_state = functional.linear(h, weights.state_weight, weights.biases[1])
             state_z, state_reset, state_new = projected_state.chunk(3, 1)
-            z, reset = gate(input_z + state_z), gate(input_reset + state_reset)
-            candidate = new(input_new + reset * state_new)
+            z, reset = activate_gate(input_z + state_z), activate_gate(input_reset + state_reset)
+            candidate = activate_new(input_new + reset * state_new)
             return (candidate + z * (h - candidate),)
 
         def step_reset_first(
@@ -184,22 +188,26 @@ def _gru(
         ) -> tuple[torch.Tensor, ...]:
             """Compute a time step whose reset gate multiplies the state before its projection."""
             (h,) = state
-            gates_weight, state_new = weights.state.split(split_sizes)
+            gates_weight, new_weight = weights.state_weight.split(split_sizes)
             bias = weights.biases[1]
             gates_bias, new_bias = (None, None) if bias is None else bias.split(split_sizes)
             input_z, input_reset, input_new = projected.chunk(3, 1)
             state_z, state_reset = functional.linear(h, gates_weight, gates_bias).chunk(2, 1)
-            z, reset = gate(input_z + state_z), gate(input_reset + state_reset)
-            candidate = new(input_new + functional.linear(reset * h, state_new, new_bias))
+            z, reset = activate_gate(input_z + state_z), activate_gate(input_reset + state_reset)
+            candidate = activate_new(input_new + functional.linear(reset * h, new_weight, new_bias))
             return (candidate + z * (h - candidate),)
 
         return step if node.get("linear_before_reset", 0) else step_reset_first
 
-    return _run_directions(node, x, (w, r, b), initial_states=(h,), lengths=lengths, cell=cell)
+    return _compute_directions(
+        node, x, (w, r, b), initial_states=(h,), lengths=lengths, make_step=make_step
+    )
 
 
-@operator("LSTM", weights=(1, 2, 3, 7), refuses=f"{_REFUSES}; `input_forget`")
-def _lstm(
+@register_operator(
+    "LSTM", weights=(1, 2, 3, 7), unsupported_features=f"{_UNSUPPORTED_FEATURES}; `input_forget`"
+)
+def _compute_lstm(
     node: OnnxNode,
     x: Any,
     w: Any,
@@ -212,13 +220,17 @@ def _lstm(
 ) -> Any:
     """Compute an LSTM. ONNX orders the gates: input, output, forget, cell."""
 
-    def cell(weights: _Weights, functions: tuple[Function, ...], direction: int) -> Cell:
+    def make_step(
+        weights: _Weights, activations: tuple[Activation, ...], direction: int
+    ) -> TimeStep:
         """Return the function of one time step."""
-        gate, new, out = functions
-        peephole_weights = None if peepholes is None else tensor(peepholes, x)[direction].chunk(3)
+        activate_gate, activate_new, activate_output = activations
+        peephole_weights = (
+            None if peepholes is None else to_tensor(peepholes, x)[direction].chunk(3)
+        )
 
-        def with_peephole(gate_sum: torch.Tensor, k: int, c: torch.Tensor) -> torch.Tensor:
-            """Return a gate's sum with the cell's share: ONNX orders input, output, forget."""
+        def add_peephole(gate_sum: torch.Tensor, k: int, c: torch.Tensor) -> torch.Tensor:
+            """Add the peephole term of gate `k` to its sum; gates are input, output, forget."""
             return gate_sum if peephole_weights is None else gate_sum + peephole_weights[k] * c
 
         def step(
@@ -226,11 +238,15 @@ def _lstm(
         ) -> tuple[torch.Tensor, ...]:
             """Return the next hidden and cell state."""
             h, c = state
-            total = projected + functional.linear(h, weights.state, weights.biases[1])
-            i, o, f, g = total.chunk(4, 1)
-            c = gate(with_peephole(f, 2, c)) * c + gate(with_peephole(i, 0, c)) * new(g)
-            return gate(with_peephole(o, 1, c)) * out(c), c
+            gate_sums = projected + functional.linear(h, weights.state_weight, weights.biases[1])
+            i, o, f, g = gate_sums.chunk(4, 1)
+            c = activate_gate(add_peephole(f, 2, c)) * c + activate_gate(
+                add_peephole(i, 0, c)
+            ) * activate_new(g)
+            return activate_gate(add_peephole(o, 1, c)) * activate_output(c), c
 
         return step
 
-    return _run_directions(node, x, (w, r, b), initial_states=(h, c), lengths=lengths, cell=cell)
+    return _compute_directions(
+        node, x, (w, r, b), initial_states=(h, c), lengths=lengths, make_step=make_step
+    )

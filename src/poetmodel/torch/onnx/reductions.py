@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from poetmodel.torch.onnx.operators import (
     OnnxNode,
-    axes_of,
-    axis_of,
-    integers,
-    operator,
-    tensor,
-    tensors,
+    read_axes,
+    read_axis,
+    register_operator,
+    to_integers,
+    to_tensor,
+    to_tensors,
 )
 
 if TYPE_CHECKING:
@@ -24,36 +24,36 @@ if TYPE_CHECKING:
     Reduction = Callable[[torch.Tensor, list[int], bool], torch.Tensor]
 
 
-def _product(x: torch.Tensor, axes: list[int], keep_dims: bool) -> torch.Tensor:  # noqa: FBT001
+def _multiply_axes(x: torch.Tensor, axes: list[int], keep_dims: bool) -> torch.Tensor:  # noqa: FBT001
     for axis in sorted(axes, reverse=True):
         x = torch.prod(x, axis, keepdim=keep_dims)
     return x
 
 
 _REDUCTIONS: Final[dict[str, Reduction]] = {
-    "ReduceL1": lambda x, axes, keep: x.abs().sum(axes, keep),
-    "ReduceL2": lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keep),
-    "ReduceLogSum": lambda x, axes, keep: x.sum(axes, keep).log(),
+    "ReduceL1": lambda x, axes, keep_dims: x.abs().sum(axes, keep_dims),
+    "ReduceL2": lambda x, axes, keep_dims: torch.linalg.vector_norm(x, 2, axes, keep_dims),
+    "ReduceLogSum": lambda x, axes, keep_dims: x.sum(axes, keep_dims).log(),
     "ReduceLogSumExp": torch.logsumexp,
     "ReduceMax": torch.amax,
     "ReduceMean": torch.mean,
     "ReduceMin": torch.amin,
-    "ReduceProd": _product,
+    "ReduceProd": _multiply_axes,
     "ReduceSum": torch.sum,
-    "ReduceSumSquare": lambda x, axes, keep: (x * x).sum(axes, keep),
+    "ReduceSumSquare": lambda x, axes, keep_dims: (x * x).sum(axes, keep_dims),
 }
 
 
-@operator(*_REDUCTIONS, numbers=(1,))
+@register_operator(*_REDUCTIONS, numbers=(1,))
 def _reduce(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
-    """Reduce along axes; along all axes if none are given.
+    """Reduce along axes; along all axes if the node has none.
 
-    Returns the neutral element if a maximum or minimum has no elements to reduce.
+    A floating-point or boolean maximum or minimum of no elements is its neutral element.
     """
-    x = tensor(x)
-    reduced_axes = axes_of(node, axes, rank=x.ndim)
+    x = to_tensor(x)
+    reduced_axes = read_axes(node, axes, rank=x.ndim)
     keep_dims = bool(node.get("keepdims", 1))
-    if not reduced_axes and node.get("noop_with_empty_axes", 0):  # no reduction: one element each
+    if not reduced_axes and node.get("noop_with_empty_axes", 0):  # no reduction
         x, reduced_axes, keep_dims = x.unsqueeze(-1), [x.ndim], False
     reduced_axes = reduced_axes or list(range(x.ndim))
     neutral = _EMPTY_EXTREMES.get(node.operator)
@@ -66,37 +66,39 @@ def _reduce(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
 
 
 _EMPTY_EXTREMES: Final = {"ReduceMax": -math.inf, "ReduceMin": math.inf}
-"""Result of a maximum or minimum without elements; for booleans its sign."""
+"""Neutral element of each operator; for booleans, whether it is positive."""
 
 
-@operator("ArgMax", "ArgMin")
-def _arg_extreme(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+@register_operator("ArgMax", "ArgMin")
+def _find_extreme_index(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     """Return the index of the maximum or minimum along an axis."""
-    axis, keep = axis_of(node, x.ndim), bool(node.get("keepdims", 1))
+    axis, keep_dims = read_axis(node, x.ndim), bool(node.get("keepdims", 1))
     function = torch.argmax if node.operator == "ArgMax" else torch.argmin
     if node.get("select_last_index", 0):
-        last: torch.Tensor = x.shape[axis] - 1 - function(x.flip(axis), axis, keepdim=keep)
-        return last
-    return function(x, axis, keepdim=keep)
+        last_index: torch.Tensor = (
+            x.shape[axis] - 1 - function(x.flip(axis), axis, keepdim=keep_dims)
+        )
+        return last_index
+    return function(x, axis, keepdim=keep_dims)
 
 
-@operator("CumSum", numbers=(1,))
-def _cumulative_sum(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
+@register_operator("CumSum", numbers=(1,))
+def _compute_cumulative_sum(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
     """Return cumulative sums along an axis, optionally reversed or without the element itself."""
-    (along,) = integers(node, axis, "axis")
-    x = tensor(x)
-    x = x.flip(along) if node.get("reverse", 0) else x
-    sums = torch.cumsum(x, along, dtype=x.dtype)
+    (sum_axis,) = to_integers(node, axis, "axis")
+    x = to_tensor(x)
+    x = x.flip(sum_axis) if node.get("reverse", 0) else x
+    sums = torch.cumsum(x, sum_axis, dtype=x.dtype)
     if node.get("exclusive", 0):
-        first = torch.zeros_like(x.narrow(along, 0, 1))
-        sums = torch.cat((first, sums.narrow(along, 0, x.shape[along] - 1)), along)
-    return sums.flip(along) if node.get("reverse", 0) else sums
+        zeros = torch.zeros_like(x.narrow(sum_axis, 0, 1))
+        sums = torch.cat((zeros, sums.narrow(sum_axis, 0, x.shape[sum_axis] - 1)), sum_axis)
+    return sums.flip(sum_axis) if node.get("reverse", 0) else sums
 
 
-@operator("TopK", numbers=(1,))
-def _top_k(node: OnnxNode, x: torch.Tensor, count: Any) -> Any:
-    (k,) = integers(node, count, "number of elements")
-    axis = axis_of(node, x.ndim, -1)
+@register_operator("TopK", numbers=(1,))
+def _select_top_k(node: OnnxNode, x: torch.Tensor, count: Any) -> Any:
+    (k,) = to_integers(node, count, "number of elements")
+    axis = read_axis(node, x.ndim, -1)
     values, indices = torch.topk(
         x, k, axis, largest=bool(node.get("largest", 1)), sorted=bool(node.get("sorted", 1))
     )
@@ -106,16 +108,16 @@ def _top_k(node: OnnxNode, x: torch.Tensor, count: Any) -> Any:
 # -- products ----------------------------------------------------------------------------------
 
 
-@operator("MatMul", weights=(1,))
-def _matmul(_: OnnxNode, x: Any, y: Any) -> torch.Tensor:
-    x, y = tensors(x, y)
+@register_operator("MatMul", weights=(1,))
+def _compute_matmul(_: OnnxNode, x: Any, y: Any) -> torch.Tensor:
+    x, y = to_tensors(x, y)
     return torch.matmul(x, y)
 
 
-@operator("Gemm", weights=(1, 2))
-def _gemm(node: OnnxNode, x: Any, w: Any, c: Any = None) -> torch.Tensor:
+@register_operator("Gemm", weights=(1, 2))
+def _compute_gemm(node: OnnxNode, x: Any, w: Any, c: Any = None) -> torch.Tensor:
     """Return ``alpha x w + beta c``, as a linear layer where possible."""
-    x, w, c = tensors(x, w, c)
+    x, w, c = to_tensors(x, w, c)
     x = x.T if node.get("transA", 0) else x
     w = w if node.get("transB", 0) else w.T
     alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
@@ -126,76 +128,76 @@ def _gemm(node: OnnxNode, x: Any, w: Any, c: Any = None) -> torch.Tensor:
     return y if c is None else y + (c if beta == 1.0 else beta * c)
 
 
-@operator("Einsum")
-def _einsum(node: OnnxNode, *values: Any) -> torch.Tensor:
-    return torch.einsum(node.get("equation"), *tensors(*values))
+@register_operator("Einsum")
+def _compute_einsum(node: OnnxNode, *values: Any) -> torch.Tensor:
+    return torch.einsum(node.get("equation"), *to_tensors(*values))
 
 
 # -- normalization -----------------------------------------------------------------------------
 
 
-@operator("BatchNormalization", weights=(1, 2), statistics=(3, 4), first_output_only=True)
-def _batch_norm(node: OnnxNode, x: torch.Tensor, *parameters: Any) -> Any:
+@register_operator("BatchNormalization", weights=(1, 2), statistics=(3, 4), first_output_only=True)
+def _compute_batch_norm(node: OnnxNode, x: torch.Tensor, *parameters: Any) -> Any:
     """Normalize by the batch in training mode, otherwise by the running statistics.
 
     ONNX's momentum weights the old statistics, PyTorch's the new statistics.
     """
-    scale, bias, mean, variance = (tensor(value, x) for value in parameters)
+    scale, bias, mean, variance = (to_tensor(value, x) for value in parameters)
     momentum, epsilon = 1 - node.get("momentum", 0.9), node.get("epsilon", 1e-5)
     return node.pad_outputs(
         functional.batch_norm(x, mean, variance, scale, bias, node.training, momentum, epsilon)
     )
 
 
-@operator("LayerNormalization", weights=(1, 2), first_output_only=True)
-def _layer_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any = None) -> Any:
+@register_operator("LayerNormalization", weights=(1, 2), first_output_only=True)
+def _compute_layer_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any = None) -> Any:
     """Normalize over the last axes; scale and bias may be smaller than these axes."""
-    shape = x.shape[axis_of(node, x.ndim, -1) :]
+    shape = x.shape[read_axis(node, x.ndim, -1) :]
     epsilon = node.get("epsilon", 1e-5)
-    scale = tensor(scale, x)
-    bias = None if bias is None else tensor(bias, x)
+    scale = to_tensor(scale, x)
+    bias = None if bias is None else to_tensor(bias, x)
     if scale.shape == shape and (bias is None or bias.shape == shape):
         return node.pad_outputs(functional.layer_norm(x, shape, scale, bias, epsilon))
     y = functional.layer_norm(x, shape, eps=epsilon) * scale
     return node.pad_outputs(y if bias is None else y + bias)
 
 
-@operator("RMSNormalization", weights=(1,))
-def _rms_norm(node: OnnxNode, x: torch.Tensor, scale: Any) -> torch.Tensor:
+@register_operator("RMSNormalization", weights=(1,))
+def _compute_rms_norm(node: OnnxNode, x: torch.Tensor, scale: Any) -> torch.Tensor:
     """Divide by the root mean square over the last axes."""
-    axes = list(range(axis_of(node, x.ndim, -1), x.ndim))
+    axes = list(range(read_axis(node, x.ndim, -1), x.ndim))
     mean = (x * x).mean(axes, keepdim=True)
-    return x * torch.rsqrt(mean + node.get("epsilon", 1e-5)) * tensor(scale, x)
+    return x * torch.rsqrt(mean + node.get("epsilon", 1e-5)) * to_tensor(scale, x)
 
 
-@operator("InstanceNormalization", weights=(1, 2))
-def _instance_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch.Tensor:
+@register_operator("InstanceNormalization", weights=(1, 2))
+def _compute_instance_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch.Tensor:
     """Normalize each channel of each example by itself."""
     return functional.group_norm(
-        x, x.shape[1], tensor(scale, x), tensor(bias, x), node.get("epsilon", 1e-5)
+        x, x.shape[1], to_tensor(scale, x), to_tensor(bias, x), node.get("epsilon", 1e-5)
     )
 
 
 _CHANNEL_SCALE_OPSET = 21
-"""From this opset, scale and bias of a group norm have one element per channel, not per group."""
+"""From this opset, scale and bias of a group norm have an element per channel, not per group."""
 
 
-@operator("GroupNormalization", weights=(1, 2))
-def _group_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch.Tensor:
+@register_operator("GroupNormalization", weights=(1, 2))
+def _compute_group_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch.Tensor:
     """Normalize groups of channels. Scales per group are repeated for each channel."""
     groups = node.get("num_groups")
-    scale, bias = tensor(scale, x), tensor(bias, x)
+    scale, bias = to_tensor(scale, x), to_tensor(bias, x)
     if node.opset < _CHANNEL_SCALE_OPSET:
-        per_group = x.shape[1] // groups
+        group_size = x.shape[1] // groups
         scale, bias = (
-            v.reshape(groups, 1).expand(groups, per_group).reshape(-1) for v in (scale, bias)
+            v.reshape(groups, 1).expand(groups, group_size).reshape(-1) for v in (scale, bias)
         )
     return functional.group_norm(x, groups, scale, bias, node.get("epsilon", 1e-5))
 
 
-@operator("MeanVarianceNormalization")
-def _mean_variance_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    """Return ``(x - mean) / (deviation + 1e-9)``. A constant x has a finite gradient, too."""
+@register_operator("MeanVarianceNormalization")
+def _compute_mean_variance_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+    """Return ``(x - mean) / (deviation + 1e-9)``. The gradient is finite for constant `x`, too."""
     axes = [axis % x.ndim for axis in node.get("axes", (0, 2, 3))]
     centred = x - x.mean(axes, keepdim=True)
     count = math.prod(x.shape[axis] for axis in axes)
@@ -203,16 +205,16 @@ def _mean_variance_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     return centred / (deviation + 1e-9)
 
 
-@operator("LpNormalization")
-def _lp_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+@register_operator("LpNormalization")
+def _compute_lp_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     """Divide by the norm along an axis; zeros stay zeros."""
-    axis = axis_of(node, x.ndim, -1)
+    axis = read_axis(node, x.ndim, -1)
     norm = torch.linalg.vector_norm(x, node.get("p", 2), [axis], keepdim=True)
     return x / torch.where(norm == 0, 1.0, norm)
 
 
-@operator("LRN")
-def _local_response_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+@register_operator("LRN")
+def _compute_local_response_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     """Divide by a power of the sum of squares over neighbouring channels."""
     size = node.get("size")
     before = math.floor((size - 1) / 2)

@@ -9,53 +9,53 @@ from torch.nn import functional
 
 from poetmodel.torch.onnx.operators import (
     OnnxNode,
-    axes_of,
-    axis_of,
-    flat,
-    floats,
-    index_select,
-    integers,
-    operator,
+    count_elements,
+    flatten_numbers,
+    read_axes,
+    read_axis,
+    register_operator,
+    select_positions,
     shape_of,
-    tensor,
-    tensors,
-    volume,
+    to_floats,
+    to_integers,
+    to_tensor,
+    to_tensors,
 )
 
 
-@operator("Shape")
-def _shape(node: OnnxNode, x: Any) -> tuple[int, ...]:
+@register_operator("Shape")
+def _read_shape(node: OnnxNode, x: Any) -> tuple[int, ...]:
     return shape_of(x)[node.get("start", 0) : node.get("end")]
 
 
-@operator("Size")
-def _size(_: OnnxNode, x: Any) -> int:
-    return volume(shape_of(x))
+@register_operator("Size")
+def _count_input_elements(_: OnnxNode, x: Any) -> int:
+    return count_elements(shape_of(x))
 
 
-@operator("Reshape", numbers=(1,))
+@register_operator("Reshape", numbers=(1,))
 def _reshape(node: OnnxNode, x: Any, shape: Any) -> torch.Tensor:
     """Reshape; a size of 0 copies the input's size unless ``allowzero`` is set."""
-    x = tensor(x)
-    sizes = integers(node, shape, "shape")
+    x = to_tensor(x)
+    sizes = to_integers(node, shape, "shape")
     if not node.get("allowzero", 0):
         sizes = [x.shape[axis] if size == 0 else size for axis, size in enumerate(sizes)]
     return x.reshape(sizes)
 
 
-@operator("Flatten")
+@register_operator("Flatten")
 def _flatten(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     """Reshape to a matrix, split at an axis."""
     axis = node.get("axis", 1)
     axis = axis + x.ndim if axis < 0 else axis
-    return x.reshape(volume(x.shape[:axis]), volume(x.shape[axis:]))
+    return x.reshape(count_elements(x.shape[:axis]), count_elements(x.shape[axis:]))
 
 
-@operator("Squeeze", numbers=(1,))
+@register_operator("Squeeze", numbers=(1,))
 def _squeeze(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
     """Remove the given axes, or all axes of size 1."""
-    x = tensor(x)
-    removed_axes = axes_of(node, axes, rank=x.ndim)
+    x = to_tensor(x)
+    removed_axes = read_axes(node, axes, rank=x.ndim)
     removed_axes = (
         [axis for axis, size in enumerate(x.shape) if size == 1]
         if removed_axes is None
@@ -64,98 +64,100 @@ def _squeeze(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
     return x.reshape([size for axis, size in enumerate(x.shape) if axis not in removed_axes])
 
 
-@operator("Unsqueeze", numbers=(1,))
+@register_operator("Unsqueeze", numbers=(1,))
 def _unsqueeze(node: OnnxNode, x: Any, axes: Any) -> torch.Tensor:
     """Insert axes of size 1."""
-    x = tensor(x)
-    new_axes = axes_of(node, axes, rank=x.ndim + len(integers(node, axes, "axes"))) or []
+    x = to_tensor(x)
+    new_axes = read_axes(node, axes, rank=x.ndim + len(to_integers(node, axes, "axes"))) or []
     sizes = list(x.shape)
     for axis in sorted(new_axes):
         sizes.insert(axis, 1)
     return x.reshape(sizes)
 
 
-@operator("Transpose")
+@register_operator("Transpose")
 def _transpose(node: OnnxNode, x: Any) -> torch.Tensor:
-    x = tensor(x)
+    x = to_tensor(x)
     return x.permute(node.get("perm", tuple(range(x.ndim))[::-1]))
 
 
-@operator("Expand", numbers=(1,))
+@register_operator("Expand", numbers=(1,))
 def _expand(node: OnnxNode, x: Any, shape: Any) -> torch.Tensor:
-    x = tensor(x)
-    return x.expand(torch.broadcast_shapes(x.shape, integers(node, shape, "shape")))
+    x = to_tensor(x)
+    return x.expand(torch.broadcast_shapes(x.shape, to_integers(node, shape, "shape")))
 
 
-@operator("Tile", numbers=(1,))
+@register_operator("Tile", numbers=(1,))
 def _tile(node: OnnxNode, x: Any, repeats: Any) -> torch.Tensor:
-    return tensor(x).repeat(integers(node, repeats, "repeats"))
+    return to_tensor(x).repeat(to_integers(node, repeats, "repeats"))
 
 
-@operator("Concat")
+@register_operator("Concat")
 def _concat(node: OnnxNode, *values: Any) -> torch.Tensor:
-    pieces = tensors(*values)
-    return torch.cat(pieces, axis_of(node, pieces[0].ndim))
+    pieces = to_tensors(*values)
+    return torch.cat(pieces, read_axis(node, pieces[0].ndim))
 
 
-@operator("Split", numbers=(1,))
+@register_operator("Split", numbers=(1,))
 def _split_axis(
     node: OnnxNode, x: torch.Tensor, sizes: Any = None
 ) -> tuple[torch.Tensor, ...] | torch.Tensor:
     """Split an axis into the given sizes, or into equal pieces with a smaller last one."""
-    axis = axis_of(node, x.ndim)
+    axis = read_axis(node, x.ndim)
     if sizes is None:
         size = -(-x.shape[axis] // node.output_count)
         last_size = x.shape[axis] - size * (node.output_count - 1)
         piece_sizes = [*[size] * (node.output_count - 1), last_size]
     else:
-        piece_sizes = integers(node, sizes, "sizes")
+        piece_sizes = to_integers(node, sizes, "sizes")
     pieces: tuple[torch.Tensor, ...] = torch.split(x, piece_sizes, axis)
     return pieces if node.output_count > 1 else pieces[0]
 
 
-# PyTorch's exporter writes a split as a sequence, unless its optimizer is switched on.
+# PyTorch's exporter writes a split as a sequence if the exporter's optimizer is off.
 
 
-@operator("SplitToSequence", numbers=(1,))
+@register_operator("SplitToSequence", numbers=(1,))
 def _split_to_sequence(node: OnnxNode, x: torch.Tensor, sizes: Any = None) -> list[torch.Tensor]:
     """Split an axis into a list: by sizes, by one size, or into single elements."""
-    axis = axis_of(node, x.ndim)
+    axis = read_axis(node, x.ndim)
     if sizes is None:
         pieces = torch.split(x, 1, axis)
         return list(
             pieces if node.get("keepdims", 1) else (piece.squeeze(axis) for piece in pieces)
         )
-    split_sizes = integers(node, sizes, "sizes")
+    split_sizes = to_integers(node, sizes, "sizes")
     return list(torch.split(x, split_sizes if isinstance(sizes, tuple) else split_sizes[0], axis))
 
 
-@operator("SequenceConstruct")
-def _sequence(_: OnnxNode, *values: Any) -> list[torch.Tensor]:
-    return list(tensors(*values))
+@register_operator("SequenceConstruct")
+def _make_sequence(_: OnnxNode, *values: Any) -> list[torch.Tensor]:
+    return list(to_tensors(*values))
 
 
-@operator("SequenceAt", numbers=(1,))
-def _sequence_element(node: OnnxNode, values: list[torch.Tensor], position: Any) -> torch.Tensor:
-    return values[integers(node, position, "position")[0]]
+@register_operator("SequenceAt", numbers=(1,))
+def _select_sequence_element(
+    node: OnnxNode, values: list[torch.Tensor], position: Any
+) -> torch.Tensor:
+    return values[to_integers(node, position, "position")[0]]
 
 
-@operator("ConcatFromSequence")
+@register_operator("ConcatFromSequence")
 def _concat_sequence(node: OnnxNode, values: list[torch.Tensor]) -> torch.Tensor:
     function = torch.stack if node.get("new_axis", 0) else torch.cat
     return function(values, node.get("axis"))
 
 
-@operator("Slice", numbers=(1, 2, 3, 4))
+@register_operator("Slice", numbers=(1, 2, 3, 4))
 def _slice(node: OnnxNode, x: Any, *bounds: Any) -> torch.Tensor:
     """Slice axes by starts, ends and steps. Negative steps reverse an axis."""
-    x = tensor(x)
+    x = to_tensor(x)
     starts, ends, *options = (
-        None if value is None else integers(node, value, name)
+        None if value is None else to_integers(node, value, name)
         for value, name in zip(bounds, ("starts", "ends", "axes", "steps"), strict=False)
     )
     axes, steps = [*options, None, None][:2]
-    assert starts is not None and ends is not None  # noqa: S101, PT018 - ONNX has checked it
+    assert starts is not None and ends is not None  # noqa: S101, PT018 - for ONNX's checker
     axes = list(range(len(starts))) if axes is None else axes
     for axis, start, end, step in zip(axes, starts, ends, steps or [1] * len(axes), strict=True):
         x = _slice_axis(x, axis % x.ndim, slice(start, end, step))
@@ -183,27 +185,27 @@ def _slice_axis(x: torch.Tensor, axis: int, bounds: slice) -> torch.Tensor:
     )
 
 
-@operator("Trilu", numbers=(1,))
-def _trilu(node: OnnxNode, x: Any, diagonal: Any = None) -> torch.Tensor:
-    (k,) = [0] if diagonal is None else integers(node, diagonal, "diagonal")
-    return (torch.triu if node.get("upper", 1) else torch.tril)(tensor(x), k)
+@register_operator("Trilu", numbers=(1,))
+def _select_triangle(node: OnnxNode, x: Any, diagonal: Any = None) -> torch.Tensor:
+    (k,) = [0] if diagonal is None else to_integers(node, diagonal, "diagonal")
+    return (torch.triu if node.get("upper", 1) else torch.tril)(to_tensor(x), k)
 
 
-@operator("DepthToSpace")
-def _depth_to_space(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+@register_operator("DepthToSpace")
+def _move_channels_to_space(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     """Move blocks of channels into square blocks of pixels."""
     n, channels, height, width = x.shape
     size = node.get("blocksize")
-    inner = channels // size**2
+    output_channels = channels // size**2
     if node.get("mode", "DCR") == "DCR":
-        blocks = x.reshape(n, size, size, inner, height, width).permute(0, 3, 4, 1, 5, 2)
+        blocks = x.reshape(n, size, size, output_channels, height, width).permute(0, 3, 4, 1, 5, 2)
     else:
-        blocks = x.reshape(n, inner, size, size, height, width).permute(0, 1, 4, 2, 5, 3)
-    return blocks.reshape(n, inner, height * size, width * size)
+        blocks = x.reshape(n, output_channels, size, size, height, width).permute(0, 1, 4, 2, 5, 3)
+    return blocks.reshape(n, output_channels, height * size, width * size)
 
 
-@operator("SpaceToDepth")
-def _space_to_depth(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+@register_operator("SpaceToDepth")
+def _move_space_to_channels(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     """Move square blocks of pixels into channels."""
     n, channels, height, width = x.shape
     size = node.get("blocksize")
@@ -213,19 +215,21 @@ def _space_to_depth(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     )
 
 
-@operator(
+@register_operator(
     "Pad",
     numbers=(1, 2, 3),
-    refuses="`mode` wrap; reflect and edge except on the last axes of a signal or image",
+    unsupported_features=(
+        "`mode` wrap; reflect and edge except on the last axes of a signal or image"
+    ),
 )
 def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None) -> torch.Tensor:
     """Pad axes with a constant, by reflection, or by repeating the edges.
 
     Reflection and edges are supported for the last one or two axes; other axes raise `InputError`.
     """
-    x = tensor(x)
-    widths = integers(node, pads, "pads")
-    padded_axes = axes_of(node, axes, rank=x.ndim)
+    x = to_tensor(x)
+    widths = to_integers(node, pads, "pads")
+    padded_axes = read_axes(node, axes, rank=x.ndim)
     padded_axes = list(range(x.ndim)) if padded_axes is None else padded_axes
     widths_by_axis = {
         axis: (widths[k], widths[k + len(padded_axes)]) for k, axis in enumerate(padded_axes)
@@ -238,25 +242,28 @@ def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None)
     if not widths:
         return x
     if mode == "constant":
-        fill = 0.0 if value is None else floats(node, value, "value")[0]
-        return functional.pad(x, widths, value=fill)
-    spatial = len(widths) // 2
+        fill_value = 0.0 if value is None else to_floats(node, value, "value")[0]
+        return functional.pad(x, widths, value=fill_value)
+    padded_count = len(widths) // 2
     is_supported = (
-        min(widths) >= 0 and x.ndim in (spatial + 1, spatial + 2) and spatial <= _MAX_PADDED_AXES
+        min(widths) >= 0
+        and x.ndim in (padded_count + 1, padded_count + 2)
+        and padded_count <= _MAX_PADDED_AXES
     )
     if mode not in _MODES or not is_supported:
-        raise node.unsupported(
+        raise node.unsupported_error(
             f"its mode is {mode}; expected constant, or reflect or edge on signals and images"
         )
     return functional.pad(x, widths, mode=_MODES[mode])
 
 
 _MAX_PADDED_AXES: Final = 2
-"""Maximum number of axes padded by reflection or edges: PyTorch and the C kernels have these."""
+"""Maximum number of axes padded by reflection or edges, in PyTorch and in C kernels."""
 _MODES: Final = {"reflect": "reflect", "edge": "replicate"}
+"""Mode of PyTorch's `pad` for each mode of ONNX."""
 
 
-# -- by index ----------------------------------------------------------------------------------
+# -- indices -----------------------------------------------------------------------------------
 
 
 def _positive_indices(indices: torch.Tensor, size: int) -> torch.Tensor:
@@ -264,11 +271,11 @@ def _positive_indices(indices: torch.Tensor, size: int) -> torch.Tensor:
     return torch.where(indices < 0, indices + size, indices)
 
 
-@operator("Gather", weights=(0,))
+@register_operator("Gather", weights=(0,))
 def _gather(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
     """Select slices of an axis by index. Indices are numbers or a tensor."""
-    x = tensor(x)
-    axis = axis_of(node, x.ndim)
+    x = to_tensor(x)
+    axis = read_axis(node, x.ndim)
     size = x.shape[axis]
     if isinstance(indices, int):
         return x.select(axis, indices % size)
@@ -276,81 +283,84 @@ def _gather(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
         if axis == 0 and x.ndim == 2 and x.is_floating_point():  # noqa: PLR2004
             return functional.embedding(indices, x)
         return x[(*[slice(None)] * axis, indices.to(torch.int64))]
-    selected = index_select(x, axis, [index % size for index in flat(indices)])
-    return selected.reshape(*x.shape[:axis], *shape_of(indices), *x.shape[axis + 1 :])
+    selected_slices = select_positions(
+        x, axis, [index % size for index in flatten_numbers(indices)]
+    )
+    return selected_slices.reshape(*x.shape[:axis], *shape_of(indices), *x.shape[axis + 1 :])
 
 
-@operator("GatherElements")
+@register_operator("GatherElements")
 def _gather_elements(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
-    x, indices = tensors(x, indices)
-    axis = axis_of(node, x.ndim)
+    x, indices = to_tensors(x, indices)
+    axis = read_axis(node, x.ndim)
     return torch.gather(x, axis, _positive_indices(indices.to(torch.int64), x.shape[axis]))
 
 
-@operator("GatherND", refuses="`batch_dims`")
+@register_operator("GatherND", unsupported_features="`batch_dims`")
 def _gather_nd(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
     """Select elements by index tuples in the last dimension."""
     if node.get("batch_dims", 0):
-        raise node.unsupported("batch_dims is not 0, which is not supported")
-    x, indices = tensors(x, indices)
+        raise node.unsupported_error("batch_dims is not 0, which is not supported")
+    x, indices = to_tensors(x, indices)
     gathered: torch.Tensor = x[tuple(indices.to(torch.int64).unbind(-1))]
     return gathered
 
 
-@operator("ScatterElements")
+@register_operator("ScatterElements")
 def _scatter_elements(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Tensor:
     """Write or accumulate updates at indices along an axis."""
-    x, indices, updates = tensors(x, indices, updates)
-    axis = axis_of(node, x.ndim)
+    x, indices, updates = to_tensors(x, indices, updates)
+    axis = read_axis(node, x.ndim)
     targets = _positive_indices(indices.to(torch.int64), x.shape[axis])
     reduction = node.get("reduction", "none")
     if reduction == "none":
         return torch.scatter(x, axis, targets, updates)
     if reduction == "add":
         return torch.scatter_add(x, axis, targets, updates)
-    return torch.scatter_reduce(x, axis, targets, updates, _REDUCED[reduction])
+    return torch.scatter_reduce(x, axis, targets, updates, _SCATTER_REDUCTIONS[reduction])
 
 
-_REDUCED: Final = {"mul": "prod", "max": "amax", "min": "amin"}
+_SCATTER_REDUCTIONS: Final = {"mul": "prod", "max": "amax", "min": "amin"}
+"""Reduction of PyTorch's `scatter_reduce` for each reduction of ONNX."""
 
 
-@operator("ScatterND", refuses="`reduction` max, min and mul")
+@register_operator("ScatterND", unsupported_features="`reduction` max, min and mul")
 def _scatter_nd(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Tensor:
     """Write or add updates at index tuples."""
     reduction = node.get("reduction", "none")
     if reduction not in ("none", "add"):
-        raise node.unsupported(f"reduction is {reduction!r}; expected none or add")
-    x, indices, updates = tensors(x, indices, updates)
+        raise node.unsupported_error(f"reduction is {reduction!r}; expected none or add")
+    x, indices, updates = to_tensors(x, indices, updates)
     targets = tuple(indices.to(torch.int64).unbind(-1))
     return torch.index_put(x, targets, updates, accumulate=reduction == "add")
 
 
-@operator("OneHot", numbers=(1, 2))
-def _one_hot(node: OnnxNode, indices: Any, depth: Any, values: Any) -> torch.Tensor:
+@register_operator("OneHot", numbers=(1, 2))
+def _make_one_hot(node: OnnxNode, indices: Any, depth: Any, values: Any) -> torch.Tensor:
     """Return a tensor with a new axis: the second value at each index, elsewhere the first."""
-    (size,) = integers(node, depth, "depth")
-    off_value, on_value = floats(node, values, "values")
-    indices = tensor(indices)
+    (size,) = to_integers(node, depth, "depth")
+    off_value, on_value = to_floats(node, values, "values")
+    indices = to_tensor(indices)
     axis = node.get("axis", -1) % (indices.ndim + 1)
     positions = torch.arange(size, device=indices.device)
     positions = positions.reshape([size if k == axis else 1 for k in range(indices.ndim + 1)])
-    is_hit = _positive_indices(indices, size).unsqueeze(axis) == positions
-    return torch.where(is_hit, *tensors(on_value, off_value))
+    is_selected = _positive_indices(indices, size).unsqueeze(axis) == positions
+    return torch.where(is_selected, *to_tensors(on_value, off_value))
 
 
-# -- from numbers ------------------------------------------------------------------------------
+# -- new tensors -------------------------------------------------------------------------------
 
 
-@operator("ConstantOfShape", numbers=(0,))
-def _constant_of_shape(node: OnnxNode, shape: Any) -> torch.Tensor:
+@register_operator("ConstantOfShape", numbers=(0,))
+def _fill_shape(node: OnnxNode, shape: Any) -> torch.Tensor:
     """Return a tensor of a shape, filled with the attribute ``value``, by default 0."""
     from onnx import numpy_helper
 
     value = node.get("value")
-    fill = 0.0 if value is None else numpy_helper.to_array(value).item()
-    return torch.full(integers(node, shape, "shape"), fill)
+    fill_value = 0.0 if value is None else numpy_helper.to_array(value).item()
+    return torch.full(to_integers(node, shape, "shape"), fill_value)
 
 
-@operator("Range", numbers=(0, 1, 2))
-def _range(node: OnnxNode, *limits: Any) -> torch.Tensor:
-    return torch.arange(*(floats(node, limit, "range")[0] for limit in limits))
+@register_operator("Range", numbers=(0, 1, 2))
+def _make_range(node: OnnxNode, *limits: Any) -> torch.Tensor:
+    return torch.arange(*(to_floats(node, limit, "range")[0] for limit in limits))

@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from poetmodel.torch.onnx.operators import (
     OnnxNode,
-    axes_of,
-    floats,
-    index_select,
-    integers,
-    operator,
-    tensor,
+    read_axes,
+    register_operator,
+    select_positions,
+    to_floats,
+    to_integers,
+    to_tensor,
 )
 
 if TYPE_CHECKING:
@@ -40,24 +40,24 @@ class _Window:
         self.strides: tuple[int, ...] = tuple(node.get("strides", (1,) * len(size)))
         self.dilations: tuple[int, ...] = tuple(node.get("dilations", (1,) * len(size)))
         self.lengths: tuple[int, ...] = tuple(x.shape[2:])
-        self.stated_pads = self._pads(node)
+        self.attribute_pads = self._read_pads(node)
         """Padding of the node's attributes, without the elements that ``ceil_mode`` adds."""
-        self.pads = self.stated_pads
+        self.pads = self.attribute_pads
         if node.get("ceil_mode", 0):
             self.pads = [
                 (before, self._padding_after(axis, before, after))
                 for axis, (before, after) in enumerate(self.pads)
             ]
 
-    def _pads(self, node: OnnxNode) -> list[tuple[int, int]]:
+    def _read_pads(self, node: OnnxNode) -> list[tuple[int, int]]:
         """Return the padding before and after each axis, from ``auto_pad`` or ``pads``."""
-        auto, count = node.get("auto_pad", "NOTSET"), len(self.size)
-        if auto.startswith("SAME"):
-            upper = auto == "SAME_UPPER"
+        auto_pad, count = node.get("auto_pad", "NOTSET"), len(self.size)
+        if auto_pad.startswith("SAME"):
+            upper = auto_pad == "SAME_UPPER"
             return [
                 _split_padding(self._same_padding(axis), small_first=upper) for axis in range(count)
             ]
-        pads = (0,) * 2 * count if auto == "VALID" else node.get("pads", (0,) * 2 * count)
+        pads = (0,) * 2 * count if auto_pad == "VALID" else node.get("pads", (0,) * 2 * count)
         return list(zip(pads[:count], pads[count:], strict=True))
 
     def _same_padding(self, axis: int) -> int:
@@ -73,18 +73,20 @@ class _Window:
         """Return the length of an axis after a transposed convolution without padding."""
         return self.strides[axis] * (self.lengths[axis] - 1) + self.span(axis)
 
-    def window_means(self, x: torch.Tensor) -> torch.Tensor:
+    def compute_window_means(self, x: torch.Tensor) -> torch.Tensor:
         """Return the mean of each window; `x` already contains its padding."""
-        axes = len(self.size)
+        rank = len(self.size)
         if set(self.dilations) == {1}:
-            return _MEAN_POOLS[axes - 1](x, self.size, self.strides)
-        rows = x.reshape(-1, 1, *x.shape[2:])  # one convolution per channel
+            return _MEAN_POOLS[rank - 1](x, self.size, self.strides)
+        channel_images = x.reshape(-1, 1, *x.shape[2:])  # one convolution per channel
         weights = x.new_full((1, 1, *self.size), 1 / math.prod(self.size))
-        means = _CONVOLUTIONS[axes - 1](rows, weights, None, self.strides, 0, self.dilations)
+        means = _CONVOLUTIONS[rank - 1](
+            channel_images, weights, None, self.strides, 0, self.dilations
+        )
         return means.reshape(*x.shape[:2], *means.shape[2:])
 
     def _padding_after(self, axis: int, before: int, after: int) -> int:
-        """Return the padding after an axis with which windows are as many as with ``ceil_mode``.
+        """Return the padding after an axis that gives as many windows as ``ceil_mode``.
 
         Windows that would begin in the padding after the axis are left out, as in PyTorch and ONNX.
         """
@@ -110,47 +112,49 @@ def _pad_axes(
     return functional.pad(x, widths, value=value) if any(widths) else x
 
 
-@operator("Conv", weights=(1, 2))
-def _convolution(node: OnnxNode, x: torch.Tensor, w: Any, b: Any = None) -> torch.Tensor:
-    """Compute a convolution. Asymmetric padding is applied before it."""
-    w = tensor(w, x)
+@register_operator("Conv", weights=(1, 2))
+def _compute_convolution(node: OnnxNode, x: torch.Tensor, w: Any, b: Any = None) -> torch.Tensor:
+    """Compute a convolution; apply asymmetric padding to the input first."""
+    w = to_tensor(w, x)
     window = _Window(node, x, tuple(w.shape[2:]))
     pads = window.symmetric_pads
     if pads is None:
         x, pads = _pad_axes(x, window.pads), (0,) * len(window.size)
     return _CONVOLUTIONS[len(pads) - 1](
-        x, w, _bias(b, x), window.strides, pads, window.dilations, node.get("group", 1)
+        x, w, _convert_bias(b, x), window.strides, pads, window.dilations, node.get("group", 1)
     )
 
 
-def _bias(b: Any, x: torch.Tensor) -> torch.Tensor | None:
-    """Return a bias as a tensor; None if there is none, or if it has only zeros as numbers."""
+def _convert_bias(b: Any, x: torch.Tensor) -> torch.Tensor | None:
+    """Return a bias as a contiguous tensor; None if it is absent or consists of plain zeros."""
     if isinstance(b, tuple):
         return torch.tensor(b, dtype=x.dtype, device=x.device) if any(b) else None
     return None if b is None else b.contiguous()
 
 
-@operator("ConvTranspose", weights=(1, 2))
-def _conv_transpose(node: OnnxNode, x: torch.Tensor, w: Any, b: Any = None) -> torch.Tensor:
-    """Compute a transposed convolution. Asymmetric or negative padding crops its result."""
-    w = tensor(w, x)
+@register_operator("ConvTranspose", weights=(1, 2))
+def _compute_transposed_convolution(
+    node: OnnxNode, x: torch.Tensor, w: Any, b: Any = None
+) -> torch.Tensor:
+    """Compute a transposed convolution; crop its result by asymmetric or negative padding."""
+    w = to_tensor(w, x)
     size = tuple(w.shape[2:])
     count = len(size)
     window = _Window(node, x, size)
     output_padding = tuple(node.get("output_padding", (0,) * count))
-    pads, auto = window.pads, node.get("auto_pad", "NOTSET")
+    pads, auto_pad = window.pads, node.get("auto_pad", "NOTSET")
     lengths = node.get("output_shape")
-    if lengths is None and auto.startswith("SAME"):
+    if lengths is None and auto_pad.startswith("SAME"):
         lengths = [n * stride for n, stride in zip(x.shape[2:], window.strides, strict=True)]
     if lengths is not None:
-        upper = auto == "SAME_UPPER"
+        upper = auto_pad == "SAME_UPPER"
         totals = [
             window.transposed_length(axis) + output_padding[axis] - lengths[axis]
             for axis in range(count)
         ]
         pads = [_split_padding(total, small_first=upper) for total in totals]
     group, function = node.get("group", 1), _TRANSPOSED[count - 1]
-    bias, strides, dilations = _bias(b, x), window.strides, window.dilations
+    bias, strides, dilations = _convert_bias(b, x), window.strides, window.dilations
     pads_before, pads_after = tuple(before for before, _ in pads), tuple(after for _, after in pads)
     if pads_before == pads_after and min(pads_before) >= 0:
         return function(x, w, bias, strides, pads_before, output_padding, group, dilations)
@@ -170,8 +174,8 @@ def _split_padding(total: int, *, small_first: bool) -> tuple[int, int]:
     return (small, large) if small_first else (large, small)
 
 
-@operator("MaxPool", first_output_only=True)
-def _max_pool(node: OnnxNode, x: torch.Tensor) -> Any:
+@register_operator("MaxPool", first_output_only=True)
+def _compute_max_pool(node: OnnxNode, x: torch.Tensor) -> Any:
     """Compute the maximum of each window.
 
     Padding that PyTorch does not support is applied before the pool, with -inf.
@@ -185,8 +189,8 @@ def _max_pool(node: OnnxNode, x: torch.Tensor) -> Any:
     return node.pad_outputs(function(x, size, window.strides, pads, window.dilations))
 
 
-@operator("AveragePool")
-def _average_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+@register_operator("AveragePool")
+def _compute_mean_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     """Compute the mean of each window, counting padding as the node's attributes require."""
     size = tuple(node.get("kernel_shape"))
     window = _Window(node, x, size)
@@ -195,41 +199,41 @@ def _average_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     if fits_pytorch and set(window.dilations) == {1}:
         function = _MEAN_POOLS[len(size) - 1]
         return function(x, size, window.strides, pads, count_include_pad=counts_padding)
-    means = window.window_means(_pad_axes(x, window.pads))
-    if counts_padding and window.pads == window.stated_pads:
+    means = window.compute_window_means(_pad_axes(x, window.pads))
+    if counts_padding and window.pads == window.attribute_pads:
         return means
     counted_mask = torch.ones_like(x[:1, :1])
     if counts_padding:  # padding from ceil_mode is never counted
-        counted_mask = _pad_axes(counted_mask, window.stated_pads, value=1.0)
+        counted_mask = _pad_axes(counted_mask, window.attribute_pads, value=1.0)
     uncounted_pads = [
         (
-            before - (stated_before if counts_padding else 0),
-            after - (stated_after if counts_padding else 0),
+            before - (attribute_before if counts_padding else 0),
+            after - (attribute_after if counts_padding else 0),
         )
-        for (before, after), (stated_before, stated_after) in zip(
-            window.pads, window.stated_pads, strict=True
+        for (before, after), (attribute_before, attribute_after) in zip(
+            window.pads, window.attribute_pads, strict=True
         )
     ]
-    return means / window.window_means(_pad_axes(counted_mask, uncounted_pads))
+    return means / window.compute_window_means(_pad_axes(counted_mask, uncounted_pads))
 
 
-@operator("LpPool")
-def _lp_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+@register_operator("LpPool")
+def _compute_lp_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     """Compute the p-norm of each window. The gradient of a window of zeros is 0."""
     size, p = tuple(node.get("kernel_shape")), node.get("p", 2)
     window = _Window(node, x, size)
-    total = window.window_means(_pad_axes(x.abs() ** p, window.pads)) * math.prod(size)
+    total = window.compute_window_means(_pad_axes(x.abs() ** p, window.pads)) * math.prod(size)
     is_zero = total == 0
     return torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, total) ** (1 / p))
 
 
-@operator("GlobalAveragePool")
-def _global_average(_: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+@register_operator("GlobalAveragePool")
+def _compute_global_mean(_: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     return x.mean(tuple(range(2, x.ndim)), keepdim=True)
 
 
-@operator("GlobalMaxPool")
-def _global_maximum(_: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+@register_operator("GlobalMaxPool")
+def _compute_global_maximum(_: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     return x.amax(tuple(range(2, x.ndim)), keepdim=True)
 
 
@@ -242,34 +246,34 @@ _COORDINATES: Final = (
 )  # fmt: skip
 
 
-@operator("Resize", numbers=(1, 2, 3))
+@register_operator("Resize", numbers=(1, 2, 3))
 def _resize(
     node: OnnxNode, x: torch.Tensor, roi: Any = None, scales: Any = None, sizes: Any = None
 ) -> torch.Tensor:
     """Resize with PyTorch's operator if its result is the same, otherwise axis by axis."""
-    resized = [_ResizedAxis(node, n) for n in x.shape]
-    axes = axes_of(node, None, rank=x.ndim)
+    resized_axes = [_ResizedAxis(node, n) for n in x.shape]
+    axes = read_axes(node, None, rank=x.ndim)
     axes = list(range(x.ndim)) if axes is None else axes
     if node.get("coordinate_transformation_mode") == "tf_crop_and_resize":
-        roi_values = floats(node, roi, "roi")
+        roi_values = to_floats(node, roi, "roi")
         for k, axis in enumerate(axes):
-            resized[axis].crop = (roi_values[k], roi_values[k + len(axes)])
+            resized_axes[axis].crop = (roi_values[k], roi_values[k + len(axes)])
     if sizes is None:
-        for axis, factor in zip(axes, floats(node, scales, "scales"), strict=True):
-            resized[axis].set_factor(factor)
+        for axis, factor in zip(axes, to_floats(node, scales, "scales"), strict=True):
+            resized_axes[axis].set_factor(factor)
     else:
-        _set_lengths(node, [resized[axis] for axis in axes], integers(node, sizes, "sizes"))
-    interpolated = _try_interpolate(node, x, resized)
+        _set_lengths(node, [resized_axes[axis] for axis in axes], to_integers(node, sizes, "sizes"))
+    interpolated = _try_interpolate(node, x, resized_axes)
     if interpolated is not None:
         return interpolated
-    for axis, resizing in enumerate(resized):
-        if resizing.is_resized:
-            x = resizing.resize(x, axis)
+    for axis, resized_axis in enumerate(resized_axes):
+        if resized_axis.is_resized:
+            x = resized_axis.resize(x, axis)
     return x
 
 
 def _set_lengths(node: OnnxNode, axes: list[_ResizedAxis], lengths: list[int]) -> None:
-    """Set factors and lengths of axes; if the aspect ratio is preserved, all have one factor."""
+    """Set factor and length of each axis; one factor for all if the aspect ratio is preserved."""
     factors = [length / axis.size for axis, length in zip(axes, lengths, strict=True)]
     policy = node.get("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
@@ -300,7 +304,9 @@ class _ResizedAxis:
         self.mode: str = node.get("mode", "nearest")
         self.coordinates: str = node.get("coordinate_transformation_mode", "half_pixel")
         if self.coordinates not in _COORDINATES:
-            raise node.unsupported(f"{self.coordinates} is not supported; expected half_pixel")
+            raise node.unsupported_error(
+                f"{self.coordinates} is not supported; expected half_pixel"
+            )
 
     def set_factor(self, factor: float, length: int | None = None) -> None:
         """Set the factor and the output length, by default size times factor, rounded down."""
@@ -323,25 +329,27 @@ class _ResizedAxis:
         windows = [self._taps(position) for position in positions]
         shape = [-1 if k == axis else 1 for k in range(x.ndim)]
 
-        def column(values: list[Any]) -> torch.Tensor:
+        def reshape_along_axis(values: list[Any]) -> torch.Tensor:
             return torch.tensor(values, dtype=x.dtype, device=x.device).reshape(shape)
 
-        weighted = []
+        terms = []
         for taps in zip(*windows, strict=True):
-            elements = index_select(
+            elements = select_positions(
                 x, axis, [min(max(position, 0), self.size - 1) for position, _ in taps]
             )
             weights = [weight for _, weight in taps]
             if any(weights):
-                weighted.append(elements if set(weights) == {1.0} else elements * column(weights))
-        y = sum(weighted[1:], start=weighted[0])
+                terms.append(
+                    elements if set(weights) == {1.0} else elements * reshape_along_axis(weights)
+                )
+        y = sum(terms[1:], start=terms[0])
         is_outside = [
             self.coordinates == _CROPPED and not 0 <= position <= self.size - 1
             for position in positions
         ]
         if any(is_outside):
             value = self.node.get("extrapolation_value", 0.0)
-            y = torch.where(column(is_outside) != 0, value, y)
+            y = torch.where(reshape_along_axis(is_outside) != 0, value, y)
         return y
 
     def _source_positions(self) -> list[float]:
@@ -368,13 +376,14 @@ class _ResizedAxis:
         Indices may be outside the axis; the caller clamps them.
         """
         if self.mode == "nearest":
-            return [(_nearest(self.node, position), 1.0)]
+            return [(_round_position(self.node, position), 1.0)]
         reach = 1 if self.mode == "linear" else 2
         scale = min(self.factor, 1.0) if self.node.get("antialias", 0) else 1.0
-        base = math.ceil(position) - 1
+        index_before = math.ceil(position) - 1
         first = math.floor(-reach / scale) + 1
         taps = [
-            (base + k, self._weight((base + k - position) * scale)) for k in range(first, 2 - first)
+            (index_before + k, self._weight((index_before + k - position) * scale))
+            for k in range(first, 2 - first)
         ]
         if self.node.get("exclude_outside", 0):
             taps = [(index, weight if 0 <= index < self.size else 0.0) for index, weight in taps]
@@ -392,9 +401,10 @@ class _ResizedAxis:
 
 
 _CROPPED: Final = "tf_crop_and_resize"
+"""The coordinates of a crop of the input."""
 
 
-def _nearest(node: OnnxNode, position: float) -> int:
+def _round_position(node: OnnxNode, position: float) -> int:
     """Round a position to an index by the node's ``nearest_mode``."""
     mode = node.get("nearest_mode", "round_prefer_floor")
     if mode in ("floor", "ceil"):
@@ -407,9 +417,9 @@ def _try_interpolate(
 ) -> torch.Tensor | None:
     """Return the result of `functional.interpolate`; None if ONNX defines a different result."""
     lengths, factors = [axis.length for axis in axes], [axis.factor for axis in axes]
-    special = node.get("antialias", 0) or node.get("exclude_outside", 0)
+    has_special_weights = node.get("antialias", 0) or node.get("exclude_outside", 0)
     mode = _INTERPOLATIONS.get((node.get("mode", "nearest"), x.ndim))
-    if special or mode is None or any(axis.is_resized for axis in axes[:2]):
+    if has_special_weights or mode is None or any(axis.is_resized for axis in axes[:2]):
         return None
     if not all(axis.is_exact for axis in axes):
         return None
@@ -426,7 +436,7 @@ def _try_interpolate(
     is_half_pixel = coordinates == "half_pixel" or (
         coordinates == "pytorch_half_pixel" and min(lengths[2:]) > 1
     )
-    is_default_cubic = node.get("cubic_coeff_a", -0.75) == -0.75  # noqa: PLR2004 - PyTorch's own
+    is_default_cubic = node.get("cubic_coeff_a", -0.75) == -0.75  # noqa: PLR2004 - as in PyTorch
     if not (is_half_pixel or coordinates == "align_corners") or not is_default_cubic:
         return None
     return functional.interpolate(

@@ -22,16 +22,16 @@ _ENDINGS: Final = {
     "cross-entropy": ("Softmax", "LogSoftmax"),
     "bce": ("Sigmoid",),
 }
-"""Operators at the end of a file that a loss contains, by loss."""
+"""Operators at the end of a file that each loss contains."""
 _LOSS_OF_ENDING: Final = {
     "Softmax": "cross-entropy",
     "LogSoftmax": "cross-entropy",
     "Sigmoid": "bce",
 }
-"""The loss that contains an operator, by operator."""
+"""The loss that contains each operator at the end of a file."""
 
 
-def onnx_step(
+def make_onnx_step(
     path: str,
     loss: str | None,
     *,
@@ -39,13 +39,13 @@ def onnx_step(
     batch: int | None = None,
     dims: Mapping[str, int] | None = None,
 ) -> tuple[OnnxModule, Loss, tuple[torch.Tensor, ...]]:
-    """Return model, loss and example inputs of a training step. The target is the last input.
+    """Return model, loss and example inputs of a training step; the last input is the target.
 
     Parameters
     ----------
     path : str
         The file.
-    loss : str
+    loss : str or None
         ``cross-entropy``, ``bce``, ``nll``, ``mse``, ``l1``, or ``module:function``. In training
         mode, the first two replace a Softmax, LogSoftmax or Sigmoid at the end of the file.
     load_function : callable
@@ -56,18 +56,18 @@ def onnx_step(
     Raises
     ------
     InputError
-        If the file, the loss or the dimensions do not match.
+        If `loss` is None or unknown, or if the file, the loss and the dimensions do not match.
     """
     if loss is None:
-        raise InputError(f"{path}: --loss is missing; expected {_loss_names()}")
+        raise InputError(f"{path}: --loss is missing; expected {_format_loss_names()}")
     if loss not in _LOSSES and ":" not in loss:
-        raise InputError(f"--loss {shown(loss)}: expected {_loss_names()}")
+        raise InputError(f"--loss {shown(loss)}: expected {_format_loss_names()}")
     model = from_onnx(path)
     inputs = model.example_inputs(batch=batch, dims=dims)
-    outputs = _outputs(path, model, inputs)
+    outputs = _compute_outputs(path, model, inputs)
     if loss not in _LOSSES:
         user_loss = load_function(loss)
-        return model, user_loss, (*inputs, _user_target(loss, user_loss, outputs))
+        return model, user_loss, (*inputs, _make_user_target(loss, user_loss, outputs))
     if not isinstance(outputs, torch.Tensor):
         names = ", ".join(map(repr, model.outputs))
         raise InputError(
@@ -77,12 +77,12 @@ def onnx_step(
     _check_ending(path, loss, model.ending)
     model.logits = model.ending is not None and model.ending.operator in _ENDINGS.get(loss, ())
     make_loss, make_target = _LOSSES[loss]
-    is_shape_known = model.logits and not model.reshapes_ending
-    output = _Output(path, loss, outputs, model.ending if is_shape_known else None)
+    is_axis_known = model.logits and not model.reshapes_ending
+    output = _ExampleOutput(path, loss, outputs, model.ending if is_axis_known else None)
     return model, make_loss(output), (*inputs, make_target(output))
 
 
-def _outputs(path: str, model: OnnxModule, inputs: tuple[torch.Tensor, ...]) -> Any:
+def _compute_outputs(path: str, model: OnnxModule, inputs: tuple[torch.Tensor, ...]) -> Any:
     """Return the outputs for example inputs in evaluation mode; set training mode afterwards.
 
     Raises `InputError` if the network does not accept these sizes.
@@ -105,40 +105,38 @@ def _outputs(path: str, model: OnnxModule, inputs: tuple[torch.Tensor, ...]) -> 
         model.train()
 
 
-def _loss_names() -> str:
+def _format_loss_names() -> str:
     return f"{', '.join(_LOSSES)}, or a function as module:function"
 
 
 def _check_ending(path: str, loss: str, ending: OnnxNode | None) -> None:
     """Raise `InputError` if the loss cannot follow the operator at the end of the file."""
-    kind = None if ending is None else ending.operator
-    where = "" if ending is None else f" ({ending.name!r})"
-    if loss == "nll" and kind != "LogSoftmax":
-        ending_text = f"ends in {kind}{where}" if kind else "does not end in one"
+    operator = None if ending is None else ending.operator
+    node_text = "" if ending is None else f" ({ending.name!r})"
+    if loss == "nll" and operator != "LogSoftmax":
+        ending_text = f"ends in {operator}{node_text}" if operator else "does not end in one"
         raise InputError(
             f"{path}: --loss nll needs the log-probabilities of a LogSoftmax, and the file "
-            f"{ending_text}; use --loss {_LOSS_OF_ENDING.get(kind or '', 'cross-entropy')}"
+            f"{ending_text}; use --loss {_LOSS_OF_ENDING.get(operator or '', 'cross-entropy')}"
         )
-    if loss in _ENDINGS and kind is not None and kind not in _ENDINGS[loss]:
+    if loss in _ENDINGS and operator is not None and operator not in _ENDINGS[loss]:
         raise InputError(
-            f"{path}: --loss {loss} does not match the {kind} at the end of the file{where}; use "
-            f"--loss {_LOSS_OF_ENDING[kind]}"
+            f"{path}: --loss {loss} does not match the {operator} at the end of the file"
+            f"{node_text}; use --loss {_LOSS_OF_ENDING[operator]}"
         )
 
 
-class _Output:
-    """An example output, and the losses and targets that match its shape.
-
-    Raises `InputError` if the loss needs classes and their dimension is ambiguous.
-    """
+class _ExampleOutput:
+    """An example output, and the losses and targets that match its shape."""
 
     def __init__(self, path: str, loss: str, output: torch.Tensor, ending: OnnxNode | None) -> None:
-        """Find the dimension of classes of `output` if `loss` needs it.
+        """Find the dimension of classes in `output` if `loss` needs classes.
 
-        `ending` is the final operator that the loss replaces, or None.
+        `ending` is the final operator that the loss replaces, or None. Raises `InputError` if the
+        dimension is ambiguous.
         """
         self.output = output
-        self.classes_last = False
+        self.has_classes_last = False
         """Whether classes are in the last of three or more dimensions."""
         if loss not in ("cross-entropy", "nll"):
             return
@@ -149,46 +147,55 @@ class _Output:
                 f"{path}: --loss {loss}: the dimension of classes is ambiguous in an output of "
                 f"shape {tuple(output.shape)}; use a function of it as module:function"
             )
-        self.classes_last = rank > 2 and axis == rank - 1  # noqa: PLR2004
+        self.has_classes_last = rank > 2 and axis == rank - 1  # noqa: PLR2004
 
-    def class_target(self) -> torch.Tensor:
+    def make_class_target(self) -> torch.Tensor:
         """Return a target of class indices, all 0."""
         shape = list(self.output.shape)
-        del shape[-1 if self.classes_last else 1]
+        del shape[-1 if self.has_classes_last else 1]
         return torch.zeros(shape, dtype=torch.int64)
 
-    def class_loss(self, function: Loss) -> Loss:
-        """Return a loss over class indices.
+    def make_class_loss(self, function: Loss) -> Loss:
+        """Return a loss over class indices that is computed by `function`.
 
-        It flattens outputs whose classes are in the last of three or more dimensions.
+        The loss flattens outputs whose classes are in the last of three or more dimensions.
         """
-        if not self.classes_last:
+        if not self.has_classes_last:
             return function
 
-        def over_rows(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        def compute_over_rows(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             return function(output.flatten(0, -2), target.flatten())
 
-        return over_rows
+        return compute_over_rows
 
-    def zero_target(self) -> torch.Tensor:
+    def make_zero_target(self) -> torch.Tensor:
         """Return a target of zeros in the shape of the output."""
         return torch.zeros_like(self.output)
 
 
-_LOSSES: Final[dict[str, tuple[Callable[[_Output], Loss], Callable[[_Output], torch.Tensor]]]] = {
-    "cross-entropy": (lambda o: o.class_loss(functional.cross_entropy), _Output.class_target),
-    "mse": (lambda _: functional.mse_loss, _Output.zero_target),
-    "bce": (lambda _: functional.binary_cross_entropy_with_logits, _Output.zero_target),
-    "nll": (lambda o: o.class_loss(functional.nll_loss), _Output.class_target),
-    "l1": (lambda _: functional.l1_loss, _Output.zero_target),
+_LOSSES: Final[
+    dict[str, tuple[Callable[[_ExampleOutput], Loss], Callable[[_ExampleOutput], torch.Tensor]]]
+] = {
+    "cross-entropy": (
+        lambda output: output.make_class_loss(functional.cross_entropy),
+        _ExampleOutput.make_class_target,
+    ),
+    "mse": (lambda _: functional.mse_loss, _ExampleOutput.make_zero_target),
+    "bce": (lambda _: functional.binary_cross_entropy_with_logits, _ExampleOutput.make_zero_target),
+    "nll": (
+        lambda output: output.make_class_loss(functional.nll_loss),
+        _ExampleOutput.make_class_target,
+    ),
+    "l1": (lambda _: functional.l1_loss, _ExampleOutput.make_zero_target),
 }
-"""Functions that return the loss and the target of an `_Output`, by the name of the loss."""
+"""Functions that return the loss and the target of an `_ExampleOutput`, by the name of the loss."""
 
 
-def _user_target(name: str, function: Any, outputs: Any) -> torch.Tensor:
-    """Return the target of a user-defined loss: its default, or zeros like the output.
+def _make_user_target(name: str, function: Any, outputs: Any) -> torch.Tensor:
+    """Return the default target of a user-defined loss, or zeros in the shape of the output.
 
-    Raises `InputError` if the loss is not callable, or several outputs have no default target.
+    The default is that of the second parameter. Raises `InputError` if `function` is not callable,
+    or if there are several outputs and no default.
     """
     if not callable(function):
         raise InputError(f"--loss {name}: expected a function of an output and its target")

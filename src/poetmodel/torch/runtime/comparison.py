@@ -229,7 +229,7 @@ class StepState:
         gradients = {name: tensor.grad for name, tensor in self.targets.items()}
         self._clear_gradients()
         try:
-            with self._draws.restored():
+            with self._draws.restore_at_end():
                 yield
         finally:
             self._moments.discard_created()
@@ -273,7 +273,7 @@ class StepState:
         self.reset(attributes=attributes)
         # An output of a model may be a buffer, which the next run changes.
         results = {
-            name: value.clone() for name, value in self._joint.results_by_name(work()).items()
+            name: value.clone() for name, value in self._joint.tensors_by_name(work()).items()
         }
         for name, tensor in self.targets.items():
             if tensor.grad is not None:

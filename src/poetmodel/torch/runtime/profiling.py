@@ -18,7 +18,7 @@ import torch
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, shown
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
-from poetmodel.torch.capturing.replay import call, replay_sampled, temporary_setting
+from poetmodel.torch.capturing.replay import execute_kernel, replay_distinct, temporary_setting
 from poetmodel.torch.state.pages import checksum, read_page, write_page
 from poetmodel.torch.step.trace import Trace
 from poetmodel.torch.step.updates import ParameterUpdate, copy_tensors
@@ -269,7 +269,7 @@ def measure_operation_times(
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Execute a node, and store its time in `now`."""
-        work = partial(call, node, arguments, keywords)
+        work = partial(execute_kernel, node, arguments, keywords)
         if isinstance(node.target, ParameterUpdate):
             # A program overwrites state and gradient. Here other operations read them: use copies.
             state, gradients, *operands = arguments
@@ -286,7 +286,7 @@ def measure_operation_times(
             len(steps_s) < MIN_STEPS or perf_counter() - begin < max_s
         ):
             times_s.clear()
-            executed_nodes = replay_sampled(joint, execute)
+            executed_nodes = replay_distinct(joint, execute)
             times_s.update({node: times_s[executed] for node, executed in executed_nodes.items()})
             steps_s.append(sum(_operation_times(step_graph, times_s)))
             for node, time_s in times_s.items():

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from poetmodel.errors import InputError
-from poetmodel.torch.capturing.joint_graph import shown_path
+from poetmodel.torch.capturing.joint_graph import format_path
 from poetmodel.torch.errors import PageError
 from poetmodel.torch.graph.profiles import TensorLayout
 from poetmodel.torch.graph.step_graph import TensorStorage
@@ -256,7 +256,7 @@ def _tensor_from_dict(index: int, item: dict[str, Any]) -> StateTensor:
         )
         for layout in item["layouts"]
     )
-    name = ".".join(filter(None, (shown_path(item["owner"]), item["key"])))
+    name = ".".join(filter(None, (format_path(item["owner"]), item["key"])))
     storage = TensorStorage(
         index=index, name=name, operation=index, bytes=item["bytes"], layouts=layouts
     )

@@ -15,7 +15,7 @@ import torch
 
 from poetmodel.errors import InputError, listed, shown
 from poetmodel.torch.capturing.joint import LOSS
-from poetmodel.torch.capturing.joint_graph import BODY, InputKind, shown_path
+from poetmodel.torch.capturing.joint_graph import BODY, InputKind, format_path
 from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.state.file import (
     ABSENT,
@@ -160,7 +160,7 @@ class _RecoveryTargets:
         yield from self._moment_mismatches(tensors)
         for (kind, path), value in self._tensors.items():
             if value.nbytes and storage_key(value) not in names_by_storage:
-                yield f"{kind} {shown_path(path)} is only in the model"
+                yield f"{kind} {format_path(path)} is only in the model"
 
     def _moment_mismatches(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
         """Yield mismatches between the moments of a file and those of the optimizer."""
@@ -172,10 +172,10 @@ class _RecoveryTargets:
             parameter = self._tensors[InputKind.PARAMETER, path]
             expected_keys = self._moments.get(id(parameter))
             if expected_keys is None:
-                yield f"the optimizer has no parameter {shown_path(path)}"
+                yield f"the optimizer has no parameter {format_path(path)}"
             elif expected_keys and not (keys & set(expected_keys)) - {"step"}:
                 yield (
-                    f"the file has {listed(sorted(keys))} of {shown_path(path)}, and the "
+                    f"the file has {listed(sorted(keys))} of {format_path(path)}, and the "
                     f"optimizer {type(find_owner(self.optimizer, parameter)).__name__} has "
                     f"{listed(sorted(expected_keys))}"
                 )

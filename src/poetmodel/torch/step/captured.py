@@ -14,7 +14,7 @@ from poetmodel.torch.capturing.joint_graph import (
     Joint,
     OutputKind,
     OutputSpec,
-    shown_path,
+    format_path,
 )
 from poetmodel.torch.capturing.replay import profile_on_inputs
 from poetmodel.torch.graph.profiles import OpProfiler
@@ -127,7 +127,7 @@ class CapturedGraph(StepGraph):
     def path_of(self, node: fx.Node) -> str:
         """Return the path of the module that a node belongs to, in the form for display."""
         path = self._paths.get(node, BODY)
-        return shown_path(path) if path else LOSS
+        return format_path(path) if path else LOSS
 
 
 # -- names and phases ---------------------------------------------------------------------------

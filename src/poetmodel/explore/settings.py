@@ -1,4 +1,4 @@
-"""The choice to explore: a network or file with options, a device, and an objective."""
+"""Settings of an explored problem: a network or file with options, a device, and an objective."""
 
 from __future__ import annotations
 
@@ -32,45 +32,45 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 MAX_TEXT: Final = 200
-"""Maximum length of a name."""
-State = Literal[STATES]  # type: ignore[valid-type]
+"""Maximum length of a name [characters]."""
+StateName = Literal[STATES]  # type: ignore[valid-type]
 """Optimizers whose state may be in the graph."""
-Size = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
-Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+PositiveInt = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
+ShortText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 
 
-class ExplorerChoice(BaseModel):
+class ExplorerSettings(BaseModel):
     """All properties of a problem except RAM and deadline, which the sliders set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: Text
-    device: Text
-    batch: Size | None = None
-    image: Size | None = None
-    sequence: Size | None = None
-    state: State | None = None
+    model: ShortText
+    device: ShortText
+    batch: PositiveInt | None = None
+    image: PositiveInt | None = None
+    sequence: PositiveInt | None = None
+    state: StateName | None = None
     in_place: bool = False
-    tile: Text | None = None
-    train: Text | None = None
+    tile: ShortText | None = None
+    train: ShortText | None = None
     paging: bool = True
     recompute: bool = True
     minimize: Literal["energy", "time", "ram", "writes"] = "energy"
     deadline_counts: Literal["compute", "serial", "overlap"] | None = None
     aux_bytes: Annotated[int, Field(ge=0)] | None = None
     count_parameters: bool = False
-    commit: Size | None = None
+    commit: PositiveInt | None = None
 
     @property
-    def shape(self) -> Variant:
-        """Sizes of the input, and the options of its state."""
-        sizes = {name: getattr(self, name) for name in Variant.__dataclass_fields__}
-        return Variant(**sizes)
+    def variant(self) -> Variant:
+        """Input sizes, state, tiles and trained weights of the graph."""
+        values = {name: getattr(self, name) for name in Variant.__dataclass_fields__}
+        return Variant(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A graph, with its name and options on a command line."""
+class GraphSource:
+    """A graph, with its name and variant on a command line."""
 
     graph: Graph
     name: str
@@ -82,7 +82,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
-    """Available choices: everything built in, and the files on the command line.
+    """Available graphs and devices: everything built in, and the files on the command line.
 
     The browser refers to files by their displayed names, never by paths.
     """
@@ -108,8 +108,8 @@ class Catalogue:
         """Return the catalogue as text, for another process."""
         return json.dumps(asdict(self))
 
-    def models(self) -> list[dict[str, str]]:
-        """Return the names of all graphs, each with its group."""
+    def list_graphs(self) -> list[dict[str, str]]:
+        """Return a row for each graph: its displayed name, and its group."""
         groups = {
             "your file": [*self.graphs, *self.steps],
             "network": [name for name in model_names() if not name.startswith("paper/")],
@@ -117,61 +117,73 @@ class Catalogue:
         }
         return [{"name": name, "group": group} for group, names in groups.items() for name in names]
 
-    def device_list(self) -> list[dict[str, Any]]:
-        """Return the names of all devices, each with its RAM [B]."""
+    def list_devices(self) -> list[dict[str, Any]]:
+        """Return a row for each device: its displayed name, and its RAM [B], None if unknown."""
         names = (*self.profiles, *self.devices, *device_names())
         return [{"name": name, "ram_bytes": self._ram_bytes(name)} for name in names]
 
-    def source(self, choice: ExplorerChoice) -> Source:
-        """Read or build the graph of a choice."""
-        name, shape = choice.model, choice.shape
+    def load_source(self, settings: ExplorerSettings) -> GraphSource:
+        """Read or build the graph of some settings.
+
+        Raises `InputError` if the name is not in the catalogue, or a step file has further options.
+        """
+        name, shape = settings.model, settings.variant
         if name in self.steps:
             from poetmodel.lowered.io import load_step
             from poetmodel.tiling.choice import divide_step
 
             if shape.overrides.keys() - {"tile"}:
-                raise InputError(f"{name}: a step file has fixed sizes and state; leave these out")
+                raise InputError(
+                    f"{name}: a step file has fixed sizes and state; leave out --batch, --state "
+                    "and similar options"
+                )
             path = self.steps[name]
-            step = divide_step(load_step(path), choice.tile)
-            return Source(graph=step.graph, name=path, shape=shape, step=step)
+            step = divide_step(load_step(path), settings.tile)
+            return GraphSource(graph=step.graph, name=path, shape=shape, step=step)
         if name in self.graphs:
             path = self.graphs[name]
-            return Source(graph=load_file(path, shape), name=path, shape=shape)
+            return GraphSource(graph=load_file(path, shape), name=path, shape=shape)
         if name not in model_names():
-            raise InputError(f"model {shown(name)}: expected one of the list")
-        return Source(graph=load_model(name, shape), name=name, shape=shape)
+            raise InputError(f"model {shown(name)}: expected a listed model")
+        return GraphSource(graph=load_model(name, shape), name=name, shape=shape)
 
-    def cost_options(self, choice: ExplorerChoice) -> tuple[str | None, str | None]:
-        """Return the device and the profile of a choice as on the command line."""
-        if choice.device in self.profiles:
-            profile, device = self.profiles[choice.device]
+    def cost_options(self, settings: ExplorerSettings) -> tuple[str | None, str | None]:
+        """Return the values of ``--device`` and ``--profile`` for some settings; None without."""
+        if settings.device in self.profiles:
+            profile, device = self.profiles[settings.device]
             return device, profile
-        return self.devices.get(choice.device, choice.device), None
+        return self.devices.get(settings.device, settings.device), None
 
-    def costs(self, graph: Graph, choice: ExplorerChoice) -> Costs:
-        """Return the costs of a graph on the device of a choice."""
-        name = choice.device
+    def load_costs(self, graph: Graph, settings: ExplorerSettings) -> Costs:
+        """Return the measured or estimated costs of a graph on the device of some settings.
+
+        Raises `InputError` if the device is not in the catalogue.
+        """
+        name = settings.device
         if name not in {*self.profiles, *self.devices, *device_names()}:
-            raise InputError(f"device {shown(name)}: expected one of the list")
-        device, profile = self.cost_options(choice)
-        device_values = None if device is None else Device.load(device)
+            raise InputError(f"device {shown(name)}: expected a listed device")
+        device, profile = self.cost_options(settings)
+        loaded_device = None if device is None else Device.load(device)
         if profile is not None:
-            return Costs.load(profile, device=device_values)
-        return Costs.estimate(graph, Device.load(name) if device_values is None else device_values)
+            return Costs.load(profile, device=loaded_device)
+        return Costs.estimate(graph, Device.load(name) if loaded_device is None else loaded_device)
 
-    def problem(self, choice: ExplorerChoice, graph: Graph, costs: Costs) -> Problem:
-        """Return the problem of a choice without a deadline, with the device's RAM as budget."""
+    def build_problem(self, settings: ExplorerSettings, graph: Graph, costs: Costs) -> Problem:
+        """Return the problem of some settings without a deadline, with the device's RAM as budget.
+
+        Without a device, the budget is the keep-all peak.
+        """
         return Problem(
             graph,
             costs,
             ram="100%" if costs.device is None else None,
-            deadline_counts=choice.deadline_counts,
-            aux_bytes=choice.aux_bytes,
-            recompute=choice.recompute,
-            paging=choice.paging,
-            minimize=choice.minimize,
-            count_parameters=choice.count_parameters,
-            commit=choice.commit,
+            deadline_counts=settings.deadline_counts,
+            aux_bytes=settings.aux_bytes,
+            recompute=settings.recompute,
+            paging=settings.paging,
+            minimize=settings.minimize,
+            count_parameters=settings.count_parameters,
+            commit=settings.commit,
         )
 
     def _ram_bytes(self, name: str) -> int | None:
@@ -186,7 +198,10 @@ def catalogue_with_files(
     device: str | None = None,
     profile: str | None = None,
 ) -> Catalogue:
-    """Return the catalogue of everything built in and the given files."""
+    """Return the catalogue of everything built in, and of files.
+
+    `device` may be the name of a built-in device, which is that of a profile.
+    """
     is_built_in = device in device_names()
     return Catalogue(
         graphs={} if graph is None else {_displayed_name(graph): str(Path(graph).absolute())},
@@ -209,8 +224,8 @@ def _displayed_name(path: str) -> str:
     return Path(path).name[:MAX_TEXT]
 
 
-def fingerprint(problem: Problem) -> str:
-    """Return a hash of a problem without its RAM and its deadline."""
+def problem_fingerprint(problem: Problem) -> str:
+    """Return a hash of a problem that does not depend on its RAM budget and its deadline."""
     limits = problem.to_dict()
     for key in ("ram_budget_bytes", "deadline_s"):
         del limits[key]
