@@ -49,7 +49,7 @@ def report(
     costing: options.CostOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Write an HTML page with verdict, charts and decisions of schedules; it loads no other file."""
+    """Write an HTML page with verdict, charts and decisions of schedules; it needs no network."""
     from poetmodel.report.page import check_report, report_facts, write_report
 
     paths = page_options.schedules
