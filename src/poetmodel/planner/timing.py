@@ -45,7 +45,7 @@ class Timing:
         """Execute all `steps`, with waits for page-outs inserted where RAM or reads need them."""
         self.homes, self.table, self.input_steps = homes, table, tuple(steps)
         self.steps: list[Instruction] = []
-        """Input steps with waits for page-outs inserted; argument of `with_waits_and_frees`."""
+        """Input steps with waits for page-outs inserted; argument of `add_waits_and_frees`."""
         self.core_s: list[float] = []
         """Time at which the core reaches each input step, before any wait [s]."""
         self.begin_s: list[float] = []
@@ -136,7 +136,7 @@ class Timing:
             else:
                 self._free_dead(i)
         self.peak_ram_bytes = max(self.peak_ram_bytes, self._ram_bytes + size)
-        self._ram_bytes += sum(self._sizes[i] for i in self.homes.new[k])
+        self._ram_bytes += sum(self._sizes[i] for i in self.homes.new_outputs[k])
         self.begin_s.append(self._now_s)
         self._now_s += self.table.compute_time_s[k]
 
@@ -174,7 +174,7 @@ class Timing:
         position = len(self.steps)
         while self.steps[position - 1].op == Op.PAGE_IN:
             position -= 1
-        # Waits right after the last use are omitted, because `with_waits_and_frees` derives them.
+        # Waits right after the last use are omitted, because `add_waits_and_frees` derives them.
         if self._dead_tensors.pop(i) != position:
             self.steps.insert(position, Instruction(Op.WAIT, i))
         self._ram_bytes -= self._sizes[i]
