@@ -8,7 +8,7 @@ import poetmodel as pm
 from kit.commands import invoke
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import method, own, recompute_once, run
-from poetmodel.errors import InputError, MethodNotApplicableError, OwnMethodError
+from poetmodel.errors import InputError, MethodNotApplicableError, UserMethodError
 from poetmodel.problem import Problem
 from poetmodel.schedule import checkpoint_all
 
@@ -84,7 +84,7 @@ def mine(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def _forgotten(monkeypatch):
     """Let no test leave a method behind."""
-    monkeypatch.setattr(own, "_registered", {})
+    monkeypatch.setattr(own, "_registered_methods", {})
 
 
 def problem_of(ram="90%"):
@@ -112,7 +112,7 @@ def test_decorated_function_is_a_method_of_this_process():
     assert (entry.summary, entry.source) == ("Keep everything.", "me")
     assert own.registered_names() == ("mine",)
     assert mine(problem_of()) == checkpoint_all(problem_of().graph)
-    assert own.fingerprint(entry) != own.fingerprint(method("rotor")) == ""
+    assert own.hash_method_files(entry) != own.hash_method_files(method("rotor")) == ""
 
 
 @pytest.mark.parametrize("name", ["", "rotor", "a b", "a,b", "dtr:mine", "x.py:f"])
@@ -134,15 +134,15 @@ def test_function_of_a_file_is_a_method(mine):
     expected = recompute_once(problem.graph, range(0, len(problem.graph.tensors), 2))
     assert (result.method, result.schedule) == (name, expected)
     assert method(name).summary == "Save every second tensor of the graph."
-    before = own.fingerprint(method(name))
+    before = own.hash_method_files(method(name))
     mine.write_text(MINE.replace("every second", "each other"), encoding="utf-8")
     assert method(name).summary == "Save each other tensor of the graph."
-    assert own.fingerprint(method(name)) != before
+    assert own.hash_method_files(method(name)) != before
     entry = method(f"{mine}:half")
-    before = own.fingerprint(entry)
+    before = own.hash_method_files(entry)
     other = mine.with_name("other.py")
     other.write_text("def keep(problem):\n    return None\n", encoding="utf-8")
-    assert own.fingerprint(method(f"{other}:keep")) != before == own.fingerprint(entry)
+    assert own.hash_method_files(method(f"{other}:keep")) != before == own.hash_method_files(entry)
 
 
 def test_unknown_name_lists_own_methods():
@@ -173,7 +173,7 @@ def test_unknown_name_lists_own_methods():
 )
 def test_fault_is_one_sentence_with_its_place(mine, function, refused, said):
     """Whatever the function does, the error names the method, and the line where it happened."""
-    with pytest.raises(OwnMethodError, match=said) as caught:
+    with pytest.raises(UserMethodError, match=said) as caught:
         run(problem_of(), f"{mine}:{function}")
     assert caught.value.refused == refused
     assert "\n" not in str(caught.value)
@@ -201,7 +201,7 @@ def test_file_that_cannot_be_used(tmp_path, text, function, said):
     """What is wrong with a file is said with its line."""
     path = tmp_path / "bad.py"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises((InputError, OwnMethodError), match=said):
+    with pytest.raises((InputError, UserMethodError), match=said):
         method(f"{path}:{function}")
     with pytest.raises(InputError, match="No such file"):
         method(f"{tmp_path / 'absent.py'}:f")

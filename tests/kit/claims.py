@@ -55,7 +55,7 @@ MOST_LABELS = 30_000
 millions."""
 GAPS = (0.0, 1e-6, 1e-4, 0.05)
 BACKENDS = tuple(
-    name for name in ("highs", "scip", "gurobi") if name == "highs" or back_end(name).available()
+    name for name in ("highs", "scip", "gurobi") if name == "highs" or back_end(name).is_available()
 )
 """Installed solvers; HiGHS is required."""
 
@@ -188,7 +188,7 @@ def random_grouping(rng, n):
     if rng.random() < 0.3:
         return None
     rows, steps = rng.choice((0.0, 0.2, 0.5, 1.0)), rng.choice((0.0, 0.0, 0.1, 0.3))
-    return Grouping(n).add(
+    return Grouping(n).with_rows(
         [t for t in range(n) if rng.random() < rows],
         [(t, k) for t in range(n) for k in range(t) if rng.random() < steps],
     )
@@ -258,7 +258,7 @@ def wrong_claims(problem, result, least, gap, *, sharp=False, settled=True):
     sizes = abs(objective.baseline), abs(best if sharp else least)
     whole = 0.0 if exact else EQUALITY_TOLERANCE * (max(sizes) if sharp else sum(sizes))
     bound = result.objective_bound
-    lacking = sharp and bound is None and result.own_objective is None
+    lacking = sharp and bound is None and result.model_objective is None
     if lacking or (bound is not None and bound > best + whole):
         return f"bound {bound!r}, optimum {best!r}"
     if value is None:
@@ -481,7 +481,7 @@ def built_by_hand(problem):
     """Return a model with the user-defined constraints stated over its relations."""
     plain = problem.minimize if problem.minimize != USER_OBJECTIVE else "energy"
     model = build(
-        replace(problem, constraints=(), own_objective=(), minimize=plain), reductions=False
+        replace(problem, constraints=(), user_objective=(), minimize=plain), reductions=False
     )
     graph = problem.graph
     model.out_once = pyo.Constraint(
@@ -499,7 +499,7 @@ def built_by_hand(problem):
             model.own.add(body >= row.lower - slack)
     if problem.minimize == USER_OBJECTIVE:
         model.objective.deactivate()
-        model.mine = pyo.Objective(expr=total(model, problem, problem.own_objective))
+        model.mine = pyo.Objective(expr=total(model, problem, problem.user_objective))
     return model
 
 

@@ -154,7 +154,7 @@ def test_a_schedule_goes_into_a_model_and_comes_out_again(reductions):
     for problem in random_instances(60, (2, 6), seed=9, recompute=True, paging=True):
         model = build(problem, reductions=reductions)
         schedule = checkpoint_all(problem.graph)
-        for column, value in model.arrays.relations.assign(schedule):
+        for column, value in model.arrays.relations.column_values(schedule):
             if column not in model.arrays.fixed:
                 model.variables[column].set_value(value)
         back = read_schedule(model)
@@ -368,7 +368,7 @@ def test_an_own_objective_of_any_scale(scale, sense, backend):
     result = solve(model, backend=backend)
     assert (plain.status, result.status) == (Status.OPTIMAL, Status.OPTIMAL)
     assert result.value == pytest.approx(scale * (plain.value or 0.0))
-    own = result.own_objective
+    own = result.model_objective
     assert own.gap <= 1e-4
     beyond = own.bound - own.value if sense == pyo.minimize else own.value - own.bound
     assert beyond <= 0
@@ -382,7 +382,9 @@ def test_the_file_of_an_own_objective_is_read_back(tmp_path):
     result.save(tmp_path / "own.schedule.json")
     document = load_document(tmp_path / "own.schedule.json")
     assert (document.objective.minimize, document.objective.name) == ("own", "objective")
-    assert not check_schedule(model.problem, document.schedule, stated=document.stated).violations
+    assert not check_schedule(
+        model.problem, document.schedule, stated=document.stated_metrics
+    ).violations
     model = build(skip_problem())
     model.free = pyo.Var()
     model.objective.set_value(model.free)
@@ -408,7 +410,7 @@ def test_a_changed_objective_claims_no_energy_bound(change):
     result = solve(model, gap=0.0)
     assert result.schedule is not None
     assert (result.status, result.bound_j, result.gap) == (Status.OPTIMAL, None, 0.0)
-    assert result.own_objective.name == ("mine" if change == "mine" else "objective")
+    assert result.model_objective.name == ("mine" if change == "mine" else "objective")
 
 
 # -- where reductions matter -------------------------------------------------------------------
@@ -491,7 +493,7 @@ BOTH = Formulation("both", (FIRST, SECOND))
         # Leaving out what another component requires is no formulation either.
         (lambda: BOTH.without("first", name="half"), "component 'second' requires first"),
         # Two components of one name would build the same thing.
-        (lambda: Formulation("twice", (FIRST, SECOND, FIRST)), "'first' comes twice"),
+        (lambda: Formulation("twice", (FIRST, SECOND, FIRST)), "'first' is repeated"),
         # Swapping in what is not there would silently add it, or do nothing.
         (lambda: BOTH.swap(Component("third", _first, "made up"), name="three"), "'third' to swap"),
         # A misspelt ablation must not pass for one.

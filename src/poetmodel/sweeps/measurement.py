@@ -49,6 +49,7 @@ WARM_UP_S: Final = 10.0
 """Time limit of the warm-up solve, which loads a method and its solver [s]."""
 
 Record = dict[str, Any]
+"""Record of a run: the JSON object of a line of the file."""
 
 
 def common_fields(kind: str, name: str) -> Record:
@@ -209,7 +210,7 @@ def _warm_up(method_name: str, backend: str | None, formulation: str | None) -> 
     )
     with suppress(PoetModelError):
         method_options: dict[str, Any] = {"time_limit": WARM_UP_S}
-        if method(method_name).by_solver:
+        if method(method_name).uses_solver:
             method_options |= {"backend": backend, "formulation": formulation}
         run_method(Problem(graph, costs, ram=12), method_name, **method_options)
 
@@ -218,10 +219,12 @@ def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:
     """Solve the problem of a run by its method, from the schedule `start` if one is given."""
     problem, settings = run.build_problem(), run.settings
     method_options: dict[str, Any] = {}
-    if method(run.method).by_solver:
+    if method(run.method).uses_solver:
         method_options |= {"backend": run.backend, "formulation": run.formulation}
         if start is not None:
-            method_options["start"] = Schedule.from_entries(start, GraphIdentity.of(problem.graph))
+            method_options["start"] = Schedule.from_entries(
+                start, GraphIdentity.from_graph(problem.graph)
+            )
     return run_method(
         problem,
         run.method,
