@@ -186,5 +186,5 @@ def test_the_budget_is_what_a_point_keeps_within():
     point[least.peak_column] = 12 / 13
     assert least.claimed_ram_bytes(point) == pytest.approx(12, rel=2 * ROUNDING)
     assert least.claimed_ram_bytes(point) > 12
-    point[least.peak] = 1.0
+    point[least.peak_column] = 1.0
     assert least.claimed_ram_bytes(point) == 13  # never above the budget
